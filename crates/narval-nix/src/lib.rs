@@ -1,0 +1,31 @@
+//! The formats of Nix: store paths, nix32, hashes, NAR, narinfo, signatures, listings, content addresses, realisations.
+//!
+//! Pure: no input or output, no unsafe code. Types hold only valid values, so what was parsed once need not be checked
+//! again. Every parser has a named limit on what it reads and holds, and says in its error what was wrong and where.
+#![forbid(unsafe_code)]
+
+pub mod cache_info;
+pub mod compression;
+pub mod content_address;
+pub mod derivation;
+pub mod hash;
+pub mod keys;
+pub mod listing;
+pub mod nar;
+pub mod narinfo;
+pub mod nix32;
+pub mod path_info;
+pub mod realisation;
+pub mod signature;
+pub mod store_path;
+
+pub use cache_info::CacheInfo;
+pub use compression::Compression;
+pub use content_address::ContentAddress;
+pub use hash::{Algorithm, Hash, NarHash, Sha256, Sha256Hasher};
+pub use keys::{PublicKey, SecretKey, TrustedKeys};
+pub use listing::Listing;
+pub use narinfo::NarInfo;
+pub use path_info::{ContentsCheck, PathInfo};
+pub use signature::{Signature, fingerprint};
+pub use store_path::{HashPart, StoreDir, StorePath, StorePathName};

@@ -1,0 +1,126 @@
+//! The framing of a NAR: between names, targets and contents there are only these constant tokens.
+//!
+//! Their lengths are multiples of 8. A program that lays out NARs puts them together so:
+//!
+//! ```text
+//! nar       = HEAD node
+//! node      = regular | symlink | directory
+//! regular   = ( REGULAR | EXECUTABLE ) u64 size, contents, padding, CLOSE
+//! symlink   = SYMLINK str(target) CLOSE
+//! directory = DIRECTORY entry* CLOSE
+//! entry     = ENTRY str(name) NODE node CLOSE
+//! ```
+
+/// `str("nix-archive-1") str("(") str("type")`: what every NAR starts with.
+pub const HEAD: [u8; 56] = token(&[b"nix-archive-1", b"(", b"type"]);
+/// `str("regular") str("contents")`: a size and the contents follow.
+pub const REGULAR: [u8; 32] = token(&[b"regular", b"contents"]);
+/// [`REGULAR`] of an executable file.
+pub const EXECUTABLE: [u8; 64] = token(&[b"regular", b"executable", b"", b"contents"]);
+/// `str("symlink") str("target")`: the target follows.
+pub const SYMLINK: [u8; 32] = token(&[b"symlink", b"target"]);
+/// `str("directory")`: entries follow.
+pub const DIRECTORY: [u8; 24] = token(&[b"directory"]);
+/// `str("entry") str("(") str("name")`: the name follows.
+pub const ENTRY: [u8; 48] = token(&[b"entry", b"(", b"name"]);
+/// `str("node") str("(") str("type")`: what the entry is follows.
+pub const NODE: [u8; 48] = token(&[b"node", b"(", b"type"]);
+/// `str(")")`: the end of a node, and once more of an entry.
+pub const CLOSE: [u8; 16] = token(&[b")"]);
+/// [`CLOSE`] of a node and of the entry that it is.
+pub const CLOSE_ENTRY: [u8; 32] = token(&[b")", b")"]);
+
+/// The strings one after the other, each with its length and padding.
+const fn token<const N: usize>(strings: &[&[u8]]) -> [u8; N] {
+    let mut out = [0; N];
+    let (mut at, mut string) = (0, 0);
+    while string < strings.len() {
+        let bytes = strings[string];
+        out[at] = bytes.len() as u8;
+        at += 8;
+        let mut index = 0;
+        while index < bytes.len() {
+            out[at + index] = bytes[index];
+            index += 1;
+        }
+        at += bytes.len().next_multiple_of(8);
+        string += 1;
+    }
+    assert!(at == N);
+    out
+}
+
+/// `len` rounded up to a multiple of 8: what that many bytes take. Saturates.
+pub const fn padded_len(len: u64) -> u64 {
+    len.saturating_add(7) & !7
+}
+
+/// The zeros after `len` bytes, 0 to 7 of them.
+pub const fn padding(len: u64) -> &'static [u8] {
+    const ZEROS: [u8; 8] = [0; 8];
+    let (zeros, _) = ZEROS.split_at((len.wrapping_neg() & 7) as usize);
+    zeros
+}
+
+/// Bytes of a whole NAR whose root takes `root_len` bytes. Saturates, as all of these.
+pub const fn nar_len(root_len: u64) -> u64 {
+    root_len.saturating_add(HEAD.len() as u64)
+}
+
+/// Bytes of a regular file before its contents, the size among them.
+pub const fn regular_head_len(executable: bool) -> u64 {
+    (if executable { EXECUTABLE.len() } else { REGULAR.len() }) as u64 + 8
+}
+
+/// Bytes of a regular file of `size` bytes.
+pub const fn regular_len(executable: bool, size: u64) -> u64 {
+    padded_len(size).saturating_add(regular_head_len(executable) + CLOSE.len() as u64)
+}
+
+/// Bytes of a symlink.
+pub const fn symlink_len(target_len: u64) -> u64 {
+    padded_len(target_len).saturating_add((SYMLINK.len() + 8 + CLOSE.len()) as u64)
+}
+
+/// Bytes of a directory whose entries take `entries_len` bytes together.
+pub const fn directory_len(entries_len: u64) -> u64 {
+    entries_len.saturating_add((DIRECTORY.len() + CLOSE.len()) as u64)
+}
+
+/// Bytes of an entry before what it is.
+pub const fn entry_head_len(name_len: u64) -> u64 {
+    padded_len(name_len).saturating_add((ENTRY.len() + 8 + NODE.len()) as u64)
+}
+
+/// Bytes of an entry that is a node of `node_len` bytes.
+pub const fn entry_len(name_len: u64, node_len: u64) -> u64 {
+    entry_head_len(name_len).saturating_add(node_len).saturating_add(CLOSE.len() as u64)
+}
+
+/// Appends the head of a regular file; its contents, [`padding`] and [`CLOSE`] must follow.
+pub fn push_regular_head(out: &mut Vec<u8>, executable: bool, size: u64) {
+    out.extend_from_slice(if executable { &EXECUTABLE } else { &REGULAR });
+    out.extend_from_slice(&size.to_le_bytes());
+}
+
+/// Appends a whole symlink.
+pub fn push_symlink(out: &mut Vec<u8>, target: &[u8]) {
+    out.extend_from_slice(&SYMLINK);
+    push_str(out, target);
+    out.extend_from_slice(&CLOSE);
+}
+
+/// Appends the head of an entry; the node and [`CLOSE`] must follow.
+pub fn push_entry_head(out: &mut Vec<u8>, name: &[u8]) {
+    out.extend_from_slice(&ENTRY);
+    push_str(out, name);
+    out.extend_from_slice(&NODE);
+}
+
+/// Appends the length, the bytes and their padding.
+pub fn push_str(out: &mut Vec<u8>, bytes: &[u8]) {
+    let len = bytes.len() as u64;
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(padding(len));
+}

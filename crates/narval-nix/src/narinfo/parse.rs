@@ -1,0 +1,210 @@
+//! Reading a narinfo.
+
+use thiserror::Error;
+
+use super::{Form, Key, Line, NARINFO_LEN_MAX, NarInfo, SIGNATURES_MAX, UNKNOWN_DERIVER};
+use crate::compression::{Compression, UnknownCompression};
+use crate::content_address::{ContentAddress, ContentAddressError};
+use crate::hash::{Encoding, Hash, HashError, NarHash};
+use crate::signature::{KeyTextError, Signature};
+use crate::store_path::{StoreDir, StorePath, StorePathError};
+
+/// Why a text is not a narinfo. Lines are counted from 1.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NarInfoError {
+    /// Longer than [`NARINFO_LEN_MAX`].
+    #[error("narinfo has more than {NARINFO_LEN_MAX} bytes")]
+    TooLong,
+    /// Not UTF-8.
+    #[error("narinfo is not UTF-8 text")]
+    NotText,
+    /// The last line does not end: the text was cut off.
+    #[error("narinfo does not end with a newline")]
+    NoFinalNewline,
+    /// A line that is not `Key: value`.
+    #[error("narinfo line {line}: expected 'Key: value', a space after the colon")]
+    Shape {
+        /// The line.
+        line: usize,
+    },
+    /// A key that may come once came again.
+    #[error("narinfo line {line}: second {key}")]
+    Duplicate {
+        /// The line.
+        line: usize,
+        /// The key.
+        key: &'static str,
+    },
+    /// A malformed value.
+    #[error("narinfo line {line}: {key}: {error}")]
+    Value {
+        /// The line.
+        line: usize,
+        /// The key.
+        key: &'static str,
+        /// What is wrong with it.
+        error: ValueError,
+    },
+    /// A required key is missing.
+    #[error("narinfo has no {key}")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+}
+
+/// What is wrong with a value in a narinfo.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ValueError {
+    /// Not a store path.
+    #[error(transparent)]
+    StorePath(#[from] StorePathError),
+    /// Not a hash.
+    #[error(transparent)]
+    Hash(#[from] HashError),
+    /// Not a signature.
+    #[error(transparent)]
+    Signature(#[from] KeyTextError),
+    /// Not a content address.
+    #[error(transparent)]
+    ContentAddress(#[from] ContentAddressError),
+    /// Not a compression that Nix knows.
+    #[error(transparent)]
+    Compression(#[from] UnknownCompression),
+    /// Not a decimal number below 2^64.
+    #[error("not a number")]
+    Number,
+    /// 0, where a size is never 0.
+    #[error("is 0")]
+    Zero,
+    /// Empty.
+    #[error("is empty")]
+    Empty,
+    /// Contains white space or control characters.
+    #[error("contains white space or control characters")]
+    Characters,
+    /// More signatures than [`SIGNATURES_MAX`].
+    #[error("more than {SIGNATURES_MAX} signatures")]
+    TooManySignatures,
+}
+
+impl NarInfo {
+    /// Parses a narinfo of a cache with this store directory.
+    ///
+    /// Stricter than Nix, which lets a second `StorePath`, `URL` or `NarHash` win: every known key but `Sig` may come once.
+    pub fn parse(text: &[u8], store_dir: &StoreDir) -> Result<Self, NarInfoError> {
+        if text.len() > NARINFO_LEN_MAX {
+            return Err(NarInfoError::TooLong);
+        }
+        let text = std::str::from_utf8(text).map_err(|_| NarInfoError::NotText)?;
+        let lines = text.strip_suffix('\n').ok_or(NarInfoError::NoFinalNewline)?;
+        let mut fields = Fields::default();
+        for (index, content) in lines.split('\n').enumerate() {
+            let line = index + 1;
+            let (name, value) = content.split_once(": ").ok_or(NarInfoError::Shape { line })?;
+            if name.is_empty() || name.contains(':') {
+                return Err(NarInfoError::Shape { line });
+            }
+            let Some(key) = Key::from_name(name) else {
+                fields.form.lines.push(Line::Unknown { key: name.into(), value: value.into() });
+                continue;
+            };
+            if key != Key::Sig && fields.form.lines.contains(&Line::Known(key)) {
+                return Err(NarInfoError::Duplicate { line, key: key.name() });
+            }
+            fields.form.lines.push(Line::Known(key));
+            fields.take(key, value, store_dir).map_err(|error| NarInfoError::Value { line, key: key.name(), error })?;
+        }
+        fields.finish()
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    path: Option<StorePath>,
+    url: Option<String>,
+    compression: Option<Compression>,
+    file_hash: Option<Hash>,
+    file_size: Option<u64>,
+    nar_hash: Option<NarHash>,
+    nar_size: Option<u64>,
+    references: Option<Vec<StorePath>>,
+    deriver: Option<StorePath>,
+    signatures: Vec<Signature>,
+    ca: Option<ContentAddress>,
+    form: Form,
+}
+
+impl Fields {
+    fn take(&mut self, key: Key, value: &str, store_dir: &StoreDir) -> Result<(), ValueError> {
+        match key {
+            Key::StorePath => self.path = Some(store_dir.parse(value)?),
+            Key::Url => self.url = Some(url(value)?),
+            // A missing or empty line means bzip2.
+            Key::Compression if value.is_empty() => {}
+            Key::Compression => self.compression = Some(value.parse()?),
+            Key::FileHash => {
+                let (hash, encoding) = Hash::parse(value)?;
+                (self.file_hash, self.form.file_hash_encoding) = (Some(hash), encoding);
+            }
+            Key::FileSize => self.file_size = Some(number(value)?),
+            Key::NarHash => {
+                let (hash, encoding): (Hash, Encoding) = Hash::parse(value)?;
+                (self.nar_hash, self.form.nar_hash_encoding) = (Some(hash.sha256()?), encoding);
+            }
+            Key::NarSize => match number(value)? {
+                0 => return Err(ValueError::Zero),
+                size => self.nar_size = Some(size),
+            },
+            Key::References => {
+                let references = value.split_ascii_whitespace().map(StorePath::parse);
+                self.references = Some(references.collect::<Result<_, _>>()?);
+            }
+            Key::Deriver if value == UNKNOWN_DERIVER => {}
+            Key::Deriver => self.deriver = Some(StorePath::parse(value)?),
+            Key::Sig if self.signatures.len() == SIGNATURES_MAX => return Err(ValueError::TooManySignatures),
+            Key::Sig => self.signatures.push(value.parse()?),
+            Key::Ca => self.ca = Some(value.parse()?),
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<NarInfo, NarInfoError> {
+        self.form.compression_defaulted = self.compression.is_none();
+        Ok(NarInfo {
+            path: required(self.path, Key::StorePath)?,
+            url: required(self.url, Key::Url)?,
+            compression: self.compression.unwrap_or_default(),
+            file_hash: self.file_hash,
+            file_size: self.file_size,
+            nar_hash: required(self.nar_hash, Key::NarHash)?,
+            nar_size: required(self.nar_size, Key::NarSize)?,
+            omit_empty_references: self.references.is_none(),
+            references: self.references.unwrap_or_default(),
+            deriver: self.deriver,
+            signatures: self.signatures,
+            ca: self.ca,
+            form: self.form,
+        })
+    }
+}
+
+fn required<T>(value: Option<T>, key: Key) -> Result<T, NarInfoError> {
+    value.ok_or(NarInfoError::Missing { key: key.name() })
+}
+
+fn url(value: &str) -> Result<String, ValueError> {
+    if value.is_empty() {
+        return Err(ValueError::Empty);
+    }
+    if value.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return Err(ValueError::Characters);
+    }
+    Ok(value.to_owned())
+}
+
+/// A decimal number without sign or leading zeros.
+fn number(value: &str) -> Result<u64, ValueError> {
+    let canonical = value == "0" || !value.starts_with(['0', '+']);
+    value.parse().ok().filter(|_| canonical).ok_or(ValueError::Number)
+}
