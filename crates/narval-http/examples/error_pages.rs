@@ -1,0 +1,36 @@
+//! Own answers for what is not found, not allowed, or went wrong.
+//!
+//! `cargo run -p narval-http --example error_pages -- --port 8080`, then
+//! `curl -i http://localhost:8080/nowhere`
+
+#[path = "arguments/mod.rs"]
+mod arguments;
+
+use std::error::Error;
+
+use narval_http::{Body, HeadRef, HeaderValue, Request, Response, Router, StatusCode, header};
+
+fn page(status: StatusCode, text: &str) -> Response {
+    let body = format!("<!doctype html><title>{status}</title><h1>{status}</h1><p>{text}\n");
+    Response::new(status)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"))
+        .body(Body::bytes(body))
+}
+
+/// What was wrong goes to the log, and only that something was to the client.
+fn went_wrong(head: &HeadRef<'_>, error: &(dyn Error + 'static)) -> Response {
+    eprintln!("{} {}: {error}", head.method(), head.path());
+    page(StatusCode::INTERNAL_SERVER_ERROR, "We have been told.")
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let app = Router::new()
+        .get("/", |_: Request| "hello\n")
+        .get("/broken", |_: Request| std::fs::read_to_string("/does/not/exist"))
+        .get("/panics", |_: Request| -> StatusCode { unreachable!("a handler's bug") })
+        .not_found(|_: Request| page(StatusCode::NOT_FOUND, "There is nothing here."))
+        .method_not_allowed(|_: Request| page(StatusCode::METHOD_NOT_ALLOWED, "Not like this."))
+        .on_error(went_wrong)
+        .build()?;
+    arguments::serve(app)
+}

@@ -1,0 +1,100 @@
+//! Server-sent events: everybody who has the page open sees what anybody posts.
+//!
+//! `cargo run --release -p narval-http --example events -- --port 8080`, then open the address that is printed, or
+//! `curl -N http://localhost:8080/events`
+
+#[path = "../arguments/mod.rs"]
+mod arguments;
+
+use std::collections::{HashSet, VecDeque};
+use std::error::Error;
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use narval_http::ws::SendStatus;
+use narval_http::{Body, Event, EventOptions, EventStream, HeaderValue, Request, Response, Router, StatusCode, header};
+
+const TEXT_BYTES_MAX: u64 = 1000;
+/// Events that are kept for those who were disconnected for a moment.
+const KEPT_MAX: usize = 100;
+const LISTENERS_MAX: usize = 100_000;
+
+#[derive(Default)]
+struct Board {
+    listeners: HashSet<EventStream>,
+    kept: VecDeque<(u64, Event)>,
+    last: u64,
+}
+
+impl Board {
+    /// A new listener gets what it has missed: a browser says what it saw last.
+    fn listen(&mut self, request: &Request) -> Response {
+        self.listeners.retain(EventStream::is_open);
+        if self.listeners.len() >= LISTENERS_MAX {
+            return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many listen already\n");
+        }
+        let (response, events) = Response::events(EventOptions::default());
+        let last_seen =
+            request.header("last-event-id").and_then(|id| std::str::from_utf8(id).ok()?.parse::<u64>().ok());
+        for (_, event) in self.kept.iter().filter(|(id, _)| *id > last_seen.unwrap_or(0)) {
+            events.send(event);
+        }
+        self.listeners.insert(events);
+        self.tell_count();
+        response
+    }
+
+    fn post(&mut self, text: &str) {
+        self.last += 1;
+        // Encoded once, whoever it goes to.
+        let event = Event::new(text).id(self.last.to_string());
+        self.kept.push_back((self.last, event.clone()));
+        if self.kept.len() > KEPT_MAX {
+            self.kept.pop_front();
+        }
+        self.tell(&event);
+    }
+
+    fn tell_count(&mut self) {
+        let count = Event::new(self.listeners.len().to_string()).name("listeners");
+        self.tell(&count);
+    }
+
+    /// Whoever has gone is forgotten, and whoever does not keep up is sent off: a browser comes back, and gets what it missed.
+    fn tell(&mut self, event: &Event) {
+        self.listeners.retain(|events| match events.send(event) {
+            SendStatus::Queued | SendStatus::Backpressure => true,
+            SendStatus::Dropped | SendStatus::Closed => false,
+        });
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let board = Arc::new(Mutex::new(Board::default()));
+    let posting = board.clone();
+    let lock = |board: &Arc<Mutex<Board>>, f: &mut dyn FnMut(&mut Board)| {
+        f(&mut board.lock().unwrap_or_else(PoisonError::into_inner));
+    };
+    let listen = move |request: Request| {
+        let mut response = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
+        lock(&board, &mut |board| response = board.listen(&request));
+        response
+    };
+    let post = move |mut request: Request| {
+        let mut text = String::new();
+        if request.body().take(TEXT_BYTES_MAX + 1).read_to_string(&mut text).is_err()
+            || text.trim().is_empty()
+            || text.len() as u64 > TEXT_BYTES_MAX
+        {
+            return Response::text(StatusCode::BAD_REQUEST, "text of 1 to 1000 bytes, please\n");
+        }
+        lock(&posting, &mut |board| board.post(text.trim()));
+        Response::new(StatusCode::NO_CONTENT)
+    };
+    let page = |_: Request| {
+        Response::new(StatusCode::OK)
+            .header(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"))
+            .body(Body::bytes(include_str!("page.html")))
+    };
+    arguments::serve(Router::new().get("/", page).get("/events", listen).post("/events", post).build()?)
+}

@@ -1,0 +1,62 @@
+//! What handlers share, what they need to be called with, and what is around them all.
+//!
+//! `cargo run -p narval-http --example shared_state -- --port 8080`, then
+//! `curl -H 'Authorization: Bearer sesame' http://localhost:8080/count`
+
+#[path = "arguments/mod.rs"]
+mod arguments;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use narval_http::{Compression, Cors, Handler, HeaderValue, Next, Request, Response, Router, StatusCode, header};
+
+#[derive(Default)]
+struct State {
+    visits: AtomicU64,
+}
+
+/// Who is asking.
+struct User(String);
+
+/// A handler that gets the state and the user besides the request.
+fn for_users<F>(state: &Arc<State>, handler: F) -> impl Handler + use<F>
+where
+    F: Fn(&State, User, Request) -> Response + Send + Sync + 'static,
+{
+    let state = state.clone();
+    move |request: Request| match request.header("authorization") {
+        Some(b"Bearer sesame") => handler(&state, User("Ali".to_owned()), request),
+        _ => Response::text(StatusCode::UNAUTHORIZED, "who are you?\n")
+            .header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+    }
+}
+
+fn count(state: &State, user: User, _: Request) -> Response {
+    let visits = state.visits.fetch_add(1, Ordering::Relaxed) + 1;
+    Response::text(StatusCode::OK, format!("{}, you are visitor {visits}\n", user.0))
+}
+
+/// A middleware that tells how long it took.
+fn timed(request: Request, next: Next<'_>) -> Response {
+    let started = Instant::now();
+    let response = next.run(request);
+    let milliseconds = format!("app;dur={:.3}", started.elapsed().as_secs_f64() * 1000.0);
+    match HeaderValue::try_from(milliseconds) {
+        Ok(value) => response.header(narval_http::HeaderName::from_static("server-timing"), value),
+        Err(_) => response,
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let state = Arc::new(State::default());
+    let app = Router::new()
+        .layer(timed)
+        .layer(Cors::any_origin())
+        .layer(Compression::default())
+        .get("/count", for_users(&state, count))
+        .build()?;
+    arguments::serve(app)
+}

@@ -1,0 +1,115 @@
+//! The access log: written by a thread of its own, so that a slow disk never holds up an answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::{HeadRef, Peer};
+
+/// Lines that wait for the writer. More are dropped, and counted.
+const QUEUE_MAX: usize = 16 * 1024;
+
+/// One answered request, as the access log sees it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Who asked.
+    pub peer: Peer,
+    /// When the request's head was complete.
+    pub time: SystemTime,
+    /// `GET /path HTTP/1.1`, as sent.
+    pub request_line: String,
+    /// The status answered.
+    pub status: u16,
+    /// Bytes sent, the head included.
+    pub bytes: u64,
+    /// From the request's head to the last byte given to the socket.
+    pub duration: Duration,
+    /// Whether the answer was broken off.
+    pub aborted: bool,
+    /// The `Referer` field.
+    pub referer: Option<String>,
+    /// The `User-Agent` field.
+    pub user_agent: Option<String>,
+    /// The `X-Real-IP` field, else `X-Forwarded-For`: who asked, if a proxy in front is to be believed.
+    pub forwarded_for: Option<String>,
+    started: Instant,
+}
+
+impl Entry {
+    /// An entry of a request whose head is complete now.
+    pub fn new(head: &HeadRef<'_>) -> Self {
+        let text = |name| head.header(name).map(|value| String::from_utf8_lossy(value).into_owned());
+        Self {
+            peer: head.peer().clone(),
+            time: SystemTime::now(),
+            request_line: format!("{} {} {:?}", head.method(), head.target(), head.version()),
+            status: 0,
+            bytes: 0,
+            duration: Duration::ZERO,
+            aborted: false,
+            referer: text("referer"),
+            user_agent: text("user-agent"),
+            forwarded_for: text("x-real-ip").or_else(|| text("x-forwarded-for")),
+            started: Instant::now(),
+        }
+    }
+}
+
+/// A request whose duration is measured, and the line it gets, if there is a log.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// When its head was complete.
+    pub(crate) started: Instant,
+    pub(crate) entry: Option<Box<Entry>>,
+}
+
+/// What writes the access log, on a thread of its own.
+pub trait AccessLog: Send + 'static {
+    /// Writes one entry.
+    fn write(&mut self, entry: &Entry);
+
+    /// Called when no further entry waits, so that buffered lines can be written out.
+    fn flush(&mut self) {}
+}
+
+/// The engine's end of the log.
+#[derive(Debug)]
+pub(crate) struct LogQueue {
+    sender: SyncSender<Box<Entry>>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl LogQueue {
+    /// Starts the thread that writes to `log`; it ends with the queue.
+    pub(crate) fn start(log: Box<dyn AccessLog>) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
+        let (sender, receiver) = sync_channel(QUEUE_MAX);
+        let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(log, &receiver))?;
+        Ok((Self { sender, dropped: Arc::default() }, thread))
+    }
+
+    /// Lines dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn push(&self, mut entry: Box<Entry>, status: u16, bytes: u64, aborted: bool) {
+        entry.status = status;
+        entry.bytes = bytes;
+        entry.aborted = aborted;
+        entry.duration = entry.started.elapsed();
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.sender.try_send(entry) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn write_all(mut log: Box<dyn AccessLog>, entries: &Receiver<Box<Entry>>) {
+    while let Ok(entry) = entries.recv() {
+        log.write(&entry);
+        while let Ok(entry) = entries.try_recv() {
+            log.write(&entry);
+        }
+        log.flush();
+    }
+}

@@ -1,0 +1,191 @@
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::{HeaderValue, StatusCode, header};
+
+use crate::access_log::{Entry, LogQueue, Watch};
+use crate::clock::Clock;
+use crate::counters::{Counters, ThreadCounters};
+use crate::limits::Limits;
+use crate::pool::Pool;
+use crate::secure::Acceptor;
+use crate::transmit::Outgoing;
+use crate::{Body, Bytes, Handler, Peer, Prepared, Response};
+
+/// What all threads of a server share.
+pub(crate) struct Engine {
+    pub(crate) handler: Arc<dyn Handler>,
+    pub(crate) limits: Limits,
+    pub(crate) pool: Pool,
+    pub(crate) clock: Clock,
+    pub(crate) counters: Counters,
+    pub(crate) log: Option<LogQueue>,
+    /// No connection is kept for another request.
+    pub(crate) stopping: AtomicBool,
+    pub(crate) admission: Admission,
+    /// Makes TLS connections of those that come in over TCP.
+    pub(crate) acceptor: Option<Acceptor>,
+    pub(crate) overloaded: Arc<Prepared>,
+    pub(crate) failed: Arc<Prepared>,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        handler: Arc<dyn Handler>,
+        limits: Limits,
+        clock: Clock,
+        log: Option<LogQueue>,
+        acceptor: Option<Acceptor>,
+    ) -> Self {
+        let retry_after = [(header::RETRY_AFTER, HeaderValue::from(limits.retry_after_seconds))];
+        let overloaded =
+            Prepared::new(StatusCode::SERVICE_UNAVAILABLE, &retry_after, Bytes::from_static(b"overloaded\n"));
+        let failed = Prepared::new(StatusCode::INTERNAL_SERVER_ERROR, &[], Bytes::from_static(b"internal error\n"));
+        Self {
+            handler,
+            pool: Pool::new(limits.queue_max),
+            clock,
+            counters: Counters::default(),
+            log,
+            stopping: AtomicBool::new(false),
+            admission: Admission::new(&limits),
+            acceptor,
+            overloaded: Arc::new(overloaded),
+            failed: Arc::new(failed),
+            limits,
+        }
+    }
+
+    /// Whether a connection from `peer` is a TLS connection.
+    pub(crate) fn secures(&self, peer: &Peer) -> bool {
+        self.acceptor.is_some() && matches!(peer, Peer::Tcp(_))
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Writes down that an answer is over.
+    pub(crate) fn record(
+        &self,
+        counters: &ThreadCounters,
+        status: u16,
+        bytes: u64,
+        aborted: bool,
+        watch: Option<Box<Watch>>,
+    ) {
+        counters.bytes_sent.add(bytes);
+        counters.status(status);
+        if aborted {
+            counters.aborts.add(1);
+        }
+        if let Some(watch) = watch {
+            counters.request_time.add_time(watch.started.elapsed());
+            if let Some(entry) = watch.entry {
+                self.log(entry, status, bytes, aborted);
+            }
+        }
+    }
+
+    /// Gives a line to the access log.
+    pub(crate) fn log(&self, entry: Box<Entry>, status: u16, bytes: u64, aborted: bool) {
+        if let Some(log) = &self.log {
+            log.push(entry, status, bytes, aborted);
+        }
+    }
+
+    /// Writes down that an answer is over that was more than one send.
+    pub(crate) fn record_outgoing(&self, counters: &ThreadCounters, outgoing: &mut Outgoing, aborted: bool) {
+        if !outgoing.is_recorded {
+            self.record(counters, outgoing.status, outgoing.sent(), aborted, outgoing.watch.take());
+        } else if aborted {
+            counters.aborts.add(1);
+        }
+    }
+}
+
+/// An answer that says in one line what is wrong with a request, and closes the connection.
+pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
+    Response::new(status)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
+        .header(header::CONNECTION, HeaderValue::from_static("close"))
+        .body(Body::bytes(format!("{reason}\n")))
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+/// The caps on connections.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    open: AtomicUsize,
+    open_max: usize,
+    per_ip_max: Option<usize>,
+    per_ip: Mutex<HashMap<IpAddr, usize>>,
+    handshakes: AtomicUsize,
+    handshakes_max: usize,
+}
+
+impl Admission {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            open: AtomicUsize::new(0),
+            open_max: limits.connections_max,
+            per_ip_max: limits.connections_per_ip_max,
+            per_ip: Mutex::default(),
+            handshakes: AtomicUsize::new(0),
+            handshakes_max: limits.handshakes_max,
+        }
+    }
+
+    /// Counts a connection in, if it may come in.
+    pub(crate) fn enter(&self, peer: &Peer) -> bool {
+        if self.open.fetch_add(1, Ordering::Relaxed) >= self.open_max {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        if let (Some(max), Peer::Tcp(address)) = (self.per_ip_max, peer) {
+            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = per_ip.entry(address.ip()).or_default();
+            if *count >= max {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                return false;
+            }
+            *count += 1;
+        }
+        true
+    }
+
+    /// Counts a piece of a TLS handshake in, if it may be worked on.
+    pub(crate) fn begin_handshake(&self) -> bool {
+        let under_way = self.handshakes.fetch_add(1, Ordering::Relaxed);
+        if under_way >= self.handshakes_max {
+            self.handshakes.fetch_sub(1, Ordering::Relaxed);
+        }
+        under_way < self.handshakes_max
+    }
+
+    /// Counts it out.
+    pub(crate) fn end_handshake(&self) {
+        self.handshakes.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection out.
+    pub(crate) fn leave(&self, peer: &Peer) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        if let (Some(_), Peer::Tcp(address)) = (self.per_ip_max, peer) {
+            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(count) = per_ip.get_mut(&address.ip()) {
+                *count -= 1;
+                if *count == 0 {
+                    per_ip.remove(&address.ip());
+                }
+            }
+        }
+    }
+}

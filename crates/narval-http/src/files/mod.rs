@@ -1,0 +1,28 @@
+//! Files of a folder over HTTP: a [`Handler`](crate::Handler) for static sites.
+//!
+//! ```no_run
+//! use narval_http::files::{Site, SiteOptions};
+//!
+//! let site = Site::open("public", SiteOptions::default())?;
+//! // A handler like any other: Server::builder().handler(site) …
+//! # let _ = site;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! `folder` opens names beneath the root and nowhere else; `resource` is what a path of the site stands for, with all
+//! its encodings; `cache` remembers resources for a moment; `answer` makes responses from them without touching a disk.
+
+mod answer;
+mod cache;
+mod folder;
+mod listing;
+mod mime;
+mod options;
+mod precompress;
+mod resource;
+mod site;
+
+pub use mime::is_compressible;
+pub use options::{CacheRule, RuleError, SiteOptions};
+pub use precompress::{PrecompressOptions, Precompressed, precompress};
+pub use site::Site;

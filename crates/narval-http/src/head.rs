@@ -1,0 +1,108 @@
+use http::{Method, Version};
+
+use crate::Peer;
+
+/// A range of bytes in the buffer that holds a request's head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of the first byte.
+    pub start: u32,
+    /// Offset behind the last byte.
+    pub end: u32,
+}
+
+impl Span {
+    /// The bytes of `buf` that the span covers.
+    pub fn of(self, buf: &[u8]) -> &[u8] {
+        buf.get(self.start as usize..self.end as usize).unwrap_or_default()
+    }
+}
+
+/// A parsed request head as offsets into the bytes it was parsed from; see `proto::head`.
+#[derive(Clone, Debug)]
+pub struct HeadParts {
+    /// The request method.
+    pub method: Method,
+    /// HTTP/1.0 or HTTP/1.1.
+    pub version: Version,
+    /// The request target as sent.
+    pub target: Span,
+    /// The path of the target: percent-encoded as sent, without the query.
+    pub path: Span,
+    /// The query of the target, without its `?`.
+    pub query: Option<Span>,
+    /// The host the request is for: the authority of the target, or else the Host field (RFC 9112 section 3.2.2).
+    pub host: Option<Span>,
+    /// The field lines in the order sent: name (as sent) and value (outer white space removed).
+    pub fields: Vec<(Span, Span)>,
+}
+
+/// A borrowed view of a request's head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRef<'a> {
+    buf: &'a [u8],
+    parts: &'a HeadParts,
+    peer: &'a Peer,
+}
+
+impl<'a> HeadRef<'a> {
+    /// A view of `parts`, which were parsed from `buf`. The target and the field names must have been checked to be ASCII.
+    pub fn new(buf: &'a [u8], parts: &'a HeadParts, peer: &'a Peer) -> Self {
+        Self { buf, parts, peer }
+    }
+
+    /// The request method.
+    pub fn method(&self) -> &'a Method {
+        &self.parts.method
+    }
+
+    /// HTTP/1.0 or HTTP/1.1.
+    pub fn version(&self) -> Version {
+        self.parts.version
+    }
+
+    /// The request target as sent.
+    pub fn target(&self) -> &'a str {
+        self.text(self.parts.target)
+    }
+
+    /// The path, percent-encoded as sent, without the query. It starts with `/`, except for `OPTIONS *`.
+    pub fn path(&self) -> &'a str {
+        self.text(self.parts.path)
+    }
+
+    /// The query, percent-encoded as sent, without its `?`.
+    pub fn query(&self) -> Option<&'a str> {
+        self.parts.query.map(|span| self.text(span))
+    }
+
+    /// The host (and port) the request is for: the authority of the target where it has one, else the Host field.
+    pub fn host(&self) -> Option<&'a str> {
+        self.parts.host.map(|span| self.text(span))
+    }
+
+    /// The value of the first field line with this name; names are compared without regard to case.
+    pub fn header(&self, name: &str) -> Option<&'a [u8]> {
+        self.header_all(name).next()
+    }
+
+    /// The values of all field lines with this name, in the order sent.
+    pub fn header_all<'n>(&self, name: &'n str) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a, 'n> {
+        self.headers().filter(move |(have, _)| have.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// All field lines, in the order sent: name as sent, and value.
+    pub fn headers(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> + Clone + use<'a> {
+        let view = *self;
+        self.parts.fields.iter().map(move |(name, value)| (view.text(*name), value.of(view.buf)))
+    }
+
+    /// Who sent the request.
+    pub fn peer(&self) -> &'a Peer {
+        self.peer
+    }
+
+    fn text(&self, span: Span) -> &'a str {
+        std::str::from_utf8(span.of(self.buf)).unwrap_or_default()
+    }
+}

@@ -1,0 +1,309 @@
+//! Request bodies on their way in: decoded by the shard, buffered up to a limit, and above it streamed to the handler with
+//! back-pressure.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+
+use crate::clock::Millis;
+use crate::connection::Connection;
+use crate::driver::OutBuf;
+use crate::mailbox::Message;
+use crate::proto::ProtoError;
+use crate::proto::chunked::ChunkedDecoder;
+use crate::proto::head::{Framing, ParsedHead};
+
+/// A request body that is being received.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    decoder: Decoder,
+    pub(crate) sink: Sink,
+    /// Bytes of the body so far.
+    received: u64,
+    /// When the present window of the deadline ends.
+    window_end: Millis,
+    /// Bytes received before it.
+    received_before: u64,
+    /// The body had to wait for its handler in this window.
+    was_paused: bool,
+}
+
+#[derive(Debug)]
+enum Decoder {
+    Length(u64),
+    Chunked(Box<ChunkedDecoder>),
+}
+
+/// Where the body goes.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    /// Into memory; the request is dispatched when it is complete.
+    Buffer { head: Bytes, parsed: ParsedHead, body: Vec<u8> },
+    /// To the handler that runs already.
+    Pipe(Arc<BodyPipe>),
+}
+
+/// What [`Intake::feed`] did.
+pub(crate) struct Fed {
+    /// Bytes of the input that belong to the body.
+    pub(crate) consumed: usize,
+    pub(crate) done: bool,
+}
+
+impl Intake {
+    pub(crate) fn new(framing: Framing, sink: Sink, window_end: Millis) -> Self {
+        let decoder = match framing {
+            Framing::Chunked => Decoder::Chunked(Box::default()),
+            Framing::Length(length) => Decoder::Length(length),
+            Framing::None => Decoder::Length(0),
+        };
+        Self { decoder, sink, received: 0, window_end, received_before: 0, was_paused: false }
+    }
+
+    /// Takes the bytes of the body from the start of `input`.
+    ///
+    /// # Errors
+    /// Broken chunks, or a body longer than `body_max`.
+    pub(crate) fn feed(&mut self, input: &[u8], body_max: u64) -> Result<Fed, ProtoError> {
+        let mut consumed = 0;
+        loop {
+            let rest = input.get(consumed..).unwrap_or_default();
+            let (taken, data, done) = match &mut self.decoder {
+                Decoder::Length(left) => {
+                    let n = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
+                    *left -= n as u64;
+                    (n, rest.get(..n).unwrap_or_default(), *left == 0)
+                }
+                Decoder::Chunked(decoder) => {
+                    let decoded = decoder.decode(rest)?;
+                    (decoded.consumed, decoded.data, decoded.done)
+                }
+            };
+            consumed += taken;
+            self.received += data.len() as u64;
+            if self.received > body_max {
+                return Err(ProtoError::new(http::StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large"));
+            }
+            match &mut self.sink {
+                Sink::Buffer { body, .. } => body.extend_from_slice(data),
+                Sink::Pipe(pipe) => pipe.push(data),
+            }
+            if done {
+                if let Sink::Pipe(pipe) = &self.sink {
+                    pipe.complete(self.trailers());
+                }
+                return Ok(Fed { consumed, done: true });
+            }
+            if data.is_empty() || consumed >= input.len() {
+                return Ok(Fed { consumed, done: false });
+            }
+        }
+    }
+}
+
+impl Intake {
+    /// Whether to go on receiving.
+    pub(crate) fn wants_input(&mut self) -> bool {
+        match &self.sink {
+            Sink::Buffer { .. } => true,
+            Sink::Pipe(pipe) => {
+                let room = pipe.has_room();
+                self.was_paused |= !room;
+                room
+            }
+        }
+    }
+
+    /// When the client's progress is to be looked at.
+    pub(crate) fn window_end(&self) -> Millis {
+        self.window_end
+    }
+
+    /// At the end of a window: whether the client has sent enough, or the handler held it up. Then the next one begins.
+    pub(crate) fn progresses(&mut self, next_end: Millis, progress_min: u64) -> bool {
+        let paused = match &self.sink {
+            Sink::Buffer { .. } => false,
+            Sink::Pipe(pipe) => std::mem::take(&mut self.was_paused) || pipe.is_paused(),
+        };
+        let received = self.received - self.received_before;
+        self.received_before = self.received;
+        self.window_end = next_end;
+        paused || received >= progress_min
+    }
+
+    /// The rest of the body will never come.
+    pub(crate) fn break_off(&self, reason: io::ErrorKind) {
+        if let Sink::Pipe(pipe) = &self.sink {
+            pipe.end(Ended::Broken(reason));
+        }
+    }
+
+    /// The body breaks a rule, and is received no further.
+    pub(crate) fn refuse(&self, error: ProtoError) {
+        if let Sink::Pipe(pipe) = &self.sink {
+            pipe.end(Ended::Refused(error));
+        }
+    }
+
+    /// The trailer fields, once the body is done.
+    pub(crate) fn trailers(&self) -> HeaderMap {
+        match &self.decoder {
+            Decoder::Chunked(decoder) => decoder.trailers().clone(),
+            Decoder::Length(_) => HeaderMap::new(),
+        }
+    }
+}
+
+/// A request body between the shard that receives it and the handler that reads it.
+#[derive(Debug)]
+pub(crate) struct BodyPipe {
+    state: Mutex<Pipe>,
+    filled: Condvar,
+    connection: Arc<Connection>,
+    window: usize,
+}
+
+#[derive(Debug, Default)]
+struct Pipe {
+    pieces: VecDeque<BytesMut>,
+    buffered: usize,
+    ended: Option<Ended>,
+    /// Those of a body that is complete.
+    trailers: HeaderMap,
+    /// The shard has stopped receiving, and waits for `BodyWanted`.
+    paused: bool,
+    /// The client waits for `100 Continue`.
+    continue_due: bool,
+    /// The answer has begun: what is not read now is not wanted.
+    answered: bool,
+}
+
+/// How a body is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// It is complete.
+    Complete,
+    /// It was broken off.
+    Broken(io::ErrorKind),
+    /// It breaks a rule.
+    Refused(ProtoError),
+}
+
+/// The least memory for a piece of a body, in bytes: chunks of a byte each must not cost many times that.
+const PIECE_MIN: usize = 4096;
+
+impl BodyPipe {
+    pub(crate) fn new(connection: Arc<Connection>, window: usize, continue_due: bool) -> Self {
+        let state = Mutex::new(Pipe { continue_due, ..Pipe::default() });
+        Self { state, filled: Condvar::new(), connection, window }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pipe> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shard: adds bytes; they are dropped once the answer has begun.
+    pub(crate) fn push(&self, data: &[u8]) {
+        let mut pipe = self.lock();
+        if !data.is_empty() && !pipe.answered {
+            // A client that sends at once does not wait for `100 Continue`.
+            pipe.continue_due = false;
+            pipe.buffered += data.len();
+            match pipe.pieces.back_mut() {
+                Some(last) if last.capacity() - last.len() >= data.len() => last.extend_from_slice(data),
+                _ => {
+                    let mut piece = BytesMut::with_capacity(data.len().max(PIECE_MIN));
+                    piece.extend_from_slice(data);
+                    pipe.pieces.push_back(piece);
+                }
+            }
+            drop(pipe);
+            self.filled.notify_one();
+        }
+    }
+
+    /// Shard: the body is complete.
+    fn complete(&self, trailers: HeaderMap) {
+        self.lock().trailers = trailers;
+        self.end(Ended::Complete);
+    }
+
+    /// Handler: the trailer fields; none before the body is complete.
+    pub(crate) fn trailers(&self) -> HeaderMap {
+        self.lock().trailers.clone()
+    }
+
+    /// Shard: the body is over.
+    fn end(&self, ended: Ended) {
+        let mut pipe = self.lock();
+        if pipe.ended.is_none() {
+            pipe.ended = Some(ended);
+            drop(pipe);
+            self.filled.notify_one();
+        }
+    }
+
+    /// Shard: whether to go on receiving. After a `false` comes a `BodyWanted` message when there is room.
+    pub(crate) fn has_room(&self) -> bool {
+        let mut pipe = self.lock();
+        pipe.paused = pipe.buffered >= self.window && !pipe.answered;
+        !pipe.paused
+    }
+
+    /// Whether the shard waits for the handler to read.
+    pub(crate) fn is_paused(&self) -> bool {
+        let pipe = self.lock();
+        pipe.paused || pipe.continue_due
+    }
+
+    /// Job: the answer begins. True: the body was received completely, and the connection can be used again.
+    pub(crate) fn answer_begins(&self) -> bool {
+        let mut pipe = self.lock();
+        pipe.answered = true;
+        pipe.pieces.clear();
+        pipe.ended == Some(Ended::Complete)
+    }
+
+    /// Handler: the next bytes.
+    pub(crate) fn read(&self, out: &mut [u8]) -> io::Result<usize> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let mut pipe = self.lock();
+        loop {
+            if let Some(piece) = pipe.pieces.front_mut() {
+                let n = piece.len().min(out.len());
+                if let Some(place) = out.get_mut(..n) {
+                    piece.copy_to_slice(place);
+                }
+                if piece.is_empty() {
+                    pipe.pieces.pop_front();
+                }
+                pipe.buffered -= n;
+                if pipe.paused && pipe.buffered < self.window / 2 {
+                    pipe.paused = false;
+                    self.connection.post(Message::BodyWanted { token: self.connection.token });
+                }
+                return Ok(n);
+            }
+            match pipe.ended {
+                Some(Ended::Complete) => return Ok(0),
+                Some(Ended::Broken(kind)) => return Err(io::Error::new(kind, "the request body was broken off")),
+                Some(Ended::Refused(error)) => return Err(error.into()),
+                None if pipe.answered => return Err(io::Error::other("the request has been answered")),
+                None => {}
+            }
+            if std::mem::take(&mut pipe.continue_due) {
+                // The handler's job holds the lease, and no answer has begun: this thread may write. A few bytes on an
+                // idle connection fit; if they don't, the connection is of no use and the body's deadline will end it.
+                let mut out = OutBuf { memory: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec(), ..OutBuf::default() };
+                drop(self.connection.seal(&mut out).and_then(|()| self.connection.socket.send_buf(&mut out)));
+                self.connection.post(Message::BodyWanted { token: self.connection.token });
+            }
+            pipe = self.filled.wait(pipe).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Handler, HeadRef, Request, Response};
+
+/// What wraps handlers: it sees the request before them and the response behind them, and may answer in their place.
+///
+/// Every `Fn(Request, Next<'_>) -> Response + Send + Sync` is a middleware.
+///
+/// ```
+/// use narval_http::{HeaderValue, Next, Request, Response, Router, StatusCode, header};
+///
+/// fn must_know_the_word(request: Request, next: Next<'_>) -> Response {
+///     if request.header("authorization") != Some(b"Bearer sesame") {
+///         return Response::text(StatusCode::UNAUTHORIZED, "who are you?\n")
+///             .header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+///     }
+///     next.run(request)
+/// }
+///
+/// let app = Router::new().layer(must_know_the_word).get("/", |_: Request| "welcome\n").build()?;
+/// # Ok::<(), narval_http::RouteError>(())
+/// ```
+pub trait Middleware: Send + Sync + 'static {
+    /// Answers a request, with the help of what comes `next`.
+    fn handle(&self, request: Request, next: Next<'_>) -> Response;
+
+    /// The [`Handler::inline`] of the wrapped handlers. `None` (the default) sends every request to a worker, so that none gets
+    /// past [`handle`](Middleware::handle).
+    fn inline(&self, head: &HeadRef<'_>, next: Next<'_>) -> Option<Response> {
+        let _ = (head, next);
+        None
+    }
+}
+
+impl<F> Middleware for F
+where
+    F: Fn(Request, Next<'_>) -> Response + Send + Sync + 'static,
+{
+    fn handle(&self, request: Request, next: Next<'_>) -> Response {
+        self(request, next)
+    }
+}
+
+/// The rest of the way of a request: middlewares further in, and the handler.
+#[derive(Clone, Copy)]
+pub struct Next<'a> {
+    layers: &'a [Arc<dyn Middleware>],
+    handler: &'a dyn Handler,
+}
+
+impl<'a> Next<'a> {
+    /// The way through `layers`, outermost first, to `handler`.
+    pub(crate) fn new(layers: &'a [Arc<dyn Middleware>], handler: &'a dyn Handler) -> Self {
+        Self { layers, handler }
+    }
+
+    /// Goes on with the request.
+    pub fn run(self, request: Request) -> Response {
+        match self.layers.split_first() {
+            Some((layer, layers)) => layer.handle(request, Next { layers, ..self }),
+            None => self.handler.handle(request),
+        }
+    }
+
+    /// Goes on inline; see [`Handler::inline`].
+    pub fn inline(self, head: &HeadRef<'_>) -> Option<Response> {
+        match self.layers.split_first() {
+            Some((layer, layers)) => layer.inline(head, Next { layers, ..self }),
+            None => self.handler.inline(head),
+        }
+    }
+}
+
+impl fmt::Debug for Next<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Next").field("layers", &self.layers.len()).finish_non_exhaustive()
+    }
+}
+
+/// A handler in a middleware; see [`wrap`].
+pub struct Wrapped<H> {
+    layers: [Arc<dyn Middleware>; 1],
+    handler: H,
+}
+
+/// Puts `middleware` around `handler`, where there is no [`Router`](crate::Router) to do it.
+pub fn wrap<H: Handler>(middleware: impl Middleware, handler: H) -> Wrapped<H> {
+    Wrapped { layers: [Arc::new(middleware)], handler }
+}
+
+impl<H: Handler> Handler for Wrapped<H> {
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        Next::new(&self.layers, &self.handler).inline(head)
+    }
+
+    fn handle(&self, request: Request) -> Response {
+        Next::new(&self.layers, &self.handler).run(request)
+    }
+}
+
+impl<H> fmt::Debug for Wrapped<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wrapped").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,90 @@
+//! The `Date` field's value (RFC 9110 section 5.6.7), formatted once per second and thread.
+
+use std::cell::Cell;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Length of an IMF-fixdate, for example `Sun, 06 Nov 1994 08:49:37 GMT`.
+pub const LENGTH: usize = 29;
+
+/// Length of a whole `Date` field line, its end included.
+const LINE_LENGTH: usize = LENGTH + b"date: \r\n".len();
+
+thread_local! {
+    static CACHED: Cell<(u64, [u8; LINE_LENGTH])> = const { Cell::new((u64::MAX, [b' '; LINE_LENGTH])) };
+}
+
+/// The time now as an IMF-fixdate.
+pub fn now() -> [u8; LENGTH] {
+    let line = line();
+    let value = line.get(b"date: ".len()..).and_then(|rest| rest.first_chunk());
+    value.copied().unwrap_or([b' '; LENGTH])
+}
+
+/// The field line that says so.
+pub(crate) fn line() -> [u8; LINE_LENGTH] {
+    // By std: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
+    let second = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    CACHED.with(|cached| {
+        let (cached_second, line) = cached.get();
+        if cached_second == second {
+            return line;
+        }
+        let mut line = [b' '; LINE_LENGTH];
+        let value = format(UNIX_EPOCH + Duration::from_secs(second));
+        let bytes = b"date: ".iter().chain(&value).chain(b"\r\n");
+        line.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
+        cached.set((second, line));
+        line
+    })
+}
+
+/// `time` as an IMF-fixdate, cut to whole seconds. Times before 1970 and after 9999 become the nearest date there is.
+pub fn format(time: SystemTime) -> [u8; LENGTH] {
+    /// 9999-12-31 23:59:59 GMT, the last date with a four-digit year.
+    const LAST: Duration = Duration::from_secs(253_402_300_799);
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().min(LAST);
+    let mut text = [b' '; LENGTH];
+    let shown = httpdate::HttpDate::from(UNIX_EPOCH + since).to_string();
+    if let Ok(exact) = shown.as_bytes().try_into() {
+        text = exact;
+    }
+    text
+}
+
+/// Reads an HTTP date in any of the three forms of RFC 9110 section 5.6.7.
+pub fn parse(value: &[u8]) -> Option<SystemTime> {
+    httpdate::parse_http_date(std::str::from_utf8(value).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_the_date_of_rfc_9110() {
+        assert_eq!(&format(UNIX_EPOCH + Duration::from_secs(784_111_777)), b"Sun, 06 Nov 1994 08:49:37 GMT");
+    }
+
+    #[test]
+    fn reads_the_three_forms_of_rfc_9110() {
+        let time = UNIX_EPOCH + Duration::from_secs(784_111_777);
+        assert_eq!(parse(b"Sun, 06 Nov 1994 08:49:37 GMT"), Some(time));
+        assert_eq!(parse(b"Sunday, 06-Nov-94 08:49:37 GMT"), Some(time));
+        assert_eq!(parse(b"Sun Nov  6 08:49:37 1994"), Some(time));
+        assert_eq!(parse(b"yesterday"), None);
+    }
+
+    #[test]
+    fn times_out_of_range_do_not_panic() {
+        assert_eq!(&format(UNIX_EPOCH - Duration::from_secs(5)), b"Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(&format(UNIX_EPOCH + Duration::from_secs(1 << 40)), b"Fri, 31 Dec 9999 23:59:59 GMT");
+    }
+
+    #[test]
+    fn now_is_the_time_of_the_clock() {
+        let read = parse(&now()).expect("own output is readable");
+        let age = SystemTime::now().duration_since(read).expect("never in the future");
+        assert!(age < Duration::from_secs(3), "{age:?}");
+        assert_eq!(now().len(), LENGTH);
+    }
+}

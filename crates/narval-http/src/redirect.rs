@@ -1,0 +1,60 @@
+//! Answers that send the client elsewhere (RFC 9110 section 15.4).
+
+use http::header::LOCATION;
+use http::{HeaderValue, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::Response;
+
+/// What can't stand in a `Location`; characters that aren't ASCII are encoded besides. `%` is left: it is taken for encoded already.
+const NOT_IN_LOCATION: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
+
+impl Response {
+    /// 302 Found: the target is at `location` for now.
+    ///
+    /// ```
+    /// use narval_http::{Request, Response};
+    ///
+    /// let old = |_: Request| Response::redirect("/new place?from=old");
+    /// ```
+    pub fn redirect(location: &str) -> Self {
+        Self::redirect_with(StatusCode::FOUND, location)
+    }
+
+    /// 303 See Other: the outcome of a POST is to be fetched from `location` with GET.
+    pub fn see_other(location: &str) -> Self {
+        Self::redirect_with(StatusCode::SEE_OTHER, location)
+    }
+
+    /// 308 Permanent Redirect: `location` from now on, with the same method.
+    pub fn redirect_permanent(location: &str) -> Self {
+        Self::redirect_with(StatusCode::PERMANENT_REDIRECT, location)
+    }
+
+    /// A redirect with another status. What can't stand in a URL is percent-encoded, line ends included.
+    pub fn redirect_with(status: StatusCode, location: &str) -> Self {
+        let encoded = utf8_percent_encode(location, NOT_IN_LOCATION).to_string();
+        match HeaderValue::try_from(encoded) {
+            Ok(location) => Self::new(status).header(LOCATION, location),
+            Err(error) => Self::failure(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_encoded() {
+        let location = |text| {
+            let response = Response::redirect(text);
+            assert_eq!(response.status(), StatusCode::FOUND);
+            response.header_value(&LOCATION).expect("has one").to_str().expect("ASCII").to_owned()
+        };
+        assert_eq!(location("/a?b=c#d"), "/a?b=c#d");
+        assert_eq!(location("/a b/é%20"), "/a%20b/%C3%A9%20");
+        assert_eq!(location("/x\r\nSet-Cookie: a=b"), "/x%0D%0ASet-Cookie:%20a=b");
+    }
+}

@@ -1,0 +1,182 @@
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+
+use crate::early::{self, Informational};
+use crate::intake::BodyPipe;
+use crate::proto::ProtoError;
+use crate::proto::head::{HeadLimits, parse_head};
+use crate::{HeadParts, HeadRef, PathParams};
+
+/// The other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A TCP client.
+    Tcp(SocketAddr),
+    /// A client on a unix socket.
+    Unix,
+}
+
+/// A request, as a handler gets it.
+#[derive(Debug)]
+pub struct Request {
+    head: Bytes,
+    parts: HeadParts,
+    peer: Peer,
+    body: RequestBody,
+    pub(crate) params: PathParams,
+}
+
+impl Request {
+    /// A request from its parts: the bytes of the head, what was parsed from them, the peer and the body.
+    pub fn new(head: Bytes, parts: HeadParts, peer: Peer, body: RequestBody) -> Self {
+        Self { head, parts, peer, body, params: PathParams::default() }
+    }
+
+    /// A request from the text of its head and its body, with a unix socket as the peer: for testing handlers without
+    /// sockets.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Handler, Request, StatusCode};
+    ///
+    /// let handler = |request: Request| format!("you asked for {}", request.path());
+    /// let request = Request::parse("GET /x HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::new())?;
+    /// assert_eq!(handler.handle(request).status(), StatusCode::OK);
+    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The rule of HTTP that the head breaks; 400 for a head that isn't complete.
+    pub fn parse(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Result<Self, ProtoError> {
+        let head = head.into();
+        let parsed =
+            parse_head(&head, &HeadLimits::default())?.ok_or(ProtoError::bad_request("the head is incomplete"))?;
+        Ok(Self::new(head, parsed.parts, Peer::Unix, body.into().into()))
+    }
+
+    /// A view of the head.
+    pub fn head(&self) -> HeadRef<'_> {
+        HeadRef::new(&self.head, &self.parts, &self.peer)
+    }
+
+    /// A copy of what a view of the head needs, for when the request itself has been given away.
+    pub(crate) fn head_parts(&self) -> (Bytes, HeadParts, Peer) {
+        (self.head.clone(), self.parts.clone(), self.peer.clone())
+    }
+
+    /// The request method.
+    pub fn method(&self) -> &Method {
+        &self.parts.method
+    }
+
+    /// HTTP/1.0 or HTTP/1.1.
+    pub fn version(&self) -> Version {
+        self.parts.version
+    }
+
+    /// The path, percent-encoded as sent, without the query.
+    pub fn path(&self) -> &str {
+        self.head().path()
+    }
+
+    /// The query, percent-encoded as sent, without its `?`.
+    pub fn query(&self) -> Option<&str> {
+        self.head().query()
+    }
+
+    /// The value of the first field line with this name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.head().header(name)
+    }
+
+    /// Who sent the request.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, ahead of the answer. Any number may
+    /// be sent, by the handler, on the thread it was called on. True: it is on its way. False: the client is one of
+    /// HTTP/1.0, which knows of no such thing, or the socket takes no more for now, or this is not that thread (see
+    /// [`Responder::informational`](crate::Responder::informational)).
+    ///
+    /// ```
+    /// use narval_http::{HeaderValue, Request, Response, StatusCode, header};
+    ///
+    /// fn page(request: Request) -> Response {
+    ///     let style = (header::LINK, HeaderValue::from_static("</style.css>; rel=preload; as=style"));
+    ///     // A hint: whoever can't be given it does without.
+    ///     let _ = request.informational(StatusCode::EARLY_HINTS, &[style]);
+    ///     Response::text(StatusCode::OK, "what took a while to make")
+    /// }
+    /// # let _: &dyn narval_http::Handler = &page;
+    /// ```
+    ///
+    /// # Errors
+    /// Not a status of this kind (`100 Continue` and `101 Switching Protocols` are the engine's own), or the connection is
+    /// broken.
+    pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
+        let message = Informational::new(status, fields)?;
+        if Informational::is_known_to(self.version()) { early::send(self.address(), &message) } else { Ok(false) }
+    }
+
+    /// What tells this request from every other there is.
+    pub(crate) fn address(&self) -> usize {
+        self.head.as_ptr().addr()
+    }
+
+    /// The body, to be read.
+    pub fn body(&mut self) -> &mut RequestBody {
+        &mut self.body
+    }
+}
+
+/// The body of a request, read with [`io::Read`].
+///
+/// A small body is in memory before the handler runs. A large one is received while the handler reads, no faster than it
+/// reads; a client that waits for `100 Continue` gets it at the first read.
+#[derive(Debug, Default)]
+pub struct RequestBody {
+    buffered: Bytes,
+    /// Of a buffered body.
+    trailers: HeaderMap,
+    pipe: Option<Arc<BodyPipe>>,
+}
+
+impl RequestBody {
+    pub(crate) fn streamed(pipe: Arc<BodyPipe>) -> Self {
+        Self { buffered: Bytes::new(), trailers: HeaderMap::new(), pipe: Some(pipe) }
+    }
+
+    pub(crate) fn buffered(buffered: Bytes, trailers: HeaderMap) -> Self {
+        Self { buffered, trailers, pipe: None }
+    }
+
+    /// The fields that came behind a chunked body (RFC 9110 section 6.5); there are none before the body has been read to its end.
+    /// They are the client's word, and never among the fields of the head.
+    pub fn trailers(&self) -> HeaderMap {
+        match &self.pipe {
+            Some(pipe) => pipe.trailers(),
+            None => self.trailers.clone(),
+        }
+    }
+}
+
+impl From<Bytes> for RequestBody {
+    fn from(buffered: Bytes) -> Self {
+        Self::buffered(buffered, HeaderMap::new())
+    }
+}
+
+impl io::Read for RequestBody {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if let Some(pipe) = &self.pipe {
+            return pipe.read(out);
+        }
+        let n = self.buffered.len().min(out.len());
+        out[..n].copy_from_slice(&self.buffered.split_to(n));
+        Ok(n)
+    }
+}

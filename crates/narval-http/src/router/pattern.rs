@@ -1,0 +1,199 @@
+use std::fmt;
+use std::sync::Arc;
+
+/// Which paths a route answers: segments between slashes, each of them literal or one of these.
+///
+/// | segment | matches |
+/// |---|---|
+/// | `@name` | any one segment, kept as a [path parameter](crate::PathParams) |
+/// | `*` | any one segment |
+/// | `*x`, `x*`, `*x*` | one segment that ends with, begins with, or holds `x` |
+/// | `**` | one segment or more; not followed by `*`, `**` or `@name` |
+///
+/// An asterisk elsewhere (`a*b`) is literal. Segments are compared after percent-decoding, so that `%2F` never divides any, and
+/// an empty segment is a segment: `/a/` is not `/a`, but `/a/*` matches it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    segments: Vec<Segment>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(Box<str>),
+    Prefix(Box<str>),
+    Suffix(Box<str>),
+    Infix(Box<str>),
+    Any,
+    Param(Arc<str>),
+    Many,
+}
+
+/// Why a pattern is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PatternError {
+    /// It is empty.
+    #[error("a route pattern can't be empty")]
+    Empty,
+    /// It does not begin with a slash.
+    #[error("a route pattern begins with a slash")]
+    NoLeadingSlash,
+    /// `**` is followed by `*`, `**` or `@name`, and it would not be clear what matches what.
+    #[error("** can't be followed by *, ** or @name")]
+    WildcardAfterMany,
+}
+
+impl Pattern {
+    /// Reads a pattern.
+    ///
+    /// # Errors
+    /// See [`PatternError`].
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        check(text.as_bytes())?;
+        Ok(Self { segments: text.split('/').skip(1).map(Segment::parse).collect() })
+    }
+
+    /// Checks a literal pattern while compiling; use it through [`route!`](crate::route).
+    #[doc(hidden)]
+    #[expect(clippy::panic, reason = "in a const block, where a panic is a compiler error")]
+    pub const fn checked(text: &'static str) -> &'static str {
+        match check(text.as_bytes()) {
+            Ok(()) => text,
+            Err(PatternError::Empty) => panic!("a route pattern can't be empty"),
+            Err(PatternError::NoLeadingSlash) => panic!("a route pattern begins with a slash"),
+            Err(PatternError::WildcardAfterMany) => panic!("** can't be followed by *, ** or @name"),
+        }
+    }
+
+    /// Whether a path of these decoded segments matches; puts which segment each parameter stands for into `captures`.
+    ///
+    /// The last `**` passed takes one segment more whenever what follows it does not fit, which finds every match in at most
+    /// segments × pattern steps.
+    pub(super) fn matches<'p>(&'p self, path: &[impl AsRef<str>], captures: &mut Vec<(&'p Arc<str>, usize)>) -> bool {
+        captures.clear();
+        let (mut at, mut taken) = (0, 0);
+        // Behind the last `**`: the pattern's next segment, the path's next segment, the captures before it.
+        let mut retry: Option<(usize, usize, usize)> = None;
+        loop {
+            let segment = self.segments.get(at);
+            let part = path.get(taken).map(AsRef::as_ref);
+            match (segment, part) {
+                (None, None) => return true,
+                (Some(Segment::Many), Some(_)) => retry = Some((at + 1, taken + 1, captures.len())),
+                (Some(segment), Some(part)) if segment.matches(part) => {
+                    if let Segment::Param(name) = segment {
+                        captures.push((name, taken));
+                    }
+                }
+                (Some(_), None) => return false,
+                _ => {
+                    let Some((behind, next, kept)) = retry.as_mut() else { return false };
+                    *next += 1;
+                    captures.truncate(*kept);
+                    (at, taken) = (*behind, *next);
+                    continue;
+                }
+            }
+            at += 1;
+            taken += 1;
+        }
+    }
+}
+
+impl Segment {
+    fn parse(text: &str) -> Self {
+        match text {
+            "*" => Self::Any,
+            "**" => Self::Many,
+            _ => match (text.strip_prefix('@'), text.strip_prefix('*'), text.strip_suffix('*')) {
+                (Some(name), ..) if !name.is_empty() => Self::Param(name.into()),
+                (_, Some(rest), Some(_)) => Self::Infix(rest.strip_suffix('*').unwrap_or(rest).into()),
+                (_, Some(suffix), None) => Self::Suffix(suffix.into()),
+                (_, None, Some(prefix)) => Self::Prefix(prefix.into()),
+                _ => Self::Literal(text.into()),
+            },
+        }
+    }
+
+    /// Whether one segment of a path matches; `**` is not asked.
+    fn matches(&self, part: &str) -> bool {
+        match self {
+            Self::Literal(text) => **text == *part,
+            Self::Prefix(prefix) => part.starts_with(&**prefix),
+            Self::Suffix(suffix) => part.ends_with(&**suffix),
+            Self::Infix(infix) => part.contains(&**infix),
+            Self::Any | Self::Param(_) | Self::Many => true,
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for segment in &self.segments {
+            match segment {
+                Segment::Literal(text) => write!(f, "/{text}")?,
+                Segment::Prefix(text) => write!(f, "/{text}*")?,
+                Segment::Suffix(text) => write!(f, "/*{text}")?,
+                Segment::Infix(text) => write!(f, "/*{text}*")?,
+                Segment::Any => f.write_str("/*")?,
+                Segment::Param(name) => write!(f, "/@{name}")?,
+                Segment::Many => f.write_str("/**")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rules, in a form that the compiler can apply to literals.
+const fn check(text: &[u8]) -> Result<(), PatternError> {
+    let Some((first, mut rest)) = text.split_first() else {
+        return Err(PatternError::Empty);
+    };
+    if *first != b'/' {
+        return Err(PatternError::NoLeadingSlash);
+    }
+    let mut behind_many = false;
+    loop {
+        let length = segment_length(rest);
+        let (segment, after) = rest.split_at(length);
+        let is_wildcard = matches!(segment, b"*" | b"**" | [b'@', _, ..]);
+        if behind_many && is_wildcard {
+            return Err(PatternError::WildcardAfterMany);
+        }
+        behind_many = matches!(segment, b"**");
+        match after.split_first() {
+            Some((_, next)) => rest = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+const fn segment_length(text: &[u8]) -> usize {
+    let (mut length, mut rest) = (0, text);
+    while let Some((byte, next)) = rest.split_first() {
+        if *byte == b'/' {
+            break;
+        }
+        length += 1;
+        rest = next;
+    }
+    length
+}
+
+/// A route pattern that is checked while compiling.
+///
+/// ```
+/// use narval_http::{Request, Router, route};
+///
+/// let router = Router::new().get(route!("/objects/@id"), |_: Request| "an object\n");
+/// ```
+///
+/// ```compile_fail
+/// narval_http::route!("/**/*");
+/// ```
+#[macro_export]
+macro_rules! route {
+    ($pattern:literal) => {
+        const { $crate::Pattern::checked($pattern) }
+    };
+}

@@ -1,0 +1,118 @@
+//! Plaintext laid out for TLS records, with room for each record's header and trailer, so that it can be sealed where it
+//! lies and sent from there.
+
+/// Type, version, length (RFC 8446 section 5.2).
+pub(crate) const RECORD_HEADER: usize = 5;
+/// The most plaintext that a record carries.
+pub(crate) const RECORD_PLAINTEXT_MAX: usize = 1 << 14;
+/// The type of what is inside, and the tag, which all suites of TLS 1.3 have 16 bytes long.
+pub(crate) const RECORD_TRAILER: usize = 1 + 16;
+/// A full record.
+#[cfg(any(test, feature = "tls"))]
+pub(crate) const RECORD_FULL: usize = RECORD_HEADER + RECORD_PLAINTEXT_MAX + RECORD_TRAILER;
+
+/// What plaintext is gathered into.
+pub(crate) trait Gather {
+    /// How much has been gathered.
+    fn gathered(&self) -> usize;
+
+    /// Room for up to `most` bytes, at least one, which then count as gathered.
+    fn room(&mut self, most: usize) -> &mut [u8];
+
+    /// Copies all of `bytes` in.
+    fn push(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let place = self.room(bytes.len());
+            let (now, later) = bytes.split_at(place.len().min(bytes.len()));
+            place.copy_from_slice(now);
+            bytes = later;
+        }
+    }
+}
+
+impl Gather for Vec<u8> {
+    fn gathered(&self) -> usize {
+        self.len()
+    }
+
+    fn room(&mut self, most: usize) -> &mut [u8] {
+        let start = self.len();
+        self.resize(start + most, 0);
+        self.get_mut(start..).unwrap_or_default()
+    }
+}
+
+/// Lays out what it gathers as full records, one behind the other, the last one shorter.
+pub(crate) struct Layout<'b> {
+    /// Longer than what is laid out: what a piece before has left in it is written over, not zeroed first.
+    buffer: &'b mut Vec<u8>,
+    /// Where the next byte goes.
+    end: usize,
+    gathered: usize,
+}
+
+impl<'b> Layout<'b> {
+    /// For about `expected` bytes, in `buffer`, whose contents are of no use any more.
+    pub(crate) fn new(buffer: &'b mut Vec<u8>, expected: usize) -> Self {
+        let whole = expected + expected.div_ceil(RECORD_PLAINTEXT_MAX) * (RECORD_HEADER + RECORD_TRAILER);
+        buffer.reserve_exact(whole.saturating_sub(buffer.len()));
+        Self { buffer, end: 0, gathered: 0 }
+    }
+
+    /// Leaves the records in the buffer, and nothing else.
+    pub(crate) fn finish(self) {
+        let trailer = if self.gathered > 0 { RECORD_TRAILER } else { 0 };
+        self.buffer.truncate(self.end + trailer);
+    }
+}
+
+impl Gather for Layout<'_> {
+    fn gathered(&self) -> usize {
+        self.gathered
+    }
+
+    fn room(&mut self, most: usize) -> &mut [u8] {
+        let in_record = self.gathered % RECORD_PLAINTEXT_MAX;
+        if in_record == 0 {
+            self.end += RECORD_HEADER + if self.gathered > 0 { RECORD_TRAILER } else { 0 };
+        }
+        let count = most.min(RECORD_PLAINTEXT_MAX - in_record);
+        let start = self.end;
+        self.end += count;
+        self.gathered += count;
+        if self.buffer.len() < self.end + RECORD_TRAILER {
+            self.buffer.resize(self.end + RECORD_TRAILER, 0);
+        }
+        self.buffer.get_mut(start..self.end).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The plaintext of all records, and their lengths.
+    fn records(buffer: &[u8]) -> (Vec<u8>, Vec<usize>) {
+        let records: Vec<_> = buffer.chunks(RECORD_FULL).collect();
+        let plain = records.iter().flat_map(|r| &r[RECORD_HEADER..r.len() - RECORD_TRAILER]).copied().collect();
+        (plain, records.iter().map(|r| r.len()).collect())
+    }
+
+    #[test]
+    fn whatever_the_pieces_the_records_are_full_but_the_last() {
+        let text: Vec<u8> = (0..50_000u32).map(|i| (i % 251) as u8).collect();
+        let mut buffer = vec![0xaa; 70_000];
+        for length in [0, 1, 16_383, 16_384, 16_385, 32_768, 50_000] {
+            for piece in [7, 1000, 16_384, 50_000] {
+                let mut layout = Layout::new(&mut buffer, length);
+                text[..length].chunks(piece).for_each(|piece| layout.push(piece));
+                assert_eq!(layout.gathered(), length);
+                layout.finish();
+                let (plain, lengths) = records(&buffer);
+                assert!(plain == text[..length], "{length} in pieces of {piece}");
+                assert_eq!(lengths.len(), length.div_ceil(RECORD_PLAINTEXT_MAX));
+                assert!(lengths.iter().rev().skip(1).all(|&length| length == RECORD_FULL));
+            }
+        }
+    }
+}

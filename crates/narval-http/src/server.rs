@@ -1,0 +1,497 @@
+//! Building, starting and stopping a server.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::access_log::{AccessLog, LogQueue};
+use crate::clock::Clock;
+use crate::counters::Snapshot;
+use crate::driver::Driver;
+use crate::driver::epoll::EpollDriver;
+use crate::driver::uring::{self, UringDriver};
+use crate::engine::Engine;
+use crate::listen::{self, Listen, ListenAddress, Listener};
+use crate::mailbox::{Mailbox, Message};
+use crate::secure::Acceptor;
+use crate::shard::Shard;
+use crate::socket::Socket;
+use crate::worker::Worker;
+use crate::{Handler, Limits};
+
+/// The most worker threads.
+const WORKERS_MAX: usize = 4096;
+/// The most shards.
+const SHARDS_MAX: usize = 64;
+/// Descriptors that are left to handlers when the connection cap is fitted to the limit of open files.
+const DESCRIPTORS_RESERVED: u64 = 256;
+
+/// Why a server can't be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// No [`Listen`] was given.
+    #[error("nothing to listen on")]
+    NothingToListenOn,
+    /// An address can't be listened on.
+    #[error("cannot listen on {what}: {error}")]
+    Listen {
+        /// The address, as it was given.
+        what: Listen,
+        /// The system's reason.
+        error: io::Error,
+    },
+    /// Threads, event queues or the like can't be had.
+    #[error("cannot start: {0}")]
+    Start(#[from] io::Error),
+    /// The chosen driver does not work here.
+    #[error("the {driver} driver does not work here: {reason}")]
+    Driver {
+        /// Its name.
+        driver: &'static str,
+        /// What was tried, and failed.
+        reason: String,
+    },
+}
+
+/// Which kernel interface moves the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DriverChoice {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// epoll: works everywhere.
+    Epoll,
+    /// io_uring: Linux 6.1 and later, where it is allowed.
+    Uring,
+}
+
+impl DriverChoice {
+    /// The drivers that work here, [`Auto`](Self::Auto) left out.
+    pub fn working() -> Vec<Self> {
+        let uring = uring::probe().is_ok().then_some(Self::Uring);
+        [Self::Epoll].into_iter().chain(uring).collect()
+    }
+}
+
+/// Whether `auto` takes io_uring where it works; see docs/engine.md for the measurements behind it.
+const AUTO_TAKES_URING: bool = false;
+
+impl DriverChoice {
+    /// Finds out what works, by trying it.
+    fn settle(self) -> Result<Self, ServerError> {
+        match self {
+            Self::Epoll => Ok(Self::Epoll),
+            Self::Uring => match uring::probe() {
+                Ok(()) => Ok(Self::Uring),
+                Err(reason) => Err(ServerError::Driver { driver: "uring", reason }),
+            },
+            Self::Auto if AUTO_TAKES_URING => match uring::probe() {
+                Ok(()) => {
+                    tracing::info!("driver: uring");
+                    Ok(Self::Uring)
+                }
+                Err(reason) => {
+                    tracing::info!("driver: epoll ({reason})");
+                    Ok(Self::Epoll)
+                }
+            },
+            Self::Auto => {
+                tracing::info!("driver: epoll (as fast as io_uring here, and works everywhere)");
+                Ok(Self::Epoll)
+            }
+        }
+    }
+}
+
+impl std::str::FromStr for DriverChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "epoll" => Ok(Self::Epoll),
+            "uring" => Ok(Self::Uring),
+            _ => Err(format!("unknown driver '{name}': one of auto, epoll, uring")),
+        }
+    }
+}
+
+/// A server in the making; see [`Server::builder`].
+pub struct Builder {
+    handler: Arc<dyn Handler>,
+    listen: Vec<Listen>,
+    workers: Option<usize>,
+    shards: Option<usize>,
+    limits: Limits,
+    driver: DriverChoice,
+    log: Option<Box<dyn AccessLog>>,
+    acceptor: Option<Acceptor>,
+}
+
+impl Builder {
+    /// Listens there, too.
+    #[must_use]
+    pub fn listen(mut self, listen: Listen) -> Self {
+        self.listen.push(listen);
+        self
+    }
+
+    /// Sets the number of worker threads (default: four per processor, at least 16).
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = Some(workers);
+        self
+    }
+
+    /// Sets the number of shards, the threads that multiplex connections (default: one per two processors, at most 8).
+    #[must_use]
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = Some(shards);
+        self
+    }
+
+    /// Sets what clients may cost.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Chooses the kernel interface.
+    #[must_use]
+    pub fn driver(mut self, driver: DriverChoice) -> Self {
+        self.driver = driver;
+        self
+    }
+
+    /// Writes an access log.
+    #[must_use]
+    pub fn access_log(mut self, log: impl AccessLog) -> Self {
+        self.log = Some(Box::new(log));
+        self
+    }
+
+    /// Speaks TLS on all TCP listeners; unix sockets stay plain. Keep a clone of `tls` to
+    /// [reload](crate::tls::TlsAcceptor::reload) its certificates.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: Arc<crate::tls::TlsAcceptor>) -> Self {
+        self.acceptor = Some(Acceptor(tls));
+        self
+    }
+
+    /// Opens the sockets. From now on clients can connect; they are served once the server is started.
+    ///
+    /// # Errors
+    /// An address that can't be listened on, or nothing to listen on.
+    pub fn build(mut self) -> Result<Server, ServerError> {
+        let mut listeners = Vec::new();
+        for what in &self.listen {
+            let opened = listen::open(what, self.limits.backlog)
+                .map_err(|error| ServerError::Listen { what: what.clone(), error })?;
+            listeners.extend(opened);
+        }
+        if listeners.is_empty() {
+            return Err(ServerError::NothingToListenOn);
+        }
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        if let Some(files) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
+            let most = usize::try_from(files.saturating_sub(DESCRIPTORS_RESERVED).max(files / 2)).unwrap_or(usize::MAX);
+            self.limits.connections_max = self.limits.connections_max.min(most);
+        }
+        let (log, log_thread) = match self.log {
+            Some(log) => {
+                let (queue, thread) = LogQueue::start(log)?;
+                (Some(queue), Some(thread))
+            }
+            None => (None, None),
+        };
+        Ok(Server {
+            workers: self.workers.unwrap_or((4 * processors).max(16)).clamp(1, WORKERS_MAX),
+            shards: self.shards.unwrap_or(processors / 2).clamp(1, self.shards.map_or(8, |_| SHARDS_MAX)),
+            engine: Arc::new(Engine::new(self.handler, self.limits, Clock::monotonic(), log, self.acceptor)),
+            listeners,
+            driver: self.driver,
+            log_thread,
+        })
+    }
+}
+
+/// A server that is ready to start.
+pub struct Server {
+    engine: Arc<Engine>,
+    listeners: Vec<Listener>,
+    workers: usize,
+    shards: usize,
+    driver: DriverChoice,
+    log_thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// A server that answers with `handler`.
+    ///
+    /// ```no_run
+    /// use narval_http::{Listen, Request, Response, Server, StatusCode};
+    ///
+    /// let hello = |request: Request| Response::text(StatusCode::OK, format!("{} it is\n", request.path()));
+    /// let server = Server::builder(hello).listen(Listen::Tcp("127.0.0.1:8080".parse().unwrap())).build().unwrap();
+    /// server.run().unwrap();
+    /// ```
+    pub fn builder(handler: impl Handler) -> Builder {
+        Builder {
+            handler: Arc::new(handler),
+            listen: Vec::new(),
+            workers: None,
+            shards: None,
+            limits: Limits::default(),
+            driver: DriverChoice::default(),
+            log: None,
+            acceptor: None,
+        }
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> Vec<ListenAddress> {
+        self.listeners.iter().map(|listener| listener.address.clone()).collect()
+    }
+
+    /// Serves until a SIGTERM, SIGINT or SIGQUIT, then lets running requests finish (30 s at most).
+    ///
+    /// # Errors
+    /// The server can't be started.
+    pub fn run(self) -> Result<(), ServerError> {
+        let handle = self.spawn()?;
+        handle.stop_on_signals(Duration::from_secs(30))?;
+        handle.wait();
+        Ok(())
+    }
+
+    /// Starts the server's threads.
+    ///
+    /// # Errors
+    /// Threads or event queues can't be had.
+    pub fn spawn(self) -> Result<ServerHandle, ServerError> {
+        let addresses = self.addresses();
+        let paths = self.listeners.iter().filter_map(|listener| listener.owned_path.clone()).collect();
+        let mut sockets: Vec<Arc<Socket>> =
+            self.listeners.into_iter().map(|listener| Arc::new(listener.socket)).collect();
+        let mailboxes = (0..self.shards).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
+        let ended = Arc::new(Ended::new(self.shards));
+        for at in 0..self.workers {
+            let worker = Worker::new(self.engine.clone());
+            thread::Builder::new().name(format!("worker-{at}")).spawn(move || worker.run())?;
+        }
+        let driver = self.driver.settle()?;
+        for (at, mailbox) in mailboxes.iter().enumerate() {
+            let parts = ShardParts {
+                engine: self.engine.clone(),
+                mailbox: mailbox.clone(),
+                mailboxes: mailboxes.clone(),
+                listeners: std::mem::take(&mut sockets),
+            };
+            match driver {
+                DriverChoice::Uring => start_shard(at, parts, ended.clone(), UringDriver::new)?,
+                DriverChoice::Auto | DriverChoice::Epoll => start_shard(at, parts, ended.clone(), EpollDriver::new)?,
+            }
+        }
+        Ok(ServerHandle {
+            inner: Arc::new(Running { engine: self.engine, mailboxes, ended, addresses, workers: self.workers, paths }),
+            log_thread: self.log_thread,
+        })
+    }
+}
+
+struct ShardParts {
+    engine: Arc<Engine>,
+    mailbox: Arc<Mailbox>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    listeners: Vec<Arc<Socket>>,
+}
+
+/// Starts a shard's thread. The driver is made there, for it belongs to that thread alone; returns when that is done.
+fn start_shard<D: Driver>(
+    at: usize,
+    parts: ShardParts,
+    ended: Arc<Ended>,
+    driver: impl FnOnce(Arc<Mailbox>) -> io::Result<D> + Send + 'static,
+) -> io::Result<()> {
+    let (started, starts) = std::sync::mpsc::sync_channel(1);
+    thread::Builder::new().name(format!("shard-{at}")).spawn(move || {
+        let made = driver(parts.mailbox.clone()).and_then(|driver| {
+            let mut shard = Shard::new(parts.engine, driver, parts.mailbox, parts.mailboxes);
+            shard.listen(parts.listeners)?;
+            Ok(shard)
+        });
+        let (result, shard) = match made {
+            Ok(shard) => (Ok(()), Some(shard)),
+            Err(error) => (Err(error), None),
+        };
+        // The receiver waits for this one message.
+        drop(started.send(result));
+        if let Some(Err(error)) = shard.map(Shard::run) {
+            tracing::error!(%error, "a shard ended");
+        }
+        ended.one();
+    })?;
+    starts.recv().unwrap_or_else(|_| Err(io::Error::other("the shard's thread ended at once")))
+}
+
+fn snapshot(engine: &Engine, workers: usize) -> Snapshot {
+    Snapshot {
+        queue_depth: engine.pool.depth(),
+        workers,
+        log_lines_dropped: engine.log.as_ref().map_or(0, LogQueue::dropped),
+        ..engine.counters.snapshot()
+    }
+}
+
+/// A running server. Dropping the handle leaves it running.
+#[derive(Debug)]
+pub struct ServerHandle {
+    inner: Arc<Running>,
+    log_thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    engine: Arc<Engine>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    ended: Arc<Ended>,
+    addresses: Vec<ListenAddress>,
+    workers: usize,
+    /// Unix sockets to be removed at the end.
+    paths: Vec<PathBuf>,
+}
+
+impl ServerHandle {
+    /// Where the server listens.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        &self.inner.addresses
+    }
+
+    /// The engine's counters.
+    pub fn counters(&self) -> Snapshot {
+        snapshot(&self.inner.engine, self.inner.workers)
+    }
+
+    /// What tells the engine's counters, for a handler that shows them to its clients; nothing but zeros once the server
+    /// has ended.
+    pub fn counter_source(&self) -> impl Fn() -> Snapshot + Send + Sync + 'static {
+        let (engine, workers) = (Arc::downgrade(&self.inner.engine), self.inner.workers);
+        move || engine.upgrade().map(|engine| snapshot(&engine, workers)).unwrap_or_default()
+    }
+
+    /// Stops the server: it accepts no more, closes idle connections, lets running requests finish for at most `grace`,
+    /// and breaks off what then still runs. Returns whether everything finished.
+    pub fn shutdown(&self, grace: Duration) -> bool {
+        self.inner.shutdown(grace)
+    }
+
+    /// Stops the server in the same way when the process gets a SIGTERM, SIGINT or SIGQUIT. A second signal ends it at once.
+    ///
+    /// # Errors
+    /// The signals can't be caught.
+    pub fn stop_on_signals(&self, grace: Duration) -> io::Result<()> {
+        use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
+        let running = self.inner.clone();
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            let mut signals = signals.forever();
+            if signals.next().is_none() {
+                return;
+            }
+            tracing::info!("stopping: running requests have {grace:?} to finish");
+            let stopping = running.clone();
+            let stopper = thread::Builder::new().name("shutdown".into()).spawn(move || stopping.shutdown(grace));
+            if signals.next().is_some() || stopper.is_err() {
+                running.halt();
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Waits until the server has stopped.
+    pub fn wait(mut self) {
+        self.inner.ended.wait(None);
+        self.inner.clean_up();
+        let log_thread = self.log_thread.take();
+        let inner = Arc::downgrade(&self.inner);
+        drop(self);
+        // The log's thread ends with the last sender, which goes with the engine; a handler that never ends keeps it.
+        if let Some(thread) = log_thread
+            && inner.upgrade().is_none()
+        {
+            let until = Instant::now() + Duration::from_secs(1);
+            while !thread.is_finished() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}
+
+impl Running {
+    fn shutdown(&self, grace: Duration) -> bool {
+        for mailbox in &self.mailboxes {
+            mailbox.post(Message::Stop);
+        }
+        let finished = self.ended.wait(Some(grace));
+        if !finished {
+            self.halt();
+        }
+        self.engine.pool.close();
+        self.clean_up();
+        finished
+    }
+
+    fn halt(&self) {
+        for mailbox in &self.mailboxes {
+            mailbox.post(Message::Halt);
+        }
+        self.ended.wait(Some(Duration::from_secs(1)));
+    }
+
+    fn clean_up(&self) {
+        for path in &self.paths {
+            // It may be gone already: this runs at each of the ways to end.
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
+/// Counts the shards that have ended.
+#[derive(Debug)]
+struct Ended {
+    running: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Ended {
+    fn new(shards: usize) -> Self {
+        Self { running: Mutex::new(shards), changed: Condvar::new() }
+    }
+
+    fn one(&self) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        *running = running.saturating_sub(1);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all have ended; false: `timeout` came first.
+    fn wait(&self, timeout: Option<Duration>) -> bool {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        match timeout {
+            None => {
+                drop(self.changed.wait_while(running, |running| *running > 0).unwrap_or_else(PoisonError::into_inner));
+                true
+            }
+            Some(timeout) => {
+                let waited = self.changed.wait_timeout_while(running, timeout, |running| *running > 0);
+                *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+            }
+        }
+    }
+}

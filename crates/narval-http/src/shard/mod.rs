@@ -1,0 +1,379 @@
+//! A shard: one thread that multiplexes many connections. It receives, answers inline what can be answered from memory,
+//! hands the rest to workers, and sends on what a socket did not take at once.
+
+mod accept;
+mod body;
+mod close;
+mod secure;
+mod serve;
+mod slot;
+mod source;
+mod websocket;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use self::slot::{Phase, Slots};
+use crate::Span;
+use crate::clock::Millis;
+use crate::connection::{Close, TxLease};
+use crate::counters::ThreadCounters;
+use crate::driver::{Completion, Driver, Op, OutBuf, Token};
+use crate::engine::Engine;
+use crate::lease::Holder;
+use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER};
+use crate::mailbox::{Mailbox, Message};
+use crate::pool::Job;
+use crate::socket::Socket;
+use crate::timers::TimerWheel;
+use crate::transmit::{Outgoing, Step};
+
+/// One shard.
+pub(crate) struct Shard<D: Driver> {
+    engine: Arc<Engine>,
+    counters: Arc<CachePadded<ThreadCounters>>,
+    driver: D,
+    mailbox: Arc<Mailbox>,
+    /// The mailboxes of all shards, this one included: those that accepted connections are dealt out to.
+    shards: Vec<Arc<Mailbox>>,
+    next_shard: usize,
+    listeners: Vec<Arc<Socket>>,
+    /// Listeners that rest after a failure, and until when.
+    resting: Vec<(usize, Millis)>,
+    slots: Slots,
+    wheel: TimerWheel,
+    due: Vec<Token>,
+    now: Millis,
+    /// Where inline answers are put together.
+    out: OutBuf,
+    /// Where the records of TLS connections are opened into.
+    plaintext: Vec<u8>,
+    /// The memory of the last head's field lines.
+    fields: Vec<(Span, Span)>,
+    inline_calls: u64,
+    dispatched: u64,
+    stopping: bool,
+    halted: bool,
+}
+
+impl<D: Driver> Shard<D> {
+    pub(crate) fn new(engine: Arc<Engine>, driver: D, mailbox: Arc<Mailbox>, shards: Vec<Arc<Mailbox>>) -> Self {
+        let now = engine.clock.now();
+        Self {
+            counters: engine.counters.thread(),
+            engine,
+            driver,
+            mailbox,
+            shards,
+            next_shard: 0,
+            listeners: Vec::new(),
+            resting: Vec::new(),
+            slots: Slots::default(),
+            wheel: TimerWheel::new(now),
+            due: Vec::new(),
+            now,
+            out: OutBuf::default(),
+            plaintext: Vec::new(),
+            fields: Vec::new(),
+            inline_calls: 0,
+            dispatched: 0,
+            stopping: false,
+            halted: false,
+        }
+    }
+
+    /// Accepts connections from these sockets.
+    pub(crate) fn listen(&mut self, listeners: Vec<Arc<Socket>>) -> io::Result<()> {
+        for (at, socket) in listeners.iter().enumerate() {
+            self.driver.listen(at, socket.clone())?;
+        }
+        self.listeners = listeners;
+        Ok(())
+    }
+
+    /// Runs until the server has stopped.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        while self.turn()? {}
+        Ok(())
+    }
+
+    /// Waits for something to do, and does it. False: the shard has stopped.
+    pub(crate) fn turn(&mut self) -> io::Result<bool> {
+        if self.halted || (self.stopping && self.slots.len() == 0) {
+            return Ok(false);
+        }
+        self.driver.wait(self.time_to_wait())?;
+        self.counters.polls.add(1);
+        self.now = self.engine.clock.now();
+        let (mut completions, mut messages) = (0, 0);
+        while let Some(completion) = self.driver.next() {
+            self.complete(completion);
+            completions += 1;
+        }
+        while let Some(message) = self.mailbox.take() {
+            self.on_message(message);
+            messages += 1;
+        }
+        self.counters.completions.add(completions);
+        self.counters.messages.add(messages);
+        self.expire();
+        Ok(true)
+    }
+
+    fn time_to_wait(&self) -> Option<Duration> {
+        let resting = self.resting.iter().map(|(_, until)| *until).min();
+        let next = [self.wheel.next_due(), resting].into_iter().flatten().min()?;
+        // The turn that is over took some of it: less than matters to timers of such a resolution.
+        Some(Duration::from_millis(next.saturating_sub(self.now).max(1)))
+    }
+
+    fn complete(&mut self, completion: Completion<D::Buffer>) {
+        match completion {
+            Completion::Accepted { listener, result } => self.on_accepted(listener, result),
+            Completion::Received { token, result } => match result {
+                Ok(buffer) => {
+                    self.on_received(token, &buffer);
+                    self.driver.recycle(buffer);
+                }
+                Err(error) => self.on_broken(token, &error),
+            },
+            Completion::Sent { token, result, buf } => self.on_sent(token, result, buf),
+            Completion::Writable { token } => self.on_writable(token),
+            Completion::Woken => {}
+        }
+    }
+
+    fn submit(&mut self, op: Op) {
+        if let Some(completion) = self.driver.submit(op) {
+            self.complete(completion);
+        }
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Accepted { socket, peer } => self.open(socket, peer),
+            Message::Finished { token, close } => self.on_finished(token, close),
+            Message::Outgoing { token, outgoing } => self.on_outgoing(token, outgoing),
+            Message::Handshaken { token, plaintext } => self.on_handshaken(token, plaintext),
+            Message::BodyWanted { token } => self.receive(token),
+            Message::BodyReady { token } => self.on_body_ready(token),
+            Message::Upgraded { token, socket } => self.on_upgraded(token, socket),
+            Message::WebSocket { token } => self.look_at_websocket(token, false),
+            Message::Stop => self.stop(),
+            Message::Halt => self.halted = true,
+        }
+    }
+
+    /// Bytes came in, or the end of them (none).
+    fn on_received(&mut self, token: Token, bytes: &[u8]) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.receiving = false;
+        if bytes.is_empty() {
+            return self.on_input_end(token);
+        }
+        self.counters.bytes_received.add(bytes.len() as u64);
+        if slot.connection.secure.is_some() {
+            return self.on_ciphertext(token, bytes);
+        }
+        self.on_plaintext(token, bytes);
+    }
+
+    /// The client has said something.
+    fn on_plaintext(&mut self, token: Token, bytes: &[u8]) {
+        let Some(slot) = self.slots.get(token) else { return };
+        match slot.phase {
+            // Nothing is said before the handshake is over.
+            Phase::Handshake => {}
+            Phase::Head => self.serve(token, bytes),
+            Phase::Body => self.on_body(token, bytes),
+            Phase::Running if slot.intake.is_some() => self.on_body(token, bytes),
+            Phase::Running => {
+                if slot.connection.lease.wait_for() == Holder::Shard {
+                    slot.phase = Phase::Head;
+                    self.serve(token, bytes);
+                } else {
+                    slot.input.extend_from_slice(bytes);
+                }
+            }
+            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.extend_from_slice(bytes),
+            Phase::WebSocket => return self.on_websocket_bytes(token, bytes),
+            Phase::Lingering => {
+                slot.discarded += bytes.len();
+                if slot.discarded > self.engine.limits.linger_bytes_max {
+                    return self.close(token);
+                }
+            }
+        }
+        self.receive(token);
+    }
+
+    /// Asks for more input, if there is any use for it now.
+    fn receive(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        if slot.receiving || slot.input_ended {
+            return;
+        }
+        let wanted = match slot.phase {
+            Phase::Handshake => slot.input.len() < HANDSHAKE_INPUT_MAX,
+            Phase::Head | Phase::Body | Phase::Lingering => true,
+            Phase::Running => match &mut slot.intake {
+                Some(intake) => intake.wants_input(),
+                None => slot.input.is_empty(),
+            },
+            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty(),
+            Phase::WebSocket => slot.websocket.as_ref().is_some_and(|stream| stream.wants_input()),
+        };
+        if wanted {
+            slot.receiving = true;
+            self.submit(Op::Receive(token));
+        }
+    }
+
+    /// The client sends no more. It may still read.
+    fn on_input_end(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.input_ended = true;
+        if let Some(intake) = slot.intake.take() {
+            intake.break_off(io::ErrorKind::UnexpectedEof);
+        }
+        match slot.phase {
+            Phase::Head | Phase::Body | Phase::Lingering => self.close(token),
+            Phase::Running | Phase::Handshake => {
+                if slot.connection.lease.wait_for() == Holder::Shard {
+                    self.close(token);
+                }
+            }
+            Phase::Sending | Phase::Draining => {}
+            Phase::Waiting => self.hang_up(token),
+            Phase::WebSocket => self.on_websocket_end(token),
+        }
+    }
+
+    /// Receiving failed: the connection is gone.
+    fn on_broken(&mut self, token: Token, error: &io::Error) {
+        tracing::trace!(%error, "a connection broke");
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.receiving = false;
+        slot.input_ended = true;
+        if let Some(intake) = slot.intake.take() {
+            intake.break_off(io::ErrorKind::ConnectionReset);
+        }
+        if slot.phase == Phase::WebSocket {
+            return self.on_websocket_end(token);
+        }
+        // A job that runs finds out when it sends.
+        if !matches!(slot.phase, Phase::Running | Phase::Handshake) || slot.connection.lease.wait_for() == Holder::Shard
+        {
+            self.close(token);
+        }
+    }
+
+    /// A job is done, and the lease is back.
+    fn on_finished(&mut self, token: Token, close: Option<Close>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.connection.lease.take_back();
+        if let Some(intake) = slot.intake.take() {
+            intake.break_off(io::ErrorKind::Other);
+            slot.must_linger = true;
+        }
+        slot.closing = close;
+        self.after_answer(token);
+    }
+
+    /// A job could not send everything, and the lease is back.
+    fn on_outgoing(&mut self, token: Token, outgoing: Box<Outgoing>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.connection.lease.take_back();
+        if outgoing.is_waiting() {
+            return self.wait_for_source(token, outgoing);
+        }
+        self.drain(token, outgoing);
+    }
+
+    /// Lets an answer wait for the socket to take more.
+    fn drain(&mut self, token: Token, mut outgoing: Box<Outgoing>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        let (began, _) = *outgoing.window.get_or_insert((self.now, outgoing.sent()));
+        // It may be over already; then the wheel looks at it next.
+        slot.deadline = began + millis(self.engine.limits.write_stall_timeout);
+        slot.outgoing = Some(outgoing);
+        slot.phase = Phase::Draining;
+        self.watch(token);
+        self.submit(Op::AwaitWritable(token));
+    }
+
+    /// The socket takes more. What is in memory the shard sends itself; what may have to be read goes to a worker.
+    fn on_writable(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        if slot.phase == Phase::WebSocket {
+            return self.look_at_websocket(token, true);
+        }
+        let Some(mut outgoing) = slot.outgoing.take() else { return };
+        if !outgoing.is_quick(&slot.connection) && !outgoing.is_at_hand(&slot.connection) {
+            let Some(lease) = self.lease_to_job(token) else { return };
+            return self.engine.pool.push_continued(Job::Continue { lease, outgoing });
+        }
+        match outgoing.drive(&slot.connection, BYTES_PER_TURN) {
+            Ok(Step::Complete) => {
+                let large = outgoing.sent() > LARGE_ANSWER;
+                slot.connection.answered(self.now, large);
+                if !outgoing.keep_alive {
+                    slot.closing = Some(Close::Clean { large });
+                }
+                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.after_answer(token);
+            }
+            Ok(Step::Blocked | Step::Yield) => {
+                slot.outgoing = Some(outgoing);
+                self.submit(Op::AwaitWritable(token));
+            }
+            Ok(Step::Waiting) => self.wait_for_source(token, outgoing),
+            Err(_) => {
+                slot.closing = Some(Close::Abort);
+                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                self.after_answer(token);
+            }
+        }
+    }
+
+    /// Moves the lease into a job that is about to be queued. Where something waits for its end, it will send a message.
+    fn lease_to_job(&mut self, token: Token) -> Option<TxLease> {
+        let stopping = self.stopping;
+        let slot = self.slots.get(token)?;
+        slot.phase = Phase::Running;
+        let lease = TxLease::dispatch(&slot.connection);
+        if stopping || slot.input_ended || !slot.input.is_empty() {
+            slot.connection.lease.wait_for();
+        }
+        Some(lease)
+    }
+
+    /// Everything made for this connection is sent, and the shard holds the lease: close, or go on with the next request.
+    fn after_answer(&mut self, token: Token) {
+        let stopping = self.stopping;
+        let Some(slot) = self.slots.get(token) else { return };
+        match slot.closing {
+            Some(close) => return self.end(token, close),
+            None if slot.input_ended && slot.input.is_empty() => return self.close(token),
+            None if stopping => {
+                let large = slot.connection.last_was_large();
+                return self.end(token, Close::Clean { large });
+            }
+            None => {}
+        }
+        slot.phase = Phase::Head;
+        slot.deadline = self.now + millis(self.engine.limits.keep_alive_timeout);
+        if !slot.input.is_empty() {
+            self.serve(token, &[]);
+        }
+        self.watch(token);
+        self.receive(token);
+    }
+}
+
+fn millis(duration: Duration) -> Millis {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 4)
+}

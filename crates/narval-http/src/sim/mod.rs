@@ -1,0 +1,40 @@
+//! A simulated kernel, and the whole server on it: one thread, no clock, no sockets, and every choice drawn from a seed.
+//!
+//! Receives and sends are short, sockets fill up, operations complete in any order, workers run when they like, clients
+//! break off. The same seed makes the same run, so that a failure found once can be looked at again.
+
+mod client;
+mod network;
+mod run;
+
+pub use run::{Report, conversation, garbage};
+
+pub(crate) use network::{Network, SimSocket};
+
+/// The source of all choices (SplitMix64).
+#[derive(Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound` (0 for 0).
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % (bound.max(1) as u64)) as usize
+    }
+
+    /// True once in `n` times.
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}

@@ -1,0 +1,172 @@
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
+
+use crate::Peer;
+use crate::driver::OutBuf;
+#[cfg(any(test, feature = "sim"))]
+use crate::sim::SimSocket;
+
+/// A stream socket, not blocking: the kernel's, or one of the simulated kernel.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Os(OwnedFd),
+    /// Of the simulated kernel.
+    #[cfg(any(test, feature = "sim"))]
+    Sim(SimSocket),
+    /// The simulated listener.
+    #[cfg(any(test, feature = "sim"))]
+    Nowhere,
+}
+
+impl Socket {
+    /// The descriptor, where there is one.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Os(fd) => Some(fd.as_fd()),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => None,
+        }
+    }
+
+    /// Whether it is one of the simulated kernel.
+    pub(crate) fn is_simulated(&self) -> bool {
+        !matches!(self, Self::Os(_))
+    }
+
+    /// Receives into `buffer`; 0: the peer sends no more.
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.receive(buffer),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => Ok(0),
+            Self::Os(fd) => loop {
+                match rustix::net::recv(fd, &mut *buffer, rustix::net::RecvFlags::DONTWAIT) {
+                    Ok((n, _)) => return Ok(n),
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            },
+        }
+    }
+
+    /// Sends without waiting. `more`: a file follows at once.
+    pub(crate) fn send(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.send(bytes),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => Err(io::ErrorKind::BrokenPipe.into()),
+            Self::Os(fd) => loop {
+                match rustix::net::send(fd, bytes, send_flags(more)) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    sent => return Ok(sent?),
+                }
+            },
+        }
+    }
+
+    /// Sends several slices as one.
+    pub(crate) fn send_slices(&self, slices: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => {
+                self.send(slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice), more)
+            }
+            Self::Os(fd) => loop {
+                match rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), send_flags(more)) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    sent => return Ok(sent?),
+                }
+            },
+        }
+    }
+
+    /// Sends what `out` holds, as much as fits, and takes it off.
+    pub(crate) fn send_buf(&self, out: &mut OutBuf) -> io::Result<usize> {
+        let sent = match (out.rest(), &out.tail) {
+            (rest, tail) if tail.is_empty() => self.send(rest, false)?,
+            ([], tail) => self.send(tail, false)?,
+            (rest, tail) => self.send_slices(&[IoSlice::new(rest), IoSlice::new(tail)], false)?,
+        };
+        out.advance(sent);
+        Ok(sent)
+    }
+
+    /// Sends up to `count` bytes of `file` from `offset` on; 0: the file ends there.
+    pub(crate) fn send_file(&self, file: &File, offset: u64, count: usize) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.send_file(file, offset, count),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => Err(io::ErrorKind::BrokenPipe.into()),
+            Self::Os(fd) => loop {
+                let mut at = offset;
+                match rustix::fs::sendfile(fd, file, Some(&mut at), count) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    sent => return Ok(sent?),
+                }
+            },
+        }
+    }
+
+    /// Accepts a connection from a listening socket.
+    pub(crate) fn accept(&self) -> io::Result<(Self, Peer)> {
+        use rustix::net::{SocketFlags, acceptfrom_with};
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => Err(io::ErrorKind::WouldBlock.into()),
+            Self::Os(fd) => {
+                let (socket, address) = acceptfrom_with(fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+                let peer = address
+                    .and_then(|address| std::net::SocketAddr::try_from(address).ok())
+                    .map_or(Peer::Unix, Peer::Tcp);
+                Ok((Self::Os(socket), peer))
+            }
+        }
+    }
+
+    /// Says that nothing more is sent. Failing means that the connection is gone already.
+    pub(crate) fn end_output(&self) {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.end_output(),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => {}
+            Self::Os(fd) => {
+                let _ = rustix::net::shutdown(fd, Shutdown::Write);
+            }
+        }
+    }
+
+    /// Makes the close that follows an abort: the peer sees a reset, and never a clean end of a short body.
+    pub(crate) fn abort(&self) {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.abort(),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => {}
+            Self::Os(fd) => {
+                // Neither can fail in a way that matters: a connection that is gone already is what is wanted. A job that
+                // still holds the descriptor finds it shut; the reset goes out with the last close.
+                let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+                let _ = rustix::net::shutdown(fd, Shutdown::Read);
+            }
+        }
+    }
+}
+
+fn send_flags(more: bool) -> SendFlags {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    if more { flags | SendFlags::MORE } else { flags }
+}
+
+/// The other end of an accepted connection.
+pub(crate) fn peer_of(fd: &OwnedFd) -> Peer {
+    let address = rustix::net::getpeername(fd).ok().flatten();
+    address.and_then(|address| std::net::SocketAddr::try_from(address).ok()).map_or(Peer::Unix, Peer::Tcp)
+}

@@ -1,0 +1,9 @@
+//! How an answer gets into a socket: encoded, sent as far as it fits, and the rest kept until there is room again.
+//!
+//! Workers and shards both do it, whichever holds the connection's lease.
+
+mod encode;
+mod outgoing;
+
+pub(crate) use encode::{Rest, encode};
+pub(crate) use outgoing::{Outgoing, Step, Stream};

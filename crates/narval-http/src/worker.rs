@@ -1,0 +1,234 @@
+//! What a worker does with a job. The worker itself sends the answer: handing it to the shard costs a wake-up.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_utils::CachePadded;
+
+use crate::connection::{Close, TxLease};
+use crate::counters::ThreadCounters;
+use crate::driver::OutBuf;
+use crate::engine::Engine;
+use crate::exchange::Exchange;
+use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
+use crate::mailbox::Message;
+use crate::pool::{Call, Job, Sleeper};
+use crate::transmit::{Outgoing, Rest, Step, encode};
+use crate::{Bytes, FileRange, Response, early, ws};
+
+/// A worker's own things: its counters, and a buffer that answers are encoded into.
+pub(crate) struct Worker {
+    engine: Arc<Engine>,
+    counters: Arc<CachePadded<ThreadCounters>>,
+    out: OutBuf,
+    /// Where records of TLS connections are made, lent to the answer that is worked on.
+    wire: Vec<u8>,
+}
+
+impl Worker {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        let counters = engine.counters.thread();
+        Self { engine, counters, out: OutBuf::default(), wire: Vec::new() }
+    }
+
+    /// Runs jobs until the pool is closed.
+    pub(crate) fn run(mut self) {
+        let me = Sleeper::new();
+        while let Some(job) = self.engine.pool.take(&me) {
+            let started = Instant::now();
+            self.run_job(job);
+            self.counters.job_time.add_time(started.elapsed());
+        }
+    }
+
+    /// Runs one job. A panic in a body source ends the connection, and nothing else.
+    pub(crate) fn run_job(&mut self, job: Job) {
+        let done = catch_unwind(AssertUnwindSafe(|| match job {
+            Job::Answer(call) => self.answer(*call),
+            Job::Continue { lease, outgoing } => self.go_on(lease, outgoing),
+            Job::Late(late) => self.send(late.lease, late.response, late.exchange),
+            Job::WebSocket(socket) => {
+                if socket.run() == ws::Turn::Again {
+                    self.engine.pool.push_continued(Job::WebSocket(socket));
+                }
+            }
+            Job::Handshake { lease, received } => self.shake_hands(lease, &received),
+        }));
+        if done.is_err() {
+            self.counters.panics.add(1);
+            tracing::error!("a response body panicked: its connection was aborted");
+        }
+    }
+
+    fn answer(&mut self, call: Call) {
+        let Call { lease, request, exchange } = call;
+        early::keep(lease, &request);
+        self.counters.requests_worker.add(1);
+        let engine = self.engine.clone();
+        let response = catch_unwind(AssertUnwindSafe(|| engine.handler.handle(request))).unwrap_or_else(|_| {
+            self.counters.panics.add(1);
+            tracing::error!("a handler panicked: answered 500");
+            Response::from(engine.failed.clone())
+        });
+        match early::take_back() {
+            Some(lease) => self.send(lease, response, exchange),
+            None => self.engine.record(&self.counters, response.status().as_u16(), 0, true, exchange.watch),
+        }
+    }
+
+    /// Encodes and sends an answer.
+    fn send(&mut self, lease: TxLease, mut response: Response, mut exchange: Exchange) {
+        if let Some(late) = response.late.take() {
+            if let Some(late) = late.wait(lease, exchange, &self.engine) {
+                self.send(late.lease, late.response, late.exchange);
+            }
+            return;
+        }
+        if let Some(accepted) = response.upgrade.take() {
+            return self.upgrade(lease, response, exchange, accepted);
+        }
+        let body_received = exchange.body.as_ref().is_none_or(|body| body.answer_begins());
+        exchange.to.keep_alive &= body_received && !self.engine.is_stopping();
+        self.out.clear();
+        let encoded = encode(response, exchange.to, &mut self.out);
+        let status = encoded.status.as_u16();
+        let mut outgoing = match encoded.rest {
+            Rest::None => {
+                let length = self.out.len() as u64;
+                if let Some(connection) = lease.connection()
+                    && connection.seal(&mut self.out).is_ok()
+                    && send_whole(&connection.socket, &mut self.out).is_ok()
+                {
+                    if self.out.is_empty() {
+                        self.engine.record(&self.counters, status, length, false, exchange.watch);
+                        return self.finish(lease, encoded.keep_alive, length);
+                    }
+                    Outgoing::sealed(std::mem::take(&mut self.out), length)
+                } else {
+                    self.engine.record(&self.counters, status, 0, true, exchange.watch);
+                    return lease.finish_with(Some(Close::Abort));
+                }
+            }
+            // On a TLS connection it is read where it is sealed.
+            Rest::File(range)
+                if range.length < SENDFILE_MIN && lease.connection().is_some_and(|c| c.secure.is_none()) =>
+            {
+                if let Err(error) = read_file(&range, &mut self.out.memory) {
+                    tracing::warn!(%error, "cannot read a file of {} bytes: answer aborted", range.length);
+                    self.engine.record(&self.counters, status, 0, true, exchange.watch);
+                    return lease.finish_with(Some(Close::Abort));
+                }
+                Outgoing::memory(std::mem::take(&mut self.out))
+            }
+            Rest::File(range) => Outgoing::file(std::mem::take(&mut self.out), range),
+            Rest::Stream(stream) => Outgoing::stream(std::mem::take(&mut self.out), stream),
+        };
+        outgoing.keep_alive = encoded.keep_alive;
+        outgoing.status = status;
+        outgoing.watch = exchange.watch;
+        if outgoing.is_blocked() {
+            return lease.hand_back(Box::new(outgoing));
+        }
+        self.go_on(lease, Box::new(outgoing));
+    }
+
+    /// Answers 101, and makes the connection a WebSocket.
+    fn upgrade(&mut self, lease: TxLease, response: Response, exchange: Exchange, accepted: ws::Accepted) {
+        self.out.clear();
+        let encoded = encode(response, exchange.to, &mut self.out);
+        let head = Bytes::copy_from_slice(self.out.rest());
+        self.engine.record(&self.counters, encoded.status.as_u16(), head.len() as u64, false, exchange.watch);
+        if let (Some(shared), Some(connection)) = (accepted.into_shared(), lease.upgrade()) {
+            ws::start(&shared, connection.clone(), head, &self.engine.pool);
+            connection.post(Message::Upgraded { token: connection.token, socket: shared });
+        }
+    }
+
+    /// Sends more of an answer.
+    fn go_on(&mut self, lease: TxLease, mut outgoing: Box<Outgoing>) {
+        let Some(connection) = lease.connection() else { return };
+        if connection.secure.is_some() {
+            outgoing.lend(&mut self.wire);
+        }
+        match outgoing.drive(connection, BYTES_PER_TURN) {
+            Ok(Step::Complete) => {
+                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.finish(lease, outgoing.keep_alive, outgoing.sent());
+                let (out, wire) = outgoing.into_buffers();
+                if self.out.memory.capacity() == 0 {
+                    self.out = out;
+                }
+                if self.wire.capacity() == 0 {
+                    self.wire = wire;
+                }
+            }
+            Ok(Step::Blocked | Step::Waiting) => lease.hand_back(outgoing),
+            Ok(Step::Yield) => self.engine.pool.push_continued(Job::Continue { lease, outgoing }),
+            Err(error) => {
+                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
+                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                lease.finish_with(Some(Close::Abort));
+            }
+        }
+    }
+
+    /// Works on a piece of a TLS handshake, and sends what it has to say.
+    fn shake_hands(&mut self, lease: TxLease, received: &[u8]) {
+        let mut plaintext = Vec::new();
+        let outcome = match lease.connection().map(|connection| (connection, connection.secure.as_ref())) {
+            Some((connection, Some(secure))) => {
+                let opened = secure.open(received, &mut plaintext);
+                self.out.clear();
+                // An alert is worth sending too.
+                let sent = connection.seal(&mut self.out).and_then(|()| send_whole(&connection.socket, &mut self.out));
+                opened.and_then(|opened| sent.map(|_| opened))
+            }
+            _ => Err(io::ErrorKind::NotConnected.into()),
+        };
+        self.engine.admission.end_handshake();
+        let outcome = match outcome {
+            Ok(_) if !self.out.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+            Ok(opened) => {
+                self.counters.handshakes.add(u64::from(!opened.is_handshaking));
+                Ok(plaintext)
+            }
+            Err(error) => {
+                self.counters.handshakes_failed.add(1);
+                Err(error)
+            }
+        };
+        lease.handshaken(outcome);
+    }
+
+    fn finish(&self, lease: TxLease, keep_alive: bool, sent: u64) {
+        let large = sent > LARGE_ANSWER;
+        if keep_alive {
+            lease.finish(self.engine.clock.now(), large);
+        } else {
+            lease.finish_with(Some(Close::Clean { large }));
+        }
+    }
+}
+
+/// Sends until all is sent or the socket is full; returns how much.
+fn send_whole(socket: &crate::socket::Socket, out: &mut OutBuf) -> io::Result<u64> {
+    let mut sent = 0;
+    while !out.is_empty() {
+        match socket.send_buf(out) {
+            Ok(n) => sent += n as u64,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sent)
+}
+
+/// Appends a range of a file to `out`.
+fn read_file(range: &FileRange, out: &mut Vec<u8>) -> io::Result<()> {
+    let start = out.len();
+    out.resize(start + usize::try_from(range.length).unwrap_or(usize::MAX), 0);
+    range.file.read_exact_at(out.get_mut(start..).unwrap_or_default(), range.offset)
+}

@@ -1,0 +1,511 @@
+//! From the bytes that a socket delivers to messages and control frames.
+
+use bytes::Bytes;
+
+use super::frame::{CLIENT_HEADER_MAX, CONTROL_PAYLOAD_MAX, ClientHeader, Opcode};
+use super::utf8::{InvalidUtf8, Utf8Check};
+use super::{CloseCode, CloseFrame, Message, mask};
+
+/// Reads what a client sends. It takes all bytes it is given and keeps only what it must: nothing between frames, at
+/// most a header within one, and the message so far.
+///
+/// ```
+/// use narval_http::ws::codec::{Decoder, Incoming, Limits, Message};
+///
+/// let mut decoder = Decoder::new(Limits::default(), false);
+/// let mut input: &[u8] = b"\x81\x82\x00\x00\x00\x00hi\x89\x80\x00\x00\x00\x00";
+/// assert_eq!(decoder.next(&mut input), Ok(Some(Incoming::Message(Message::from("hi")))));
+/// assert_eq!(decoder.next(&mut input), Ok(Some(Incoming::Ping(Default::default()))));
+/// assert_eq!(decoder.next(&mut input), Ok(None));
+/// ```
+#[derive(Debug)]
+pub struct Decoder {
+    limits: Limits,
+    compression: bool,
+    ended: Option<End>,
+    header_len: u8,
+    header: [u8; CLIENT_HEADER_MAX],
+    frame: Option<OpenFrame>,
+    message: Option<Box<OpenMessage>>,
+}
+
+/// What a [`Decoder`] accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How large a message may be, in octets, as sent and after decompression. A frame that would make its message
+    /// larger is refused when its header is read.
+    pub message_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { message_bytes_max: 1024 * 1024 }
+    }
+}
+
+/// What a client sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// A message.
+    Message(Message),
+    /// A message that is still compressed: see [`deflate`](super::deflate).
+    Compressed(CompressedMessage),
+    /// A Ping, to be answered by a Pong with the same payload.
+    Ping(Bytes),
+    /// A Pong.
+    Pong(Bytes),
+    /// A Close frame; nothing that comes behind it counts.
+    Close(Option<CloseFrame>),
+}
+
+/// A message as it was compressed by the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompressedMessage {
+    /// Whether it is text, to be checked once it is decompressed.
+    pub text: bool,
+    /// The compressed payload.
+    pub data: Bytes,
+}
+
+/// A breach of the protocol. The connection is to be closed with [`ProtocolError::close_code`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolError {
+    /// RSV2 or RSV3 is set, or RSV1 where no message begins or no compression was agreed on.
+    #[error("reserved bits are set")]
+    ReservedBits,
+    /// An opcode that no extension has given a meaning.
+    #[error("reserved opcode {0}")]
+    ReservedOpcode(u8),
+    /// A client must mask its frames.
+    #[error("frame is not masked")]
+    Unmasked,
+    /// A length that is not in its shortest form, or over 63 bits.
+    #[error("invalid payload length")]
+    InvalidLength,
+    /// A control frame without FIN.
+    #[error("fragmented control frame")]
+    FragmentedControl,
+    /// A control frame over 125 octets.
+    #[error("control frame is too long")]
+    LongControl,
+    /// A Continuation frame with nothing to continue.
+    #[error("continuation of no message")]
+    NothingToContinue,
+    /// A Text or Binary frame within a fragmented message.
+    #[error("message within a message")]
+    MessageWithinMessage,
+    /// The message is over the limit, as sent or after decompression.
+    #[error("message is too big")]
+    MessageTooBig,
+    /// A text message or a close reason that is not UTF-8.
+    #[error("text that is not UTF-8")]
+    InvalidUtf8,
+    /// A compressed message that can't be decompressed.
+    #[error("broken compressed message")]
+    InvalidDeflate,
+    /// A Close frame with a payload of one octet.
+    #[error("close frame without a whole code")]
+    CloseWithoutCode,
+    /// A Close frame with a code that may not be sent.
+    #[error("invalid close code {0}")]
+    InvalidCloseCode(u16),
+}
+
+impl ProtocolError {
+    /// The code to close the connection with.
+    pub fn close_code(self) -> CloseCode {
+        match self {
+            Self::MessageTooBig => CloseCode::MESSAGE_TOO_BIG,
+            Self::InvalidUtf8 | Self::InvalidDeflate => CloseCode::INVALID_DATA,
+            _ => CloseCode::PROTOCOL_ERROR,
+        }
+    }
+}
+
+impl From<InvalidUtf8> for ProtocolError {
+    fn from(_: InvalidUtf8) -> Self {
+        Self::InvalidUtf8
+    }
+}
+
+/// What ended the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Close,
+    Error,
+}
+
+/// The frame whose payload is being read.
+#[derive(Debug)]
+struct OpenFrame {
+    header: ClientHeader,
+    received: u64,
+    /// The payload so far of a control frame; a data frame's goes to its message.
+    control: Vec<u8>,
+}
+
+/// The message that is being put together.
+#[derive(Debug)]
+struct OpenMessage {
+    text: bool,
+    compressed: bool,
+    utf8: Utf8Check,
+    data: Vec<u8>,
+}
+
+impl Decoder {
+    /// A decoder for a new connection. `compression` says that `permessage-deflate` was agreed on.
+    pub fn new(limits: Limits, compression: bool) -> Self {
+        let header = [0; CLIENT_HEADER_MAX];
+        Self { limits, compression, ended: None, header_len: 0, header, frame: None, message: None }
+    }
+
+    /// Takes bytes from the front of `input` up to the end of the next message or control frame; `None` when `input` is
+    /// used up. After a Close frame or an error all further input is thrown away.
+    ///
+    /// # Errors
+    /// A breach of the protocol.
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, ProtocolError> {
+        let result = self.advance(input);
+        self.ended = match result {
+            Err(_) => Some(End::Error),
+            Ok(Some(Incoming::Close(_))) => Some(End::Close),
+            Ok(_) => return result,
+        };
+        self.frame = None;
+        self.message = None;
+        result
+    }
+
+    /// Whether a Close frame or an error ended what is read.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Whether a Close frame ended what is read.
+    pub fn is_closed(&self) -> bool {
+        self.ended == Some(End::Close)
+    }
+
+    /// Whether a frame or a message has begun and not ended.
+    pub fn is_within_message(&self) -> bool {
+        self.header_len > 0 || self.frame.is_some() || self.message.is_some()
+    }
+
+    /// How many bytes the decoder holds on the heap.
+    pub fn buffered(&self) -> usize {
+        self.message.as_ref().map_or(0, |message| size_of::<OpenMessage>() + message.data.capacity())
+            + self.frame.as_ref().map_or(0, |frame| frame.control.capacity())
+    }
+
+    fn advance(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, ProtocolError> {
+        loop {
+            if self.ended.is_some() {
+                *input = &[];
+                return Ok(None);
+            }
+            let frame = match self.frame.take() {
+                Some(frame) => frame,
+                None => match self.read_header(input)? {
+                    Some(header) => self.open(header)?,
+                    None => return Ok(None),
+                },
+            };
+            let done = if frame.header.opcode.is_control() {
+                self.read_control(frame, input)?
+            } else {
+                self.read_data(frame, input)?
+            };
+            if done.is_some() || self.frame.is_some() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// The next header, from `input` and what an earlier piece began.
+    fn read_header(&mut self, input: &mut &[u8]) -> Result<Option<ClientHeader>, ProtocolError> {
+        if self.header_len == 0
+            && let Some((header, length)) = ClientHeader::parse(input)?
+        {
+            *input = input.get(length..).unwrap_or_default();
+            return Ok(Some(header));
+        }
+        // Octet by octet: at most 14 of them, and each may be the one that is wrong.
+        while let Some((&byte, rest)) = input.split_first() {
+            *input = rest;
+            if let Some(slot) = self.header.get_mut(usize::from(self.header_len)) {
+                *slot = byte;
+                self.header_len += 1;
+            }
+            let begun = self.header.get(..usize::from(self.header_len)).unwrap_or_default();
+            if let Some((header, _)) = ClientHeader::parse(begun)? {
+                self.header_len = 0;
+                return Ok(Some(header));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Checks a header against the state of the connection.
+    fn open(&mut self, header: ClientHeader) -> Result<OpenFrame, ProtocolError> {
+        let begins_message = matches!(header.opcode, Opcode::Text | Opcode::Binary);
+        if header.rsv1 && !(self.compression && begins_message) {
+            return Err(ProtocolError::ReservedBits);
+        }
+        if !header.opcode.is_control() {
+            let so_far = match (&self.message, begins_message) {
+                (None, true) => 0,
+                (Some(message), false) => message.data.len(),
+                (None, false) => return Err(ProtocolError::NothingToContinue),
+                (Some(_), true) => return Err(ProtocolError::MessageWithinMessage),
+            };
+            let room = self.limits.message_bytes_max.saturating_sub(so_far) as u64;
+            if header.payload_len > room {
+                return Err(ProtocolError::MessageTooBig);
+            }
+            if begins_message {
+                let text = header.opcode == Opcode::Text;
+                let message =
+                    OpenMessage { text, compressed: header.rsv1, utf8: Utf8Check::default(), data: Vec::new() };
+                self.message = Some(Box::new(message));
+            }
+        }
+        Ok(OpenFrame { header, received: 0, control: Vec::new() })
+    }
+
+    fn read_control(&mut self, mut frame: OpenFrame, input: &mut &[u8]) -> Result<Option<Incoming>, ProtocolError> {
+        debug_assert!(frame.header.payload_len <= CONTROL_PAYLOAD_MAX as u64);
+        let ended = frame.take_payload(input, |frame, piece| {
+            append_unmasked(&mut frame.control, piece, frame.header.mask, frame.received)
+        });
+        if !ended {
+            self.frame = Some(frame);
+            return Ok(None);
+        }
+        let payload = Bytes::from(frame.control);
+        Ok(Some(match frame.header.opcode {
+            Opcode::Ping => Incoming::Ping(payload),
+            Opcode::Pong => Incoming::Pong(payload),
+            _ => Incoming::Close(CloseFrame::parse(&payload)?),
+        }))
+    }
+
+    fn read_data(&mut self, mut frame: OpenFrame, input: &mut &[u8]) -> Result<Option<Incoming>, ProtocolError> {
+        let Some(mut message) = self.message.take() else { return Err(ProtocolError::NothingToContinue) };
+        let fresh_from = message.data.len();
+        let ended = frame.take_payload(input, |frame, piece| {
+            grow(&mut message.data, piece.len(), frame.header.payload_len - frame.received);
+            append_unmasked(&mut message.data, piece, frame.header.mask, frame.received);
+        });
+        if ended && frame.header.fin {
+            return message.finish(fresh_from).map(Some);
+        }
+        if message.text && !message.compressed {
+            message.utf8.feed(message.data.get(fresh_from..).unwrap_or_default())?;
+        }
+        self.message = Some(message);
+        if !ended {
+            self.frame = Some(frame);
+        }
+        Ok(None)
+    }
+}
+
+impl OpenFrame {
+    /// Gives `sink` what `input` holds of the payload, and says whether that was the end of it.
+    fn take_payload(&mut self, input: &mut &[u8], sink: impl FnOnce(&mut Self, &[u8])) -> bool {
+        let missing = self.header.payload_len - self.received;
+        let length = usize::try_from(missing).unwrap_or(usize::MAX).min(input.len());
+        let (piece, rest) = input.split_at(length);
+        *input = rest;
+        sink(self, piece);
+        self.received += length as u64;
+        self.received == self.header.payload_len
+    }
+}
+
+impl OpenMessage {
+    /// The message, whose last piece starts at `fresh_from` and has not been checked to be UTF-8.
+    fn finish(mut self, fresh_from: usize) -> Result<Incoming, ProtocolError> {
+        if self.compressed {
+            return Ok(Incoming::Compressed(CompressedMessage { text: self.text, data: self.data.into() }));
+        }
+        if !self.text {
+            return Ok(Incoming::Message(Message::Binary(self.data.into())));
+        }
+        if fresh_from > 0 {
+            // Cheaper than to find out at the end of a large message, and the error comes where it would have.
+            self.utf8.feed(self.data.get(fresh_from..).unwrap_or_default())?;
+            self.utf8.finish()?;
+        }
+        let text = String::from_utf8(self.data).map_err(|_| ProtocolError::InvalidUtf8)?;
+        Ok(Incoming::Message(Message::Text(text)))
+    }
+}
+
+fn append_unmasked(data: &mut Vec<u8>, piece: &[u8], key: [u8; 4], received: u64) {
+    let start = data.len();
+    data.extend_from_slice(piece);
+    mask::apply(data.get_mut(start..).unwrap_or_default(), key, (received % 4) as usize);
+}
+
+/// Makes room for `piece` more bytes: by doubling, but never for more than the frame will bring. A length that a
+/// client merely announces reserves nothing.
+fn grow(data: &mut Vec<u8>, piece: usize, missing: u64) {
+    let missing = usize::try_from(missing).unwrap_or(usize::MAX);
+    if data.capacity() - data.len() < piece {
+        data.reserve_exact(data.capacity().max(piece).min(missing));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A frame as a client sends it.
+    fn client_frame(first: u8, payload: &[u8], key: [u8; 4]) -> Vec<u8> {
+        let mut frame = vec![first];
+        match payload.len() {
+            short @ 0..126 => frame.push(0x80 | short as u8),
+            medium @ 126..65536 => {
+                frame.push(0x80 | 126);
+                frame.extend((medium as u16).to_be_bytes());
+            }
+            long => {
+                frame.push(0x80 | 127);
+                frame.extend((long as u64).to_be_bytes());
+            }
+        }
+        frame.extend(key);
+        let start = frame.len();
+        frame.extend(payload);
+        mask::apply(&mut frame[start..], key, 0);
+        frame
+    }
+
+    fn stream(frames: &[(u8, &[u8])]) -> Vec<u8> {
+        frames.iter().flat_map(|(first, payload)| client_frame(*first, payload, *b"\x12\xfe\x00\x9a")).collect()
+    }
+
+    type Outcome = (Vec<Incoming>, Option<ProtocolError>);
+
+    fn decode(limits: Limits, bytes: &[u8], pieces: usize) -> Outcome {
+        let mut decoder = Decoder::new(limits, true);
+        let mut seen = Vec::new();
+        for mut piece in bytes.chunks(pieces.max(1)) {
+            loop {
+                match decoder.next(&mut piece) {
+                    Ok(Some(incoming)) => seen.push(incoming),
+                    Ok(None) => break,
+                    Err(error) => return (seen, Some(error)),
+                }
+            }
+            assert!(piece.is_empty());
+        }
+        (seen, None)
+    }
+
+    fn decode_all_ways(bytes: &[u8]) -> Outcome {
+        let whole = decode(Limits::default(), bytes, bytes.len());
+        for pieces in 1..bytes.len().min(40) {
+            assert_eq!(decode(Limits::default(), bytes, pieces), whole, "in pieces of {pieces}");
+        }
+        whole
+    }
+
+    #[test]
+    fn rfc_6455_5_4_control_frames_between_fragments() {
+        let bytes = stream(&[(0x01, b"a\xc3"), (0x89, b"ping"), (0x00, b"\xa4"), (0x8a, b""), (0x80, b"z")]);
+        let ping = Incoming::Ping(Bytes::from_static(b"ping"));
+        let text = Incoming::Message(Message::from("aäz"));
+        assert_eq!(decode_all_ways(&bytes), (vec![ping, Incoming::Pong(Bytes::new()), text], None));
+    }
+
+    #[test]
+    fn rfc_6455_5_4_fragments_out_of_order_are_refused() {
+        assert_eq!(decode_all_ways(&stream(&[(0x80, b"")])).1, Some(ProtocolError::NothingToContinue));
+        assert_eq!(decode_all_ways(&stream(&[(0x01, b""), (0x81, b"")])).1, Some(ProtocolError::MessageWithinMessage));
+    }
+
+    #[test]
+    fn rfc_6455_8_1_text_must_be_utf_8() {
+        for frames in [&[(0x81u8, b"\xff".as_slice())][..], &[(0x01, b"\xc3"), (0x80, b"")], &[(0x01, b"\xed\xa0")]] {
+            assert_eq!(decode_all_ways(&stream(frames)).1, Some(ProtocolError::InvalidUtf8), "{frames:?}");
+        }
+    }
+
+    #[test]
+    fn rfc_7692_6_rsv1_is_for_the_first_fragment_of_a_message() {
+        let data = Bytes::from_static(b"abcd");
+        let compressed = Incoming::Compressed(CompressedMessage { text: true, data });
+        assert_eq!(decode_all_ways(&stream(&[(0x41, b"ab"), (0x80, b"cd")])), (vec![compressed], None));
+        assert_eq!(decode_all_ways(&stream(&[(0x41, b"ab"), (0xc0, b"cd")])).1, Some(ProtocolError::ReservedBits));
+        assert_eq!(decode_all_ways(&stream(&[(0xc9, b"")])).1, Some(ProtocolError::ReservedBits));
+        let plain = Decoder::new(Limits::default(), false).next(&mut stream(&[(0xc1, b"")]).as_slice());
+        assert_eq!(plain, Err(ProtocolError::ReservedBits));
+    }
+
+    #[test]
+    fn a_message_over_the_limit_is_refused_at_its_header() {
+        let limits = Limits { message_bytes_max: 10 };
+        let mut decoder = Decoder::new(limits, false);
+        assert_eq!(decoder.next(&mut b"\x82\x8babcd".as_slice()), Err(ProtocolError::MessageTooBig));
+        let fragments = stream(&[(0x02, b"123456"), (0x80, b"12345")]);
+        assert_eq!(decode(limits, &fragments, 1).1, Some(ProtocolError::MessageTooBig));
+        let huge = b"\x82\xff\x7f\xff\xff\xff\xff\xff\xff\xffabcd";
+        assert_eq!(Decoder::new(limits, false).next(&mut huge.as_slice()), Err(ProtocolError::MessageTooBig));
+    }
+
+    #[test]
+    fn an_announced_length_reserves_nothing() {
+        let mut decoder = Decoder::new(Limits { message_bytes_max: 1 << 30 }, false);
+        let mut input = b"\x82\xff\x00\x00\x00\x00\x3f\xff\xff\xffabcdefgh".as_slice();
+        assert_eq!(decoder.next(&mut input), Ok(None));
+        assert!(decoder.buffered() < 256, "{}", decoder.buffered());
+    }
+
+    #[test]
+    fn an_idle_decoder_holds_nothing() {
+        let mut decoder = Decoder::new(Limits::default(), true);
+        let bytes = stream(&[(0x01, b"abc"), (0x89, b"x"), (0x80, b"def")]);
+        for mut piece in bytes.chunks(1) {
+            decoder.next(&mut piece).unwrap();
+        }
+        assert_eq!((decoder.buffered(), decoder.is_within_message()), (0, false));
+        assert!(size_of::<Decoder>() <= 128, "{}", size_of::<Decoder>());
+    }
+
+    #[test]
+    fn nothing_counts_behind_a_close() {
+        let bytes = stream(&[(0x88, b"\x03\xe8"), (0x81, b"\xff")]);
+        let close = CloseFrame { code: CloseCode::NORMAL, reason: String::new() };
+        assert_eq!(decode_all_ways(&bytes), (vec![Incoming::Close(Some(close))], None));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_the_same_however_cut(bytes in prop::collection::vec(any::<u8>(), 0..200), pieces in 1..20usize) {
+            let limits = Limits { message_bytes_max: 100 };
+            prop_assert_eq!(decode(limits, &bytes, pieces), decode(limits, &bytes, bytes.len()));
+        }
+
+        #[test]
+        fn any_message_in_any_fragments_comes_out_whole(
+            text: String,
+            fragments in 1..9usize,
+            pieces in 1..300usize,
+            key: [u8; 4],
+        ) {
+            let parts: Vec<&[u8]> = text.as_bytes().chunks((text.len() / fragments).max(1)).collect();
+            let mut bytes = client_frame(0x01, b"", key);
+            for part in parts {
+                bytes.extend(client_frame(0x00, part, key));
+            }
+            bytes.extend(client_frame(0x80, b"", key));
+            let expected = vec![Incoming::Message(Message::Text(text))];
+            prop_assert_eq!(decode(Limits::default(), &bytes, pieces), (expected, None));
+        }
+    }
+}

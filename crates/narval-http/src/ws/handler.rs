@@ -1,0 +1,153 @@
+use bytes::Bytes;
+
+use super::WebSocket;
+use super::codec::{CloseCode, CloseFrame, Message, ProtocolError};
+
+/// What takes the events of a WebSocket.
+///
+/// The events of one socket come one after the other, on worker threads: `open` first, `close` last, and nothing after
+/// it. Those of different sockets come at the same time. A method may block; meanwhile the events of that socket wait,
+/// and when many wait nothing more is received from its client.
+///
+/// Every `Fn(&WebSocket, Event) + Send + Sync` is a handler.
+pub trait WsHandler: Send + Sync + 'static {
+    /// The connection is open.
+    fn open(&self, socket: &WebSocket) {
+        let _ = socket;
+    }
+
+    /// The client sent a message.
+    fn message(&self, socket: &WebSocket, message: Message);
+
+    /// The client sent a Ping. It has been answered, unless [`Options::auto_pong`](super::Options::auto_pong) is off.
+    fn ping(&self, socket: &WebSocket, payload: Bytes) {
+        let _ = (socket, payload);
+    }
+
+    /// The client sent a Pong.
+    fn pong(&self, socket: &WebSocket, payload: Bytes) {
+        let _ = (socket, payload);
+    }
+
+    /// After [`SendStatus::Backpressure`](super::SendStatus::Backpressure) or `Dropped`: the client has caught up.
+    fn drained(&self, socket: &WebSocket) {
+        let _ = socket;
+    }
+
+    /// The connection ends otherwise than by the closing handshake. [`close`](Self::close) follows.
+    fn error(&self, socket: &WebSocket, error: WsError) {
+        let _ = (socket, error);
+    }
+
+    /// The connection is closed: the last event.
+    fn close(&self, socket: &WebSocket, reason: CloseReason) {
+        let _ = (socket, reason);
+    }
+}
+
+/// An event, for handlers that are closures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// See [`WsHandler::open`].
+    Open,
+    /// See [`WsHandler::message`].
+    Message(Message),
+    /// See [`WsHandler::ping`].
+    Ping(Bytes),
+    /// See [`WsHandler::pong`].
+    Pong(Bytes),
+    /// See [`WsHandler::drained`].
+    Drained,
+    /// See [`WsHandler::error`].
+    Error(WsError),
+    /// See [`WsHandler::close`].
+    Close(CloseReason),
+}
+
+impl<F> WsHandler for F
+where
+    F: Fn(&WebSocket, Event) + Send + Sync + 'static,
+{
+    fn open(&self, socket: &WebSocket) {
+        self(socket, Event::Open);
+    }
+
+    fn message(&self, socket: &WebSocket, message: Message) {
+        self(socket, Event::Message(message));
+    }
+
+    fn ping(&self, socket: &WebSocket, payload: Bytes) {
+        self(socket, Event::Ping(payload));
+    }
+
+    fn pong(&self, socket: &WebSocket, payload: Bytes) {
+        self(socket, Event::Pong(payload));
+    }
+
+    fn drained(&self, socket: &WebSocket) {
+        self(socket, Event::Drained);
+    }
+
+    fn error(&self, socket: &WebSocket, error: WsError) {
+        self(socket, Event::Error(error));
+    }
+
+    fn close(&self, socket: &WebSocket, reason: CloseReason) {
+        self(socket, Event::Close(reason));
+    }
+}
+
+/// Why a connection ended otherwise than by the closing handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WsError {
+    /// The client broke the protocol, or sent too large a message.
+    #[error("the client broke the protocol: {0}")]
+    Protocol(#[from] ProtocolError),
+    /// The connection ended without a Close frame.
+    #[error("the connection was lost")]
+    Lost,
+    /// The client did not answer a Ping.
+    #[error("the client did not answer a ping")]
+    PingTimeout,
+    /// The client took nothing of what waited for it.
+    #[error("the client did not take what was sent")]
+    WriteTimeout,
+    /// The client did not complete the closing handshake.
+    #[error("the client did not complete the closing handshake")]
+    CloseTimeout,
+    /// The handler panicked.
+    #[error("the handler panicked")]
+    Panicked,
+}
+
+/// How a connection was closed, as the `CloseEvent` of browsers tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CloseReason {
+    /// The close code: the client's, or ours where we failed the connection; 1005 where a Close frame had none, 1006
+    /// where there was no Close frame.
+    pub code: u16,
+    /// The reason that came with it.
+    pub reason: String,
+    /// Whether the closing handshake was completed.
+    pub is_clean: bool,
+}
+
+impl CloseReason {
+    /// A Close frame without a code (RFC 6455 section 7.1.5).
+    pub const NO_CODE: u16 = 1005;
+    /// No Close frame (RFC 6455 section 7.1.5).
+    pub const ABNORMAL: u16 = 1006;
+
+    pub(crate) fn clean(frame: Option<CloseFrame>) -> Self {
+        match frame {
+            Some(CloseFrame { code, reason }) => Self { code: code.get(), reason, is_clean: true },
+            None => Self { code: Self::NO_CODE, reason: String::new(), is_clean: true },
+        }
+    }
+
+    /// The connection is failed with `code`; without one, it was lost.
+    pub(crate) fn failed(code: Option<CloseCode>, error: WsError) -> Self {
+        Self { code: code.map_or(Self::ABNORMAL, CloseCode::get), reason: error.to_string(), is_clean: false }
+    }
+}

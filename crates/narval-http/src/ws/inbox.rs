@@ -1,0 +1,149 @@
+//! The events of a WebSocket that wait for its handler. One worker at a time takes them out, so they are serial.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::WsError;
+use super::codec::decoder::CompressedMessage;
+use super::codec::deflate::Inflater;
+use super::codec::{CloseFrame, Message, ProtocolError};
+
+/// How many events may wait before nothing more is received.
+const EVENTS_MAX: usize = 256;
+
+/// What waits for the handler.
+#[derive(Debug)]
+pub(super) enum Pending {
+    Open,
+    Message(Message),
+    Compressed(CompressedMessage),
+    Ping(Bytes),
+    Pong(Bytes),
+    Drained,
+    /// The client's Close frame: the last event.
+    Closed(Option<CloseFrame>),
+    /// The client broke the protocol: the last event.
+    Failed(ProtocolError),
+    /// The connection is gone: the last event.
+    Lost(WsError),
+}
+
+impl Pending {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(message) => message.len(),
+            Self::Compressed(message) => message.data.len(),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn is_last(&self) -> bool {
+        matches!(self, Self::Closed(_) | Self::Failed(_) | Self::Lost(_))
+    }
+}
+
+/// The receiving half of a WebSocket.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    queue: VecDeque<Pending>,
+    bytes: usize,
+    /// A worker runs the handler, or is about to.
+    running: bool,
+    /// The last event is queued, or was handled.
+    ended: bool,
+    /// Nothing is received until the handler has caught up.
+    paused: bool,
+    /// With context takeover, the decompressor of this connection; the worker that runs the handler takes it out.
+    pub(super) inflater: Option<Box<Inflater>>,
+}
+
+impl Inbox {
+    pub(super) fn new(inflater: Option<Box<Inflater>>) -> Self {
+        Self { inflater, ..Self::default() }
+    }
+
+    /// Adds an event. True: a worker is needed.
+    pub(super) fn push(&mut self, event: Pending, bytes_max: usize) -> bool {
+        if self.ended {
+            return false;
+        }
+        self.ended = event.is_last();
+        self.bytes += event.bytes();
+        self.queue.push_back(event);
+        self.paused |= self.bytes > bytes_max || self.queue.len() > EVENTS_MAX;
+        !std::mem::replace(&mut self.running, true)
+    }
+
+    /// Worker: the next event, or `None`, and it is to stop. True beside it: the shard is to receive again.
+    pub(super) fn pop(&mut self, bytes_max: usize) -> (Option<Pending>, bool) {
+        let event = self.queue.pop_front();
+        match &event {
+            Some(event) => self.bytes -= event.bytes(),
+            None => {
+                self.running = false;
+                // An idle connection holds no buffer.
+                self.queue = VecDeque::new();
+            }
+        }
+        let resumes = self.paused && self.bytes <= bytes_max / 2 && self.queue.len() <= EVENTS_MAX / 2;
+        self.paused &= !resumes;
+        (event, resumes)
+    }
+
+    /// Worker: the connection was failed: what is queued does not matter any more.
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+        self.queue.clear();
+        self.bytes = 0;
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_worker_at_a_time() {
+        let mut inbox = Inbox::default();
+        assert!(inbox.push(Pending::Open, 100));
+        assert!(!inbox.push(Pending::Drained, 100), "a worker is on its way");
+        assert!(matches!(inbox.pop(100), (Some(Pending::Open), false)));
+        assert!(matches!(inbox.pop(100), (Some(Pending::Drained), false)));
+        assert!(!inbox.push(Pending::Drained, 100), "the worker has not stopped");
+        assert!(matches!(inbox.pop(100), (Some(Pending::Drained), false)));
+        assert!(matches!(inbox.pop(100), (None, false)));
+        assert!(inbox.push(Pending::Drained, 100));
+    }
+
+    #[test]
+    fn nothing_comes_after_the_last_event() {
+        let mut inbox = Inbox::default();
+        inbox.push(Pending::Closed(None), 100);
+        inbox.push(Pending::Lost(WsError::Lost), 100);
+        assert!(matches!(inbox.pop(100).0, Some(Pending::Closed(None))));
+        assert!(inbox.pop(100).0.is_none());
+    }
+
+    #[test]
+    fn receiving_pauses_above_the_limit_and_resumes_below_half() {
+        let mut inbox = Inbox::default();
+        let message = || Pending::Message(Message::Binary(Bytes::from_static(&[0; 40])));
+        inbox.push(message(), 100);
+        inbox.push(message(), 100);
+        assert!(!inbox.is_paused());
+        inbox.push(message(), 100);
+        assert!(inbox.is_paused());
+        assert!(!inbox.pop(100).1, "80 bytes left");
+        assert!(inbox.pop(100).1, "40 bytes left");
+        assert!(!inbox.is_paused() && !inbox.pop(100).1);
+    }
+}

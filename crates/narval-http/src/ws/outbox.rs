@@ -1,0 +1,298 @@
+//! What a WebSocket sends. Any thread sends at once, under the outbox's lock, as much as the socket takes; what is left
+//! the connection's shard sends when the socket takes more.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+
+use super::SendStatus;
+use super::codec::deflate::Deflater;
+use super::codec::frame::{Opcode, ServerHeader};
+use super::codec::{CloseCode, Frame, close};
+use super::options::Options;
+use crate::connection::Connection;
+use crate::driver::OutBuf;
+use crate::mailbox;
+
+/// Payloads up to this size are copied behind their header, so that a frame is one run of bytes.
+const COPY_PAYLOAD_MAX: usize = 4096;
+/// How many runs of bytes are given to one system call.
+const SLICES_MAX: usize = 32;
+
+/// One frame as at most two runs of bytes.
+pub(super) struct Encoded {
+    head: Bytes,
+    tail: Bytes,
+}
+
+impl Encoded {
+    pub(super) fn data(opcode: Opcode, compressed: bool, payload: Bytes) -> Self {
+        if payload.len() <= COPY_PAYLOAD_MAX {
+            return Frame::data(opcode, compressed, &payload).into();
+        }
+        let header = ServerHeader::new(opcode, compressed, payload.len());
+        Self { head: Bytes::copy_from_slice(header.as_bytes()), tail: payload }
+    }
+
+    fn len(&self) -> usize {
+        self.head.len() + self.tail.len()
+    }
+}
+
+impl From<Frame> for Encoded {
+    fn from(frame: Frame) -> Self {
+        Self { head: frame.bytes().clone(), tail: Bytes::new() }
+    }
+}
+
+/// The sending half of a WebSocket.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    phase: Phase,
+    /// The connection: from when the 101 response goes out until it is closed.
+    link: Option<Arc<Connection>>,
+    queue: VecDeque<Bytes>,
+    queued_bytes: usize,
+    /// Bytes the socket has taken from the queue.
+    taken_bytes: u64,
+    /// The shard was told that there is something to look at, and has not looked yet.
+    told: bool,
+    /// The last send was met by backpressure: say when it is over.
+    pressed: bool,
+    /// Sending failed.
+    broken: bool,
+    /// The closing handshake is complete, or we failed the connection: close it when all is sent.
+    finishing: bool,
+    /// With context takeover, the compressor of this connection.
+    pub(super) deflater: Option<Box<Deflater>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// The 101 response is not out, or it is: frames are taken.
+    #[default]
+    Open,
+    /// A Close frame is queued or sent: no frame may follow it.
+    Closing,
+    /// There is no connection any more.
+    Closed,
+}
+
+/// What the shard finds in the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    /// Bytes wait for the socket.
+    pub(super) blocked: bool,
+    pub(super) broken: bool,
+    /// A Close frame is on its way or sent.
+    pub(super) closing: bool,
+    /// Everything is sent, and the connection is to be closed.
+    pub(super) finished: bool,
+    /// Backpressure is over.
+    pub(super) drained: bool,
+    /// Bytes the socket has taken that it did not take at once.
+    pub(super) taken_bytes: u64,
+}
+
+impl Outbox {
+    /// The 101 response, whose head is `head`, may go out, and everything that was queued behind it.
+    pub(super) fn start(&mut self, connection: Arc<Connection>, head: Bytes) {
+        self.queued_bytes += head.len();
+        self.queue.push_front(head);
+        if connection.secure.is_some() {
+            // Frames that were queued before are sealed behind the head, in their order.
+            let mut out = OutBuf { memory: self.queue.iter().flatten().copied().collect(), ..OutBuf::default() };
+            if connection.seal(&mut out).is_err() {
+                return self.fail();
+            }
+            self.queued_bytes = out.memory.len();
+            self.queue = VecDeque::from([Bytes::from(out.memory)]);
+        }
+        self.link = Some(connection);
+        self.flush();
+        // What is left, the shard sees when it is told of the upgrade.
+    }
+
+    /// Sends a message.
+    pub(super) fn send(&mut self, frame: Encoded, options: &Options) -> SendStatus {
+        match self.admit(frame.len(), options) {
+            Ok(()) => self.send_admitted(frame, options),
+            Err(refused) => refused,
+        }
+    }
+
+    /// Whether a frame of this length would be taken.
+    pub(super) fn admit(&mut self, length: usize, options: &Options) -> Result<(), SendStatus> {
+        if !self.is_open() {
+            return Err(SendStatus::Closed);
+        }
+        // A message larger than the limit is let through when nothing waits: else it could never be sent.
+        if self.queued_bytes > 0 && self.queued_bytes + length > options.send_hard_bytes {
+            self.pressed = true;
+            return Err(SendStatus::Dropped);
+        }
+        Ok(())
+    }
+
+    /// Sends a frame that was [admitted](Self::admit).
+    pub(super) fn send_admitted(&mut self, frame: Encoded, options: &Options) -> SendStatus {
+        self.push(frame);
+        if self.broken {
+            SendStatus::Closed
+        } else if self.queued_bytes > options.send_soft_bytes {
+            self.pressed = true;
+            SendStatus::Backpressure
+        } else {
+            SendStatus::Queued
+        }
+    }
+
+    /// Sends a Ping or Pong; not to a client that takes nothing, which then has its own messages to blame.
+    pub(super) fn control(&mut self, frame: Frame, options: &Options) -> SendStatus {
+        if self.queued_bytes > options.send_soft_bytes { SendStatus::Dropped } else { self.send(frame.into(), options) }
+    }
+
+    /// Queues a Close frame behind all messages. False: there is one already.
+    pub(super) fn close(&mut self, frame: Frame) -> bool {
+        if self.phase != Phase::Open {
+            return false;
+        }
+        self.push(frame.into());
+        self.phase = Phase::Closing;
+        self.tell();
+        true
+    }
+
+    /// The client's Close frame has come: answers it, if it is not itself an answer, and lets the connection end.
+    pub(super) fn answer_close(&mut self, code: Option<CloseCode>) {
+        self.close(match code {
+            Some(code) => close::encode(code, ""),
+            None => Frame::control(Opcode::Close, &[]),
+        });
+        self.finish();
+    }
+
+    /// Lets the connection end when all is sent.
+    pub(super) fn finish(&mut self) {
+        self.finishing = true;
+        self.tell();
+    }
+
+    /// Lets go of the connection.
+    pub(super) fn detach(&mut self) {
+        *self = Self { phase: Phase::Closed, ..Self::default() };
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open && !self.broken
+    }
+
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.queued_bytes
+    }
+
+    /// Shard: what there is to do. `writable`: the socket takes bytes again.
+    pub(super) fn look(&mut self, writable: bool, options: &Options) -> State {
+        self.told = false;
+        if writable {
+            self.flush();
+        }
+        let drained = self.pressed && self.queued_bytes <= options.send_soft_bytes / 2;
+        self.pressed &= !drained;
+        State {
+            blocked: self.queued_bytes > 0,
+            broken: self.broken,
+            closing: self.phase == Phase::Closing,
+            finished: self.finishing && self.queued_bytes == 0,
+            drained,
+            taken_bytes: self.taken_bytes,
+        }
+    }
+
+    /// Any thread: makes the shard look.
+    pub(super) fn tell(&mut self) {
+        if let Some(connection) = &self.link
+            && !self.told
+        {
+            self.told = true;
+            connection.post(mailbox::Message::WebSocket { token: connection.token });
+        }
+    }
+
+    fn push(&mut self, mut frame: Encoded) {
+        if let Some(connection) = &self.link
+            && connection.secure.is_some()
+        {
+            let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, sent: 0 };
+            if connection.seal(&mut out).is_err() {
+                return self.fail();
+            }
+            frame = Encoded { head: out.memory.into(), tail: out.tail };
+        }
+        if self.queue.is_empty()
+            && let Some(connection) = &self.link
+        {
+            let slices = [IoSlice::new(&frame.head), IoSlice::new(&frame.tail)];
+            let slices = if frame.tail.is_empty() { slices.get(..1) } else { slices.get(..) };
+            match sent(connection.socket.send_slices(slices.unwrap_or_default(), false)) {
+                Ok(n) => {
+                    let of_head = n.min(frame.head.len());
+                    frame.head.advance(of_head);
+                    frame.tail.advance((n - of_head).min(frame.tail.len()));
+                }
+                Err(_) => return self.fail(),
+            }
+            if frame.len() > 0 {
+                self.tell();
+            }
+        }
+        self.queued_bytes += frame.len();
+        self.queue.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
+    }
+
+    /// Sends what is queued, as much as the socket takes.
+    fn flush(&mut self) {
+        let Some(connection) = self.link.clone() else { return };
+        while self.queued_bytes > 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let runs = slices.iter_mut().zip(&self.queue).map(|(slice, run)| *slice = IoSlice::new(run)).count();
+            match sent(connection.socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
+                Ok(0) => return,
+                Ok(n) => self.advance(n),
+                Err(_) => return self.fail(),
+            }
+        }
+        // An idle connection holds no buffer.
+        self.queue = VecDeque::new();
+    }
+
+    fn advance(&mut self, mut n: usize) {
+        self.queued_bytes = self.queued_bytes.saturating_sub(n);
+        self.taken_bytes += n as u64;
+        while let Some(run) = self.queue.front_mut() {
+            if n < run.len() {
+                return run.advance(n);
+            }
+            n -= run.len();
+            self.queue.pop_front();
+        }
+    }
+
+    /// Gives the connection up: it is broken, or about to be closed without a word.
+    pub(super) fn fail(&mut self) {
+        self.broken = true;
+        self.queue = VecDeque::new();
+        self.queued_bytes = 0;
+        self.tell();
+    }
+}
+
+/// How many bytes a system call sent; none where the socket is full.
+fn sent(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        result => result,
+    }
+}

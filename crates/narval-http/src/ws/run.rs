@@ -1,0 +1,115 @@
+//! What a worker does for a WebSocket: it runs the handler over the events that wait.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::codec::decoder::CompressedMessage;
+use super::codec::{CloseCode, Message, ProtocolError, close, deflate};
+use super::handler::{CloseReason, WsError};
+use super::inbox::Pending;
+use super::socket::{Shared, WebSocket};
+
+/// How many events of one socket are handled before other jobs get their turn.
+const EVENTS_PER_TURN: usize = 32;
+
+/// What is to become of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Turn {
+    /// Nothing waits any more.
+    Done,
+    /// Other jobs first, then this one again.
+    Again,
+}
+
+impl Shared {
+    /// Worker: handles events until none waits, or other jobs should get their turn.
+    pub(crate) fn run(self: &Arc<Self>) -> Turn {
+        let socket = WebSocket { shared: self.clone() };
+        for _ in 0..EVENTS_PER_TURN {
+            let (event, resumes) = self.inbox().pop(self.options.receive_queue_bytes);
+            if resumes {
+                self.out().tell();
+            }
+            let Some(event) = event else { return Turn::Done };
+            let was_last = event.is_last();
+            match catch_unwind(AssertUnwindSafe(|| self.handle(&socket, event))) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => self.fail(&socket, WsError::Protocol(error)),
+                Err(_) => {
+                    tracing::error!(?socket, "a WebSocket handler panicked: its connection is closed");
+                    if !was_last {
+                        self.fail(&socket, WsError::Panicked);
+                    }
+                }
+            }
+        }
+        Turn::Again
+    }
+
+    fn handle(&self, socket: &WebSocket, event: Pending) -> Result<(), ProtocolError> {
+        let handler = &self.handler;
+        match event {
+            Pending::Open => handler.open(socket),
+            Pending::Message(message) => handler.message(socket, message),
+            Pending::Compressed(message) => handler.message(socket, self.decompress(message)?),
+            Pending::Ping(payload) => handler.ping(socket, payload),
+            Pending::Pong(payload) => handler.pong(socket, payload),
+            Pending::Drained => handler.drained(socket),
+            Pending::Closed(frame) => {
+                self.out().answer_close(frame.as_ref().map(|frame| frame.code));
+                handler.close(socket, CloseReason::clean(frame));
+            }
+            Pending::Failed(error) => return Err(error),
+            Pending::Lost(error) => {
+                // The shard may still be about to let go: nothing is sent any more all the same.
+                self.out().fail();
+                handler.error(socket, error);
+                handler.close(socket, CloseReason::failed(None, error));
+            }
+        }
+        Ok(())
+    }
+
+    fn decompress(&self, message: CompressedMessage) -> Result<Message, ProtocolError> {
+        let limit = self.options.limits.message_bytes_max;
+        let inflater = self.inbox().inflater.take();
+        let data = match inflater {
+            Some(mut inflater) => {
+                let data = inflater.message(&message.data, limit);
+                self.inbox().inflater = Some(inflater);
+                data?
+            }
+            None => deflate::decompress(&message.data, limit)?,
+        };
+        if !message.text {
+            return Ok(Message::Binary(data.into()));
+        }
+        String::from_utf8(data).map(Message::Text).map_err(|_| ProtocolError::InvalidUtf8)
+    }
+
+    /// Fails the connection (RFC 6455 section 7.1.7): a Close frame goes out, and nothing that came in counts any more.
+    fn fail(&self, socket: &WebSocket, error: WsError) {
+        self.inbox().end();
+        let code = match error {
+            WsError::Protocol(error) => error.close_code(),
+            _ => CloseCode::INTERNAL_ERROR,
+        };
+        let reason = match error {
+            WsError::Protocol(error) => error.to_string(),
+            _ => String::new(),
+        };
+        {
+            let mut out = self.out();
+            out.close(close::encode(code, &reason));
+            out.finish();
+        }
+        let told = catch_unwind(AssertUnwindSafe(|| {
+            self.handler.error(socket, error);
+            self.handler.close(socket, CloseReason::failed(Some(code), error));
+        }));
+        if told.is_err() {
+            tracing::error!(?socket, "a WebSocket handler panicked while its connection was closed");
+        }
+    }
+}

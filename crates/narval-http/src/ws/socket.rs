@@ -1,0 +1,260 @@
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::WsHandler;
+use super::codec::deflate::{self, Deflater, Settings};
+use super::codec::extension::Agreement;
+use super::codec::frame::{CONTROL_PAYLOAD_MAX, Opcode};
+use super::codec::{CloseCode, Frame, Message, close};
+use super::inbox::Inbox;
+use super::options::{Compression, Options};
+use super::outbox::{Encoded, Outbox};
+use crate::Peer;
+
+/// The window without a limit, as a power of two.
+const WINDOW_BITS_FULL: u8 = 15;
+
+/// A handle on a WebSocket: cheap to clone, and usable from any thread for as long as one likes. Two handles are equal if
+/// they are of the same connection.
+///
+/// Sending never blocks; what the connection does not take at once is queued, within the limits of
+/// [`Options`](super::Options). What is sent before the handshake is answered goes out behind the answer; after the end
+/// of the connection it goes nowhere, and the [`SendStatus`] says so.
+#[derive(Clone)]
+pub struct WebSocket {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What came of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendStatus {
+    /// Sent, or queued.
+    Queued,
+    /// Queued, and more waits than the soft limit: send less, until [`WsHandler::drained`].
+    Backpressure,
+    /// Not sent: more waits than the hard limit.
+    Dropped,
+    /// Not sent: the connection is closed, or being closed.
+    Closed,
+}
+
+impl SendStatus {
+    /// Whether the message is on its way.
+    pub fn is_accepted(self) -> bool {
+        matches!(self, Self::Queued | Self::Backpressure)
+    }
+}
+
+impl WebSocket {
+    /// Sends a message: text from `String` and `&str`, binary from `Bytes` and `Vec<u8>`.
+    pub fn send(&self, message: impl Into<Message>) -> SendStatus {
+        let message = message.into();
+        let opcode = message.opcode();
+        let payload = message.into_bytes();
+        let Some(deflate) = self.shared.deflate.filter(|deflate| payload.len() >= deflate.bytes_min) else {
+            return self.shared.out().send(Encoded::data(opcode, false, payload), &self.shared.options);
+        };
+        if !deflate.by_itself {
+            // The order of compression is the order of sending.
+            let mut out = self.shared.out();
+            // Once compressed it must be sent: the messages behind it refer to it.
+            if let Err(refused) = out.admit(payload.len(), &self.shared.options) {
+                return refused;
+            }
+            let deflater = out.deflater.get_or_insert_with(|| Box::new(Deflater::new(deflate.settings)));
+            let payload = deflater.message(&payload);
+            return out.send_admitted(Encoded::data(opcode, true, payload), &self.shared.options);
+        }
+        let compressed = deflate::compress(deflate.settings, &payload);
+        let is_smaller = compressed.len() < payload.len();
+        let frame = Encoded::data(opcode, is_smaller, if is_smaller { compressed } else { payload });
+        self.shared.out().send(frame, &self.shared.options)
+    }
+
+    /// Sends a message that goes to many sockets; it is encoded, and compressed, only once.
+    pub fn send_shared(&self, message: &SharedMessage) -> SendStatus {
+        let frame = match &self.shared.deflate {
+            // Messages may be left uncompressed, with context takeover too: the compressor has not seen them.
+            Some(deflate) if deflate.can_share() && message.len >= deflate.bytes_min => {
+                message.compressed(deflate.settings)
+            }
+            _ => None,
+        };
+        self.shared.out().send(frame.unwrap_or(&message.plain).clone().into(), &self.shared.options)
+    }
+
+    /// Sends a Ping, of whose payload at most 125 bytes count.
+    pub fn ping(&self, payload: &[u8]) -> SendStatus {
+        self.control(Opcode::Ping, payload)
+    }
+
+    /// Sends a Pong, of whose payload at most 125 bytes count. Pings are answered by the engine, unless
+    /// [`Options::auto_pong`](super::Options::auto_pong) is off.
+    pub fn pong(&self, payload: &[u8]) -> SendStatus {
+        self.control(Opcode::Pong, payload)
+    }
+
+    /// Begins to close the connection, behind everything that was sent. [`WsHandler::close`] tells when it is closed: when
+    /// the client has answered, or [`Options::close_timeout`](super::Options::close_timeout) has passed. Of the reason at
+    /// most 123 bytes count.
+    pub fn close(&self, code: CloseCode, reason: &str) {
+        self.shared.out().close(close::encode(code, reason));
+    }
+
+    /// Whether messages can be sent.
+    pub fn is_open(&self) -> bool {
+        self.shared.out().is_open()
+    }
+
+    /// How many bytes wait to be taken by the client's connection.
+    pub fn queued_bytes(&self) -> usize {
+        self.shared.out().queued_bytes()
+    }
+
+    /// The other end of the connection.
+    pub fn peer(&self) -> &Peer {
+        &self.shared.peer
+    }
+
+    /// A number that no other WebSocket of this process has.
+    pub fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    fn control(&self, opcode: Opcode, payload: &[u8]) -> SendStatus {
+        let payload = payload.get(..payload.len().min(CONTROL_PAYLOAD_MAX)).unwrap_or_default();
+        self.shared.out().control(Frame::control(opcode, payload), &self.shared.options)
+    }
+}
+
+impl PartialEq for WebSocket {
+    fn eq(&self, other: &Self) -> bool {
+        self.shared.id == other.shared.id
+    }
+}
+
+impl Eq for WebSocket {}
+
+impl Hash for WebSocket {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.shared.id.hash(state);
+    }
+}
+
+impl fmt::Debug for WebSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebSocket")
+            .field("id", &self.shared.id)
+            .field("peer", &self.shared.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A message to many sockets. The bytes to be sent are made once and shared by all.
+///
+/// ```
+/// use narval_http::ws::{SharedMessage, WebSocket};
+///
+/// fn announce(sockets: &[WebSocket], text: &str) -> usize {
+///     let message = SharedMessage::new(text);
+///     sockets.iter().filter(|socket| socket.send_shared(&message).is_accepted()).count()
+/// }
+/// ```
+#[derive(Debug)]
+pub struct SharedMessage {
+    len: usize,
+    opcode: Opcode,
+    payload: bytes::Bytes,
+    plain: Frame,
+    compressed: OnceLock<(Settings, Option<Frame>)>,
+}
+
+impl SharedMessage {
+    /// Encodes a message.
+    pub fn new(message: impl Into<Message>) -> Self {
+        let message = message.into();
+        let plain = Frame::from(&message);
+        // The payload lies at the end of its frame.
+        let payload = plain.bytes().slice(plain.bytes().len() - message.len()..);
+        Self { len: message.len(), opcode: message.opcode(), payload, plain, compressed: OnceLock::new() }
+    }
+
+    /// The compressed frame, if it is smaller, and was not first made with other settings.
+    fn compressed(&self, settings: Settings) -> Option<&Frame> {
+        let (made_with, frame) = self.compressed.get_or_init(|| {
+            let payload = deflate::compress(settings, &self.payload);
+            let is_smaller = payload.len() < self.len;
+            (settings, is_smaller.then(|| Frame::data(self.opcode, true, &payload)))
+        });
+        frame.as_ref().filter(|_| *made_with == settings)
+    }
+}
+
+/// How this connection compresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deflate {
+    settings: Settings,
+    bytes_min: usize,
+    /// Each message by itself.
+    by_itself: bool,
+    /// The client, too, compresses each message by itself.
+    pub(super) client_by_itself: bool,
+}
+
+impl Deflate {
+    pub(super) fn new(agreed: Agreement, compression: Compression) -> Self {
+        let settings = Settings { level: compression.level.clamp(1, 9), window_bits: agreed.server_window_bits() };
+        Self {
+            settings,
+            bytes_min: compression.bytes_min,
+            by_itself: agreed.server_no_context_takeover,
+            client_by_itself: agreed.client_no_context_takeover,
+        }
+    }
+
+    fn can_share(&self) -> bool {
+        self.by_itself && self.settings.window_bits == WINDOW_BITS_FULL
+    }
+}
+
+/// What all handles of a WebSocket, its shard and its workers share.
+pub(crate) struct Shared {
+    id: u64,
+    peer: Peer,
+    pub(super) options: Options,
+    pub(super) handler: Arc<dyn WsHandler>,
+    pub(super) deflate: Option<Deflate>,
+    out: Mutex<Outbox>,
+    inbox: Mutex<Inbox>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        peer: Peer,
+        options: Options,
+        deflate: Option<Deflate>,
+        handler: Arc<dyn WsHandler>,
+    ) -> Arc<Self> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let takeover = deflate.is_some_and(|deflate| !deflate.client_by_itself);
+        let inbox = Inbox::new(takeover.then(Box::default));
+        Arc::new(Self { id, peer, options, handler, deflate, out: Mutex::default(), inbox: Mutex::new(inbox) })
+    }
+
+    pub(super) fn out(&self) -> MutexGuard<'_, Outbox> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! What a shard keeps of a WebSocket: the decoder, and the times that matter.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::codec::decoder::{Decoder, Incoming};
+use super::codec::frame::Opcode;
+use super::codec::{CloseCode, Frame, close};
+use super::handler::WsError;
+use super::inbox::Pending;
+use super::socket::Shared;
+use crate::clock::Millis;
+use crate::connection::{Close, Connection};
+use crate::pool::{Job, Pool};
+
+/// A WebSocket as its shard sees it. The shard brings bytes, room to write and the time; the stream says with [`Wants`]
+/// what it waits for.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    shared: Arc<Shared>,
+    decoder: Decoder,
+    /// When the last bytes came from the client.
+    heard_at: Millis,
+    /// A Ping was sent since.
+    pinged: bool,
+    /// Since when the client has taken nothing of what waits for it, and how much it had taken then.
+    stalled: Option<(Millis, u64)>,
+    /// When the closing handshake must be complete.
+    close_by: Option<Millis>,
+    /// The client sends no more.
+    input_ended: bool,
+}
+
+/// What a [`Stream`] waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wants {
+    /// Room to write.
+    pub(crate) writable: bool,
+    /// To be called again at this time, at the latest.
+    pub(crate) deadline: Millis,
+    /// To be closed, and nothing else.
+    pub(crate) end: Option<Close>,
+}
+
+/// The longest time between two looks at a stream that waits for nothing in particular.
+const LOOK_MAX: Millis = 3_600_000;
+
+impl Stream {
+    pub(crate) fn new(shared: Arc<Shared>, now: Millis) -> Self {
+        let decoder = Decoder::new(shared.options.limits, shared.deflate.is_some());
+        Self { shared, decoder, heard_at: now, pinged: false, stalled: None, close_by: None, input_ended: false }
+    }
+
+    /// Takes bytes from the client.
+    pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &Pool) {
+        self.heard_at = now;
+        self.pinged = false;
+        loop {
+            match self.decoder.next(&mut bytes) {
+                Ok(Some(incoming)) => self.take(incoming, pool),
+                Ok(None) => return,
+                Err(error) => self.push(Pending::Failed(error), pool),
+            }
+        }
+    }
+
+    /// The client sends no more: by a clean end of the stream, or a broken connection.
+    pub(crate) fn receive_end(&mut self, pool: &Pool) {
+        self.input_ended = true;
+        self.push(Pending::Lost(WsError::Lost), pool);
+    }
+
+    /// Looks at everything that may have changed. `writable`: the socket takes bytes again.
+    pub(crate) fn look(&mut self, writable: bool, now: Millis, pool: &Pool) -> Wants {
+        let options = self.shared.options;
+        let state = self.shared.out().look(writable, &options);
+        if state.drained {
+            self.push(Pending::Drained, pool);
+        }
+        self.stalled = match self.stalled {
+            _ if !state.blocked => None,
+            Some((since, taken)) if state.taken_bytes == taken => Some((since, taken)),
+            _ => Some((now, state.taken_bytes)),
+        };
+        if state.closing {
+            self.close_by.get_or_insert(now + millis(options.close_timeout));
+        }
+        let (paused, ended) = {
+            let inbox = self.shared.inbox();
+            (inbox.is_paused(), inbox.has_ended())
+        };
+        let end = if state.broken {
+            self.push(Pending::Lost(WsError::Lost), pool);
+            Some(Close::Abort)
+        } else if state.finished {
+            Some(Close::Clean { large: false })
+        } else if self.input_ended && !self.decoder.has_ended() {
+            // No Close frame came, and none can be answered.
+            Some(Close::Abort)
+        } else {
+            self.expire(paused, ended, now, pool)
+        };
+        Wants { writable: state.blocked, deadline: self.deadline(paused, now), end }
+    }
+
+    /// Whether there is any use for more bytes from the client now.
+    pub(crate) fn wants_input(&self) -> bool {
+        !self.input_ended && !self.shared.inbox().is_paused()
+    }
+
+    /// Whether the client may still be sending: closing the connection without reading on would lose our Close frame to a
+    /// reset.
+    pub(crate) fn may_have_unread_input(&self) -> bool {
+        !self.input_ended && !self.decoder.is_closed()
+    }
+
+    /// The server stops.
+    pub(crate) fn stop(&mut self) {
+        self.shared.out().close(close::encode(CloseCode::GOING_AWAY, ""));
+    }
+
+    /// Lets go of the connection, which is gone or about to be closed.
+    pub(crate) fn release(self, pool: &Pool) {
+        self.push(Pending::Lost(WsError::Lost), pool);
+        self.shared.out().detach();
+    }
+
+    fn take(&mut self, incoming: Incoming, pool: &Pool) {
+        let event = match incoming {
+            Incoming::Message(message) => Pending::Message(message),
+            Incoming::Compressed(message) => Pending::Compressed(message),
+            Incoming::Pong(payload) => Pending::Pong(payload),
+            Incoming::Close(frame) => Pending::Closed(frame),
+            Incoming::Ping(payload) => {
+                if self.shared.options.auto_pong {
+                    // Left out where much waits to be sent: only the latest Ping need be answered (RFC 6455 section 5.5.3).
+                    let _ = self.shared.out().control(Frame::control(Opcode::Pong, &payload), &self.shared.options);
+                }
+                Pending::Ping(payload)
+            }
+        };
+        self.push(event, pool);
+    }
+
+    fn push(&self, event: Pending, pool: &Pool) {
+        if self.shared.inbox().push(event, self.shared.options.receive_queue_bytes) {
+            pool.push_continued(Job::WebSocket(self.shared.clone()));
+        }
+    }
+
+    /// Gives the connection up, or sends a Ping, where it is time.
+    fn expire(&mut self, paused: bool, ended: bool, now: Millis, pool: &Pool) -> Option<Close> {
+        let options = self.shared.options;
+        let too_late = if self.close_by.is_some_and(|by| by <= now) {
+            Some(WsError::CloseTimeout)
+        } else if self.stalled.is_some_and(|(since, _)| since + millis(options.write_timeout) <= now) {
+            Some(WsError::WriteTimeout)
+        } else if let Some(interval) = options.ping_interval.map(millis) {
+            if paused || ended {
+                // Nothing is read that could answer a Ping.
+                self.heard_at = now;
+                None
+            } else if self.pinged && self.heard_at + 2 * interval <= now {
+                Some(WsError::PingTimeout)
+            } else {
+                if !self.pinged && self.heard_at + interval <= now {
+                    // Where it can't be sent, the deadline of what waits to be sent decides.
+                    let _ = self.shared.out().control(Frame::control(Opcode::Ping, &[]), &options);
+                    self.pinged = true;
+                }
+                None
+            }
+        } else {
+            None
+        };
+        too_late.map(|error| {
+            self.push(Pending::Lost(error), pool);
+            Close::Abort
+        })
+    }
+
+    fn deadline(&self, paused: bool, now: Millis) -> Millis {
+        let options = &self.shared.options;
+        let stalled = self.stalled.map(|(since, _)| since + millis(options.write_timeout));
+        let ping = options
+            .ping_interval
+            .filter(|_| !paused)
+            .map(|interval| self.heard_at + millis(interval) * if self.pinged { 2 } else { 1 });
+        [self.close_by, stalled, ping].into_iter().flatten().min().unwrap_or(now + LOOK_MAX)
+    }
+}
+
+/// Worker: the 101 response, whose head is `head`, goes out, and the connection is a WebSocket from now on.
+pub(crate) fn start(shared: &Arc<Shared>, connection: Arc<Connection>, head: Bytes, pool: &Pool) {
+    let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
+    shared.out().start(connection, head);
+    if needs_worker {
+        pool.push_continued(Job::WebSocket(shared.clone()));
+    }
+}
+
+fn millis(duration: Duration) -> Millis {
+    u64::try_from(duration.as_millis()).unwrap_or(LOOK_MAX)
+}

@@ -1,0 +1,119 @@
+use std::sync::Arc;
+
+use super::WsHandler;
+use super::codec::extension::Agreement;
+use super::handshake::{self, Handshake, UpgradeError};
+use super::options::{Compression, Options};
+use super::socket::{Deflate, Shared, WebSocket};
+use crate::{Request, Response};
+
+/// A request to make the connection a WebSocket, checked and to be accepted.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use narval_http::ws::{Compression, Event, Upgrade, UpgradeError, WebSocket};
+/// use narval_http::{Request, Response};
+///
+/// fn echo(request: Request) -> Result<Response, UpgradeError> {
+///     let upgrade = Upgrade::new(&request)?.compress(Compression::default())?;
+///     let (response, _socket) = upgrade.accept(Arc::new(|socket: &WebSocket, event| {
+///         if let Event::Message(message) = event {
+///             socket.send(message);
+///         }
+///     }));
+///     Ok(response)
+/// }
+/// # let _: &dyn narval_http::Handler = &echo;
+/// ```
+#[derive(Debug)]
+pub struct Upgrade<'a> {
+    request: &'a Request,
+    handshake: Handshake,
+    deflate: Option<(Agreement, Compression)>,
+    options: Options,
+}
+
+impl<'a> Upgrade<'a> {
+    /// Checks the request. Any web page may open a WebSocket to any server, with the user's cookies: where these matter,
+    /// call [`same_origin`](Self::same_origin) too.
+    ///
+    /// # Errors
+    /// The request is not a valid WebSocket handshake (RFC 6455 section 4.2.1); as a [`Response`] the error is the answer.
+    pub fn new(request: &'a Request) -> Result<Self, UpgradeError> {
+        let handshake = Handshake::check(&request.head())?;
+        Ok(Self { request, handshake, deflate: None, options: Options::default() })
+    }
+
+    /// Refuses pages of other origins (RFC 6455 section 10.2).
+    ///
+    /// # Errors
+    /// [`UpgradeError::Origin`] if the request has an `Origin` whose host is not the request's.
+    pub fn same_origin(self) -> Result<Self, UpgradeError> {
+        handshake::check_same_origin(&self.request.head())?;
+        Ok(self)
+    }
+
+    /// Chooses the first of `supported` subprotocols that the client offers; see [`protocol`](Self::protocol).
+    ///
+    /// # Errors
+    /// [`UpgradeError::Protocols`] if the offer is malformed.
+    pub fn protocols(mut self, supported: &[&str]) -> Result<Self, UpgradeError> {
+        self.handshake.choose_protocol(&self.request.head(), supported)?;
+        Ok(self)
+    }
+
+    /// The subprotocol that was chosen; `None` if none is common.
+    pub fn protocol(&self) -> Option<&str> {
+        self.handshake.protocol()
+    }
+
+    /// Compresses messages, if the client offers it.
+    ///
+    /// # Errors
+    /// [`UpgradeError::Extensions`] if the offer is malformed.
+    pub fn compress(mut self, compression: Compression) -> Result<Self, UpgradeError> {
+        let agreed = handshake::negotiate(&self.request.head(), compression.context_takeover)?;
+        self.deflate = agreed.map(|agreed| (agreed, compression));
+        Ok(self)
+    }
+
+    /// Sets the limits and deadlines.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The 101 response, to be returned by the request's handler, and the socket, which may be sent to at once: what is
+    /// sent waits for the response. If the response is dropped instead, the socket is closed, and `handler` never hears
+    /// of it.
+    pub fn accept<H: WsHandler>(self, handler: Arc<H>) -> (Response, WebSocket) {
+        let deflate = self.deflate.map(|(agreed, compression)| Deflate::new(agreed, compression));
+        let shared = Shared::new(self.request.peer().clone(), self.options, deflate, handler);
+        let mut response = self.handshake.response(self.deflate.map(|(agreed, _)| agreed));
+        response.upgrade = Some(Accepted { shared: Some(shared.clone()) });
+        (response, WebSocket { shared })
+    }
+}
+
+/// A WebSocket that waits for its 101 response to be sent.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    shared: Option<Arc<Shared>>,
+}
+
+impl Accepted {
+    /// The response is being sent.
+    pub(crate) fn into_shared(mut self) -> Option<Arc<Shared>> {
+        self.shared.take()
+    }
+}
+
+impl Drop for Accepted {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.out().detach();
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use narval_http::{Limits, Request, Response, StatusCode};
+
+use crate::harness::{TestServer, on_each_driver};
+
+/// Reads the whole body, and answers its length and a sum over it.
+fn sum(mut request: Request) -> Response {
+    let mut body = Vec::new();
+    match request.body().read_to_end(&mut body) {
+        Ok(_) => Response::text(StatusCode::OK, describe(&body)),
+        Err(error) => Response::text(StatusCode::BAD_REQUEST, error.kind().to_string()),
+    }
+}
+
+fn describe(body: &[u8]) -> String {
+    format!("{} {}", body.len(), body.iter().map(|byte| u64::from(*byte)).sum::<u64>())
+}
+
+fn chunked(body: &[u8], size: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for chunk in body.chunks(size) {
+        out.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
+        out.extend_from_slice(chunk);
+        out.extend_from_slice(b"\r\n");
+    }
+    out.extend_from_slice(b"0\r\n\r\n");
+    out
+}
+
+#[test]
+fn trailers_come_behind_the_body() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, |mut request: Request| {
+            io::copy(request.body(), &mut io::sink()).expect("readable");
+            let trailers = request.body().trailers();
+            format!("{:?} {:?}", trailers.get("digest"), request.header("digest"))
+        });
+        let mut client = server.connect();
+        for length in [1, 300_000] {
+            let body = chunked(&vec![b'x'; length], 1000);
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+            client.send(&body[..body.len() - 2]);
+            client.send("Digest: abc\r\n\r\n");
+            assert_eq!(client.answer().text(), "Some(\"abc\") None");
+        }
+    });
+}
+
+#[test]
+fn a_malformed_body_is_400_for_handlers_that_pass_the_error_on() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, |mut request: Request| io::read_to_string(request.body()));
+        for length in [1, 300_000] {
+            let mut client = server.connect();
+            let mut body = chunked(&vec![b'x'; length], 1000);
+            body.truncate(body.len() - 5);
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+            client.send(body);
+            client.send("nonsense\r\n");
+            assert_eq!(client.answer().status, 400);
+        }
+    });
+}
+
+#[test]
+fn many_tiny_chunks_are_read_as_one_body() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, sum);
+        let mut client = server.connect();
+        let body: Vec<u8> = (0..150_000).map(|at| at as u8).collect();
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+        client.send(chunked(&body, 1));
+        assert_eq!(client.answer().text(), describe(&body));
+    });
+}
+
+#[test]
+fn bodies_of_all_sizes_with_a_length_and_in_chunks() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, sum);
+        let mut client = server.connect();
+        for length in [0, 1, 1000, 64 * 1024, 64 * 1024 + 1, 200_000, 5_000_000] {
+            let body: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            client.send(format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {length}\r\n\r\n"));
+            client.send(&body);
+            assert_eq!(client.answer().text(), describe(&body));
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+            client.send(chunked(&body, 50_000));
+            assert_eq!(client.answer().text(), describe(&body));
+        }
+    });
+}
+
+#[test]
+fn pipelined_requests_with_bodies() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, sum);
+        let mut client = server.connect();
+        let mut all = Vec::new();
+        for at in 0..50 {
+            let body = vec![b'x'; at * 10];
+            if at % 2 == 0 {
+                all.extend_from_slice(
+                    format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes(),
+                );
+                all.extend_from_slice(&body);
+            } else {
+                all.extend_from_slice(b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+                all.extend_from_slice(&chunked(&body, 7));
+            }
+        }
+        client.send(all);
+        for at in 0..50 {
+            assert_eq!(client.answer().text(), describe(&vec![b'x'; at * 10]));
+        }
+    });
+}
+
+#[test]
+fn continue_comes_when_the_handler_reads_and_not_before() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, |request: Request| match request.path() {
+            "/refuse" => Response::text(StatusCode::FORBIDDEN, "no"),
+            _ => sum(request),
+        });
+        let mut client = server.connect();
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n");
+        assert_eq!(client.head(), "HTTP/1.1 100 Continue\r\n\r\n");
+        client.send("hello");
+        assert_eq!(client.answer().text(), describe(b"hello"));
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello");
+        assert_eq!(client.answer().text(), describe(b"hello"), "a body that came anyway");
+        client.send("POST /refuse HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n");
+        let answer = client.answer();
+        assert_eq!((answer.status, answer.header("connection")), (403, Some("close")));
+        assert!(client.rest().is_empty());
+    });
+}
+
+#[test]
+fn a_large_body_waits_for_the_handler() {
+    on_each_driver(|driver| {
+        let go = Arc::new(AtomicBool::new(false));
+        let may_read = go.clone();
+        let server = TestServer::start(driver, move |mut request: Request| {
+            while !may_read.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let n = io::copy(request.body(), &mut io::sink()).unwrap();
+            Response::text(StatusCode::OK, n.to_string())
+        });
+        let mut client = server.connect();
+        let total = 40_000_000;
+        client.send(format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {total}\r\n\r\n"));
+        let sent = Arc::new(AtomicUsize::new(0));
+        let (progress, mut stream) = (sent.clone(), client.stream.try_clone().unwrap());
+        let sender = std::thread::spawn(move || {
+            for _ in 0..total / 100_000 {
+                io::Write::write_all(&mut stream, &[9; 100_000]).unwrap();
+                progress.fetch_add(100_000, Ordering::Relaxed);
+            }
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let waiting = sent.load(Ordering::Relaxed);
+        assert!(waiting < total / 2, "the server took {waiting} bytes that nobody reads");
+        go.store(true, Ordering::Relaxed);
+        assert_eq!(client.answer().text(), total.to_string());
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn an_answer_before_the_body_is_read_closes_without_a_reset() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, |_: Request| Response::text(StatusCode::UNAUTHORIZED, "who are you?"));
+        let mut client = server.connect();
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 400000\r\n\r\n");
+        client.send(vec![1; 50_000]);
+        let answer = client.answer();
+        assert_eq!((answer.status, answer.text().as_str()), (401, "who are you?"));
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert!(client.rest().is_empty(), "a clean end");
+    });
+}
+
+#[test]
+fn bodies_that_break_the_rules() {
+    on_each_driver(|driver| {
+        let limits = Limits { body_max: 1_000_000, ..Limits::default() };
+        let server = TestServer::with(driver, sum, limits, |builder| builder);
+        for (request, status) in [
+            ("Content-Length: 1000001\r\n\r\n", 413),
+            ("Transfer-Encoding: chunked\r\n\r\nx\r\n", 400),
+            ("Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n", 400),
+        ] {
+            let mut client = server.connect();
+            client.send(format!("POST / HTTP/1.1\r\nHost: t\r\n{request}"));
+            let answer = client.answer();
+            assert_eq!((answer.status, answer.header("connection")), (status, Some("close")), "{request:?}");
+            assert!(client.rest().is_empty());
+        }
+        // Too large by the chunk: the handler that reads it hears of it.
+        let mut client = server.connect();
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+        client.send(chunked(&vec![0; 1_000_100], 100_000));
+        assert_eq!(client.answer().status, 400);
+    });
+}
+
+#[test]
+fn a_client_that_gives_up_is_heard_of() {
+    on_each_driver(|driver| {
+        let (errors, count) = (Arc::new(AtomicUsize::new(0)), 4);
+        let seen = errors.clone();
+        let server = TestServer::start(driver, move |request: Request| {
+            let answer = sum(request);
+            if answer.status() == StatusCode::BAD_REQUEST {
+                seen.fetch_add(1, Ordering::Relaxed);
+            }
+            answer
+        });
+        for _ in 0..count {
+            let mut client = server.connect();
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 400000\r\n\r\n");
+            client.send(vec![1; 100_000]);
+        }
+        crate::harness::eventually("all handlers saw the end", || errors.load(Ordering::Relaxed) == count);
+    });
+}

@@ -1,0 +1,160 @@
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use narval_http::{Body, BodySource, Fill, Limits, Request, Response, SegmentBuf, StatusCode};
+
+use crate::harness::{TestServer, on_each_driver};
+
+fn soon(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn hello(_: Request) -> Response {
+    Response::text(StatusCode::OK, "hello")
+}
+
+/// A deadline of 400 ms is noticed within the wheel's resolution, and a busy machine's delay; the shortest default is 10 s.
+fn assert_about(waited: Duration) {
+    assert!(waited >= soon(300) && waited < soon(9500), "closed after {waited:?}");
+}
+
+#[test]
+fn a_head_has_an_absolute_deadline() {
+    on_each_driver(|driver| {
+        let limits = Limits { head_timeout: soon(400), ..Limits::default() };
+        let server = TestServer::with(driver, hello, limits, |builder| builder);
+        let mut silent = server.connect();
+        assert_about(silent.wait_for_end());
+        // Bytes that trickle in don't move it.
+        let mut client = server.connect();
+        assert_eq!(client.get("/").status, 200);
+        let started = Instant::now();
+        let mut stream = client.stream.try_clone().unwrap();
+        let trickle = std::thread::spawn(move || {
+            for byte in "GET / HTTP/1.1\r\nHost: test\r\nX-Slow: ".bytes().cycle() {
+                if std::io::Write::write_all(&mut stream, &[byte]).is_err() {
+                    return;
+                }
+                std::thread::sleep(soon(20));
+            }
+        });
+        client.wait_for_end();
+        assert_about(started.elapsed());
+        trickle.join().unwrap();
+        assert_eq!(server.handle.counters().timeouts, 1, "the silent one was not in a head");
+    });
+}
+
+#[test]
+fn idle_connections_are_closed_and_busy_ones_are_not() {
+    on_each_driver(|driver| {
+        let limits = Limits { keep_alive_timeout: soon(400), ..Limits::default() };
+        let server = TestServer::with(
+            driver,
+            |request: Request| {
+                if request.path() == "/slow" {
+                    std::thread::sleep(soon(1500));
+                }
+                Response::text(StatusCode::OK, "hello")
+            },
+            limits,
+            |builder| builder,
+        );
+        let mut slow = server.connect();
+        assert_eq!(slow.get("/slow").text(), "hello", "a handler may take longer than a connection may idle");
+        assert_eq!(slow.get("/").text(), "hello", "the idle time begins with the answer");
+        for _ in 0..4 {
+            std::thread::sleep(soon(200));
+            assert_eq!(slow.get("/").text(), "hello");
+        }
+        assert_about(slow.wait_for_end());
+        assert_eq!(server.handle.counters().timeouts, 0);
+    });
+}
+
+#[test]
+fn a_body_that_stalls_is_broken_off() {
+    on_each_driver(|driver| {
+        let limits = Limits { body_stall_timeout: soon(400), ..Limits::default() };
+        let server = TestServer::with(
+            driver,
+            |mut request: Request| match std::io::copy(request.body(), &mut std::io::sink()) {
+                Ok(_) => Response::text(StatusCode::OK, "all"),
+                Err(error) => Response::text(StatusCode::REQUEST_TIMEOUT, error.kind().to_string()),
+            },
+            limits,
+            |builder| builder,
+        );
+        let mut buffered = server.connect();
+        buffered.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\nabc");
+        assert_about(buffered.wait_for_end());
+        let mut streamed = server.connect();
+        streamed.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\nabc");
+        let started = Instant::now();
+        assert_eq!(streamed.answer().status, 408, "the handler is told");
+        assert_about(started.elapsed());
+        assert_eq!(server.handle.counters().timeouts, 2);
+    });
+}
+
+struct Endless;
+
+impl BodySource for Endless {
+    fn fill(&mut self, out: &mut SegmentBuf) -> std::io::Result<Fill> {
+        let room = out.room();
+        out.memory().resize(room, 1);
+        Ok(Fill::More)
+    }
+}
+
+#[test]
+fn a_client_that_takes_nothing_is_cut_off() {
+    on_each_driver(|driver| {
+        let limits = Limits { write_stall_timeout: soon(400), ..Limits::default() };
+        let server = TestServer::with(
+            driver,
+            |request: Request| {
+                let body = match request.path() {
+                    "/source" => Body::source(Endless, None),
+                    _ => Body::bytes(vec![1; 50_000_000]),
+                };
+                Response::new(StatusCode::OK).body(body)
+            },
+            limits,
+            |builder| builder,
+        );
+        for path in ["/source", "/bytes"] {
+            let mut client = server.connect();
+            client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
+            client.head();
+            let started = Instant::now();
+            crate::harness::eventually("cut off", || server.handle.counters().connections_open == 0);
+            assert_about(started.elapsed());
+            let error = client.stream.read_to_end(&mut Vec::new()).expect_err("a reset");
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        }
+    });
+}
+
+/// How slow a client may be is tested under simulated time (`sim`).
+#[test]
+fn a_client_that_pauses_and_goes_on_is_not_cut_off() {
+    on_each_driver(|driver| {
+        let limits = Limits { keep_alive_timeout: soon(100), ..Limits::default() };
+        let server = TestServer::with(
+            driver,
+            |_: Request| Response::new(StatusCode::OK).body(Body::bytes(vec![1; 60_000_000])),
+            limits,
+            |builder| builder,
+        );
+        let mut client = server.connect();
+        client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
+        client.head();
+        for _ in 0..2 {
+            // Longer than a connection may idle.
+            std::thread::sleep(soon(300));
+            client.stream.read_exact(&mut vec![0; 20_000_000]).expect("still served");
+        }
+        assert_eq!(server.handle.counters().timeouts, 0);
+    });
+}

@@ -1,0 +1,20 @@
+//! The engine over real sockets. Every test runs on every driver that works here, or on the one that `NARVAL_DRIVER` names.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, its helpers too"
+)]
+
+mod bodies_in;
+mod bodies_out;
+mod connections;
+mod deadlines;
+mod drivers;
+mod harness;
+mod observed;
+mod overload;
+mod pushed;
+mod stopping;
+mod websocket;

@@ -1,0 +1,153 @@
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use narval_http::{Handler, HeadRef, Limits, Request, Response, StatusCode};
+
+use crate::harness::{TestServer, eventually, on_each_driver};
+
+/// Handlers wait until the gate opens.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<(bool, usize)>, Condvar)>);
+
+impl Gate {
+    fn pass(&self) {
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap();
+        state.1 += 1;
+        changed.notify_all();
+        drop(changed.wait_while(state, |state| !state.0).unwrap());
+    }
+
+    fn open(&self) {
+        self.0.0.lock().unwrap().0 = true;
+        self.0.1.notify_all();
+    }
+
+    fn waiting(&self) -> usize {
+        self.0.0.lock().unwrap().1
+    }
+}
+
+impl Handler for Gate {
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        (head.path() == "/inline").then(|| Response::text(StatusCode::OK, "inline"))
+    }
+
+    fn handle(&self, request: Request) -> Response {
+        if request.path() == "/gate" {
+            self.pass();
+        }
+        Response::text(StatusCode::OK, "passed")
+    }
+}
+
+#[test]
+fn a_full_queue_is_answered_503_and_the_connection_lives() {
+    on_each_driver(|driver| {
+        let gate = Gate::default();
+        let limits = Limits { queue_max: 2, ..Limits::default() };
+        let server = TestServer::with(driver, gate.clone(), limits, |builder| builder.workers(1));
+        let mut waiting: Vec<_> = (0..3).map(|_| server.connect()).collect();
+        for client in &mut waiting {
+            client.send("GET /gate HTTP/1.1\r\nHost: t\r\n\r\n");
+            eventually("one runs", || gate.waiting() == 1);
+        }
+        eventually("two wait", || server.handle.counters().queue_depth == 2);
+        let mut client = server.connect();
+        for _ in 0..3 {
+            let answer = client.get("/more");
+            assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+            assert_eq!(client.get("/inline").text(), "inline", "memory still answers");
+        }
+        gate.open();
+        for client in &mut waiting {
+            assert_eq!(client.answer().text(), "passed");
+        }
+        assert_eq!(client.get("/gate").text(), "passed");
+        assert_eq!(server.handle.counters().overloaded, 3);
+    });
+}
+
+#[test]
+fn connections_over_the_cap_are_turned_away() {
+    on_each_driver(|driver| {
+        for limits in [
+            Limits { connections_max: 3, ..Limits::default() },
+            Limits { connections_per_ip_max: Some(3), ..Limits::default() },
+        ] {
+            let server = TestServer::with(driver, Gate::default(), limits, |builder| builder);
+            let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
+            for client in &mut clients {
+                assert_eq!(client.get("/inline").status, 200);
+            }
+            let mut refused = server.connect();
+            let answer = refused.answer();
+            assert_eq!((answer.status, answer.header("connection")), (503, Some("close")));
+            clients.pop();
+            eventually("there is room again", || server.handle.counters().connections_open == 2);
+            assert_eq!(server.get("/inline").status, 200);
+            assert_eq!(server.handle.counters().connections_refused, 1);
+        }
+    });
+}
+
+#[test]
+fn a_hundred_workers_sleep_at_once() {
+    on_each_driver(|driver| {
+        let server = TestServer::with(
+            driver,
+            |_: Request| {
+                std::thread::sleep(Duration::from_millis(100));
+                Response::new(StatusCode::NO_CONTENT)
+            },
+            Limits::default(),
+            |builder| builder.workers(100),
+        );
+        let mut clients: Vec<_> = (0..100).map(|_| server.connect()).collect();
+        let started = std::time::Instant::now();
+        for client in &mut clients {
+            client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
+        }
+        for client in &mut clients {
+            assert_eq!(client.answer().status, 204);
+        }
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(3), "100 sleeps of 100 ms in {took:?}: they don't run side by side");
+    });
+}
+
+#[test]
+fn late_answers_hold_no_worker() {
+    on_each_driver(|driver| {
+        let waiting: Arc<Mutex<Vec<(String, narval_http::Responder)>>> = Arc::default();
+        let shelf = waiting.clone();
+        let server = TestServer::with(
+            driver,
+            move |request: Request| {
+                let (response, responder) = Response::later();
+                match request.path() {
+                    "/now" => responder.respond(Response::text(StatusCode::OK, "/now")),
+                    "/never" => drop(responder),
+                    path => shelf.lock().unwrap().push((path.to_owned(), responder)),
+                }
+                response
+            },
+            Limits::default(),
+            |builder| builder.workers(1),
+        );
+        let mut clients: Vec<_> = (0..10).map(|_| server.connect()).collect();
+        for (at, client) in clients.iter_mut().enumerate() {
+            client.send(format!("GET /{at} HTTP/1.1\r\nHost: t\r\n\r\nGET /now HTTP/1.1\r\nHost: t\r\n\r\n"));
+        }
+        eventually("all ten wait", || waiting.lock().unwrap().len() == 10);
+        assert_eq!(server.get("/now").text(), "/now");
+        assert_eq!(server.get("/never").status, 500);
+        for (path, responder) in waiting.lock().unwrap().drain(..).rev() {
+            std::thread::spawn(move || responder.respond(Response::text(StatusCode::OK, path)));
+        }
+        for (at, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.answer().text(), format!("/{at}"));
+            assert_eq!(client.answer().text(), "/now", "and what was pipelined behind it");
+        }
+    });
+}

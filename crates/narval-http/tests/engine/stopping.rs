@@ -1,0 +1,134 @@
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use narval_http::{Body, BodySource, Fill, Request, Response, SegmentBuf, StatusCode};
+
+use crate::harness::{Client, PATIENCE, TestServer, drivers, eventually, on_each_driver};
+
+fn slow(request: Request) -> Response {
+    if let Ok(ms) = request.path()[1..].parse() {
+        std::thread::sleep(Duration::from_millis(ms));
+    }
+    Response::text(StatusCode::OK, "done")
+}
+
+#[test]
+fn what_runs_finishes_and_what_is_idle_is_closed() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, slow);
+        let mut idle = server.connect();
+        assert_eq!(idle.get("/").status, 200);
+        let mut running = server.connect();
+        running.send("GET /500 HTTP/1.1\r\nHost: t\r\n\r\n");
+        std::thread::sleep(Duration::from_millis(100));
+        let address = server.address;
+        let started = Instant::now();
+        let stopper = std::thread::scope(|scope| {
+            let stopping = scope.spawn(|| server.handle.shutdown(PATIENCE));
+            assert!(idle.rest().is_empty(), "closed at once, cleanly");
+            assert!(started.elapsed() < Duration::from_millis(400));
+            let answer = running.answer();
+            assert_eq!((answer.text().as_str(), answer.header("connection")), ("done", Some("close")));
+            assert!(running.rest().is_empty());
+            stopping.join().unwrap()
+        });
+        assert!(stopper, "everything finished");
+        assert!(TcpStream::connect(address).is_err(), "nobody listens");
+    });
+}
+
+#[test]
+fn the_deadline_of_a_shutdown_is_kept() {
+    struct Endless;
+    impl BodySource for Endless {
+        fn fill(&mut self, out: &mut SegmentBuf) -> std::io::Result<Fill> {
+            out.memory().extend_from_slice(&[0; 1000]);
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(Fill::More)
+        }
+    }
+    on_each_driver(|driver| {
+        let server =
+            TestServer::start(driver, |_: Request| Response::new(StatusCode::OK).body(Body::source(Endless, None)));
+        let mut client = server.connect();
+        client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
+        client.head();
+        let started = Instant::now();
+        assert!(!server.handle.shutdown(Duration::from_millis(300)));
+        assert!(started.elapsed() < Duration::from_secs(5));
+    });
+}
+
+/// The example `hello`, as a process of its own.
+pub(crate) struct Process {
+    pub(crate) child: Child,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+pub(crate) fn hello_program() -> std::path::PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.parent().unwrap().parent().unwrap().join("examples/hello");
+    if !path.exists() {
+        // `cargo test` builds the examples; `cargo test --test engine` does not.
+        let build = ["build", "--quiet", "-p", "narval-http", "--example", "hello"];
+        assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
+    }
+    path
+}
+
+#[test]
+fn sigterm_stops_the_process() {
+    for driver in drivers() {
+        let driver = format!("{driver:?}").to_lowercase();
+        let child = Command::new(hello_program()).args(["--driver", &driver]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process = Process { child };
+        let mut line = String::new();
+        BufReader::new(process.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit('/').next().unwrap().to_owned();
+        let mut client = Client::new(TcpStream::connect(address).unwrap());
+        assert_eq!(client.get("/").status, 200);
+        // It serves a moment before it catches signals.
+        std::thread::sleep(Duration::from_millis(300));
+        let pid = process.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        eventually("the process ended", || process.child.try_wait().unwrap().is_some());
+        assert!(process.child.wait().unwrap().success());
+    }
+}
+
+/// The listener is handed over as systemd does: descriptor 3, `LISTEN_FDS`, `LISTEN_PID`.
+#[test]
+fn a_socket_that_the_parent_hands_over() {
+    for driver in drivers() {
+        let driver = format!("{driver:?}").to_lowercase();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let script = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" --inherited yes --driver "$1""#;
+        let child = Command::new("sh")
+            .args(["-c", script])
+            .arg(hello_program())
+            .arg(driver)
+            .stdin(Stdio::from(OwnedFd::from(listener)))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let _process = Process { child };
+        // The connection waits in the backlog until the server is up: nothing is refused.
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}

@@ -1,0 +1,479 @@
+//! WebSockets over real sockets: a server of ours, and tungstenite or raw bytes as the client.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails so")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use narval_http::ws::{
+    CloseCode, CloseReason, Compression, Event, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError,
+    WebSocket, WsError,
+};
+use narval_http::{Bytes, DriverChoice, Handler, Listen, ListenAddress, Request, Response, Server, ServerHandle};
+use tungstenite::protocol::frame::coding::CloseCode as ClientCode;
+
+use crate::harness::{PATIENCE, on_each_driver};
+
+type Client = tungstenite::WebSocket<TcpStream>;
+type Events = Receiver<(WebSocket, Event)>;
+
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A server whose sockets' events come out of a channel.
+struct Fixture {
+    handle: ServerHandle,
+    events: Events,
+}
+
+impl Fixture {
+    fn new(driver: DriverChoice, options: Options) -> Self {
+        Self::with(driver, options, |_, _| {})
+    }
+
+    /// `on_event` runs first, on the worker.
+    fn with(
+        driver: DriverChoice,
+        options: Options,
+        on_event: impl Fn(&WebSocket, &Event) + Send + Sync + Clone + 'static,
+    ) -> Self {
+        let (sender, events) = channel();
+        let sender: Mutex<Sender<(WebSocket, Event)>> = Mutex::new(sender);
+        let handler = move |request: Request| {
+            let upgrade = Upgrade::new(&request)?.compress(Compression::default())?.options(options);
+            let (on_event, sender) = (on_event.clone(), sender.lock().unwrap().clone());
+            let handler = move |socket: &WebSocket, event: Event| {
+                on_event(socket, &event);
+                // The test may be over.
+                drop(sender.send((socket.clone(), event)));
+            };
+            Ok::<_, UpgradeError>(upgrade.accept(Arc::new(handler)).0)
+        };
+        Self { handle: serve(driver, handler), events }
+    }
+
+    fn connect(&self) -> Client {
+        let stream = connect(&self.handle);
+        tungstenite::client("ws://localhost/", stream).unwrap().0
+    }
+
+    fn next(&self) -> Event {
+        self.events.recv_timeout(PATIENCE).expect("an event").1
+    }
+
+    fn open(&self) -> WebSocket {
+        let (socket, event) = self.events.recv_timeout(PATIENCE).expect("an event");
+        assert_eq!(event, Event::Open);
+        socket
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.handle.shutdown(GRACE);
+    }
+}
+
+fn serve(driver: DriverChoice, handler: impl Handler) -> ServerHandle {
+    let server = Server::builder(handler).listen(Listen::Tcp("127.0.0.1:0".parse().unwrap())).driver(driver).workers(4);
+    server.build().unwrap().spawn().unwrap()
+}
+
+fn connect(handle: &ServerHandle) -> TcpStream {
+    let [ListenAddress::Tcp(address)] = handle.addresses() else { panic!("one TCP address") };
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+const HANDSHAKE: &str = "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+    Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n";
+
+/// Reads up to the end of a head.
+fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    String::from_utf8(head).unwrap().to_ascii_lowercase()
+}
+
+fn text(text: &str) -> tungstenite::Message {
+    tungstenite::Message::text(text)
+}
+
+fn closed(code: u16, reason: &str, is_clean: bool) -> Event {
+    Event::Close(CloseReason { code, reason: reason.to_owned(), is_clean })
+}
+
+fn echo(driver: DriverChoice) -> Fixture {
+    Fixture::with(driver, Options::default(), |socket, event| {
+        if let Event::Message(message) = event {
+            assert_eq!(socket.send(message.clone()), SendStatus::Queued);
+        }
+    })
+}
+
+#[test]
+fn messages_go_both_ways_and_events_come_in_order() {
+    on_each_driver(|driver| {
+        let fixture = echo(driver);
+        let mut client = fixture.connect();
+        fixture.open();
+        client.send(text("hällo")).unwrap();
+        assert_eq!(client.read().unwrap(), text("hällo"));
+        client.send(tungstenite::Message::binary(vec![7; 100_000])).unwrap();
+        assert_eq!(client.read().unwrap(), tungstenite::Message::binary(vec![7; 100_000]));
+        client.send(tungstenite::Message::Ping(Bytes::from_static(b"!"))).unwrap();
+        assert_eq!(client.read().unwrap(), tungstenite::Message::Pong(Bytes::from_static(b"!")));
+        client.close(Some(tungstenite::protocol::CloseFrame { code: ClientCode::Away, reason: "bye".into() })).unwrap();
+        let Ok(tungstenite::Message::Close(Some(frame))) = client.read() else { panic!("a Close frame") };
+        assert_eq!(u16::from(frame.code), 1001);
+        assert!(matches!(client.read(), Err(tungstenite::Error::ConnectionClosed)), "the server ends the connection");
+        assert_eq!(fixture.next(), Event::Message(Message::from("hällo")));
+        assert_eq!(fixture.next(), Event::Message(Message::from(vec![7; 100_000])));
+        assert_eq!(fixture.next(), Event::Ping(Bytes::from_static(b"!")));
+        assert_eq!(fixture.next(), closed(1001, "bye", true));
+    });
+}
+
+#[test]
+fn what_is_sent_before_the_handshake_is_answered_comes_behind_it() {
+    on_each_driver(|driver| {
+        let handle = serve(driver, |request| {
+            let (response, socket) = Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, _: Event| {}));
+            assert_eq!(socket.send("first"), SendStatus::Queued);
+            assert_eq!(socket.send(vec![1; 10_000]), SendStatus::Queued);
+            socket.close(CloseCode::NORMAL, "that was it");
+            assert_eq!(socket.send("late"), SendStatus::Closed);
+            response
+        });
+        let mut client = tungstenite::client("ws://localhost/", connect(&handle)).unwrap().0;
+        assert_eq!(client.read().unwrap(), text("first"));
+        assert_eq!(client.read().unwrap(), tungstenite::Message::binary(vec![1; 10_000]));
+        assert!(client.read().unwrap().is_close());
+        handle.shutdown(GRACE);
+    });
+}
+
+#[test]
+fn frames_sent_with_the_handshake_are_read() {
+    on_each_driver(|driver| {
+        let fixture = echo(driver);
+        let mut stream = connect(&fixture.handle);
+        let request = [HANDSHAKE.as_bytes(), b"\r\n", b"\x81\x82\0\0\0\0hi"].concat();
+        stream.write_all(&request).unwrap();
+        assert!(read_head(&mut stream).starts_with("http/1.1 101 "));
+        let mut frame = [0; 4];
+        stream.read_exact(&mut frame).unwrap();
+        assert_eq!(&frame, b"\x81\x02hi");
+    });
+}
+
+#[test]
+fn a_response_that_is_not_sent_closes_its_socket() {
+    on_each_driver(|driver| {
+        let (sender, sockets) = channel();
+        let sender = Mutex::new(sender);
+        let handle = serve(driver, move |request| {
+            let (_response, socket) =
+                Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, event: Event| panic!("{event:?}")));
+            sender.lock().unwrap().send(socket).unwrap();
+            Response::text(http::StatusCode::FORBIDDEN, "no")
+        });
+        let mut stream = connect(&handle);
+        stream.write_all(format!("{HANDSHAKE}\r\n").as_bytes()).unwrap();
+        assert!(read_head(&mut stream).starts_with("http/1.1 403 "));
+        let socket = sockets.recv().unwrap();
+        assert_eq!((socket.is_open(), socket.send("x")), (false, SendStatus::Closed));
+        handle.shutdown(GRACE);
+    });
+}
+
+#[test]
+fn rfc_6455_4_2_2_broken_handshakes_are_answered() {
+    on_each_driver(|driver| {
+        let fixture = echo(driver);
+        for (head, status) in [
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), "426"),
+            (format!("{}\r\n", HANDSHAKE.replace("13", "8")), "426"),
+            (format!("{}\r\n", HANDSHAKE.replace("dGhl", "")), "400"),
+            (format!("{HANDSHAKE}Sec-WebSocket-Extensions: ,\r\n\r\n"), "400"),
+        ] {
+            let mut stream = connect(&fixture.handle);
+            stream.write_all(head.as_bytes()).unwrap();
+            let answer = read_head(&mut stream);
+            assert!(answer.starts_with(&format!("http/1.1 {status} ")), "{head}: {answer}");
+            assert_eq!(status == "426", answer.contains("sec-websocket-version: 13"));
+        }
+    });
+}
+
+#[test]
+fn rfc_7692_compressed_messages() {
+    on_each_driver(|driver| {
+        let fixture = echo(driver);
+        let mut stream = connect(&fixture.handle);
+        stream
+            .write_all(format!("{HANDSHAKE}Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n").as_bytes())
+            .unwrap();
+        let head = read_head(&mut stream);
+        assert!(head.contains(
+            "sec-websocket-extensions: permessage-deflate; server_no_context_takeover; client_no_context_takeover\r\n"
+        ));
+        stream.write_all(b"\xc1\x87\0\0\0\0\xf2\x48\xcd\xc9\xc9\x07\x00").unwrap();
+        assert!(matches!(fixture.next(), Event::Open));
+        assert_eq!(fixture.next(), Event::Message(Message::from("Hello")));
+        let mut frame = [0; 7];
+        stream.read_exact(&mut frame).unwrap();
+        assert_eq!(&frame, b"\x81\x05Hello", "too small to be compressed");
+        let long = "abc".repeat(200);
+        stream.write_all(&[b"\x81\xfe\x02\x58\0\0\0\0".as_slice(), long.as_bytes()].concat()).unwrap();
+        let mut head = [0; 2];
+        stream.read_exact(&mut head).unwrap();
+        assert_eq!(head[0], 0xc1);
+        let mut payload = vec![0; usize::from(head[1])];
+        stream.read_exact(&mut payload).unwrap();
+        assert_eq!(narval_http::ws::codec::deflate::decompress(&payload, 600).unwrap(), long.as_bytes());
+    });
+}
+
+#[test]
+fn a_bomb_closes_with_1009() {
+    on_each_driver(|driver| {
+        let fixture = Fixture::new(driver, Options::default());
+        let mut stream = connect(&fixture.handle);
+        stream
+            .write_all(format!("{HANDSHAKE}Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n").as_bytes())
+            .unwrap();
+        read_head(&mut stream);
+        fixture.open();
+        let settings = narval_http::ws::codec::deflate::Settings { level: 9, window_bits: 15 };
+        let bomb = narval_http::ws::codec::deflate::compress(settings, &vec![0; 2 << 20]);
+        let length = u16::try_from(bomb.len()).unwrap().to_be_bytes();
+        stream.write_all(&[b"\xc2\xfe", length.as_slice(), b"\0\0\0\0", &bomb].concat()).unwrap();
+        assert_eq!(fixture.next(), Event::Error(WsError::Protocol(narval_http::ws::ProtocolError::MessageTooBig)));
+        let Event::Close(reason) = fixture.next() else { panic!("a close") };
+        assert_eq!((reason.code, reason.is_clean), (1009, false));
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert_eq!(answer.get(2..4), Some(1009u16.to_be_bytes().as_slice()));
+    });
+}
+
+#[test]
+fn rfc_6455_7_1_7_a_breach_is_told_before_the_end() {
+    on_each_driver(|driver| {
+        let fixture = echo(driver);
+        let mut stream = connect(&fixture.handle);
+        stream.write_all(format!("{HANDSHAKE}\r\n").as_bytes()).unwrap();
+        read_head(&mut stream);
+        fixture.open();
+        // A whole message, a frame that is not masked, and more: what comes before the breach counts, what follows does not,
+        // and the Close frame is not lost to a reset although it was never read.
+        stream.write_all(b"\x81\x82\0\0\0\0hi\x81\x02no").unwrap();
+        stream.write_all(&vec![0x55; 40_000]).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(answer.starts_with(b"\x81\x02hi\x88"), "{answer:?}");
+        assert_eq!(answer.get(6..8), Some(1002u16.to_be_bytes().as_slice()));
+        assert_eq!(fixture.next(), Event::Message(Message::from("hi")));
+        assert!(matches!(fixture.next(), Event::Error(WsError::Protocol(_))));
+        assert_eq!(fixture.next(), closed(1002, "the client broke the protocol: frame is not masked", false));
+    });
+}
+
+#[test]
+fn a_lost_connection_is_an_error_and_a_close() {
+    on_each_driver(|driver| {
+        let fixture = Fixture::new(driver, Options::default());
+        let client = fixture.connect();
+        let socket = fixture.open();
+        drop(client);
+        assert_eq!(fixture.next(), Event::Error(WsError::Lost));
+        assert_eq!(fixture.next(), closed(1006, "the connection was lost", false));
+        assert_eq!(socket.send("x"), SendStatus::Closed, "from the event on");
+    });
+}
+
+#[test]
+fn a_panicking_handler_closes_its_connection_and_no_other() {
+    on_each_driver(|driver| {
+        let fixture = Fixture::with(driver, Options::default(), |socket, event| match event {
+            Event::Message(Message::Text(text)) if text == "panic" => panic!("as asked"),
+            Event::Message(message) => drop(socket.send(message.clone())),
+            _ => {}
+        });
+        let mut other = fixture.connect();
+        fixture.open();
+        let mut client = fixture.connect();
+        fixture.open();
+        client.send(text("panic")).unwrap();
+        let Ok(tungstenite::Message::Close(Some(frame))) = client.read() else { panic!("a Close frame") };
+        assert_eq!(u16::from(frame.code), 1011);
+        assert_eq!(fixture.next(), Event::Error(WsError::Panicked));
+        assert!(matches!(fixture.next(), Event::Close(_)));
+        other.send(text("still here")).unwrap();
+        assert_eq!(other.read().unwrap(), text("still here"));
+    });
+}
+
+#[test]
+fn events_of_one_socket_are_serial() {
+    on_each_driver(|driver| {
+        let running = Arc::new(Mutex::new(()));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let fixture = {
+            let (running, seen) = (running, seen.clone());
+            Fixture::with(driver, Options::default(), move |_, event| {
+                let _only = running.try_lock().expect("two events at once");
+                thread::sleep(Duration::from_micros(300));
+                if let Event::Message(message) = event {
+                    seen.lock().unwrap().push(message.as_text().unwrap().to_owned());
+                }
+            })
+        };
+        let mut client = fixture.connect();
+        let sent: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+        for number in &sent {
+            client.send(text(number)).unwrap();
+        }
+        client.close(None).unwrap();
+        while !matches!(fixture.next(), Event::Close(_)) {}
+        assert_eq!(*seen.lock().unwrap(), sent, "more than may wait at a time, and none lost");
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_meets_the_watermarks() {
+    on_each_driver(|driver| {
+        let options = Options { send_soft_bytes: 100_000, send_hard_bytes: 300_000, ..Options::default() };
+        let fixture = Fixture::new(driver, options);
+        let mut client = fixture.connect();
+        let socket = fixture.open();
+        let message = SharedMessage::new(vec![3; 50_000]);
+        let (mut accepted, mut pressed) = (0, false);
+        loop {
+            match socket.send_shared(&message) {
+                SendStatus::Queued => assert!(!pressed),
+                SendStatus::Backpressure => pressed = true,
+                SendStatus::Dropped => break,
+                SendStatus::Closed => panic!("closed"),
+            }
+            accepted += 1;
+            assert!(socket.queued_bytes() <= 300_000);
+        }
+        assert!(pressed);
+        for _ in 0..accepted {
+            assert_eq!(client.read().unwrap().len(), 50_000);
+        }
+        assert_eq!(fixture.next(), Event::Drained);
+        assert_eq!(socket.queued_bytes(), 0);
+        assert_eq!(socket.send("again"), SendStatus::Queued);
+        assert_eq!(client.read().unwrap(), text("again"));
+    });
+}
+
+#[test]
+fn deadlines() {
+    on_each_driver(|driver| {
+        let moment = Duration::from_millis(300);
+        let pings = Options { ping_interval: Some(moment), ..Options::default() };
+        let fixture = Fixture::new(driver, pings);
+        let started = Instant::now();
+        let mut answers = fixture.connect();
+        fixture.open();
+        let silent = fixture.connect();
+        fixture.open();
+        // A client that reads answers the Ping, and stays.
+        assert!(answers.read().unwrap().is_ping());
+        answers.flush().unwrap();
+        assert_eq!(fixture.next(), Event::Pong(Bytes::new()));
+        assert_eq!(fixture.next(), Event::Error(WsError::PingTimeout));
+        assert!(matches!(fixture.next(), Event::Close(_)));
+        assert!(started.elapsed() >= 2 * moment && started.elapsed() < 10 * moment, "{:?}", started.elapsed());
+        drop(silent);
+
+        let close = Options { close_timeout: moment, ..Options::default() };
+        let fixture = Fixture::new(driver, close);
+        let silent = fixture.connect();
+        let socket = fixture.open();
+        socket.close(CloseCode::NORMAL, "");
+        assert_eq!(fixture.next(), Event::Error(WsError::CloseTimeout));
+        assert_eq!(fixture.next(), closed(1006, "the client did not complete the closing handshake", false));
+        drop(silent);
+
+        let write = Options { write_timeout: moment, ..Options::default() };
+        let fixture = Fixture::new(driver, write);
+        let silent = fixture.connect();
+        let socket = fixture.open();
+        while socket.send(vec![0; 100_000]).is_accepted() {}
+        assert_eq!(fixture.next(), Event::Error(WsError::WriteTimeout));
+        assert!(matches!(fixture.next(), Event::Close(_)));
+        drop(silent);
+    });
+}
+
+#[test]
+fn a_server_that_stops_says_goodbye() {
+    on_each_driver(|driver| {
+        let fixture = Fixture::new(driver, Options::default());
+        let mut client = fixture.connect();
+        fixture.open();
+        let handle = &fixture.handle;
+        thread::scope(|scope| {
+            let stopped = scope.spawn(|| handle.shutdown(GRACE));
+            let Ok(tungstenite::Message::Close(Some(frame))) = client.read() else { panic!("a Close frame") };
+            assert_eq!(u16::from(frame.code), 1001);
+            assert!(client.read().is_err());
+            assert!(stopped.join().unwrap(), "everything finished");
+        });
+        assert!(matches!(fixture.next(), Event::Close(reason) if reason.is_clean));
+    });
+}
+
+#[test]
+fn any_thread_may_send() {
+    on_each_driver(|driver| {
+        let fixture = Fixture::new(driver, Options { send_hard_bytes: 16 << 20, ..Options::default() });
+        let mut client = fixture.connect();
+        let socket = fixture.open();
+        thread::scope(|scope| {
+            for sender in 0..4u8 {
+                let socket = socket.clone();
+                scope.spawn(move || {
+                    for number in 0..500u16 {
+                        let message = [&[sender], number.to_be_bytes().as_slice(), &[0; 3000]].concat();
+                        assert!(socket.send(message).is_accepted());
+                    }
+                });
+            }
+            let mut next = [0u16; 4];
+            for _ in 0..2000 {
+                let message = client.read().unwrap().into_data();
+                let sender = usize::from(message[0]);
+                assert_eq!(u16::from_be_bytes([message[1], message[2]]), next[sender], "in the order of its sender");
+                next[sender] += 1;
+            }
+        });
+    });
+}
+
+#[test]
+fn handles_are_compared_by_connection() {
+    on_each_driver(|driver| {
+        let fixture = Fixture::new(driver, Options::default());
+        let _clients = (fixture.connect(), fixture.connect());
+        let (first, second) = (fixture.open(), fixture.open());
+        assert_eq!(first, first.clone());
+        assert_ne!(first, second);
+        #[allow(clippy::mutable_key_type, reason = "its hash and its equality are those of its identity")]
+        let set: std::collections::HashSet<WebSocket> = [first.clone(), first, second].into();
+        assert_eq!(set.len(), 2);
+    });
+}

@@ -1,0 +1,361 @@
+//! HTTPS through the whole engine, with rustls and curl as clients. Where the kernel has kTLS (`tools/ktls-tests` runs
+//! this under such a kernel) large files have to go through it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, its helpers too"
+)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use narval_http::tls::{Identity, TlsAcceptor, TlsConfig, probe};
+use narval_http::{
+    Body, BodySource, Event, EventOptions, FileRange, Fill, Limits, Listen, ListenAddress, Request, Response,
+    SegmentBuf, Server, ServerHandle, StatusCode, ws,
+};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+type Client = StreamOwned<ClientConnection, TcpStream>;
+
+/// A file of 3 MB whose every byte depends on its place.
+fn content() -> Vec<u8> {
+    (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// Framing and file ranges in turn, as a NAR stream has them.
+struct Mixed {
+    file: Arc<File>,
+    left: u32,
+}
+
+impl BodySource for Mixed {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        out.memory().extend_from_slice(b"<frame>");
+        out.push_file(FileRange { file: self.file.clone(), offset: 1000, length: 1_500_000 });
+        out.memory().extend_from_slice(b"</frame>");
+        self.left -= 1;
+        Ok(if self.left == 0 { Fill::Done } else { Fill::More })
+    }
+}
+
+struct Running {
+    handle: ServerHandle,
+    address: SocketAddr,
+    folder: tempfile::TempDir,
+    cert: CertificateDer<'static>,
+}
+
+impl Running {
+    fn start(ktls: bool, limits: Limits) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        std::fs::write(&cert, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, content()).unwrap();
+        let file = Arc::new(File::open(&path).unwrap());
+        let handler = move |mut request: Request| {
+            let body = match request.path() {
+                "/small" => Body::bytes("small\n"),
+                "/large" => Body::bytes(content()),
+                "/file" => Body::file(FileRange { file: file.clone(), offset: 0, length: 3_000_000 }),
+                "/part" => Body::file(FileRange { file: file.clone(), offset: 5, length: 20_000 }),
+                "/mixed" => Body::source(Mixed { file: file.clone(), left: 3 }, None),
+                "/socket" => {
+                    let Ok(upgrade) = ws::Upgrade::new(&request) else { return Response::new(StatusCode::BAD_REQUEST) };
+                    let (response, socket) = upgrade.accept(Arc::new(|socket: &ws::WebSocket, event| {
+                        if let ws::Event::Message(message) = event {
+                            socket.send(message);
+                        }
+                    }));
+                    // Queued before the connection is a WebSocket: sealed behind the head of the answer.
+                    socket.send("welcome");
+                    return response;
+                }
+                "/pushed" => {
+                    assert!(request.informational(StatusCode::EARLY_HINTS, &[]).unwrap());
+                    let (body, mut writer) = Body::writer(None);
+                    std::thread::spawn(move || {
+                        for number in 0..3 {
+                            // Long enough for the connection to wait, most times; either way is right.
+                            std::thread::sleep(Duration::from_millis(20));
+                            writer.write_all(&vec![b'0' + number; 100_000]).unwrap();
+                            writer.flush().unwrap();
+                        }
+                        writer.finish().unwrap();
+                    });
+                    body
+                }
+                "/events" => {
+                    let (response, events) = Response::events(EventOptions::default());
+                    std::thread::spawn(move || {
+                        for number in 0..3 {
+                            std::thread::sleep(Duration::from_millis(20));
+                            events.send(&Event::new(number.to_string()));
+                        }
+                    });
+                    return response;
+                }
+                "/echo" => {
+                    let mut received = Vec::new();
+                    request.body().read_to_end(&mut received).unwrap();
+                    Body::bytes(received)
+                }
+                _ => return Response::text(StatusCode::NOT_FOUND, "no\n"),
+            };
+            Response::new(StatusCode::OK).body(body)
+        };
+        let identities = vec![Identity { cert, key, ocsp: None }];
+        let acceptor = TlsAcceptor::new(TlsConfig { identities, ktls, ..TlsConfig::default() }).unwrap();
+        let server = Server::builder(handler)
+            .listen(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
+            .tls(Arc::new(acceptor))
+            .limits(limits)
+            .build()
+            .unwrap();
+        let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("not TCP") };
+        Self { handle: server.spawn().unwrap(), address, folder, cert: made.cert.der().clone() }
+    }
+
+    fn client(&self, version: &'static rustls::SupportedProtocolVersion) -> Client {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.cert.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").unwrap();
+        let socket = TcpStream::connect(self.address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.handle.shutdown(Duration::from_secs(5));
+    }
+}
+
+/// Reads one answer: status and body, chunked or with a length.
+fn answer(client: &mut impl Read) -> (u16, Vec<u8>) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let mut body = Vec::new();
+    if let Some(length) = head.lines().find_map(|line| line.strip_prefix("content-length: ")) {
+        body.resize(length.trim().parse().unwrap(), 0);
+        client.read_exact(&mut body).unwrap();
+        return (status, body);
+    }
+    assert!(head.contains("transfer-encoding: chunked"), "{head}");
+    loop {
+        let mut size = String::new();
+        while !size.ends_with("\r\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            size.push(byte[0].into());
+        }
+        let size = usize::from_str_radix(size.trim(), 16).unwrap();
+        let mut chunk = vec![0; size + 2];
+        client.read_exact(&mut chunk).unwrap();
+        body.extend_from_slice(&chunk[..size]);
+        if size == 0 {
+            return (status, body);
+        }
+    }
+}
+
+fn get(client: &mut Client, path: &str) -> (u16, Vec<u8>) {
+    write!(client, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    client.flush().unwrap();
+    answer(client)
+}
+
+fn mixed() -> Vec<u8> {
+    let one = [b"<frame>", &content()[1000..1_501_000], b"</frame>"].concat();
+    one.repeat(3)
+}
+
+#[test]
+fn bodies_that_are_pushed_and_what_comes_ahead_of_them() {
+    let server = Running::start(false, Limits::default());
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let mut client = server.client(version);
+        client.write_all(b"GET /pushed HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut early = [0; 28];
+        client.read_exact(&mut early).unwrap();
+        assert_eq!(&early, b"HTTP/1.1 103 Early Hints\r\n\r\n");
+        let expected: Vec<u8> = (0..300_000).map(|at| b'0' + (at / 100_000) as u8).collect();
+        assert!(answer(&mut client) == (200, expected));
+        // The same connection goes on.
+        client.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        assert_eq!(answer(&mut client), (200, b"data: 0\n\ndata: 1\n\ndata: 2\n\n".to_vec()));
+    }
+}
+
+#[test]
+fn every_kind_of_body_arrives_whole() {
+    for ktls in [false, true] {
+        let server = Running::start(ktls, Limits::default());
+        for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+            let mut client = server.client(version);
+            // Twice on one connection: the second round finds it as the first has left it, with kTLS in the kernel.
+            for _ in 0..2 {
+                assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
+                assert!(get(&mut client, "/large") == (200, content()));
+                assert!(get(&mut client, "/file") == (200, content()));
+                assert!(get(&mut client, "/part") == (200, content()[5..20_005].to_vec()));
+                assert!(get(&mut client, "/mixed") == (200, mixed()));
+                assert_eq!(get(&mut client, "/none").0, 404);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_files_go_through_the_kernel_where_it_can() {
+    let sessions = || {
+        let stat = std::fs::read_to_string("/proc/net/tls_stat").unwrap_or_default();
+        let line = stat.lines().find(|line| line.starts_with("TlsTxSw ")).unwrap_or("TlsTxSw 0").to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let server = Running::start(true, Limits::default());
+    let mut client = server.client(&rustls::version::TLS13);
+    let before = sessions();
+    assert!(get(&mut client, "/part").0 == 200 && sessions() == before, "small files stay in user space");
+    assert!(get(&mut client, "/file") == (200, content()));
+    assert_eq!(sessions() > before, probe().is_ok());
+    // A key update by the client, answered in its turn by ours, between two answers. A kernel before 6.14 can't change its
+    // key, and the connection would end.
+    if probe().is_err() || kernel_is_at_least(6, 14) {
+        client.conn.refresh_traffic_keys().unwrap();
+        assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
+        assert!(get(&mut client, "/file") == (200, content()));
+    }
+}
+
+fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
+}
+
+#[test]
+fn a_key_update_between_answers_that_are_sealed_in_place() {
+    let server = Running::start(false, Limits::default());
+    let mut client = server.client(&rustls::version::TLS13);
+    // The first answers are the library's, the later ones are sealed where they lie, with two keys.
+    for path in ["/small", "/file", "/small", "/part"] {
+        assert_eq!(get(&mut client, path).0, 200);
+    }
+    client.conn.refresh_traffic_keys().unwrap();
+    assert!(get(&mut client, "/file") == (200, content()));
+    assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
+    assert!(get(&mut client, "/mixed") == (200, mixed()));
+}
+
+#[test]
+fn request_bodies_and_pipelined_requests() {
+    let server = Running::start(false, Limits::default());
+    let mut client = server.client(&rustls::version::TLS13);
+    let upload = content();
+    write!(client, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", upload.len()).unwrap();
+    client.write_all(&upload).unwrap();
+    client.flush().unwrap();
+    assert!(answer(&mut client) == (200, upload));
+    let many = "GET /small HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50);
+    client.write_all(many.as_bytes()).unwrap();
+    client.flush().unwrap();
+    for _ in 0..50 {
+        assert_eq!(answer(&mut client), (200, b"small\n".to_vec()));
+    }
+}
+
+#[test]
+fn a_connection_ends_with_a_close_notify() {
+    let server = Running::start(false, Limits::default());
+    let mut client = server.client(&rustls::version::TLS13);
+    write!(client, "GET /small HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    client.flush().unwrap();
+    let mut all = Vec::new();
+    // rustls reports an end without close_notify as an error.
+    client.read_to_end(&mut all).unwrap();
+    assert!(all.ends_with(b"small\n"));
+}
+
+#[test]
+fn what_is_no_handshake_is_cut_off_and_others_are_served() {
+    let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };
+    let server = Running::start(false, limits);
+    let mut plain = TcpStream::connect(server.address).unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut said = String::new();
+    plain.read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("HTTP/1.1 400 ") && said.contains("HTTPS"), "{said}");
+
+    let mut silent = TcpStream::connect(server.address).unwrap();
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    // The start of a ClientHello record that never ends.
+    slow.write_all(&[22, 3, 1, 2, 0, 1, 0]).unwrap();
+    let mut client = server.client(&rustls::version::TLS13);
+    assert_eq!(get(&mut client, "/small").0, 200);
+    for stuck in [&mut silent, &mut slow] {
+        stuck.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        // An end or a reset, not a time-out of ours.
+        match stuck.read(&mut [0; 16]) {
+            Ok(n) => assert_eq!(n, 0),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+        }
+    }
+    let counters = server.handle.counters();
+    assert!(counters.handshakes == 1 && counters.handshakes_failed >= 1 && counters.timeouts >= 2, "{counters:?}");
+}
+
+#[test]
+fn web_sockets_over_tls() {
+    let server = Running::start(false, Limits::default());
+    let stream = server.client(&rustls::version::TLS13);
+    let (mut socket, _) = tungstenite::client("wss://localhost/socket", stream).unwrap();
+    assert_eq!(socket.read().unwrap().into_text().unwrap().as_str(), "welcome");
+    for length in [0, 5, 60_000] {
+        let message = tungstenite::Message::binary(content()[..length].to_vec());
+        socket.send(message.clone()).unwrap();
+        assert_eq!(socket.read().unwrap(), message);
+    }
+    socket.close(None).unwrap();
+    assert!(matches!(socket.read().unwrap(), tungstenite::Message::Close(_)));
+}
+
+#[test]
+fn curl_agrees() {
+    let server = Running::start(false, Limits::default());
+    let cert = server.folder.path().join("cert.pem");
+    for (path, expected) in [("/small", b"small\n".to_vec()), ("/file", content()), ("/mixed", mixed())] {
+        let out = std::process::Command::new("curl")
+            .args(["--silent", "--show-error", "--fail", "--max-time", "20", "--cacert"])
+            .arg(&cert)
+            .arg(format!("https://localhost:{}{path}", server.address.port()))
+            .args(["--resolve", &format!("localhost:{}:127.0.0.1", server.address.port())])
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(out.stdout == expected, "{path}");
+    }
+}
