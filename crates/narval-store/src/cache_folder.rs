@@ -1,0 +1,294 @@
+//! A binary cache in a folder (`file://`): `nix-cache-info`, `<hash part>.narinfo`, `nar/<hash>.nar.<compression>`.
+//!
+//! Layout: Nix `libstore/local-binary-cache-store.cc`, `binary-cache-store.cc`. Every file appears whole: it is written
+//! under a temporary name and renamed. A narinfo is written after its NAR.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use narval_nix::cache_info::{CACHE_INFO_LEN_MAX, CacheInfoError};
+use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
+use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher, StoreDir};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::nar::open_beneath;
+
+/// Why a cache folder could not be used.
+#[derive(Debug, Error)]
+pub enum CacheFolderError {
+    /// A file can't be used.
+    #[error("cannot {action} '{}': {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Not a narinfo.
+    #[error("'{}': {source}", path.display())]
+    NarInfo {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: NarInfoError,
+    },
+    /// Not a `nix-cache-info`.
+    #[error("'{}': {source}", path.display())]
+    CacheInfo {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: CacheInfoError,
+    },
+    /// The cache is one of another store directory.
+    #[error("the cache '{}' is one of {found}, not of {expected}", path.display())]
+    StoreDir {
+        /// The folder.
+        path: PathBuf,
+        /// Its store directory.
+        found: StoreDir,
+        /// What it should be.
+        expected: StoreDir,
+    },
+    /// A narinfo names a file outside of the folder.
+    #[error("'{url}' is not a file below the cache '{}'", path.display())]
+    Url {
+        /// The folder.
+        path: PathBuf,
+        /// The URL.
+        url: String,
+    },
+}
+
+/// A binary cache in a folder, read and written. Shared by threads and processes.
+#[derive(Debug)]
+pub struct CacheFolder {
+    path: PathBuf,
+    handle: File,
+    store_dir: StoreDir,
+}
+
+impl CacheFolder {
+    /// Opens a cache of this store directory. A folder without `nix-cache-info` is taken as one.
+    ///
+    /// # Errors
+    /// When the folder can't be read, or is of another store directory.
+    pub fn open(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
+        let handle = File::open(path).map_err(|error| io_error("open", path, error))?;
+        let folder = Self { path: path.to_owned(), handle, store_dir };
+        if let Some(info) = folder.cache_info()?
+            && info.store_dir != folder.store_dir
+        {
+            return Err(CacheFolderError::StoreDir {
+                path: folder.path,
+                found: info.store_dir,
+                expected: folder.store_dir,
+            });
+        }
+        Ok(folder)
+    }
+
+    /// As [`CacheFolder::open`]; makes the folder and its `nix-cache-info` where they are missing.
+    ///
+    /// # Errors
+    /// As [`CacheFolder::open`], and when it can't be written.
+    pub fn create(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
+        fs::create_dir_all(path.join("nar")).map_err(|error| io_error("create", &path.join("nar"), error))?;
+        let folder = Self::open(path, store_dir)?;
+        if folder.cache_info()?.is_none() {
+            // What Nix writes; the other keys are a server's.
+            folder.write_file("nix-cache-info", format!("StoreDir: {}\n", folder.store_dir).as_bytes())?;
+        }
+        Ok(folder)
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What `nix-cache-info` says.
+    ///
+    /// # Errors
+    /// When it is there and can't be read.
+    pub fn cache_info(&self) -> Result<Option<CacheInfo>, CacheFolderError> {
+        let path = self.path.join("nix-cache-info");
+        let text = read_small(&path, CACHE_INFO_LEN_MAX)?;
+        text.map(|text| CacheInfo::parse(&text))
+            .transpose()
+            .map_err(|source| CacheFolderError::CacheInfo { path, source })
+    }
+
+    /// The narinfo with this hash part.
+    ///
+    /// # Errors
+    /// When it is there and can't be read.
+    pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<NarInfo>, CacheFolderError> {
+        let path = self.path.join(format!("{hash_part}.narinfo"));
+        let Some(text) = read_small(&path, NARINFO_LEN_MAX)? else { return Ok(None) };
+        let info = NarInfo::parse(&text, &self.store_dir);
+        info.map(Some).map_err(|source| CacheFolderError::NarInfo { path, source })
+    }
+
+    /// The hash parts of all narinfos, in no order.
+    ///
+    /// # Errors
+    /// When the folder can't be listed.
+    pub fn hash_parts(&self) -> Result<Vec<HashPart>, CacheFolderError> {
+        let fail = |error| io_error("list", &self.path, error);
+        let mut parts = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(fail)? {
+            let name = entry.map_err(fail)?.file_name();
+            let part = name.to_str().and_then(|name| name.strip_suffix(".narinfo"));
+            parts.extend(part.and_then(|part| part.parse::<HashPart>().ok()));
+        }
+        Ok(parts)
+    }
+
+    /// Opens the file that a narinfo names, below the folder and nowhere else, not through a symlink either; `None` when
+    /// it isn't there.
+    ///
+    /// # Errors
+    /// [`CacheFolderError::Url`] for a name that leads outside.
+    pub fn open_file(&self, url: &str) -> Result<Option<File>, CacheFolderError> {
+        let outside = || CacheFolderError::Url { path: self.path.clone(), url: url.to_owned() };
+        let name = url.split(['?', '#']).next().unwrap_or_default();
+        let name: Vec<u8> = percent_encoding::percent_decode_str(name).collect();
+        let plain = |part: &[u8]| !matches!(part, b"" | b"." | b"..");
+        if !name.split(|byte| *byte == b'/').all(plain) {
+            return Err(outside());
+        }
+        let name = CString::new(name).map_err(|_| outside())?;
+        match open_beneath(self.handle.as_fd(), &name) {
+            Ok(file) => Ok(Some(file.into())),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(Errno::XDEV | Errno::LOOP | Errno::INVAL) => Err(outside()),
+            Err(error) => Err(io_error("open", &self.path.join(url), error.into())),
+        }
+    }
+
+    /// Begins a NAR, to be written as it is compressed.
+    ///
+    /// # Errors
+    /// When the file can't be made.
+    pub fn write_nar(&self) -> Result<IncomingFile<'_>, CacheFolderError> {
+        let directory = self.path.join("nar");
+        fs::create_dir_all(&directory).map_err(|error| io_error("create", &directory, error))?;
+        let temporary = directory.join(temporary_name());
+        let file = create(&temporary)?;
+        Ok(IncomingFile { folder: self, temporary, file, hasher: Sha256Hasher::new(), size_bytes: 0 })
+    }
+
+    /// Writes a narinfo, over the one that may be there. The file that it names must be there already.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn write_narinfo(&self, info: &NarInfo) -> Result<(), CacheFolderError> {
+        let name = format!("{}.narinfo", info.path.hash_part());
+        self.write_file(&name, info.render(&self.store_dir).as_bytes())
+    }
+
+    fn write_file(&self, name: &str, contents: &[u8]) -> Result<(), CacheFolderError> {
+        let temporary = self.path.join(temporary_name());
+        let written = create(&temporary).and_then(|mut file| {
+            file.write_all(contents).map_err(|error| io_error("write", &temporary, error))?;
+            let path = self.path.join(name);
+            fs::rename(&temporary, &path).map_err(|error| io_error("create", &path, error))
+        });
+        if written.is_err() {
+            // It is the error that counts.
+            fs::remove_file(&temporary).ok();
+        }
+        written
+    }
+}
+
+/// A file of a cache that is being written. Dropped without [`IncomingFile::commit`], it is removed.
+#[derive(Debug)]
+pub struct IncomingFile<'a> {
+    folder: &'a CacheFolder,
+    temporary: PathBuf,
+    file: File,
+    hasher: Sha256Hasher,
+    size_bytes: u64,
+}
+
+/// A file of a cache that is complete: what its narinfo says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenFile {
+    /// `URL`.
+    pub url: String,
+    /// `FileHash`.
+    pub file_hash: Sha256,
+    /// `FileSize`.
+    pub file_size: u64,
+}
+
+impl IncomingFile<'_> {
+    /// Gives the file its name, that of its hash. One that is there already is the same.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn commit(mut self, compression: Compression) -> Result<WrittenFile, CacheFolderError> {
+        let file_hash = std::mem::take(&mut self.hasher).finish();
+        let url = format!("nar/{}.nar{}", file_hash.to_nix32(), compression.file_extension());
+        let path = self.folder.path.join(&url);
+        fs::rename(&self.temporary, &path).map_err(|error| io_error("create", &path, error))?;
+        Ok(WrittenFile { url, file_hash, file_size: self.size_bytes })
+    }
+}
+
+impl Write for IncomingFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(bytes.get(..written).unwrap_or_default());
+        self.size_bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for IncomingFile<'_> {
+    fn drop(&mut self) {
+        // After a commit there is nothing under this name.
+        fs::remove_file(&self.temporary).ok();
+    }
+}
+
+/// No other thread, and no other living process, has the same; no narinfo and no NAR is named so.
+fn temporary_name() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!(".tmp-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+fn create(path: &Path) -> Result<File, CacheFolderError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o644);
+    options.open(path).map_err(|error| io_error("create", path, error))
+}
+
+/// Reads a file of at most this many bytes, and one more, which the parser refuses.
+fn read_small(path: &Path, len_max: usize) -> Result<Option<Vec<u8>>, CacheFolderError> {
+    let mut text = Vec::new();
+    let limit = u64::try_from(len_max).unwrap_or(u64::MAX).saturating_add(1);
+    match File::open(path).and_then(|file| file.take(limit).read_to_end(&mut text)) {
+        Ok(_) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io_error("read", path, error)),
+    }
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> CacheFolderError {
+    CacheFolderError::Io { action, path: path.to_owned(), source }
+}

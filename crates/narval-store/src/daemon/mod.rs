@@ -1,0 +1,391 @@
+//! The Nix daemon, asked over its socket by the worker protocol (versions 1.32 to 1.38: Nix 2.4 and newer, Lix).
+//!
+//! Protocol: Nix `libstore/worker-protocol*.cc`, `daemon.cc`, `remote-store.cc`.
+
+mod connection;
+mod upload;
+mod wire;
+
+use std::io::{self, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use narval_nix::{HashPart, NarHash, PathInfo, Sha256Hasher, StoreDir, StorePath};
+use thiserror::Error;
+
+use self::connection::Connection;
+pub use self::connection::Trust;
+#[doc(hidden)]
+pub use self::connection::read_anything;
+use self::wire::Request;
+pub use self::wire::WireError;
+
+/// Idle connections kept: each holds a process of the daemon.
+const IDLE_CONNECTIONS_MAX: usize = 8;
+
+/// How long the daemon may be silent before a request fails.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why the daemon gave no answer.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// There is no daemon at the socket, or it may not be used.
+    #[error("cannot connect to the Nix daemon at '{}': {source}", socket.display())]
+    Connect {
+        /// The socket.
+        socket: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A daemon older than Nix 2.4, or of another protocol.
+    #[error("the Nix daemon speaks protocol {major}.{minor}; 1.32 (Nix 2.4) or newer is needed")]
+    Version {
+        /// Major version.
+        major: u64,
+        /// Minor version.
+        minor: u64,
+    },
+    /// The daemon answered with an error.
+    #[error("the Nix daemon refuses {operation}: {message}")]
+    Refused {
+        /// The operation.
+        operation: &'static str,
+        /// The daemon's words.
+        message: String,
+    },
+    /// The connection failed, or what came is not the protocol.
+    #[error("the Nix daemon's connection: {0}")]
+    Wire(#[from] WireError),
+    /// What was to be sent could not be read.
+    #[error("cannot read what is to be sent to the Nix daemon: {0}")]
+    Source(io::Error),
+}
+
+/// The operations used, with their numbers (`worker-protocol.hh`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Greeting,
+    IsValidPath,
+    QueryReferrers,
+    AddTempRoot,
+    AddIndirectRoot,
+    SetOptions,
+    QueryAllValidPaths,
+    QueryPathInfo,
+    QueryPathFromHashPart,
+    QueryValidPaths,
+    AddSignatures,
+    NarFromPath,
+    AddToStoreNar,
+    AddMultipleToStore,
+}
+
+impl Operation {
+    const fn code(self) -> u64 {
+        match self {
+            Self::Greeting => 0,
+            Self::IsValidPath => 1,
+            Self::QueryReferrers => 6,
+            Self::AddTempRoot => 11,
+            Self::AddIndirectRoot => 12,
+            Self::SetOptions => 19,
+            Self::QueryAllValidPaths => 23,
+            Self::QueryPathInfo => 26,
+            Self::QueryPathFromHashPart => 29,
+            Self::QueryValidPaths => 31,
+            Self::AddSignatures => 37,
+            Self::NarFromPath => 38,
+            Self::AddToStoreNar => 39,
+            Self::AddMultipleToStore => 44,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Greeting => "the greeting",
+            Self::IsValidPath => "IsValidPath",
+            Self::QueryReferrers => "QueryReferrers",
+            Self::AddTempRoot => "AddTempRoot",
+            Self::AddIndirectRoot => "AddIndirectRoot",
+            Self::SetOptions => "SetOptions",
+            Self::QueryAllValidPaths => "QueryAllValidPaths",
+            Self::QueryPathInfo => "QueryPathInfo",
+            Self::QueryPathFromHashPart => "QueryPathFromHashPart",
+            Self::QueryValidPaths => "QueryValidPaths",
+            Self::AddSignatures => "AddSignatures",
+            Self::NarFromPath => "NarFromPath",
+            Self::AddToStoreNar => "AddToStoreNar",
+            Self::AddMultipleToStore => "AddMultipleToStore",
+        }
+    }
+}
+
+type DaemonConnection = Connection<UnixStream>;
+
+/// A daemon, and a few idle connections to it. Shared by threads.
+#[derive(Debug)]
+pub struct Daemon {
+    socket: PathBuf,
+    store_dir: StoreDir,
+    idle: Mutex<Vec<DaemonConnection>>,
+}
+
+impl std::fmt::Debug for DaemonConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("version", &self.version).field("trust", &self.trust).finish_non_exhaustive()
+    }
+}
+
+impl Daemon {
+    /// The daemon behind this socket; connected to when the first request comes.
+    pub fn new(socket: &Path, store_dir: StoreDir) -> Self {
+        Self { socket: socket.to_owned(), store_dir, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The daemon's version (empty before Nix 2.9) and whether it trusts us.
+    ///
+    /// # Errors
+    /// [`DaemonError`] when it can't be reached.
+    pub fn hello(&self) -> Result<(String, Trust), DaemonError> {
+        self.ask(|connection| Ok((connection.daemon_version.clone(), connection.trust)))
+    }
+
+    /// The valid path with this hash part.
+    ///
+    /// # Errors
+    /// [`DaemonError`], never for a path that isn't there.
+    pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, DaemonError> {
+        self.ask(|connection| {
+            let arguments = Request::default().string(hash_part.as_bytes());
+            connection.call(Operation::QueryPathFromHashPart, arguments)?;
+            connection.optional_path()
+        })
+    }
+
+    /// Everything known of a valid path.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, DaemonError> {
+        self.ask(|connection| {
+            let arguments = Request::default().string(connection.full(path));
+            connection.call(Operation::QueryPathInfo, arguments)?;
+            if connection.boolean()? { connection.path_info(path.clone()).map(Some) } else { Ok(None) }
+        })
+    }
+
+    /// Whether a path is valid.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn is_valid(&self, path: &StorePath) -> Result<bool, DaemonError> {
+        self.ask(|connection| {
+            connection.call(Operation::IsValidPath, Request::default().string(connection.full(path)))?;
+            connection.boolean()
+        })
+    }
+
+    /// Those of the paths that are valid. Nothing is substituted.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn valid_paths(&self, paths: &[StorePath]) -> Result<Vec<StorePath>, DaemonError> {
+        self.ask(|connection| {
+            let full = paths.iter().map(|path| connection.full(path));
+            let arguments = Request::default().list(full).boolean(false);
+            connection.call(Operation::QueryValidPaths, arguments)?;
+            connection.paths()
+        })
+    }
+
+    /// All valid paths.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, DaemonError> {
+        self.ask(|connection| {
+            connection.call(Operation::QueryAllValidPaths, Request::default())?;
+            connection.paths()
+        })
+    }
+
+    /// The valid paths that refer to a path.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, DaemonError> {
+        self.ask(|connection| {
+            connection.call(Operation::QueryReferrers, Request::default().string(connection.full(path)))?;
+            connection.paths()
+        })
+    }
+
+    /// Keeps paths from garbage collection, valid or about to be, until what this returns is dropped.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn keep(&self, paths: &[StorePath]) -> Result<TemporaryRoots, DaemonError> {
+        self.ask_once(|mut connection| {
+            for path in paths {
+                connection.call(Operation::AddTempRoot, Request::default().string(connection.full(path)))?;
+                connection.number()?;
+            }
+            Ok(TemporaryRoots { _connection: connection })
+        })
+    }
+
+    /// Registers a symlink to a store path, anywhere on the disk, as a root.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn add_indirect_root(&self, link: &Path) -> Result<(), DaemonError> {
+        use std::os::unix::ffi::OsStrExt;
+        self.ask(|connection| {
+            let arguments = Request::default().string(link.as_os_str().as_bytes());
+            connection.call(Operation::AddIndirectRoot, arguments)?;
+            connection.number().map(drop)
+        })
+    }
+
+    /// Adds signatures to a valid path. Needs trust, or signatures that the daemon trusts.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn add_signatures(&self, path: &StorePath, signatures: &[narval_nix::Signature]) -> Result<(), DaemonError> {
+        self.ask(|connection| {
+            let signatures = signatures.iter().map(ToString::to_string);
+            let arguments = Request::default().string(connection.full(path)).list(signatures);
+            connection.call(Operation::AddSignatures, arguments)?;
+            connection.number().map(drop)
+        })
+    }
+
+    /// The NAR of a valid path as it is made. The daemon does not say where it ends, and puts an error that it meets on
+    /// the way among the bytes: so exactly `info.nar_size` bytes are read, and the last of them are given out only if all
+    /// have the hash of `info`. The connection is not used again.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn nar_from_path(&self, info: &PathInfo) -> Result<DaemonNar, DaemonError> {
+        self.ask_once(|mut connection| {
+            connection.call(Operation::NarFromPath, Request::default().string(connection.full(&info.path)))?;
+            let (left, expected) = (info.nar_size, info.nar_hash);
+            Ok(DaemonNar { input: connection.into_input(), left, hasher: Some(Sha256Hasher::new()), expected })
+        })
+    }
+
+    /// Asks on a connection that is then kept. A kept connection may have been closed by a daemon that was restarted:
+    /// then a new one is tried, once.
+    fn ask<T>(&self, request: impl Fn(&mut DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
+        let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(mut connection) = kept {
+            match request(&mut connection) {
+                Err(DaemonError::Wire(WireError::Io(error))) if is_closed(&error) => {
+                    // All kept connections are from before the restart.
+                    self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                }
+                outcome => return self.put_back(connection, outcome),
+            }
+        }
+        let mut connection = self.connect()?;
+        let outcome = request(&mut connection);
+        self.put_back(connection, outcome)
+    }
+
+    /// Asks on a new connection that the request uses up.
+    fn ask_once<T>(&self, request: impl FnOnce(DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
+        request(self.connect()?)
+    }
+
+    fn put_back<T>(&self, connection: DaemonConnection, outcome: Result<T, DaemonError>) -> Result<T, DaemonError> {
+        // After a refusal the connection is in step; after anything else it is not.
+        if matches!(outcome, Ok(_) | Err(DaemonError::Refused { .. })) {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_CONNECTIONS_MAX {
+                idle.push(connection);
+            }
+        }
+        outcome
+    }
+
+    fn connect(&self) -> Result<DaemonConnection, DaemonError> {
+        let fail = |source| DaemonError::Connect { socket: self.socket.clone(), source };
+        let stream = UnixStream::connect(&self.socket).map_err(fail)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(fail)?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(fail)?;
+        let input = stream.try_clone().map_err(fail)?;
+        let mut connection = Connection::greet(input, stream, self.store_dir.clone())?;
+        connection.call(Operation::SetOptions, options())?;
+        Ok(connection)
+    }
+}
+
+/// Quiet, no building, no substituting: what a reader wants of a daemon. Numbers in the order of `SetOptions`.
+fn options() -> Request {
+    let (keep_failed, keep_going, try_fallback, verbosity) = (0, 0, 0, 0);
+    let (build_jobs, silent_time, build_hook, verbose_build) = (1, 0, 1, 0);
+    let (log_type, print_trace, build_cores, substitute, overrides) = (0, 0, 1, 0, 0);
+    [
+        keep_failed,
+        keep_going,
+        try_fallback,
+        verbosity,
+        build_jobs,
+        silent_time,
+        build_hook,
+        verbose_build,
+        log_type,
+        print_trace,
+        build_cores,
+        substitute,
+        overrides,
+    ]
+    .into_iter()
+    .fold(Request::default(), Request::number)
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
+}
+
+/// Paths that the daemon keeps from garbage collection: as long as the connection that asked for it is open.
+#[derive(Debug)]
+pub struct TemporaryRoots {
+    _connection: DaemonConnection,
+}
+
+/// A NAR that comes from the daemon.
+#[derive(Debug)]
+pub struct DaemonNar {
+    input: BufReader<UnixStream>,
+    left: u64,
+    hasher: Option<Sha256Hasher>,
+    expected: NarHash,
+}
+
+impl Read for DaemonNar {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        let Some(buffer) = buffer.get_mut(..wanted).filter(|buffer| !buffer.is_empty()) else { return Ok(0) };
+        let read = self.input.read(buffer)?;
+        if read == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the Nix daemon ended the NAR early"));
+        }
+        self.left -= read as u64;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(buffer.get(..read).unwrap_or_default());
+        }
+        if self.left == 0 && self.hasher.take().is_some_and(|hasher| hasher.finish() != self.expected) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the NAR from the Nix daemon has another hash"));
+        }
+        Ok(read)
+    }
+}

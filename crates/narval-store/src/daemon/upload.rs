@@ -1,0 +1,146 @@
+//! Adding paths through the daemon: a NAR, or many, in frames without padding.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use narval_nix::{PathInfo, StoreDir};
+
+use super::connection::Connection;
+use super::wire::{Request, WireError};
+use super::{Daemon, DaemonError, Operation};
+use crate::database::join_signatures;
+
+/// How long an upload may take in all.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+
+/// Bytes in one frame.
+const FRAME_LEN: usize = 64 * 1024;
+
+impl Daemon {
+    /// Adds one path from its NAR. Its references must be valid already. The daemon checks hash and size, and the
+    /// signatures unless it trusts us and `check_signatures` is off.
+    ///
+    /// # Errors
+    /// [`DaemonError::Source`] when the NAR can't be read, else what the daemon says.
+    pub fn add_to_store_nar(&self, info: &PathInfo, nar: impl Read, check_signatures: bool) -> Result<(), DaemonError> {
+        self.ask_once(|mut connection| {
+            let (repair, operation) = (false, Operation::AddToStoreNar);
+            let arguments =
+                with_info(Request::default(), info, &self.store_dir).boolean(repair).boolean(!check_signatures);
+            connection.begin(operation, &arguments)?;
+            upload(connection, operation, |frames| frames.copy(nar))
+        })
+    }
+
+    /// Adds many paths with one request, each after its references. `paths` gives them one by one; `count` is how many.
+    /// None of them may be valid already ([`Daemon::valid_paths`]): Nix 2.34 leaves such a path's NAR unread, and takes it
+    /// for the next path.
+    ///
+    /// # Errors
+    /// As [`Daemon::add_to_store_nar`].
+    pub fn add_multiple_to_store<N: Read>(
+        &self,
+        count: u64,
+        paths: impl Iterator<Item = std::io::Result<(PathInfo, N)>>,
+        check_signatures: bool,
+    ) -> Result<(), DaemonError> {
+        self.ask_once(|mut connection| {
+            let (repair, operation) = (false, Operation::AddMultipleToStore);
+            connection.begin(operation, &Request::default().boolean(repair).boolean(!check_signatures))?;
+            upload(connection, operation, |frames| {
+                frames.write(Request::default().number(count).as_bytes())?;
+                for item in paths {
+                    let (info, nar) = item.map_err(DaemonError::Source)?;
+                    frames.write(with_info(Request::default(), &info, &self.store_dir).as_bytes())?;
+                    frames.copy(nar)?;
+                }
+                Ok(())
+            })
+        })
+    }
+}
+
+/// `ValidPathInfo` in the form of protocol 1.16.
+fn with_info(request: Request, info: &PathInfo, store_dir: &StoreDir) -> Request {
+    let full = |path| store_dir.display(path).to_string();
+    let signatures = join_signatures(&info.signatures).unwrap_or_default();
+    let signatures: Vec<&str> = signatures.split_ascii_whitespace().collect();
+    request
+        .string(full(&info.path))
+        .string(info.deriver.as_ref().map(full).unwrap_or_default())
+        .string(info.nar_hash.to_hex())
+        .list(info.references.iter().map(full))
+        .number(info.registration_time)
+        .number(info.nar_size)
+        .boolean(info.ultimate)
+        .list(signatures.into_iter())
+        .string(info.ca.as_ref().map(ToString::to_string).unwrap_or_default())
+}
+
+/// Sends frames while a second thread reads: the daemon may refuse in the middle, and it blocks when nobody reads its
+/// messages.
+fn upload(
+    mut connection: Connection<UnixStream>,
+    operation: Operation,
+    send: impl FnOnce(&mut Frames) -> Result<(), DaemonError>,
+) -> Result<(), DaemonError> {
+    let output = connection.output().try_clone().map_err(WireError::from)?;
+    // The daemon is silent until it has everything.
+    output.set_read_timeout(Some(UPLOAD_TIMEOUT)).map_err(WireError::from)?;
+    let (sent, answer) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let answer = connection.messages(operation);
+            if answer.is_err() {
+                // Unblocks the sender; the connection is not used again.
+                connection.output().shutdown(Shutdown::Both).ok();
+            }
+            answer
+        });
+        let mut frames = Frames { output: &output };
+        let sent = send(&mut frames).and_then(|()| frames.end());
+        if sent.is_err() {
+            // The daemon must not take what came so far for the whole; it sees the end of the connection.
+            output.shutdown(Shutdown::Write).ok();
+        }
+        let answer = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (sent, answer)
+    });
+    match (sent, answer) {
+        // What can't be read here is the cause of whatever the daemon says then.
+        (Err(error @ DaemonError::Source(_)), _) => Err(error),
+        (_, Err(error)) => Err(error),
+        (sent, Ok(())) => sent,
+    }
+}
+
+struct Frames<'a> {
+    output: &'a UnixStream,
+}
+
+impl Frames<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), DaemonError> {
+        for chunk in bytes.chunks(FRAME_LEN) {
+            let head = (chunk.len() as u64).to_le_bytes();
+            self.output.write_all(&[&head[..], chunk].concat()).map_err(WireError::from)?;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, mut source: impl Read) -> Result<(), DaemonError> {
+        let mut buffer = vec![0; FRAME_LEN];
+        loop {
+            match source.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(read) => self.write(buffer.get(..read).unwrap_or_default())?,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(DaemonError::Source(error)),
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<(), DaemonError> {
+        Ok(self.output.write_all(&0_u64.to_le_bytes()).map_err(WireError::from)?)
+    }
+}

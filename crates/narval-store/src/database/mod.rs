@@ -1,0 +1,243 @@
+//! The Nix database, read with SQLite and without Nix.
+//!
+//! Schema: Nix `libstore/schema.sql` (version 10) and `ca-specific-schema.sql`.
+
+mod connection;
+mod events;
+mod row;
+mod watch;
+
+use std::path::Path;
+
+use narval_nix::{HashPart, PathInfo, Signature, StoreDir, StorePath};
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+
+use self::connection::{Pool, QueryError};
+use self::row::Rows;
+pub use self::watch::Stamp;
+use crate::error::StoreError;
+use crate::realisation::Realisation;
+
+/// A Nix database that is only read. Shared by threads: each query takes a connection of its own from a small pool.
+#[derive(Debug)]
+pub struct Database {
+    pool: Pool,
+    rows: Rows,
+}
+
+impl Database {
+    /// The database at this path; opened when the first query comes.
+    pub fn new(path: &Path, store_dir: StoreDir) -> Self {
+        Self { pool: Pool::new(path), rows: Rows { store_dir } }
+    }
+
+    /// The state of the database now; `None` when it can't be told, and then nothing remembered may be used. It takes one
+    /// system call while nothing changes, and no lock that waits.
+    ///
+    /// Take it *before* a question: the answer holds as long as the stamp stays the same.
+    pub fn stamp(&self) -> Option<Stamp> {
+        self.pool.watch.stamp()
+    }
+
+    /// The valid path with this hash part.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database can't be read; never for a path that isn't there.
+    pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
+        let first = self.rows.first_with(hash_part);
+        self.pool.query(|connection| {
+            let path = connection
+                .prepare_cached("select path from ValidPaths where path >= ?1 order by path limit 1")?
+                .query_row([&first], |row| row.get::<_, String>(0))
+                .optional()?;
+            match path {
+                Some(path) if path.starts_with(&first) => Ok(Some(self.rows.path(&path, "path", &path)?)),
+                _ => Ok(None),
+            }
+        })
+    }
+
+    /// Everything known of the valid path with this hash part.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn path_info_by_hash_part(&self, hash_part: &HashPart) -> Result<Option<PathInfo>, StoreError> {
+        let first = self.rows.first_with(hash_part);
+        self.pool.query(|connection| {
+            let sql = "select id, path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca from ValidPaths \
+                       where path >= ?1 order by path limit 1";
+            self.path_info_where(connection, sql, &first, |path| path.starts_with(&first))
+        })
+    }
+
+    /// Everything known of a valid path.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, StoreError> {
+        let full = self.rows.full(path);
+        self.pool.query(|connection| self.path_info_in(connection, &full))
+    }
+
+    /// Everything known of several paths, in their order, from one state of the database.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn path_infos(&self, paths: &[StorePath]) -> Result<Vec<Option<PathInfo>>, StoreError> {
+        self.pool.query(|connection| {
+            let snapshot = connection.unchecked_transaction()?;
+            let infos = paths.iter().map(|path| self.path_info_in(&snapshot, &self.rows.full(path))).collect();
+            drop(snapshot);
+            infos
+        })
+    }
+
+    fn path_info_in(&self, connection: &Connection, full: &str) -> Result<Option<PathInfo>, QueryError> {
+        let sql = "select id, path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca from ValidPaths \
+                   where path = ?1";
+        self.path_info_where(connection, sql, full, |_| true)
+    }
+
+    fn path_info_where(
+        &self,
+        connection: &Connection,
+        sql: &str,
+        parameter: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Option<PathInfo>, QueryError> {
+        let mut statement = connection.prepare_cached(sql)?;
+        let mut found = statement.query([parameter])?;
+        let Some(row) = found.next()? else { return Ok(None) };
+        let mut info = match self.rows.path_info(row)? {
+            Some(info) if wanted(&info.full) => info,
+            _ => return Ok(None),
+        };
+        // The first statement is still open, and with it the read transaction: both see one state.
+        let sql = "select v.path from Refs r join ValidPaths v on r.reference = v.id where r.referrer = ?1";
+        let mut statement = connection.prepare_cached(sql)?;
+        let mut references = statement.query([info.id])?;
+        while let Some(reference) = references.next()? {
+            let reference = reference.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+            info.info.references.insert(self.rows.path(reference, "a reference", &info.full)?);
+        }
+        Ok(Some(info.info))
+    }
+
+    /// Whether a path is valid.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn is_valid(&self, path: &StorePath) -> Result<bool, StoreError> {
+        let full = self.rows.full(path);
+        self.pool.query(|connection| {
+            Ok(connection.prepare_cached("select 1 from ValidPaths where path = ?1")?.exists([&full])?)
+        })
+    }
+
+    /// All valid paths, in no order.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, StoreError> {
+        self.paths("select path from ValidPaths", &[])
+    }
+
+    /// The paths that a valid path refers to, itself among them if it does; empty for a path that isn't valid.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn references(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
+        let sql = "select v.path from Refs r join ValidPaths v on r.reference = v.id \
+                   where r.referrer = (select id from ValidPaths where path = ?1) order by v.path";
+        self.paths(sql, &[&self.rows.full(path)])
+    }
+
+    /// The valid paths that refer to a path.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
+        let sql = "select v.path from Refs r join ValidPaths v on r.referrer = v.id \
+                   where r.reference = (select id from ValidPaths where path = ?1) order by v.path";
+        self.paths(sql, &[&self.rows.full(path)])
+    }
+
+    /// The path of an output of a valid derivation, when it was known as the derivation was made.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn derivation_output(&self, derivation: &StorePath, output: &str) -> Result<Option<StorePath>, StoreError> {
+        let full = self.rows.full(derivation);
+        let sql =
+            "select o.path from DerivationOutputs o join ValidPaths v on o.drv = v.id where v.path = ?1 and o.id = ?2";
+        self.pool.query(|connection| {
+            let path = connection
+                .prepare_cached(sql)?
+                .query_row([full.as_str(), output], |row| row.get::<_, String>(0))
+                .optional()?;
+            path.map(|path| self.rows.path(&path, "an output", &full)).transpose()
+        })
+    }
+
+    fn paths(&self, sql: &str, parameters: &[&str]) -> Result<Vec<StorePath>, StoreError> {
+        self.pool.query(|connection| {
+            let mut statement = connection.prepare_cached(sql)?;
+            let mut rows = statement.query(params_from_iter(parameters))?;
+            let mut paths = Vec::new();
+            while let Some(row) = rows.next()? {
+                let path = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                paths.push(self.rows.path(path, "path", path)?);
+            }
+            Ok(paths)
+        })
+    }
+
+    /// The realisation of a derivation's output, where content-addressed derivations were ever enabled (Nix ≥ 2.35).
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn realisation(&self, derivation: &StorePath, output: &str) -> Result<Option<Realisation>, StoreError> {
+        let sql = "select outputPath, signatures from BuildTraceV3 where drvPath = ?1 and outputName = ?2 limit 1";
+        self.realisation_where("BuildTraceV3", sql, derivation.base_name(), output)
+    }
+
+    /// As [`Database::realisation`] for Nix ≤ 2.34, which goes by the derivation's hash, `sha256:<hex>`.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn realisation_by_hash(&self, derivation_hash: &str, output: &str) -> Result<Option<Realisation>, StoreError> {
+        let sql = "select v.path, r.signatures from Realisations r join ValidPaths v on r.outputPath = v.id \
+                   where r.drvPath = ?1 and r.outputName = ?2 limit 1";
+        self.realisation_where("Realisations", sql, derivation_hash, output)
+    }
+
+    fn realisation_where(
+        &self,
+        table: &str,
+        sql: &str,
+        derivation: &str,
+        output: &str,
+    ) -> Result<Option<Realisation>, StoreError> {
+        self.pool.query(|connection| {
+            let exists = "select 1 from sqlite_master where type = 'table' and name = ?1";
+            if !connection.prepare_cached(exists)?.exists([table])? {
+                return Ok(None);
+            }
+            let row = connection
+                .prepare_cached(sql)?
+                .query_row(params![derivation, output], |row| {
+                    Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?))
+                })
+                .optional()?;
+            let Some((path, signatures)) = row else { return Ok(None) };
+            let output_path = self.rows.path(&path, "outputPath", derivation)?;
+            Ok(Some(Realisation { output_path, signatures: row::signatures(signatures.as_deref()) }))
+        })
+    }
+}
+
+/// Text of a column `sigs`.
+pub(crate) fn join_signatures(signatures: &[Signature]) -> Option<String> {
+    let texts: Vec<String> = signatures.iter().map(Signature::to_string).collect();
+    if texts.is_empty() { None } else { Some(texts.join(" ")) }
+}

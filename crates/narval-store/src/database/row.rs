@@ -1,0 +1,80 @@
+//! From the columns of `ValidPaths` to the types of narval-nix.
+
+use narval_nix::{ContentAddress, HashPart, NarHash, PathInfo, Signature, StoreDir, StorePath};
+use rusqlite::Row;
+
+use super::connection::QueryError;
+use crate::error::StoreError;
+
+/// Reads rows of a store with this logical directory.
+#[derive(Debug)]
+pub(super) struct Rows {
+    pub(super) store_dir: StoreDir,
+}
+
+/// A row of `ValidPaths`; the references are still to come.
+pub(super) struct InfoRow {
+    pub(super) id: i64,
+    pub(super) full: String,
+    pub(super) info: PathInfo,
+}
+
+impl Rows {
+    pub(super) fn full(&self, path: &StorePath) -> String {
+        self.store_dir.display(path).to_string()
+    }
+
+    /// What every path with this hash part starts with; no path sorts between this and them.
+    pub(super) fn first_with(&self, hash_part: &HashPart) -> String {
+        format!("{}/{hash_part}-", self.store_dir)
+    }
+
+    pub(super) fn path(&self, full: &str, column: &'static str, of: &str) -> Result<StorePath, QueryError> {
+        self.store_dir.parse(full).map_err(|error| bad(of, column, error))
+    }
+
+    /// The columns `id, path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca`.
+    pub(super) fn path_info(&self, row: &Row<'_>) -> Result<Option<InfoRow>, QueryError> {
+        let full: String = row.get(1)?;
+        // The first row at or after a hash part may be any row: one of another store directory is not an error here.
+        let Ok(path) = self.store_dir.parse(&full) else { return Ok(None) };
+        let hash: String = row.get(2)?;
+        let deriver: Option<String> = row.get(4)?;
+        let signatures: Option<String> = row.get(7)?;
+        let ca: Option<String> = row.get(8)?;
+        let info = PathInfo {
+            nar_hash: NarHash::parse(&hash).map_err(|error| bad(&full, "hash", error))?,
+            nar_size: unsigned(row.get(5)?).ok_or_else(|| bad(&full, "narSize", "negative"))?,
+            deriver: filled(deriver.as_deref()).map(|deriver| self.path(deriver, "deriver", &full)).transpose()?,
+            registration_time: unsigned(row.get(3)?).ok_or_else(|| bad(&full, "registrationTime", "negative"))?,
+            ultimate: row.get::<_, Option<i64>>(6)? == Some(1),
+            signatures: self::signatures(signatures.as_deref()),
+            ca: filled(ca.as_deref())
+                .map(str::parse::<ContentAddress>)
+                .transpose()
+                .map_err(|error| bad(&full, "ca", error))?,
+            references: Default::default(),
+            path,
+        };
+        Ok(Some(InfoRow { id: row.get(0)?, full, info }))
+    }
+}
+
+/// The column `sigs`. A signature that can't be read can't be checked either, by us or by a client that knows its kind:
+/// it is left out, and the path can still be served with the others.
+pub(super) fn signatures(column: Option<&str>) -> Vec<Signature> {
+    column.unwrap_or_default().split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect()
+}
+
+fn filled(column: Option<&str>) -> Option<&str> {
+    column.filter(|text| !text.is_empty())
+}
+
+/// A number that Nix writes as NULL when it is zero.
+fn unsigned(column: Option<i64>) -> Option<u64> {
+    u64::try_from(column.unwrap_or(0)).ok()
+}
+
+fn bad(path: &str, column: &'static str, reason: impl ToString) -> QueryError {
+    QueryError::Row(StoreError::Row { path: path.to_owned(), column, reason: reason.to_string() })
+}

@@ -1,0 +1,388 @@
+//! Noticing that a Nix database has changed, in a tenth of a microsecond and without SQLite.
+//!
+//! In WAL mode a commit becomes visible when the writer has copied a new header into the first 48 bytes of the `-shm`
+//! file (the wal-index header, <https://www.sqlite.org/walformat.html#the_wal_index_header>: change counter, number of frames,
+//! checksum of the frames, salts), and `nix-store --add` returns after that. Readers believe that same header. So two
+//! equal headers mean the same contents, and reading the header through the page cache is as good as asking SQLite
+//! (`PRAGMA data_version` reads it too, but takes and drops locks around it).
+//!
+//! A [`Stamp`] must be taken *before* the database is read: a memo of what was read then is good as long as the stamp
+//! stays the same. A header caught half-written compares unequal later, which costs a read and no more.
+//!
+//! Where there is no header to read (WAL files absent, as Nix 2.8 leaves them, or unreadable), the contents are those
+//! of `db.sqlite` alone as long as `-wal` is absent or empty; then size, inode and times tell, except while they are so
+//! fresh that a second change could carry the same time. In that case, and in every doubt, there is no stamp.
+//!
+//! Looking costs 1.7 µs, an eighth of a narinfo's answer. So a look is good for later, too, as long as the kernel has
+//! no [`Events`] to tell, if it was taken in this order:
+//!
+//! 1. all events so far were taken;
+//! 2. nobody holds SQLite's writer lock;
+//! 3. the stamp is taken, from a header whose two copies are equal (a writer killed between them leaves a header that a
+//!    reader repairs, without an event).
+//!
+//! A commit that is not in the stamp takes the writer lock after step 2, then writes its frames to `-wal`, and only then
+//! changes the header: the event of that write is there before the change is, and was not taken in step 1. Everything
+//! else that could change what the path's contents are (recovery when the first process opens the database, a change of
+//! the journal mode, another file in its place) begins with an event as well.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::events::{Events, Happened};
+
+/// Bytes of the wal-index header; it lies twice at the front of `-shm`, and the first copy is written last.
+const WAL_INDEX_HEADER_LEN: usize = 48;
+
+/// Where the header says that it is one (`isInit`).
+const IS_INIT_AT: usize = 12;
+
+/// Where the number of valid frames (`mxFrame`) is in the wal-index header.
+const MAX_FRAME_AT: usize = 16;
+
+/// A file changed more recently than this could change again without a change of its time: kernels before 6.13 stamp
+/// files with the time of the last timer tick, 4 to 10 ms.
+const FRESH: Duration = Duration::from_millis(25);
+
+/// Where SQLite locks one byte of `-shm` for the one writer (`WAL_WRITE_LOCK` at `UNIX_SHM_BASE`, os_unix.c).
+const WRITER_LOCK_AT: libc::off_t = 120;
+
+/// Watching is begun at most this often: it takes some sixty system calls.
+const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// The most `-shm` files one process will hold open, see [`hold_open`].
+const HELD_FILES_MAX: usize = 4096;
+
+/// The state of a database at one moment. Two equal stamps of one store: nothing was committed in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    database: FileState,
+    log: FileState,
+    header: [u8; WAL_INDEX_HEADER_LEN],
+}
+
+/// What `stat` tells of a file's contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct FileState {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl FileState {
+    #[allow(clippy::unnecessary_cast, reason = "the fields' types differ between architectures")]
+    fn of(stat: &Stat) -> Self {
+        let modified = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
+        Self { device: stat.st_dev as u64, inode: stat.st_ino as u64, size: stat.st_size as u64, modified }
+    }
+
+    fn is_fresh(&self) -> bool {
+        let modified = UNIX_EPOCH
+            .checked_add(Duration::from_secs(self.modified.0.max(0).unsigned_abs()))
+            .and_then(|time| time.checked_add(Duration::from_nanos(self.modified.1.max(0).unsigned_abs())));
+        // A time in the future says nothing about the order of events: fresh.
+        modified.and_then(|time| SystemTime::now().duration_since(time).ok()).is_none_or(|age| age < FRESH)
+    }
+}
+
+/// Which file a database is: it changes when the database is replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity(u64, u64);
+
+/// Watches one database. Shared by threads.
+#[derive(Debug)]
+pub(super) struct Watch {
+    database: PathBuf,
+    log: PathBuf,
+    shared: PathBuf,
+    /// The `-shm` file in use.
+    open: RwLock<Option<(Identity, Arc<File>)>>,
+    settled: RwLock<Settled>,
+}
+
+/// The last look, while it holds.
+#[derive(Debug, Default)]
+struct Settled {
+    stamp: Option<Stamp>,
+    events: Option<Events>,
+    /// When watching was begun last.
+    begun: Option<Instant>,
+}
+
+/// The two copies of the wal-index header.
+type Headers = [[u8; WAL_INDEX_HEADER_LEN]; 2];
+
+impl Watch {
+    /// Watches the database at this path, which need not exist yet.
+    pub(super) fn new(database: &Path) -> Self {
+        let beside = |suffix: &str| {
+            let mut name = database.as_os_str().to_owned();
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        Self {
+            database: database.to_owned(),
+            log: beside("-wal"),
+            shared: beside("-shm"),
+            open: RwLock::default(),
+            settled: RwLock::default(),
+        }
+    }
+
+    /// The state now; `None` when it can't be told, and then nothing remembered may be used. One system call while
+    /// nothing changes; it never waits.
+    pub(super) fn stamp(&self) -> Option<Stamp> {
+        if let Ok(settled) = self.settled.try_read()
+            && let Some(stamp) = settled.stamp
+            && settled.events.as_ref().is_some_and(Events::none)
+        {
+            return Some(stamp);
+        }
+        self.settle()
+    }
+
+    /// Looks, and sees to it that later stamps need not; the steps are those of the module's description.
+    fn settle(&self) -> Option<Stamp> {
+        // Another thread is at it: its answer may be from before this was asked.
+        let Ok(mut settled) = self.settled.try_write() else { return Some(self.look()?.0) };
+        settled.stamp = None;
+        let watching = settled.events.as_ref().is_some_and(|events| match events.take() {
+            Happened::Written => true,
+            Happened::Files => events.watch_files(),
+            Happened::Path => false,
+        });
+        if !watching {
+            settled.events = None;
+            if settled.begun.is_none_or(|begun| begun.elapsed() >= WATCH_AGAIN_AFTER) {
+                settled.begun = Some(Instant::now());
+                settled.events = Events::watch(&self.database, &self.log, &self.shared);
+            }
+        }
+        if settled.events.is_none() {
+            return Some(self.look()?.0);
+        }
+        let nobody_writes = self.shared_file().is_some_and(|file| !has_writer(&file));
+        let (stamp, headers) = self.look()?;
+        let is_sound = headers.is_some_and(|[first, second]| first == second && first.get(IS_INIT_AT) == Some(&1));
+        if nobody_writes && is_sound {
+            settled.stamp = Some(stamp);
+        }
+        Some(stamp)
+    }
+
+    /// The state now, by three or four system calls.
+    fn look(&self) -> Option<(Stamp, Option<Headers>)> {
+        let database = FileState::of(&rustix::fs::stat(&self.database).ok()?);
+        let Some(headers) = self.shared_file().and_then(|file| read_headers(&file)) else {
+            return Some((self.quiet_state(database)?, None));
+        };
+        let [header, _] = headers;
+        // Without frames in the log the contents are those of the database file alone, and the header may be
+        // one that recovery writes each time: then the file's time must tell.
+        let no_frames = header.get(MAX_FRAME_AT..MAX_FRAME_AT + 4) == Some(&[0; 4]);
+        if no_frames && database.is_fresh() {
+            return None;
+        }
+        Some((Stamp { database, log: FileState::default(), header }, Some(headers)))
+    }
+
+    /// The state of a database whose log holds nothing, as an `immutable` connection needs it.
+    pub(super) fn quiet(&self) -> Option<Stamp> {
+        self.quiet_state(FileState::of(&rustix::fs::stat(&self.database).ok()?))
+    }
+
+    fn quiet_state(&self, database: FileState) -> Option<Stamp> {
+        let log = match rustix::fs::stat(&self.log) {
+            Ok(stat) if stat.st_size == 0 => FileState::of(&stat),
+            Ok(_) => return None,
+            Err(Errno::NOENT) => FileState::default(),
+            Err(_) => return None,
+        };
+        if database.is_fresh() { None } else { Some(Stamp { database, log, header: [0; _] }) }
+    }
+
+    /// Which file the database is now.
+    pub(super) fn identity(&self) -> Result<Identity, Errno> {
+        let state = FileState::of(&rustix::fs::stat(&self.database)?);
+        Ok(Identity(state.device, state.inode))
+    }
+
+    /// The `-shm` file that is beside the database now.
+    fn shared_file(&self) -> Option<Arc<File>> {
+        let state = FileState::of(&rustix::fs::stat(&self.shared).ok()?);
+        let now = Identity(state.device, state.inode);
+        {
+            let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+            // It is held open, so that no other file can have its number.
+            if let Some((identity, file)) = open.as_ref()
+                && *identity == now
+            {
+                return Some(file.clone());
+            }
+        }
+        let (identity, file) = hold_open(&self.shared)?;
+        *self.open.write().unwrap_or_else(PoisonError::into_inner) = Some((identity, file.clone()));
+        Some(file)
+    }
+}
+
+fn read_headers(file: &File) -> Option<Headers> {
+    let mut bytes = [0; 2 * WAL_INDEX_HEADER_LEN];
+    let read = rustix::io::pread(file.as_fd(), &mut bytes[..], 0).ok()?;
+    let (first, second) = bytes.split_at(WAL_INDEX_HEADER_LEN);
+    (read == bytes.len()).then_some([first.try_into().ok()?, second.try_into().ok()?])
+}
+
+/// Whether any process, this one included, is between the beginning and the end of a write transaction.
+fn has_writer(shared: &File) -> bool {
+    // As a lock of an open file, not of the process: one of ours would not be told of otherwise.
+    let mut lock = libc::flock {
+        l_type: libc::F_RDLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: WRITER_LOCK_AT,
+        l_len: 1,
+        l_pid: 0,
+    };
+    let asked = fcntl(shared, FcntlArg::F_OFD_GETLK(&mut lock));
+    asked.is_err() || lock.l_type != libc::F_UNLCK as libc::c_short
+}
+
+/// Opens a file and never closes it: POSIX drops all locks that a process has on a file, those of SQLite's connections
+/// among them, when it closes *any* descriptor of that file (`fcntl(2)`, "Record locks"). One descriptor per file is
+/// held for the life of the process; there are as many as databases were ever open.
+fn hold_open(path: &Path) -> Option<(Identity, Arc<File>)> {
+    static HELD: Mutex<Vec<(Identity, Arc<File>)>> = Mutex::new(Vec::new());
+    let state = FileState::of(&rustix::fs::stat(path).ok()?);
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = held.iter().find(|(identity, _)| *identity == Identity(state.device, state.inode)) {
+        return Some(known.clone());
+    }
+    if held.len() >= HELD_FILES_MAX {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = Arc::new(File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?));
+    let state = FileState::of(&rustix::fs::fstat(&*file).ok()?);
+    let identity = Identity(state.device, state.inode);
+    held.push((identity, file.clone()));
+    Some((identity, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use rusqlite::Connection;
+
+    use super::*;
+
+    const COMMITS: u64 = 2_000;
+
+    fn database(path: &Path) -> Connection {
+        let connection = Connection::open(path).unwrap();
+        connection.pragma_update(None, "journal_mode", "wal").unwrap();
+        connection.pragma_update(None, "synchronous", "off").unwrap();
+        connection.execute_batch("create table if not exists t (n); delete from t; insert into t values (0)").unwrap();
+        connection
+    }
+
+    fn number(connection: &Connection) -> u64 {
+        connection.query_row("select n from t", (), |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+    }
+
+    /// Threads that remember what they read by its stamp never tell less than what was committed before they asked.
+    #[test]
+    fn what_is_remembered_is_never_older_than_the_last_commit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db.sqlite");
+        let writer = database(&path);
+        let watch = Watch::new(&path);
+        let (committed, done, hits) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let reader = Connection::open(&path).unwrap();
+                    let mut memo: Option<(Stamp, u64)> = None;
+                    while !done.load(Ordering::SeqCst) {
+                        let at_least = committed.load(Ordering::SeqCst);
+                        let stamp = watch.stamp();
+                        let told = match memo {
+                            Some((then, number)) if stamp == Some(then) => {
+                                hits.fetch_add(1, Ordering::Relaxed);
+                                number
+                            }
+                            _ => {
+                                let number = number(&reader);
+                                memo = stamp.map(|stamp| (stamp, number));
+                                number
+                            }
+                        };
+                        assert!(told >= at_least, "{told} told after {at_least} was committed");
+                    }
+                });
+            }
+            let mut spill = writer.prepare("insert into t select randomblob(20000) from t limit 1").unwrap();
+            for number in 1..=COMMITS {
+                match number % 100 {
+                    0 => writer.execute_batch("pragma wal_checkpoint(truncate)").unwrap(),
+                    // A transaction that wrote to the log and came to nothing.
+                    50 => {
+                        writer.execute_batch("begin; pragma cache_size = 2").unwrap();
+                        spill.execute(()).unwrap();
+                        writer.execute_batch("rollback").unwrap();
+                    }
+                    _ => {}
+                }
+                writer.execute("update t set n = ?1", [i64::try_from(number).unwrap()]).unwrap();
+                committed.store(number, Ordering::SeqCst);
+                // So that readers get to rely on their memory now and then.
+                if number % 16 == 0 {
+                    let before = hits.load(Ordering::Relaxed);
+                    let until = Instant::now() + Duration::from_secs(1);
+                    while hits.load(Ordering::Relaxed) < before + 10 && Instant::now() < until {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+        assert!(hits.into_inner() > COMMITS / 16, "the memory was never used");
+    }
+
+    /// While somebody writes, a look is good for that moment only.
+    #[test]
+    fn nothing_settles_under_a_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db.sqlite");
+        let writer = database(&path);
+        let watch = Watch::new(&path);
+        let is_settled = || {
+            watch.stamp().unwrap();
+            watch.settled.read().unwrap().stamp.is_some()
+        };
+        // The first commit is a moment ago.
+        let until = Instant::now() + Duration::from_secs(10);
+        while !is_settled() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert!(is_settled());
+        writer.execute_batch("begin immediate; update t set n = 1").unwrap();
+        assert!(is_settled(), "nothing is written to the log yet");
+        writer.execute_batch("pragma cache_size = 1; insert into t select randomblob(100000)").unwrap();
+        writer.execute_batch("insert into t select randomblob(100000)").unwrap();
+        assert!(!is_settled(), "its pages were written to the log before the commit");
+        let before = watch.stamp();
+        writer.execute_batch("commit").unwrap();
+        assert_ne!(watch.stamp(), before);
+        assert!(is_settled());
+    }
+}

@@ -1,0 +1,67 @@
+//! What can go wrong when a store is asked.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::daemon::DaemonError;
+
+/// Why a store gave no answer. Never means "not there": absence is an answer.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The database can't be read from here at all (missing, no permission, an unreadable write-ahead log): another way to
+    /// the same store, the daemon, may work.
+    #[error("cannot read the Nix database '{}': {reason}", path.display())]
+    DatabaseUnavailable {
+        /// The database.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// SQLite reports an error.
+    #[error("Nix database '{}': {source}", path.display())]
+    Database {
+        /// The database.
+        path: PathBuf,
+        /// SQLite's error.
+        source: rusqlite::Error,
+    },
+    /// A row holds what Nix would not write.
+    #[error("Nix database: {column} of '{path}' is invalid: {reason}")]
+    Row {
+        /// The path the row is about.
+        path: String,
+        /// The column.
+        column: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The daemon refuses, fails, or can't be reached.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// Neither the database nor the daemon can be used.
+    #[error("{database}; and {daemon}")]
+    NoWay {
+        /// Why not the database.
+        database: Box<StoreError>,
+        /// Why not the daemon.
+        daemon: Box<DaemonError>,
+    },
+    /// A file or directory can't be used.
+    #[error("cannot {action} '{}': {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::Io { action, path: path.to_owned(), source: source.into() }
+    }
+}

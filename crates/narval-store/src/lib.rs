@@ -1,0 +1,38 @@
+//! Nix stores on disk: the database and the daemon, build logs, the files of a path as a NAR, and the other way round.
+//!
+//! - [`StoreConfig`]: which store, from a URI and the environment.
+//! - [`Store`]: what is valid and what is known of it, from the [`database`](Database) or the [`daemon`](Daemon).
+//! - [`LocalStore`]: a real Nix store written without Nix; [`Unpack`]: a NAR onto the disk.
+//! - [`CacheFolder`]: a binary cache in a folder.
+//! - [`NarLayout`], [`NarStream`], [`NarReader`]: the files of a path as a NAR, from any offset.
+
+mod cache_folder;
+mod config;
+mod daemon;
+mod database;
+mod error;
+mod local;
+mod logs;
+mod nar;
+mod realisation;
+mod remove;
+mod store;
+mod unpack;
+
+pub use cache_folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
+pub use config::{Access, ConfigError, Environment, StoreConfig};
+#[doc(hidden)]
+pub use daemon::read_anything;
+pub use daemon::{Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireError};
+pub use database::{Database, Stamp};
+pub use error::StoreError;
+pub use local::{
+    Garbage, GarbageCollector, GarbageOptions, Incoming, LocalStore, LocalStoreError, PathLock, Prepared, Root,
+};
+pub use logs::{BuildLog, LogCompression};
+pub use nar::{
+    FilePart, NarEntry, NarIoError, NarLayout, NarNode, NarReader, NarStream, ReadAhead, Step, WHOLE_FILE_MIN,
+};
+pub use realisation::Realisation;
+pub use store::Store;
+pub use unpack::{Unpack, UnpackError, Unpacked};

@@ -1,0 +1,237 @@
+//! Collecting garbage: what no root reaches loses its validity in one transaction, and then its files.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+use narval_nix::StorePath;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+use super::incoming::owner_of_temporary;
+use super::{LocalStore, LocalStoreError};
+use crate::config::StoreConfig;
+use crate::remove::list;
+
+/// What to collect.
+#[derive(Debug, Clone, Default)]
+pub struct GarbageOptions {
+    /// Find out, and delete nothing.
+    pub dry_run: bool,
+    /// Further paths to keep, with what they refer to.
+    pub keep: Vec<StorePath>,
+    /// Whether derivations of paths that are kept may go, when nothing else keeps them (`keep-derivations = false`).
+    pub drop_derivations: bool,
+    /// Only these paths, and it is an error if something needs them.
+    pub only: Option<Vec<StorePath>>,
+}
+
+/// What was collected, or would be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Garbage {
+    /// Paths that are valid no more.
+    pub paths: Vec<StorePath>,
+    /// Names in the store directory that were never valid, or left behind.
+    pub leftovers: Vec<String>,
+    /// Bytes on disk that were freed; in a dry run, bytes of NARs.
+    pub bytes_freed: u64,
+    /// How many paths stay valid.
+    pub kept: usize,
+}
+
+/// A store that nobody else adds to, for collecting its garbage.
+#[derive(Debug)]
+pub struct GarbageCollector {
+    store: LocalStore,
+}
+
+impl GarbageCollector {
+    /// Opens a store alone: waits until nobody adds to it, and then they wait for us.
+    ///
+    /// # Errors
+    /// As [`LocalStore::open`].
+    pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
+        Ok(Self { store: LocalStore::open_alone(config)? })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &LocalStore {
+        &self.store
+    }
+
+    /// Deletes what no root reaches. Killed at any moment, it leaves a valid store, and files that the next one deletes.
+    ///
+    /// # Errors
+    /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is needed; when roots can't be read,
+    /// nothing is deleted.
+    pub fn collect(&self, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
+        let store = &self.store;
+        let roots = store.roots()?;
+        let graph = Graph::read(store)?;
+        let mut start: BTreeSet<StorePath> = roots.iter().map(|root| root.path.clone()).collect();
+        start.extend(options.keep.iter().cloned());
+        let alive = graph.reach(&start, !options.drop_derivations);
+        let dead = match &options.only {
+            None => graph.paths.keys().filter(|path| !alive.contains(*path)).cloned().collect(),
+            Some(only) => {
+                for path in only {
+                    let by = if alive.contains(path) {
+                        Some("a root reaches it".to_owned())
+                    } else {
+                        graph.referrer(path, only)
+                    };
+                    if let Some(reason) = by {
+                        return Err(LocalStoreError::Alive { path: path.clone(), reason });
+                    }
+                }
+                only.iter().filter(|path| graph.paths.contains_key(*path)).cloned().collect::<Vec<_>>()
+            }
+        };
+        let leftovers = if options.only.is_some() { Vec::new() } else { store.leftovers(&graph, &start)? };
+        let mut garbage =
+            Garbage { kept: graph.paths.len() - dead.len(), paths: dead, leftovers, ..Garbage::default() };
+        if options.dry_run {
+            garbage.bytes_freed =
+                garbage.paths.iter().filter_map(|path| graph.paths.get(path)).map(|node| node.nar_size).sum();
+            return Ok(garbage);
+        }
+        store.invalidate(garbage.paths.iter().filter_map(|path| graph.paths.get(path)).map(|node| node.id))?;
+        let names = garbage.paths.iter().map(StorePath::base_name).chain(garbage.leftovers.iter().map(String::as_str));
+        for name in names {
+            garbage.bytes_freed += store.remove(OsStr::new(name))?;
+        }
+        garbage.bytes_freed += store.remove_unused_links()?;
+        Ok(garbage)
+    }
+}
+
+struct Node {
+    id: i64,
+    nar_size: u64,
+    deriver: Option<StorePath>,
+}
+
+/// The valid paths and what they refer to.
+struct Graph {
+    paths: BTreeMap<StorePath, Node>,
+    references: HashMap<StorePath, Vec<StorePath>>,
+}
+
+impl Graph {
+    fn read(store: &LocalStore) -> Result<Self, LocalStoreError> {
+        let connection = store.writer();
+        let graph = Self::query(store, &connection);
+        graph.map_err(|error| store.database_error(error))
+    }
+
+    fn query(store: &LocalStore, connection: &Connection) -> Result<Self, rusqlite::Error> {
+        let parse = |full: &str| store.config.store_dir.parse(full).ok();
+        let snapshot = connection.unchecked_transaction()?;
+        let mut by_id = HashMap::new();
+        let mut paths = BTreeMap::new();
+        let mut statement = snapshot.prepare("select id, path, narSize, deriver from ValidPaths")?;
+        let mut rows = statement.query(())?;
+        while let Some(row) = rows.next()? {
+            // A path of another store directory is not ours to collect.
+            let Some(path) = parse(&row.get::<_, String>(1)?) else { continue };
+            let nar_size = row.get::<_, Option<i64>>(2)?.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
+            let deriver = row.get::<_, Option<String>>(3)?.and_then(|deriver| parse(&deriver));
+            let id = row.get(0)?;
+            by_id.insert(id, path.clone());
+            paths.insert(path, Node { id, nar_size, deriver });
+        }
+        let mut references: HashMap<StorePath, Vec<StorePath>> = HashMap::new();
+        let mut statement = snapshot.prepare("select referrer, reference from Refs")?;
+        let mut rows = statement.query(())?;
+        while let Some(row) = rows.next()? {
+            if let (Some(referrer), Some(reference)) =
+                (by_id.get(&row.get::<_, i64>(0)?), by_id.get(&row.get::<_, i64>(1)?))
+            {
+                references.entry(referrer.clone()).or_default().push(reference.clone());
+            }
+        }
+        Ok(Self { paths, references })
+    }
+
+    /// Everything that these paths need.
+    fn reach(&self, start: &BTreeSet<StorePath>, with_derivers: bool) -> HashSet<StorePath> {
+        let mut reached: HashSet<StorePath> = HashSet::new();
+        let mut next: Vec<&StorePath> = start.iter().collect();
+        while let Some(path) = next.pop() {
+            let Some((path, node)) = self.paths.get_key_value(path) else { continue };
+            if reached.insert(path.clone()) {
+                next.extend(self.references.get(path).into_iter().flatten());
+                next.extend(node.deriver.iter().filter(|_| with_derivers));
+            }
+        }
+        reached
+    }
+
+    /// A path outside of `except` that refers to this one.
+    fn referrer(&self, path: &StorePath, except: &[StorePath]) -> Option<String> {
+        let mut all = self.references.iter();
+        let (referrer, _) =
+            all.find(|(referrer, references)| references.contains(path) && !except.contains(referrer))?;
+        Some(format!("'{referrer}' refers to it"))
+    }
+}
+
+impl LocalStore {
+    /// Takes the validity of paths that nothing valid refers to, in one transaction.
+    fn invalidate(&self, ids: impl Iterator<Item = i64> + Clone) -> Result<(), LocalStoreError> {
+        let mut connection = self.writer();
+        let outcome = (|| {
+            let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
+            // First all references: those among the paths would hold them back.
+            for id in ids.clone() {
+                transaction.prepare_cached("delete from Refs where referrer = ?1")?.execute([id])?;
+            }
+            for id in ids {
+                transaction.prepare_cached("delete from ValidPaths where id = ?1")?.execute([id])?;
+            }
+            transaction.commit()
+        })();
+        outcome.map_err(|error| self.database_error(error))
+    }
+
+    /// Names in the store directory that are not valid and that nobody is making: whole paths that were never registered,
+    /// temporary names of processes that are gone.
+    fn leftovers(&self, graph: &Graph, keep: &BTreeSet<StorePath>) -> Result<Vec<String>, LocalStoreError> {
+        let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
+        let mut leftovers = Vec::new();
+        for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
+            let Ok(name) = name.into_string() else { continue };
+            let left = match StorePath::parse(&name) {
+                Ok(path) => {
+                    let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
+                    !is_lock && !graph.paths.contains_key(&path) && !keep.contains(&path)
+                }
+                Err(_) => owner_of_temporary(&name)
+                    .is_some_and(|owner| !std::path::Path::new(&format!("/proc/{owner}")).exists()),
+            };
+            if left {
+                leftovers.push(name);
+            }
+        }
+        leftovers.sort();
+        Ok(leftovers)
+    }
+
+    /// Removes files from `.links` that nothing else is.
+    fn remove_unused_links(&self) -> Result<u64, LocalStoreError> {
+        let directory = self.config.real_store_dir.join(".links");
+        let fail = |error| LocalStoreError::io("list", &directory, error);
+        let handle = std::fs::File::open(&directory).map_err(fail)?;
+        let mut freed = 0;
+        for (name, _) in list(handle.as_fd()).map_err(|error| fail(error.into()))? {
+            let path = directory.join(OsStr::from_bytes(name.to_bytes()));
+            let Ok(found) = std::fs::symlink_metadata(&path) else { continue };
+            if found.nlink() == 1 && !found.is_dir() {
+                freed += found.blocks() * 512;
+                std::fs::remove_file(&path).map_err(|error| LocalStoreError::io("remove", &path, error))?;
+            }
+        }
+        Ok(freed)
+    }
+}

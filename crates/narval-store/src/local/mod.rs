@@ -1,0 +1,243 @@
+//! A real Nix store on disk, written without Nix: `nix --store DIR` accepts it, and may use it at the same time.
+//!
+//! Layout, locks and schema: Nix `libstore/local-store.cc`, `pathlocks.cc`, `gc.cc`. In short: a path is unpacked under
+//! a temporary name beside its own, renamed when its hash is right, and becomes valid with the others of its closure in
+//! one transaction. A process that is killed leaves temporary names behind, and whole paths that are not valid yet; both
+//! are found by the next one.
+
+mod collect;
+mod incoming;
+mod locks;
+mod process_roots;
+mod register;
+mod roots;
+mod schema;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use narval_nix::{NarHash, StoreDir, StorePath};
+use rusqlite::Connection;
+use rustix::fs::FlockOperation;
+use thiserror::Error;
+
+pub use collect::{Garbage, GarbageCollector, GarbageOptions};
+pub use incoming::{Incoming, Prepared};
+pub use locks::PathLock;
+pub use roots::Root;
+
+use self::locks::StoreLocks;
+use crate::config::StoreConfig;
+use crate::database::Database;
+use crate::error::StoreError;
+use crate::nar::NarIoError;
+use crate::unpack::UnpackError;
+
+/// Why a store could not be written.
+#[derive(Debug, Error)]
+pub enum LocalStoreError {
+    /// A file or directory can't be used.
+    #[error("cannot {action} '{}': {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// SQLite reports an error.
+    #[error("Nix database '{}': {source}", path.display())]
+    Database {
+        /// The database.
+        path: PathBuf,
+        /// SQLite's error.
+        source: rusqlite::Error,
+    },
+    /// A store of another schema than 10.
+    #[error("the store '{}' has schema {found}; only 10 (Nix 2.0 and newer) can be written", path.display())]
+    Schema {
+        /// The file `schema`.
+        path: PathBuf,
+        /// What is in it.
+        found: String,
+    },
+    /// The NAR breaks a rule, or can't be written.
+    #[error("cannot unpack '{path}': {source}")]
+    Unpack {
+        /// The store path.
+        path: StorePath,
+        /// Why.
+        source: UnpackError,
+    },
+    /// The NAR is not the one that was promised.
+    #[error("the NAR of '{path}' has hash sha256:{}, and sha256:{} was expected", found.to_nix32(), expected.to_nix32())]
+    Hash {
+        /// The store path.
+        path: StorePath,
+        /// What was expected.
+        expected: Box<NarHash>,
+        /// What came.
+        found: Box<NarHash>,
+    },
+    /// A path that is to be made valid is not on the disk.
+    #[error("'{path}' can't become valid: it is not in the store directory")]
+    Missing {
+        /// The store path.
+        path: StorePath,
+    },
+    /// A path that is to be made valid refers to one that isn't.
+    #[error("'{path}' can't become valid: it refers to '{reference}', which is not valid")]
+    Reference {
+        /// The store path.
+        path: StorePath,
+        /// What it refers to.
+        reference: StorePath,
+    },
+    /// Paths refer to each other in a circle.
+    #[error("'{path}' can't become valid: it refers to itself through others")]
+    Cycle {
+        /// One of them.
+        path: StorePath,
+    },
+    /// A derivation that can't be read.
+    #[error("'{path}' is not a derivation: {reason}")]
+    Derivation {
+        /// The store path.
+        path: StorePath,
+        /// Why.
+        reason: String,
+    },
+    /// A path that is to be deleted is needed.
+    #[error("'{path}' can't be deleted: {reason}")]
+    Alive {
+        /// The store path.
+        path: StorePath,
+        /// By what.
+        reason: String,
+    },
+    /// The store can't be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A path in the store can't be read.
+    #[error(transparent)]
+    Nar(#[from] NarIoError),
+}
+
+impl LocalStoreError {
+    fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::Io { action, path: path.to_owned(), source: source.into() }
+    }
+}
+
+/// A store on disk that this process writes. Shared by threads.
+///
+/// ```no_run
+/// use narval_store::{LocalStore, Prepared, StoreConfig};
+/// # fn info() -> narval_nix::PathInfo { unimplemented!() }
+/// # fn nar() -> Vec<u8> { Vec::new() }
+/// let store = LocalStore::open(StoreConfig::for_root("/srv/root".as_ref())?)?;
+/// let info = info();
+/// if let Prepared::Missing(mut incoming) = store.prepare(&info)? {
+///     incoming.write(&nar())?;
+///     incoming.commit()?;
+/// }
+/// store.register(&[info])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct LocalStore {
+    config: StoreConfig,
+    /// The directory that store paths are made in.
+    directory: File,
+    reader: Database,
+    writer: Mutex<Connection>,
+    #[expect(dead_code, reason = "held as long as the store is open")]
+    locks: StoreLocks,
+}
+
+impl LocalStore {
+    /// Opens a store, and makes it if there is none. Nothing else may collect its garbage while it is open.
+    ///
+    /// # Errors
+    /// [`LocalStoreError`] when it can't be written, or has another schema.
+    pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
+        Self::open_with(config, FlockOperation::LockShared)
+    }
+
+    /// As [`LocalStore::open`] while nobody else adds to the store.
+    fn open_alone(config: StoreConfig) -> Result<Self, LocalStoreError> {
+        Self::open_with(config, FlockOperation::LockExclusive)
+    }
+
+    fn open_with(config: StoreConfig, collector: FlockOperation) -> Result<Self, LocalStoreError> {
+        schema::make_directories(&config)?;
+        let locks = StoreLocks::take(&config, collector)?;
+        let writer = schema::open_database(&config)?;
+        let directory = File::open(&config.real_store_dir)
+            .map_err(|error| LocalStoreError::io("open", &config.real_store_dir, error))?;
+        let reader = Database::new(&config.database(), config.store_dir.clone());
+        let store = Self { config, directory, reader, writer: Mutex::new(writer), locks };
+        Ok(store)
+    }
+
+    /// What it was opened from.
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// The logical store directory.
+    pub fn store_dir(&self) -> &StoreDir {
+        &self.config.store_dir
+    }
+
+    /// What is valid, and what is known of it.
+    pub fn database(&self) -> &Database {
+        &self.reader
+    }
+
+    /// Where the files of a store path lie.
+    pub fn real_path(&self, path: &StorePath) -> PathBuf {
+        self.config.real_store_dir.join(path.base_name())
+    }
+
+    /// Bytes that this user may still write on the store's file system.
+    ///
+    /// # Errors
+    /// When the file system doesn't say.
+    pub fn free_bytes(&self) -> Result<u64, LocalStoreError> {
+        let found = rustix::fs::fstatvfs(&self.directory)
+            .map_err(|error| LocalStoreError::io("read", &self.config.real_store_dir, error))?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
+    /// Waits until everything written to the store's file system is on the disk.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn sync(&self) -> Result<(), LocalStoreError> {
+        rustix::fs::syncfs(&self.directory)
+            .map_err(|error| LocalStoreError::io("write out", &self.config.real_store_dir, error))
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Connection> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn database_error(&self, source: rusqlite::Error) -> LocalStoreError {
+        LocalStoreError::Database { path: self.config.database(), source }
+    }
+
+    fn full(&self, path: &StorePath) -> String {
+        self.config.store_dir.display(path).to_string()
+    }
+}
+
+/// `<process>-<number>`: no other thread, and no other living process, makes the same.
+fn unique_suffix() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}

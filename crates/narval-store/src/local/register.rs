@@ -1,0 +1,163 @@
+//! Making paths valid: all of a closure in one transaction.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use narval_nix::{PathInfo, StorePath, derivation};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+
+use super::{LocalStore, LocalStoreError};
+use crate::database::join_signatures;
+
+/// The largest derivation that is looked into.
+const DERIVATION_LEN_MAX: u64 = 64 << 20;
+
+impl LocalStore {
+    /// Makes paths valid, all of them or none. They are in the store directory; what they refer to is valid or among
+    /// them. What is valid already stays as it is, with the signatures added. A registration time of 0 means now.
+    ///
+    /// # Errors
+    /// [`LocalStoreError`]; then nothing has changed.
+    pub fn register(&self, infos: &[PathInfo]) -> Result<(), LocalStoreError> {
+        check_cycles(infos)?;
+        let outputs = self.outputs_of_derivations(infos)?;
+        for info in infos {
+            let path = self.real_path(&info.path);
+            match std::fs::symlink_metadata(&path) {
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return Err(LocalStoreError::Missing { path: info.path.clone() });
+                }
+                Err(error) => return Err(LocalStoreError::io("read", &path, error)),
+            }
+        }
+        let mut connection = self.writer();
+        let fail = |error| self.database_error(error);
+        let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate).map_err(fail)?;
+        for info in infos {
+            self.insert(&transaction, info).map_err(fail)?;
+        }
+        for info in infos {
+            let referrer = self.id(&transaction, &info.path).map_err(fail)?;
+            for reference in &info.references {
+                let Some(reference_id) = self.id(&transaction, reference).map_err(fail)? else {
+                    return Err(LocalStoreError::Reference { path: info.path.clone(), reference: reference.clone() });
+                };
+                insert_reference(&transaction, referrer, reference_id).map_err(fail)?;
+            }
+            for (name, path) in outputs.get(&info.path).into_iter().flatten() {
+                let sql = "insert or replace into DerivationOutputs (drv, id, path) values (?1, ?2, ?3)";
+                let row = params![referrer, name, self.full(path)];
+                transaction.prepare_cached(sql).and_then(|mut statement| statement.execute(row)).map_err(fail)?;
+            }
+        }
+        transaction.commit().map_err(fail)
+    }
+
+    fn insert(&self, connection: &Connection, info: &PathInfo) -> Result<(), rusqlite::Error> {
+        let full = self.full(&info.path);
+        let known: Option<(i64, Option<String>)> = connection
+            .prepare_cached("select id, sigs from ValidPaths where path = ?1")?
+            .query_row([&full], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        if let Some((id, signatures)) = known {
+            let known = signatures.unwrap_or_default();
+            let mut all: BTreeSet<String> = known.split_ascii_whitespace().map(str::to_owned).collect();
+            all.extend(info.signatures.iter().map(ToString::to_string));
+            if all.len() > known.split_ascii_whitespace().count() {
+                let all = all.into_iter().collect::<Vec<_>>().join(" ");
+                connection
+                    .prepare_cached("update ValidPaths set sigs = ?1 where id = ?2")?
+                    .execute(params![all, id])?;
+            }
+            return Ok(());
+        }
+        let time = if info.registration_time == 0 { now() } else { info.registration_time };
+        let sql = "insert into ValidPaths (path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca) \
+                   values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        connection.prepare_cached(sql)?.execute(params![
+            full,
+            format!("sha256:{}", info.nar_hash.to_hex()),
+            i64::try_from(time).unwrap_or(i64::MAX),
+            info.deriver.as_ref().map(|deriver| self.full(deriver)),
+            i64::try_from(info.nar_size).ok().filter(|size| *size != 0),
+            info.ultimate.then_some(1),
+            join_signatures(&info.signatures),
+            info.ca.as_ref().map(ToString::to_string),
+        ])?;
+        Ok(())
+    }
+
+    fn id(&self, connection: &Connection, path: &StorePath) -> Result<Option<i64>, rusqlite::Error> {
+        let sql = "select id from ValidPaths where path = ?1";
+        connection.prepare_cached(sql)?.query_row([self.full(path)], |row| row.get(0)).optional()
+    }
+
+    /// The outputs that derivations among the paths name, as far as they name their paths.
+    #[allow(clippy::type_complexity, reason = "derivation to its outputs, used once")]
+    fn outputs_of_derivations(
+        &self,
+        infos: &[PathInfo],
+    ) -> Result<BTreeMap<StorePath, Vec<(String, StorePath)>>, LocalStoreError> {
+        let mut all = BTreeMap::new();
+        for info in infos.iter().filter(|info| info.path.is_derivation()) {
+            let bad = |reason: String| LocalStoreError::Derivation { path: info.path.clone(), reason };
+            let path = self.real_path(&info.path);
+            let found = std::fs::symlink_metadata(&path).map_err(|error| LocalStoreError::io("read", &path, error))?;
+            // A directory may be named so too (Nix looks at the name alone, and fails).
+            if !found.is_file() || found.len() > DERIVATION_LEN_MAX {
+                return Err(bad("it is not a file, or too large".into()));
+            }
+            let text = std::fs::read(&path).map_err(|error| LocalStoreError::io("read", &path, error))?;
+            let outputs =
+                derivation::parse_outputs(&text, &self.config.store_dir).map_err(|error| bad(error.to_string()))?;
+            let known = outputs.into_iter().filter_map(|output| Some((output.name.to_string(), output.path?)));
+            all.insert(info.path.clone(), known.collect());
+        }
+        Ok(all)
+    }
+}
+
+fn insert_reference(connection: &Connection, referrer: Option<i64>, reference: i64) -> Result<(), rusqlite::Error> {
+    let sql = "insert or ignore into Refs (referrer, reference) values (?1, ?2)";
+    connection.prepare_cached(sql)?.execute(params![referrer, reference])?;
+    Ok(())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs())
+}
+
+/// Nix has no circles but a path that refers to itself (`LocalStore::registerValidPaths`).
+fn check_cycles(infos: &[PathInfo]) -> Result<(), LocalStoreError> {
+    let index: BTreeMap<&StorePath, usize> = infos.iter().enumerate().map(|(at, info)| (&info.path, at)).collect();
+    let edges = |info: &PathInfo| -> Vec<usize> {
+        info.references.iter().filter(|path| **path != info.path).filter_map(|path| index.get(path).copied()).collect()
+    };
+    let mut unresolved: Vec<usize> = infos.iter().map(|info| edges(info).len()).collect();
+    let mut referrers: Vec<Vec<usize>> = vec![Vec::new(); infos.len()];
+    for (at, info) in infos.iter().enumerate() {
+        for reference in edges(info) {
+            if let Some(list) = referrers.get_mut(reference) {
+                list.push(at);
+            }
+        }
+    }
+    let mut ready: Vec<usize> = (0..infos.len()).filter(|at| unresolved.get(*at) == Some(&0)).collect();
+    let mut done = 0;
+    while let Some(at) = ready.pop() {
+        done += 1;
+        for referrer in referrers.get(at).into_iter().flatten() {
+            if let Some(left) = unresolved.get_mut(*referrer) {
+                *left -= 1;
+                if *left == 0 {
+                    ready.push(*referrer);
+                }
+            }
+        }
+    }
+    match infos.iter().zip(&unresolved).find(|(_, left)| **left > 0) {
+        Some((info, _)) if done < infos.len() => Err(LocalStoreError::Cycle { path: info.path.clone() }),
+        _ => Ok(()),
+    }
+}

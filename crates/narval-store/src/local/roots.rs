@@ -1,0 +1,177 @@
+//! What keeps paths from being collected: links, temporary roots, running programs.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use narval_nix::{Sha256, StorePath, nix32};
+use rustix::fs::FlockOperation;
+
+use super::{LocalStore, LocalStoreError, unique_suffix};
+
+/// Directories below `gcroots` are walked this deep.
+const DEPTH_MAX: usize = 64;
+
+/// The longest file of temporary roots that is read.
+const TEMPORARY_ROOTS_LEN_MAX: u64 = 256 << 20;
+
+/// A root: what keeps a path, and the path.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Root {
+    /// A link, a file of temporary roots, or a process (`/proc/<id>`).
+    pub source: PathBuf,
+    /// The path that it keeps, with all that it refers to.
+    pub path: StorePath,
+}
+
+impl LocalStore {
+    /// All roots there are now: links below `gcroots` and `profiles`, temporary roots of other processes, programs that
+    /// run. Links that lead nowhere any more are removed from `gcroots/auto`.
+    ///
+    /// # Errors
+    /// When a directory can't be read: then nothing may be collected.
+    pub fn roots(&self) -> Result<Vec<Root>, LocalStoreError> {
+        let mut roots = Vec::new();
+        for below in ["gcroots", "profiles"] {
+            self.roots_below(&self.config.state_dir.join(below), 0, &mut roots)?;
+        }
+        self.temporary_roots(&mut roots)?;
+        self.process_roots(&mut roots);
+        roots.sort();
+        roots.dedup();
+        Ok(roots)
+    }
+
+    /// Makes a link to a store path, anywhere on the disk, that keeps the path. What was there before is replaced if it
+    /// is a link.
+    ///
+    /// # Errors
+    /// When it can't be made, or something else is there.
+    pub fn add_root(&self, link: &Path, path: &StorePath) -> Result<(), LocalStoreError> {
+        if fs::symlink_metadata(link).is_ok_and(|found| !found.is_symlink()) {
+            return Err(LocalStoreError::io("replace", link, ErrorKind::AlreadyExists));
+        }
+        replace_link(link, self.full(path).as_ref())?;
+        self.add_indirect_root(link)
+    }
+
+    /// Says that the link at this absolute path, as long as it is one, keeps the store path that it leads to.
+    ///
+    /// # Errors
+    /// When it can't be written down.
+    pub fn add_indirect_root(&self, link: &Path) -> Result<(), LocalStoreError> {
+        let link = std::path::absolute(link).map_err(|error| LocalStoreError::io("find", link, error))?;
+        // The name only has to be one of its own; Nix takes 160 bits of a hash of the link's path as well.
+        let hash = Sha256::of(link.as_os_str().as_bytes());
+        let name = nix32::encode(hash.as_bytes().first_chunk::<20>().unwrap_or(&[0; 20]));
+        replace_link(&self.config.state_dir.join("gcroots/auto").join(name), &link)
+    }
+
+    /// As Nix `LocalStore::findRoots`.
+    fn roots_below(&self, path: &Path, depth: usize, roots: &mut Vec<Root>) -> Result<(), LocalStoreError> {
+        let found = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(|error| LocalStoreError::io("read", path, error))?,
+        };
+        if found.is_dir() {
+            if depth >= DEPTH_MAX {
+                return Err(LocalStoreError::io("look for roots below", path, ErrorKind::InvalidInput));
+            }
+            for entry in fs::read_dir(path).map_err(|error| LocalStoreError::io("list", path, error))? {
+                let entry = entry.map_err(|error| LocalStoreError::io("list", path, error))?;
+                self.roots_below(&entry.path(), depth + 1, roots)?;
+            }
+        } else if found.is_symlink() {
+            let target = read_link(path)?;
+            if let Some(kept) = self.store_path_of(target.as_os_str()) {
+                roots.push(Root { source: path.to_owned(), path: kept });
+            } else {
+                self.indirect_root(path, &target, roots)?;
+            }
+        } else if found.is_file()
+            && let Some(kept) = path.file_name().and_then(OsStr::to_str).and_then(|name| StorePath::parse(name).ok())
+        {
+            roots.push(Root { source: path.to_owned(), path: kept });
+        }
+        Ok(())
+    }
+
+    /// A link to a link outside, made by `nix-build` and the like.
+    fn indirect_root(&self, path: &Path, target: &Path, roots: &mut Vec<Root>) -> Result<(), LocalStoreError> {
+        let target = path.parent().unwrap_or(path).join(target);
+        match fs::symlink_metadata(&target) {
+            Ok(found) if found.is_symlink() => {
+                let to = read_link(&target)?;
+                let to = target.parent().unwrap_or(&target).join(to);
+                if let Some(kept) = self.store_path_of(to.as_os_str()) {
+                    roots.push(Root { source: target, path: kept });
+                }
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if path.starts_with(self.config.state_dir.join("gcroots/auto")) {
+                    fs::remove_file(path).map_err(|error| LocalStoreError::io("remove", path, error))?;
+                }
+                Ok(())
+            }
+            // Another user's directory: what it holds can't be known, so nothing may be collected.
+            Err(error) => Err(LocalStoreError::io("read", &target, error)),
+        }
+    }
+
+    /// `temproots/<process>`: store paths, each with a NUL. A file that nobody has locked is of a process that is gone.
+    fn temporary_roots(&self, roots: &mut Vec<Root>) -> Result<(), LocalStoreError> {
+        let directory = self.config.state_dir.join("temproots");
+        for entry in fs::read_dir(&directory).map_err(|error| LocalStoreError::io("list", &directory, error))? {
+            let path = entry.map_err(|error| LocalStoreError::io("list", &directory, error))?.path();
+            let fail = |error| LocalStoreError::io("read", &path, error);
+            let file = match File::options().read(true).write(true).open(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                file => file.map_err(fail)?,
+            };
+            if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                fs::remove_file(&path).map_err(|error| LocalStoreError::io("remove", &path, error))?;
+                // For a process that waits for this file, as Nix does it.
+                (&file).write_all(b"d").map_err(fail)?;
+                continue;
+            }
+            let mut contents = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::Read::take(&file, TEMPORARY_ROOTS_LEN_MAX), &mut contents)
+                .map_err(fail)?;
+            for text in contents.split(|byte| *byte == 0) {
+                if let Some(kept) = self.store_path_of(OsStr::from_bytes(text)) {
+                    roots.push(Root { source: path.clone(), path: kept });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The store path that this path is, or is in: by its logical name or by where it really lies.
+    pub(super) fn store_path_of(&self, path: &OsStr) -> Option<StorePath> {
+        let bytes = path.as_bytes();
+        [self.config.store_dir.as_str().as_bytes(), self.config.real_store_dir.as_os_str().as_bytes()]
+            .into_iter()
+            .find_map(|directory| {
+                let below = bytes.strip_prefix(directory)?.strip_prefix(b"/")?;
+                StorePath::parse_bytes(below.split(|byte| *byte == b'/').next()?).ok()
+            })
+    }
+}
+
+fn read_link(path: &Path) -> Result<PathBuf, LocalStoreError> {
+    fs::read_link(path).map_err(|error| LocalStoreError::io("read", path, error))
+}
+
+/// Puts a link in place, over another one if need be, in one step.
+fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
+    let fail = |error| LocalStoreError::io("create", link, error);
+    let mut temporary = link.as_os_str().to_owned();
+    temporary.push(format!(".tmp-{}", unique_suffix()));
+    symlink(target, &temporary).map_err(fail)?;
+    fs::rename(&temporary, link).map_err(fail)
+}

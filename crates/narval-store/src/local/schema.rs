@@ -1,0 +1,113 @@
+//! The directories and the database of a new store.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use super::{LocalStoreError, unique_suffix};
+use crate::config::StoreConfig;
+
+/// The only schema there is since Nix 2.0.
+const SCHEMA: &str = "10";
+
+/// Nix waits an hour for others; so do we, in one go.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Nix `libstore/schema.sql`. The migration is one of Nix 2.35, whose outcome this already is.
+const TABLES: &str = "
+    create table if not exists ValidPaths (
+        id               integer primary key autoincrement not null,
+        path             text unique not null,
+        hash             text not null,
+        registrationTime integer not null,
+        deriver          text,
+        narSize          integer,
+        ultimate         integer,
+        sigs             text,
+        ca               text
+    );
+    create table if not exists Refs (
+        referrer  integer not null,
+        reference integer not null,
+        primary key (referrer, reference),
+        foreign key (referrer) references ValidPaths(id) on delete cascade,
+        foreign key (reference) references ValidPaths(id) on delete restrict
+    );
+    create index if not exists IndexReference on Refs(reference);
+    create trigger if not exists DeleteSelfRefs before delete on ValidPaths
+      begin
+        delete from Refs where referrer = old.id and reference = old.id;
+      end;
+    create table if not exists DerivationOutputs (
+        drv  integer not null,
+        id   text not null,
+        path text not null,
+        primary key (drv, id),
+        foreign key (drv) references ValidPaths(id) on delete cascade
+    );
+    create index if not exists IndexDerivationOutputs on DerivationOutputs(path);
+    create table if not exists SchemaMigrations (migration text primary key not null);
+    insert or ignore into SchemaMigrations values ('20260309-drop-redundant-indexreferrer');
+";
+
+/// Makes what is missing of a store's directories.
+pub(super) fn make_directories(config: &StoreConfig) -> Result<(), LocalStoreError> {
+    make(&config.real_store_dir)?;
+    make(&config.real_store_dir.join(".links"))?;
+    for below in ["db", "gcroots", "gcroots/auto", "profiles", "profiles/per-user", "temproots"] {
+        make(&config.state_dir.join(below))?;
+    }
+    let profiles = config.state_dir.join("gcroots/profiles");
+    match symlink(config.state_dir.join("profiles"), &profiles) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(LocalStoreError::io("create", &profiles, error)),
+        _ => Ok(()),
+    }
+}
+
+fn make(directory: &Path) -> Result<(), LocalStoreError> {
+    fs::create_dir_all(directory).map_err(|error| LocalStoreError::io("create", directory, error))
+}
+
+/// Opens the database for writing. The caller holds the big lock, shared.
+pub(super) fn open_database(config: &StoreConfig) -> Result<Connection, LocalStoreError> {
+    let path = config.database();
+    let schema = path.with_file_name("schema");
+    let found = match fs::read_to_string(&schema) {
+        Ok(found) => Some(found.trim().to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(LocalStoreError::io("read", &schema, error)),
+    };
+    if found.as_deref().is_some_and(|found| found != SCHEMA) {
+        return Err(LocalStoreError::Schema { path: schema, found: found.unwrap_or_default() });
+    }
+    let connection = Connection::open(&path).and_then(prepare);
+    let connection = connection.and_then(|connection| {
+        if found.is_none() {
+            connection.execute_batch(&format!("begin immediate; {TABLES} commit"))?;
+        }
+        Ok(connection)
+    });
+    let connection = connection.map_err(|source| LocalStoreError::Database { path, source })?;
+    if found.is_none() {
+        // Last: a store with this file has its tables.
+        let temporary = schema.with_file_name(format!("schema.{}", unique_suffix()));
+        fs::write(&temporary, SCHEMA).map_err(|error| LocalStoreError::io("write", &temporary, error))?;
+        fs::rename(&temporary, &schema).map_err(|error| LocalStoreError::io("write", &schema, error))?;
+    }
+    Ok(connection)
+}
+
+/// The settings of Nix `LocalStore::openDB`.
+fn prepare(connection: Connection) -> Result<Connection, rusqlite::Error> {
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update(None, "foreign_keys", 1)?;
+    connection.pragma_update(None, "synchronous", "normal")?;
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 40_000, |_| Ok(()))?;
+    connection.set_prepared_statement_cache_capacity(16);
+    Ok(connection)
+}

@@ -1,0 +1,108 @@
+//! Build logs: `<log dir>/drvs/<two characters>/<rest of the derivation's base name>`, plain or compressed.
+//!
+//! Layout: Nix `libstore/local-fs-store.cc` (`getBuildLogExact`), `build/derivation-building-goal.cc` (`openLogFile`).
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use narval_nix::StorePath;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::StoreError;
+
+/// How a build log is compressed on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogCompression {
+    /// Not at all (`compress-build-log = false`).
+    None,
+    /// `.bz2`, Nix's default.
+    Bzip2,
+    /// `.zst`.
+    Zstd,
+}
+
+impl LogCompression {
+    const SUFFIXES: [(Self, &'static str); 3] = [(Self::None, ""), (Self::Bzip2, ".bz2"), (Self::Zstd, ".zst")];
+}
+
+/// A build log, open.
+#[derive(Debug)]
+pub struct BuildLog {
+    /// The file as it lies on disk.
+    pub file: File,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Bytes on disk.
+    pub size_bytes: u64,
+    /// How it is compressed there.
+    pub compression: LogCompression,
+}
+
+impl BuildLog {
+    /// Finds the log of a derivation below the log directory.
+    pub(crate) fn find(log_dir: &Path, derivation: &StorePath) -> Result<Option<Self>, StoreError> {
+        // A base name is ASCII and longer than two characters.
+        let Some((first, rest)) = derivation.base_name().split_at_checked(2) else { return Ok(None) };
+        for (compression, suffix) in LogCompression::SUFFIXES {
+            let path = log_dir.join("drvs").join(first).join(format!("{rest}{suffix}"));
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            match rustix::fs::open(&path, flags, Mode::empty()) {
+                Ok(file) => {
+                    let file = File::from(file);
+                    let metadata = file.metadata().map_err(|error| StoreError::io("read", &path, error))?;
+                    if metadata.is_file() {
+                        return Ok(Some(Self { file, path, size_bytes: metadata.len(), compression }));
+                    }
+                }
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(error) => return Err(StoreError::io("open", &path, error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The text of the log.
+    ///
+    /// # Errors
+    /// When the decoder can't be set up.
+    pub fn into_reader(self) -> io::Result<Box<dyn Read + Send>> {
+        let file = BufReader::new(self.file);
+        Ok(match self.compression {
+            LogCompression::None => Box::new(file),
+            LogCompression::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(file)),
+            LogCompression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(file)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn plain_and_compressed() {
+        let dir = tempfile::tempdir().unwrap();
+        let below = dir.path().join("drvs/00");
+        std::fs::create_dir_all(&below).unwrap();
+        let drv = |name: &str| StorePath::parse(&format!("00bgd045z0d4icpbc2yyz4gx48ak44la-{name}.drv")).unwrap();
+        let file = |name: &str, suffix: &str| below.join(format!("bgd045z0d4icpbc2yyz4gx48ak44la-{name}.drv{suffix}"));
+        std::fs::write(file("a", ""), "log a").unwrap();
+        let mut bz2 =
+            bzip2::write::BzEncoder::new(File::create(file("b", ".bz2")).unwrap(), bzip2::Compression::fast());
+        bz2.write_all(b"log b").unwrap();
+        bz2.finish().unwrap();
+        std::fs::write(file("c", ".zst"), zstd::encode_all(&b"log c"[..], 1).unwrap()).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", file("d", "")).unwrap();
+        for name in ["a", "b", "c"] {
+            let log = BuildLog::find(dir.path(), &drv(name)).unwrap().unwrap();
+            let mut text = String::new();
+            log.into_reader().unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, format!("log {name}"));
+        }
+        assert!(BuildLog::find(dir.path(), &drv("none")).unwrap().is_none());
+        assert!(BuildLog::find(dir.path(), &drv("d")).is_err(), "a symlink is not followed");
+    }
+}

@@ -1,0 +1,85 @@
+//! The files of a store path as a NAR: planned once, then produced from any offset.
+
+mod ahead;
+mod layout;
+mod open;
+mod plan;
+mod reader;
+mod stream;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+pub use ahead::ReadAhead;
+pub use layout::{NarEntry, NarLayout, NarNode};
+pub(crate) use open::open_beneath;
+pub use reader::NarReader;
+pub use stream::{FilePart, NarStream, Step};
+
+/// The most files, directories and symlinks in one store path.
+pub(crate) const ENTRIES_MAX: usize = 1 << 26;
+
+/// The most bytes of names and symlink targets in one store path.
+pub(crate) const TEXT_LEN_MAX: usize = u32::MAX as usize;
+
+/// Files from this size on are handed out as they are, to be sent without a copy; smaller ones are read.
+pub const WHOLE_FILE_MIN: u64 = 128 * 1024;
+
+/// Why the files of a store path make no NAR.
+#[derive(Debug, Error)]
+pub enum NarIoError {
+    /// The system refuses.
+    #[error("cannot {action} '{}': {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Neither a regular file, nor a directory, nor a symlink.
+    #[error("'{}' is neither a regular file, nor a directory, nor a symlink: it can't be in a NAR", path.display())]
+    Kind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A limit of the format, or of this program.
+    #[error("'{}' {rule}", path.display())]
+    Limit {
+        /// The file.
+        path: PathBuf,
+        /// The limit, as the rest of a sentence.
+        rule: &'static str,
+    },
+    /// Something is not as it was when the NAR was planned.
+    #[error("'{}' changed while it was read: {change}", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        change: &'static str,
+    },
+    /// A range that is not within the NAR.
+    #[error("a range beyond the end of the NAR")]
+    Range,
+}
+
+impl NarIoError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::Io { action, path: path.to_owned(), source: source.into() }
+    }
+}
+
+impl From<NarIoError> for io::Error {
+    fn from(error: NarIoError) -> Self {
+        let kind = match &error {
+            NarIoError::Io { source, .. } => source.kind(),
+            NarIoError::Range => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::InvalidData,
+        };
+        Self::new(kind, error)
+    }
+}

@@ -1,0 +1,336 @@
+//! A NAR from any offset: framing and small files in memory, large files as they are.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::buffer::spare_capacity;
+use rustix::fs::FileType;
+
+use super::ahead::{Batch, ReadAhead, Slot};
+use super::layout::{NarLayout, Record};
+use super::open::Root;
+use super::{NarIoError, WHOLE_FILE_MIN};
+
+/// A batch of small files ends when it has this many bytes. With one more file it stays below 256 KiB.
+const BATCH_LEN_MIN: u64 = 64 * 1024;
+
+/// A batch has at most this many entries.
+const BATCH_ENTRIES_MAX: usize = 128;
+
+/// Batches that are read ahead for one stream at most.
+const BATCHES_AHEAD_MAX: usize = 4;
+
+/// A part of a file that is a part of a NAR.
+#[derive(Debug, Clone)]
+pub struct FilePart {
+    /// The open file. Read it by position.
+    pub file: Arc<File>,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes; the file had them when it was opened.
+    pub length: u64,
+}
+
+/// What comes after the bytes that [`NarStream::fill`] appended.
+#[derive(Debug)]
+pub enum Step {
+    /// More: ask again.
+    More,
+    /// A part of a file, then more.
+    File(FilePart),
+    /// Nothing: that was all.
+    Done,
+}
+
+/// The source of one NAR, or of a range of it.
+///
+/// ```no_run
+/// # use std::{path::Path, sync::Arc};
+/// use narval_store::{NarLayout, NarStream, Step};
+/// let path = Path::new("/nix/store/jgkkbkqm53rw4zyyjj1xhlmsvnvvm9p3-hello-2.10-3");
+/// let layout = Arc::new(NarLayout::plan(path)?);
+/// let mut stream = NarStream::open(layout.clone(), path, 0..layout.size_bytes(), None)?;
+/// loop {
+///     let mut bytes = Vec::new();
+///     match stream.fill(&mut bytes, 256 * 1024)? {
+///         Step::More => {}
+///         Step::File(part) => println!("{} bytes, then {} of a file", bytes.len(), part.length),
+///         Step::Done => break,
+///     }
+/// }
+/// # Ok::<(), narval_store::NarIoError>(())
+/// ```
+#[derive(Debug)]
+pub struct NarStream {
+    layout: Arc<NarLayout>,
+    root: Arc<Root>,
+    position: u64,
+    end: u64,
+    /// The entry that `position` is in.
+    index: usize,
+    /// A large file whose contents come next, already open.
+    whole: Option<(usize, Arc<File>)>,
+    ahead: Option<Arc<ReadAhead>>,
+    slots: VecDeque<Arc<Slot>>,
+    /// Batches that were used: reading ahead begins slowly, most NARs are small.
+    batches_used: usize,
+}
+
+impl NarStream {
+    /// Opens the root and checks that it is what was planned. `range` is within `0..layout.size_bytes()`; `ahead` reads
+    /// small files before they are asked for.
+    ///
+    /// # Errors
+    /// [`NarIoError::Changed`] when the root was replaced since: plan anew.
+    pub fn open(
+        layout: Arc<NarLayout>,
+        path: &Path,
+        range: Range<u64>,
+        ahead: Option<Arc<ReadAhead>>,
+    ) -> Result<Self, NarIoError> {
+        if range.start > range.end || range.end > layout.size_bytes() {
+            return Err(NarIoError::Range);
+        }
+        let root = Arc::new(Root::open(&layout, path)?);
+        let index = layout.index_at(range.start);
+        Ok(Self {
+            layout,
+            root,
+            position: range.start,
+            end: range.end,
+            index,
+            whole: None,
+            ahead,
+            slots: VecDeque::new(),
+            batches_used: 0,
+        })
+    }
+
+    /// Bytes still to come.
+    pub fn remaining_bytes(&self) -> u64 {
+        self.end - self.position
+    }
+
+    /// Appends the next bytes: about `room` of them, fewer before a large file and at the end, up to 256 KiB more.
+    ///
+    /// # Errors
+    /// [`NarIoError`] when a file can't be read, or is no longer what was planned. The NAR can't be completed then.
+    pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<Step, NarIoError> {
+        let full = out.len().saturating_add(room);
+        loop {
+            if self.position >= self.end {
+                return Ok(Step::Done);
+            }
+            if out.len() >= full {
+                return Ok(Step::More);
+            }
+            let layout = self.layout.clone();
+            let Some(record) = layout.record(self.index) else { return Ok(Step::Done) };
+            if is_whole(record) {
+                if let Some(part) = self.fill_whole(record, out)? {
+                    return Ok(Step::File(part));
+                }
+            } else if self.position == record.start {
+                self.fill_batch(out)?;
+            } else {
+                // A range that begins within an entry.
+                let one = self.index..self.index + 1;
+                let mut bytes = Vec::new();
+                read_batch(&layout, &self.root, &one, &mut bytes)?;
+                let skip = usize::try_from(self.position - record.start).unwrap_or(usize::MAX);
+                self.take(bytes.get(skip..).unwrap_or_default(), out);
+            }
+            while self.index + 1 < layout.entry_count() && layout.start(self.index + 1) <= self.position {
+                self.index += 1;
+            }
+        }
+    }
+
+    /// The head of a large file, or a part of it, or what follows it.
+    fn fill_whole(&mut self, record: &Record, out: &mut Vec<u8>) -> Result<Option<FilePart>, NarIoError> {
+        let head_len = record.head_len();
+        let within = self.position - record.start;
+        let mut bytes = Vec::new();
+        let from = if within < head_len {
+            // Opened before its head is given out: a file that is gone shows as early as can be.
+            self.open_whole(record)?;
+            self.layout.push_head(record, &mut bytes);
+            within
+        } else if within < head_len + record.extent {
+            let file = self.open_whole(record)?;
+            let offset = within - head_len;
+            let length = (record.extent - offset).min(self.remaining_bytes());
+            self.position += length;
+            return Ok(Some(FilePart { file, offset, length }));
+        } else {
+            self.whole = None;
+            NarLayout::push_tail(record, &mut bytes);
+            within - head_len - record.extent
+        };
+        self.take(bytes.get(usize::try_from(from).unwrap_or(usize::MAX)..).unwrap_or_default(), out);
+        Ok(None)
+    }
+
+    fn open_whole(&mut self, record: &Record) -> Result<Arc<File>, NarIoError> {
+        if let Some((index, file)) = &self.whole
+            && *index == self.index
+        {
+            return Ok(file.clone());
+        }
+        let path = || self.layout.path(&self.root.path, self.index);
+        let mut below = Vec::new();
+        self.layout.push_path(self.index, &mut below);
+        below.push(0);
+        let file = self.root.open_file(&below).map_err(|error| NarIoError::io("open", &path(), error))?;
+        let stat = rustix::fs::fstat(&file).map_err(|error| NarIoError::io("read", &path(), error))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(NarIoError::Changed { path: path(), change: "it is no longer a regular file" });
+        }
+        if u64::try_from(stat.st_size) != Ok(record.extent) {
+            return Err(NarIoError::Changed { path: path(), change: "its size is another" });
+        }
+        let file = Arc::new(file);
+        self.whole = Some((self.index, file.clone()));
+        Ok(file)
+    }
+
+    fn fill_batch(&mut self, out: &mut Vec<u8>) -> Result<(), NarIoError> {
+        let entries = plan_batch(&self.layout, self.index, self.end);
+        while self.slots.front().is_some_and(|slot| slot.batch.entries.start < entries.start) {
+            self.slots.pop_front();
+        }
+        let slot = self.slots.pop_front_if(|slot| slot.batch.entries == entries);
+        self.batches_used += 1;
+        self.read_ahead(entries.end);
+        match slot.and_then(|slot| slot.take()) {
+            Some(bytes) => self.take(&bytes?, out),
+            // Nobody has begun with it: read here, straight to where it belongs.
+            None => {
+                let from = out.len();
+                read_batch(&self.layout, &self.root, &entries, out)?;
+                let read = (out.len() - from) as u64;
+                let wanted = read.min(self.remaining_bytes());
+                out.truncate(from + usize::try_from(wanted).unwrap_or(usize::MAX));
+                self.position += wanted;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the batches after the last scheduled one read, as far as memory and the queue allow.
+    fn read_ahead(&mut self, after: usize) {
+        let Some(ahead) = &self.ahead else { return };
+        let mut next = self.slots.back().map_or(after, |slot| slot.batch.entries.end);
+        while self.slots.len() < self.batches_used.min(BATCHES_AHEAD_MAX) {
+            while self.layout.record(next).is_some_and(is_whole) {
+                next += 1;
+            }
+            if self.layout.start(next) >= self.end {
+                return;
+            }
+            let entries = plan_batch(&self.layout, next, self.end);
+            next = entries.end;
+            let batch = Batch { layout: self.layout.clone(), root: self.root.clone(), entries };
+            match ahead.schedule(batch) {
+                Some(slot) => self.slots.push_back(slot),
+                None => return,
+            }
+        }
+    }
+
+    /// Appends bytes that lie at the position, as far as the range goes.
+    fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let wanted = usize::try_from(self.remaining_bytes()).unwrap_or(usize::MAX);
+        let bytes = bytes.get(..wanted).unwrap_or(bytes);
+        out.extend_from_slice(bytes);
+        self.position += bytes.len() as u64;
+    }
+}
+
+fn is_whole(record: &Record) -> bool {
+    record.contents_len() >= WHOLE_FILE_MIN
+}
+
+/// The entries, from this one on, that are read together. Always the same ones for the same start.
+fn plan_batch(layout: &NarLayout, first: usize, end: u64) -> Range<usize> {
+    let start = layout.start(first);
+    let mut next = first + 1;
+    while next - first < BATCH_ENTRIES_MAX
+        && let Some(record) = layout.record(next)
+        && !is_whole(record)
+        && record.start < end
+        && record.start - start < BATCH_LEN_MIN
+    {
+        next += 1;
+    }
+    first..next
+}
+
+/// Appends the NAR bytes of entries, none of them a large file.
+pub(super) fn read_batch(
+    layout: &NarLayout,
+    root: &Root,
+    entries: &Range<usize>,
+    out: &mut Vec<u8>,
+) -> Result<(), NarIoError> {
+    let span = layout.span(entries);
+    // One byte more than planned, so that a file that has grown shows itself.
+    out.reserve(usize::try_from(span.end - span.start).unwrap_or(0) + 1);
+    let mut path = Vec::new();
+    let mut path_of: Option<(u32, usize)> = None;
+    for index in entries.clone() {
+        let Some(record) = layout.record(index) else { break };
+        layout.push_head(record, out);
+        if record.is_regular() {
+            // Files of one directory come one after the other: only their names differ.
+            match path_of {
+                Some((parent, len)) if parent == record.parent && record.name_len > 0 => path.truncate(len),
+                _ => {
+                    path.clear();
+                    layout.push_path(record.parent as usize, &mut path);
+                    if !path.is_empty() {
+                        path.push(b'/');
+                    }
+                    path_of = Some((record.parent, path.len()));
+                }
+            }
+            path.extend_from_slice(layout.name(record));
+            path.push(0);
+            read_small(layout, root, index, record, &path, out)?;
+        }
+        NarLayout::push_tail(record, out);
+    }
+    Ok(())
+}
+
+fn read_small(
+    layout: &NarLayout,
+    root: &Root,
+    index: usize,
+    record: &Record,
+    below: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), NarIoError> {
+    let path = || layout.path(&root.path, index);
+    let file = root.open_file(below).map_err(|error| NarIoError::io("open", &path(), error))?;
+    let from = out.len();
+    let until = from.saturating_add(usize::try_from(record.extent).unwrap_or(usize::MAX));
+    loop {
+        if out.capacity() <= until {
+            out.reserve(until + 1 - out.len());
+        }
+        let before = out.len();
+        rustix::io::read(&file, spare_capacity(out)).map_err(|error| NarIoError::io("read", &path(), error))?;
+        let read = out.len() - before;
+        if out.len() == until && (read > 0 || record.extent == 0) {
+            return Ok(());
+        }
+        if read == 0 || out.len() > until {
+            out.truncate(from);
+            return Err(NarIoError::Changed { path: path(), change: "its size is another" });
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A store that is read: the database first, the daemon where the database can't be read, or either alone.
+
+use std::path::PathBuf;
+
+use narval_nix::{HashPart, PathInfo, StoreDir, StorePath};
+
+use crate::config::{Access, StoreConfig};
+use crate::daemon::{Daemon, DaemonError};
+use crate::database::{Database, Stamp};
+use crate::error::StoreError;
+use crate::logs::BuildLog;
+use crate::realisation::Realisation;
+
+/// A Nix store, read-only. Shared by threads.
+///
+/// ```no_run
+/// use narval_store::{Environment, Store, StoreConfig};
+/// let store = Store::new(StoreConfig::from_environment(&Environment::of_process())?);
+/// for path in store.all_valid_paths()? {
+///     println!("{}", store.store_dir().display(&path));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Store {
+    config: StoreConfig,
+    database: Option<Database>,
+    daemon: Option<Daemon>,
+}
+
+impl Store {
+    /// The store that this configuration names. Nothing is opened before the first question.
+    pub fn new(config: StoreConfig) -> Self {
+        let database = || Database::new(&config.database(), config.store_dir.clone());
+        let daemon = || Daemon::new(&config.daemon_socket, config.store_dir.clone());
+        let (database, daemon) = match config.access {
+            Access::Auto => (Some(database()), Some(daemon())),
+            Access::Database => (Some(database()), None),
+            Access::Daemon => (None, Some(daemon())),
+        };
+        Self { config, database, daemon }
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// The logical store directory.
+    pub fn store_dir(&self) -> &StoreDir {
+        &self.config.store_dir
+    }
+
+    /// Where the files of a store path lie.
+    pub fn real_path(&self, path: &StorePath) -> PathBuf {
+        self.config.real_store_dir.join(path.base_name())
+    }
+
+    /// The state of the store's metadata now. Take it *before* asking; what was answered holds as long as the stamp is
+    /// the same. `None`: can't be told (a daemon, a database in motion), and then nothing remembered may be used.
+    pub fn stamp(&self) -> Option<Stamp> {
+        self.database.as_ref()?.stamp()
+    }
+
+    /// The database, where it is asked at all.
+    pub fn database(&self) -> Option<&Database> {
+        self.database.as_ref()
+    }
+
+    /// The daemon, where it is asked at all.
+    pub fn daemon(&self) -> Option<&Daemon> {
+        self.daemon.as_ref()
+    }
+
+    /// The valid path with this hash part.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store can't be asked; never for a path that isn't there.
+    pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
+        self.ask(|database| database.path_from_hash_part(hash_part), |daemon| daemon.path_from_hash_part(hash_part))
+    }
+
+    /// Everything known of the valid path with this hash part.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn path_info_by_hash_part(&self, hash_part: &HashPart) -> Result<Option<PathInfo>, StoreError> {
+        self.ask(
+            |database| database.path_info_by_hash_part(hash_part),
+            |daemon| match daemon.path_from_hash_part(hash_part)? {
+                Some(path) => daemon.path_info(&path),
+                None => Ok(None),
+            },
+        )
+    }
+
+    /// Everything known of a valid path.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, StoreError> {
+        self.ask(|database| database.path_info(path), |daemon| daemon.path_info(path))
+    }
+
+    /// Everything known of several paths, in their order.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn path_infos(&self, paths: &[StorePath]) -> Result<Vec<Option<PathInfo>>, StoreError> {
+        self.ask(
+            |database| database.path_infos(paths),
+            |daemon| paths.iter().map(|path| daemon.path_info(path)).collect(),
+        )
+    }
+
+    /// Whether a path is valid.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn is_valid(&self, path: &StorePath) -> Result<bool, StoreError> {
+        self.ask(|database| database.is_valid(path), |daemon| daemon.is_valid(path))
+    }
+
+    /// All valid paths, in no order.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, StoreError> {
+        self.ask(Database::all_valid_paths, Daemon::all_valid_paths)
+    }
+
+    /// The paths that a valid path refers to, sorted; empty for a path that isn't valid.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn references(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
+        self.ask(
+            |database| database.references(path),
+            |daemon| Ok(daemon.path_info(path)?.map(|info| info.references.into_iter().collect()).unwrap_or_default()),
+        )
+    }
+
+    /// The valid paths that refer to a path.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
+        self.ask(|database| database.referrers(path), |daemon| daemon.referrers(path))
+    }
+
+    /// The realisation of a derivation's output; none through a daemon.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn realisation(&self, derivation: &StorePath, output: &str) -> Result<Option<Realisation>, StoreError> {
+        self.ask(|database| database.realisation(derivation, output), |_| Ok(None))
+    }
+
+    /// As [`Store::realisation`] by the derivation's hash, `sha256:<hex>` (Nix ≤ 2.34).
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn realisation_by_hash(&self, derivation_hash: &str, output: &str) -> Result<Option<Realisation>, StoreError> {
+        self.ask(|database| database.realisation_by_hash(derivation_hash, output), |_| Ok(None))
+    }
+
+    /// The build log of a derivation.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when it is there and can't be opened.
+    pub fn build_log(&self, derivation: &StorePath) -> Result<Option<BuildLog>, StoreError> {
+        BuildLog::find(&self.config.log_dir, derivation)
+    }
+
+    fn ask<T>(
+        &self,
+        database: impl FnOnce(&Database) -> Result<T, StoreError>,
+        daemon: impl FnOnce(&Daemon) -> Result<T, DaemonError>,
+    ) -> Result<T, StoreError> {
+        let unavailable = match &self.database {
+            None => None,
+            Some(by) => match database(by) {
+                Err(error @ StoreError::DatabaseUnavailable { .. }) => Some(error),
+                answer => return answer,
+            },
+        };
+        match (&self.daemon, unavailable) {
+            (None, Some(error)) => Err(error),
+            (Some(by), None) => Ok(daemon(by)?),
+            (Some(by), Some(error)) => daemon(by).map_err(|daemon| match daemon {
+                DaemonError::Connect { .. } => {
+                    StoreError::NoWay { database: Box::new(error), daemon: Box::new(daemon) }
+                }
+                daemon => daemon.into(),
+            }),
+            // `new` sets at least one.
+            (None, None) => Err(StoreError::DatabaseUnavailable {
+                path: self.config.database(),
+                reason: "no way to the store is configured".into(),
+            }),
+        }
+    }
+}

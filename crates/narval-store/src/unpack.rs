@@ -1,0 +1,251 @@
+//! A NAR onto the disk: streaming, below one directory handle, following nothing, in canonical form in one pass.
+//!
+//! Canonical: files 0444 or 0555, directories 0555, every time 1 second after 1970 (Nix `posix-fs-canonicalise.cc`).
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use narval_nix::nar::{Decoder, Event, NarError};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Space is reserved before a file of this size is written; for smaller ones it costs more than it helps.
+const RESERVE_MIN: u64 = 1 << 20;
+
+/// The permissions that canonical modes have. A umask that takes any of them must be undone file by file.
+const CANONICAL_BITS: u32 = 0o555;
+
+/// What every file, directory and symlink has for times: 1 second after 1970.
+const CANONICAL_TIMES: Timestamps = Timestamps {
+    last_access: Timespec { tv_sec: 1, tv_nsec: 0 },
+    last_modification: Timespec { tv_sec: 1, tv_nsec: 0 },
+};
+
+/// Why a NAR could not be unpacked. What is there already stays, under its temporary name.
+#[derive(Debug, Error)]
+pub enum UnpackError {
+    /// The NAR breaks a rule.
+    #[error(transparent)]
+    Nar(#[from] NarError),
+    /// The disk is full, a name can't be represented, or the like.
+    #[error("cannot {action} '{}': {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The path below the destination's directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// What was unpacked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unpacked {
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Symlinks.
+    pub symlinks: u64,
+    /// Bytes of contents.
+    pub contents_bytes: u64,
+}
+
+/// Unpacks one NAR to a name that does not exist yet, in a directory that is open.
+///
+/// ```no_run
+/// # fn nar() -> Vec<u8> { Vec::new() }
+/// # use std::{fs::File, os::fd::AsFd};
+/// use narval_store::Unpack;
+/// let directory = File::open("/srv/root/nix/store")?;
+/// let nar = nar();
+/// let mut unpack = Unpack::begin(directory.as_fd(), ".tmp-0".as_ref(), Some(nar.len() as u64))?;
+/// for piece in nar.chunks(1000) {
+///     unpack.write(piece)?;
+/// }
+/// let what = unpack.finish()?;
+/// println!("{} files", what.files);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Unpack {
+    decoder: Decoder,
+    disk: Disk,
+}
+
+impl Unpack {
+    /// Prepares to unpack to `name` in `directory`. Nothing is written yet. With `nar_size_bytes`, a NAR of another size
+    /// is refused, and a file that can't fit before its first byte.
+    ///
+    /// # Errors
+    /// When `name` is not one component of a path.
+    pub fn begin(directory: BorrowedFd<'_>, name: &OsStr, nar_size_bytes: Option<u64>) -> Result<Self, UnpackError> {
+        let fail = |source| UnpackError::Io { action: "create", path: name.into(), source };
+        let bytes = name.as_bytes();
+        if matches!(bytes, b"" | b"." | b"..") || bytes.contains(&b'/') {
+            return Err(fail(io::ErrorKind::InvalidInput.into()));
+        }
+        let destination = CString::new(bytes).map_err(|_| fail(io::ErrorKind::InvalidInput.into()))?;
+        let directory = directory.try_clone_to_owned().map_err(fail)?;
+        let disk = Disk {
+            directories: vec![directory],
+            names: Vec::new(),
+            name: destination,
+            file: None,
+            chmod: umask_takes(CANONICAL_BITS),
+            unpacked: Unpacked::default(),
+        };
+        let decoder = nar_size_bytes.map_or_else(Decoder::new, Decoder::with_nar_size);
+        Ok(Self { decoder, disk })
+    }
+
+    /// Takes the next bytes of the NAR, in pieces of any size.
+    ///
+    /// # Errors
+    /// [`UnpackError`]; nothing more can be written then.
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), UnpackError> {
+        loop {
+            let (used, event) = self.decoder.next(bytes)?;
+            let Some(event) = event else { return Ok(()) };
+            self.disk.take(event)?;
+            bytes = bytes.get(used..).unwrap_or_default();
+        }
+    }
+
+    /// Bytes of the NAR taken so far, without those of a token that is not complete.
+    pub fn offset(&self) -> u64 {
+        self.decoder.offset()
+    }
+
+    /// Says that the NAR is complete.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn finish(self) -> Result<Unpacked, UnpackError> {
+        self.decoder.finish()?;
+        Ok(self.disk.unpacked)
+    }
+}
+
+/// Where the next thing goes.
+#[derive(Debug)]
+struct Disk {
+    /// The directory given, then those that are being filled: the last one is where we are.
+    directories: Vec<OwnedFd>,
+    /// The names of those directories, without the first: for messages.
+    names: Vec<CString>,
+    /// The name of what comes next.
+    name: CString,
+    file: Option<OwnedFd>,
+    /// Whether modes must be set again because of the umask.
+    chmod: bool,
+    unpacked: Unpacked,
+}
+
+impl Disk {
+    fn take(&mut self, event: Event<'_>) -> Result<(), UnpackError> {
+        match event {
+            Event::Regular { executable, size } => self.create(executable, size),
+            Event::Contents(contents) => self.contents(contents),
+            Event::EndRegular => self.end_file(),
+            Event::Symlink { target } => self.symlink(target),
+            Event::Directory => self.enter(),
+            Event::Entry { name } => {
+                // The decoder has checked the name; NUL can't be in it.
+                self.name = CString::new(name).map_err(|_| self.fail("create", Errno::INVAL))?;
+                Ok(())
+            }
+            Event::EndDirectory => self.leave(),
+        }
+    }
+
+    fn create(&mut self, executable: bool, size: u64) -> Result<(), UnpackError> {
+        let mode = Mode::from_raw_mode(if executable { 0o555 } else { 0o444 });
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file =
+            rustix::fs::openat(self.here(), &self.name, flags, mode).map_err(|error| self.fail("create", error))?;
+        if self.chmod {
+            rustix::fs::fchmod(&file, mode).map_err(|error| self.fail("set the mode of", error))?;
+        }
+        if size >= RESERVE_MIN {
+            match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
+                // Not every file system can, and then the writes will tell.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+                Err(error) => return Err(self.fail("reserve space for", error)),
+            }
+        }
+        self.unpacked.files += 1;
+        self.unpacked.contents_bytes += size;
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn contents(&mut self, mut contents: &[u8]) -> Result<(), UnpackError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        while !contents.is_empty() {
+            match rustix::io::write(file, contents) {
+                Ok(written) => contents = contents.get(written..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(self.fail("write", error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn end_file(&mut self) -> Result<(), UnpackError> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        rustix::fs::futimens(&file, &CANONICAL_TIMES).map_err(|error| self.fail("set the time of", error))
+    }
+
+    fn symlink(&mut self, target: &[u8]) -> Result<(), UnpackError> {
+        rustix::fs::symlinkat(target, self.here(), &self.name).map_err(|error| self.fail("create", error))?;
+        rustix::fs::utimensat(self.here(), &self.name, &CANONICAL_TIMES, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|error| self.fail("set the time of", error))?;
+        self.unpacked.symlinks += 1;
+        Ok(())
+    }
+
+    /// A directory is ours alone and writable until it is complete.
+    fn enter(&mut self) -> Result<(), UnpackError> {
+        let private = Mode::from_raw_mode(0o700);
+        rustix::fs::mkdirat(self.here(), &self.name, private).map_err(|error| self.fail("create", error))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(self.here(), &self.name, flags, Mode::empty());
+        self.directories.push(directory.map_err(|error| self.fail("open", error))?);
+        self.names.push(std::mem::take(&mut self.name));
+        self.unpacked.directories += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self) -> Result<(), UnpackError> {
+        let Some(directory) = self.directories.pop() else { return Ok(()) };
+        self.name = self.names.pop().unwrap_or_default();
+        let mode = Mode::from_raw_mode(0o555);
+        rustix::fs::fchmod(&directory, mode).map_err(|error| self.fail("set the mode of", error))?;
+        rustix::fs::futimens(&directory, &CANONICAL_TIMES).map_err(|error| self.fail("set the time of", error))
+    }
+
+    fn here(&self) -> BorrowedFd<'_> {
+        // The directory given is never taken away: the decoder ends as many directories as it begins.
+        self.directories.last().map_or(rustix::fs::CWD, AsFd::as_fd)
+    }
+
+    fn fail(&self, action: &'static str, error: Errno) -> UnpackError {
+        let mut path = PathBuf::new();
+        path.extend(self.names.iter().chain([&self.name]).map(|name| OsString::from_vec(name.to_bytes().to_vec())));
+        UnpackError::Io { action, path, source: error.into() }
+    }
+}
+
+/// Whether the umask takes any of these bits. It can be read only by setting it, which is not for a library of a
+/// process with threads, or from here; when it can't be read at all, modes are set again to be sure.
+fn umask_takes(bits: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    umask.and_then(|umask| u32::from_str_radix(umask.trim(), 8).ok()).is_none_or(|umask| umask & bits != 0)
+}
