@@ -1,0 +1,59 @@
+//! What a service is told about how to serve.
+
+use std::path::PathBuf;
+
+use narval_nix::SecretKey;
+
+use crate::NarCacheConfig;
+
+/// Which of the two faces of the service is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// Bit-compatible with nix-serve and nix-serve-ng, their faults excepted.
+    NixServe,
+    /// The richer answers: `FileHash` and `FileSize`, `CA`, stored signatures beside our own, listings, realisations,
+    /// ETags, zstd, health and metrics.
+    Narval,
+}
+
+/// How to serve a store.
+#[derive(Debug)]
+pub struct Config {
+    /// Which face to show.
+    pub face: Face,
+    /// `Priority` in `nix-cache-info`: clients ask the cache with the lowest number first.
+    pub priority: u32,
+    /// The keys to sign with. Under [`Face::NixServe`] the first one's signature is the only one shown.
+    pub sign_keys: Vec<SecretKey>,
+    /// A path that all URLs are below, without its last slash.
+    pub prefix: Option<String>,
+    /// The memory that remembered narinfos may take, in bytes: see [`NARINFO_MEMO_BYTES_DEFAULT`].
+    pub narinfo_memo_bytes: u64,
+    /// Where compressed NARs are kept; none are made without. Only for [`Face::Narval`].
+    pub nar_cache: Option<NarCacheConfig>,
+    /// Where NARs of many small files are kept whole for as long as the process runs, in files without names, 512 MiB at
+    /// most; not kept without, or with [`verify_nars`](Self::verify_nars).
+    pub scratch: Option<PathBuf>,
+    /// Whether to hash every NAR as it is sent, and to break off before the end when it is not what the database says.
+    pub verify_nars: bool,
+}
+
+/// What remembered narinfos take at most unless said otherwise. One takes 1 to 1.5 KB, a known absence 100 bytes, so
+/// this is good for some 25,000 paths; 100,000 paths want 140 MB.
+pub const NARINFO_MEMO_BYTES_DEFAULT: u64 = 32 * 1024 * 1024;
+
+impl Config {
+    /// The defaults of a face: priority 30, no keys, scratch files in `/var/tmp`.
+    pub fn new(face: Face) -> Self {
+        Self {
+            face,
+            priority: 30,
+            sign_keys: Vec::new(),
+            prefix: None,
+            narinfo_memo_bytes: NARINFO_MEMO_BYTES_DEFAULT,
+            nar_cache: None,
+            scratch: Some(PathBuf::from("/var/tmp")),
+            verify_nars: false,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What the service counts, as OpenMetrics (<https://prometheus.io/docs/specs/om/open_metrics_spec/>).
+
+use std::fmt;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// The statuses that are counted one by one; others count as `other`.
+const STATUSES: [u16; 10] = [200, 206, 304, 400, 404, 405, 412, 413, 416, 500];
+/// Bounds of the latencies, in seconds.
+const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
+
+/// The routes, as they are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum RouteLabel {
+    CacheInfo,
+    NarInfo,
+    Nar,
+    Log,
+    Listing,
+    BuildTrace,
+    Batch,
+    Other,
+}
+
+const ROUTES: [&str; 8] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "other"];
+
+/// Every counter. Those of requests are looked up once, so that counting is one atomic addition.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Vec<Vec<Counter>>,
+    latencies: Histogram,
+    pub(crate) narinfo_memo_hits: Counter,
+    pub(crate) narinfo_memo_misses: Counter,
+    pub(crate) layout_hits: Counter,
+    pub(crate) layout_misses: Counter,
+    pub(crate) flat_nar_hits: Counter,
+    pub(crate) nar_cache_hits: Counter,
+    pub(crate) nar_cache_misses: Counter,
+    pub(crate) single_flight_waits: Counter,
+    pub(crate) stream_aborts: Counter,
+    pub(crate) corrupt_paths: Counter,
+    pub(crate) database_errors: Counter,
+    pub(crate) nar_bytes_identity: Counter,
+    pub(crate) nar_bytes_zstd: Counter,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: &'static str,
+    status: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EncodingLabel {
+    encoding: &'static str,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("narval");
+        let requests: Family<RequestLabels, Counter> = Family::default();
+        registry.register("requests", "Requests by route and status", requests.clone());
+        let statuses = || STATUSES.iter().map(ToString::to_string).chain(["other".to_owned()]);
+        let counters = |route: &'static str| {
+            statuses().map(|status| requests.get_or_create(&RequestLabels { route, status }).clone()).collect()
+        };
+        let requests = ROUTES.iter().map(|route| counters(route)).collect();
+        let latencies = Histogram::new(SECONDS);
+        registry.register(
+            "worker_seconds",
+            "Time to begin an answer that was not given from memory",
+            latencies.clone(),
+        );
+        let bytes: Family<EncodingLabel, Counter> = Family::default();
+        registry.register("nar_bytes", "Bytes of NARs sent by encoding", bytes.clone());
+        let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
+        let (nar_bytes_identity, nar_bytes_zstd) = (encoded("identity"), encoded("zstd"));
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        Self {
+            requests,
+            latencies,
+            narinfo_memo_hits: counter("narinfo_memo_hits", "Narinfos and absences answered from memory"),
+            narinfo_memo_misses: counter("narinfo_memo_misses", "Narinfos and absences looked up in the store"),
+            layout_hits: counter("layout_hits", "NARs whose plan was remembered"),
+            layout_misses: counter("layout_misses", "NARs that were planned"),
+            flat_nar_hits: counter("flat_nar_hits", "NARs of many small files sent from one file"),
+            nar_cache_hits: counter("nar_cache_hits", "Compressed NARs sent from the cache"),
+            nar_cache_misses: counter("nar_cache_misses", "Compressed NARs that had to be made"),
+            single_flight_waits: counter("single_flight_waits", "Requests that joined a compression under way"),
+            stream_aborts: counter("stream_aborts", "NARs broken off"),
+            corrupt_paths: counter("corrupt_paths", "Paths whose files are not what the database says"),
+            database_errors: counter("store_errors", "Times the store could not be asked"),
+            nar_bytes_identity,
+            nar_bytes_zstd,
+            registry,
+        }
+    }
+
+    /// Counts a request.
+    pub(crate) fn request(&self, route: RouteLabel, status: u16) {
+        let at = STATUSES.iter().position(|known| *known == status).unwrap_or(STATUSES.len());
+        if let Some(counter) = self.requests.get(route as usize).and_then(|statuses| statuses.get(at)) {
+            counter.inc();
+        }
+    }
+
+    /// Takes down how long a worker took to begin an answer.
+    pub(crate) fn latency(&self, time: Duration) {
+        self.latencies.observe(time.as_secs_f64());
+    }
+
+    /// All of it, as text.
+    pub(crate) fn render(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

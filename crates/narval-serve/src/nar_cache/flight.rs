@@ -1,0 +1,322 @@
+//! One compression of one NAR, for all who ask for it while it lasts.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
+use narval_nix::{NarHash, Sha256Hasher};
+use narval_store::{NarReader, ReadAhead};
+
+use super::folder::{Filling, Folder};
+use super::frames::FrameEncoder;
+use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
+use crate::layouts::Planned;
+use crate::metrics::Metrics;
+
+/// Bytes of the NAR that one turn compresses.
+const TURN_BYTES: usize = 256 * 1024;
+/// Pieces from this size on are sent from the file by the kernel.
+const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
+
+/// See the module's description.
+pub(crate) struct Flight {
+    planned: Arc<Planned>,
+    ahead: Arc<ReadAhead>,
+    level: i32,
+    file: Arc<File>,
+    /// Bytes of the file that anybody may have.
+    produced: AtomicU64,
+    /// What makes the next piece; nothing once it is over.
+    producer: Mutex<Option<Producer>>,
+    outcome: OnceLock<Outcome>,
+    corrupt: Arc<Corrupt>,
+    /// Called when the file has its name.
+    stored: Box<dyn Fn() + Send + Sync>,
+    /// The thread that gives it its name.
+    storing: Mutex<Option<JoinHandle<bool>>>,
+}
+
+/// How a flight ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All of the file is there, and right.
+    Finished,
+    /// The NAR could not be read.
+    BadNar(String),
+    /// The NAR is not what the database says.
+    Corrupt,
+    /// The folder could not be written to: everybody goes on alone.
+    NoRoom,
+}
+
+impl Outcome {
+    /// What is wrong with the NAR, if that is why it ended.
+    pub(crate) fn trouble_with_nar(&self) -> Option<String> {
+        match self {
+            Self::BadNar(reason) => Some(reason.clone()),
+            Self::Corrupt => Some(NOT_AS_REGISTERED.to_owned()),
+            Self::Finished | Self::NoRoom => None,
+        }
+    }
+}
+
+struct Producer {
+    nar: NarReader,
+    nar_left: u64,
+    nar_hash: Sha256Hasher,
+    encoder: FrameEncoder,
+    file_hash: Sha256Hasher,
+    filling: Filling,
+    folder: Arc<Folder>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl std::fmt::Debug for Producer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Producer({:?})", self.filling)
+    }
+}
+
+impl Flight {
+    /// Begins to compress.
+    pub(super) fn begin(
+        planned: &Arc<Planned>,
+        ahead: &Arc<ReadAhead>,
+        (folder, filling): (Arc<Folder>, Filling),
+        level: i32,
+        corrupt: Arc<Corrupt>,
+        stored: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let size = planned.layout.size_bytes();
+        let file = Arc::new(filling.file.try_clone()?);
+        let producer = Producer {
+            nar: NarReader::of(planned.stream(0..size, ahead)?),
+            nar_left: size,
+            nar_hash: Sha256Hasher::new(),
+            encoder: FrameEncoder::new(level, size)?,
+            file_hash: Sha256Hasher::new(),
+            filling,
+            folder,
+            input: vec![0; TURN_BYTES],
+            output: Vec::new(),
+        };
+        Ok(Self {
+            planned: Arc::clone(planned),
+            ahead: Arc::clone(ahead),
+            level,
+            file,
+            produced: AtomicU64::new(0),
+            producer: Mutex::new(Some(producer)),
+            outcome: OnceLock::new(),
+            corrupt,
+            stored: Box::new(stored),
+            storing: Mutex::new(None),
+        })
+    }
+
+    /// Whether nothing good will come of it.
+    pub(super) fn has_failed(&self) -> bool {
+        self.outcome.get().is_some_and(|outcome| *outcome != Outcome::Finished)
+    }
+
+    /// Makes all that is left, waits until the file has its name, and says how it ended.
+    pub(crate) fn finish_and_store(self: &Arc<Self>) -> Outcome {
+        loop {
+            if let Some(outcome) = self.outcome.get() {
+                let storing = self.storing.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if storing.is_some_and(|storing| !matches!(storing.join(), Ok(true))) {
+                    return Outcome::NoRoom;
+                }
+                return outcome.clone();
+            }
+            self.advance(self.produced.load(Ordering::Acquire));
+        }
+    }
+
+    /// Makes pieces until there are more than `beyond` bytes, or it is over. Whoever comes while another one is at it
+    /// waits for that piece.
+    fn advance(self: &Arc<Self>, beyond: u64) {
+        let mut guard = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.produced.load(Ordering::Acquire) <= beyond && self.outcome.get().is_none() {
+            let Some(producer) = guard.as_mut() else { return };
+            let outcome = match producer.turn(&self.produced, &self.planned.nar_hash) {
+                Ok(false) => continue,
+                Ok(true) => Outcome::Finished,
+                Err(outcome) => outcome,
+            };
+            if let Some(reason) = outcome.trouble_with_nar() {
+                tracing::error!("NAR of {} broken off: {reason}", self.planned.path);
+            }
+            if outcome == Outcome::Corrupt {
+                self.corrupt.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);
+            }
+            if let Some(producer) = guard.take()
+                && outcome == Outcome::Finished
+            {
+                Self::store(self, producer);
+            }
+            // Set once: only the holder of the lock gets here, and only while it is not set.
+            let _ = self.outcome.set(outcome);
+        }
+    }
+
+    /// Brings the file to disk and gives it its name, on a thread of its own: no client waits for the disk. Meanwhile
+    /// the flight lives on, for those who ask.
+    fn store(flight: &Arc<Self>, producer: Producer) {
+        let this = Arc::clone(flight);
+        let work = move || {
+            let folder = Arc::clone(&producer.folder);
+            let file_hash = producer.file_hash.finish();
+            match folder.finish(producer.filling, &this.planned.nar_hash, &file_hash) {
+                Ok(_) => {
+                    (this.stored)();
+                    true
+                }
+                Err(error) => {
+                    log_disk_error(&folder, &error);
+                    false
+                }
+            }
+        };
+        match std::thread::Builder::new().name("nar-cache".to_owned()).spawn(work) {
+            Ok(thread) => *flight.storing.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread),
+            Err(error) => tracing::error!("a compressed NAR was not kept: no thread can be started: {error}"),
+        }
+    }
+}
+
+fn log_disk_error(folder: &Folder, error: &io::Error) {
+    tracing::error!("cannot write to the NAR cache '{}': {error}", folder.root().display());
+}
+
+impl std::fmt::Debug for Flight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Flight({}, {:?})", self.planned.path, self.outcome.get())
+    }
+}
+
+impl Producer {
+    /// Compresses the next piece; true when that was the last.
+    fn turn(&mut self, produced: &AtomicU64, expected: &NarHash) -> Result<bool, Outcome> {
+        let bad = |error: io::Error| Outcome::BadNar(error.to_string());
+        let got = self.nar.read(&mut self.input).map_err(bad)?;
+        let piece = self.input.get(..got).unwrap_or_default();
+        if got == 0 && self.nar_left > 0 {
+            return Err(Outcome::BadNar("it ended too early".to_owned()));
+        }
+        self.nar_hash.update(piece);
+        self.nar_left = self.nar_left.saturating_sub(got as u64);
+        // Before the last piece is out: a NAR that is wrong must not end well.
+        if self.nar_left == 0 && self.nar_hash.clone().finish() != *expected {
+            return Err(Outcome::Corrupt);
+        }
+        self.output.clear();
+        self.encoder.push(piece, &mut self.output).map_err(bad)?;
+        self.file_hash.update(&self.output);
+        let at = produced.load(Ordering::Relaxed);
+        self.filling.file.write_all_at(&self.output, at).map_err(|error| {
+            log_disk_error(&self.folder, &error);
+            Outcome::NoRoom
+        })?;
+        produced.store(at + self.output.len() as u64, Ordering::Release);
+        Ok(self.encoder.is_complete())
+    }
+}
+
+/// The compressed NAR for one client, as it is made.
+pub(crate) struct FlightSource {
+    flight: Arc<Flight>,
+    sent: u64,
+    alone: Option<Alone>,
+    metrics: Arc<Metrics>,
+}
+
+/// Compression for one client alone, when the folder has no room: the same bytes again, from the beginning.
+struct Alone {
+    nar: NarReader,
+    encoder: FrameEncoder,
+    input: Vec<u8>,
+    skip: u64,
+}
+
+impl FlightSource {
+    /// A client's view of a flight.
+    pub(crate) fn new(flight: Arc<Flight>, metrics: Arc<Metrics>) -> Self {
+        Self { flight, sent: 0, alone: None, metrics }
+    }
+
+    /// Gives out what is there.
+    fn take(&mut self, out: &mut SegmentBuf, produced: u64) -> io::Result<()> {
+        let there = produced - self.sent;
+        let room = out.room() as u64;
+        if there >= SENDFILE_BYTES_MIN {
+            out.push_file(FileRange { file: Arc::clone(&self.flight.file), offset: self.sent, length: there });
+            self.sent = produced;
+            return Ok(());
+        }
+        let length = usize::try_from(there.min(room.max(1))).unwrap_or(0);
+        let memory = out.memory();
+        let from = memory.len();
+        memory.resize(from + length, 0);
+        self.flight.file.read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
+        self.sent += length as u64;
+        Ok(())
+    }
+
+    fn fill_alone(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        if self.alone.is_none() {
+            let (planned, size) = (&self.flight.planned, self.flight.planned.layout.size_bytes());
+            self.alone = Some(Alone {
+                nar: NarReader::of(planned.stream(0..size, &self.flight.ahead)?),
+                encoder: FrameEncoder::new(self.flight.level, size)?,
+                input: vec![0; TURN_BYTES],
+                skip: self.sent,
+            });
+        }
+        let Some(alone) = &mut self.alone else { return Ok(Fill::Done) };
+        let got = alone.nar.read(&mut alone.input)?;
+        if got == 0 && !alone.encoder.is_complete() {
+            return Err(io::Error::other("the NAR ended too early"));
+        }
+        let mut piece = Vec::new();
+        alone.encoder.push(alone.input.get(..got).unwrap_or_default(), &mut piece)?;
+        let skip = usize::try_from(alone.skip).unwrap_or(usize::MAX).min(piece.len());
+        alone.skip -= skip as u64;
+        out.memory().extend_from_slice(piece.get(skip..).unwrap_or_default());
+        Ok(if alone.encoder.is_complete() { Fill::Done } else { Fill::More })
+    }
+}
+
+impl BodySource for FlightSource {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        if self.alone.is_some() {
+            return self.fill_alone(out);
+        }
+        loop {
+            // In this order: what was produced when it was over is all there is.
+            let outcome = self.flight.outcome.get().cloned();
+            let produced = self.flight.produced.load(Ordering::Acquire);
+            if produced > self.sent {
+                let before = self.sent;
+                self.take(out, produced)?;
+                self.metrics.nar_bytes_zstd.inc_by(self.sent - before);
+                return Ok(Fill::More);
+            }
+            match outcome {
+                None => self.flight.advance(self.sent),
+                Some(Outcome::Finished) => return Ok(Fill::Done),
+                Some(Outcome::NoRoom) => return self.fill_alone(out),
+                Some(outcome) => {
+                    self.metrics.stream_aborts.inc();
+                    let reason = outcome.trouble_with_nar().unwrap_or_default();
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+                }
+            }
+        }
+    }
+}

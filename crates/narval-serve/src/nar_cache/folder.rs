@@ -1,0 +1,285 @@
+//! The folder of compressed NARs, shared by any number of processes.
+//!
+//! ```text
+//! <folder>/zstd-<level>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
+//! <folder>/filling/<process>-<number>       being written; its writer holds a lock on it (flock)
+//! ```
+//! A file is written under `filling/`, brought to disk, and renamed: it is there whole or not at all, and its name says all that
+//! a narinfo needs. What a killed process left under `filling/` has no lock, and is removed by the next one to start.
+//! A file's modification time is when it was last used; when the folder is over its size, the files used longest ago go.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use narval_nix::{NarHash, Sha256};
+use rustix::fs::{FlockOperation, flock};
+
+/// Uses are written down (as modification times) at most this often for one file.
+const USE_RESOLUTION: Duration = Duration::from_secs(600);
+/// Room made beyond what is needed, so that not every new file looks through the whole folder: an eighth.
+const EVICT_TO: (u64, u64) = (7, 8);
+/// Files looked at in one pass at most.
+const FILES_MAX: usize = 1 << 20;
+
+/// A compressed NAR in the folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// SHA-256 of the file.
+    pub(crate) file_hash: Sha256,
+    /// Its size in bytes.
+    pub(crate) file_size: u64,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    root: PathBuf,
+    finished: PathBuf,
+    filling: PathBuf,
+    bytes_max: u64,
+    /// What the folder holds, as far as this process knows.
+    bytes: AtomicU64,
+    next: AtomicU64,
+}
+
+impl Folder {
+    /// Opens or makes the folder, and removes what killed processes left.
+    ///
+    /// # Errors
+    /// It can't be made or written to.
+    pub(crate) fn open(root: &Path, level: i32, bytes_max: u64) -> io::Result<Self> {
+        let finished = root.join(format!("zstd-{level}"));
+        let filling = root.join("filling");
+        fs::create_dir_all(&finished)?;
+        fs::create_dir_all(&filling)?;
+        let this = Self {
+            root: root.to_owned(),
+            finished,
+            filling,
+            bytes_max,
+            bytes: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+        };
+        this.remove_left_over()?;
+        // Fails early, and not at the first request, when the folder can't be written to.
+        drop(this.begin()?);
+        this.make_room()?;
+        Ok(this)
+    }
+
+    /// The compressed NAR with this hash.
+    pub(crate) fn find(&self, nar_hash: &NarHash) -> Option<Stored> {
+        let nar_hash = nar_hash.to_nix32();
+        let entries = fs::read_dir(self.finished.join(nar_hash.get(..2)?)).ok()?;
+        entries.take(FILES_MAX).filter_map(Result::ok).find_map(|entry| {
+            let name = entry.file_name();
+            let rest = name.to_str()?.strip_prefix(nar_hash.as_str())?.strip_prefix('.')?;
+            let (file_hash, size) = rest.strip_suffix(".nar.zst")?.split_once('.')?;
+            let stored = Stored {
+                path: entry.path(),
+                file_hash: Sha256::from_nix32(file_hash.as_bytes()).ok()?,
+                file_size: size.parse().ok()?,
+            };
+            // A file that a crash of the machine cut short is not what its name says.
+            (entry.metadata().ok()?.len() == stored.file_size).then_some(stored)
+        })
+    }
+
+    /// Opens a compressed NAR to be sent, and writes down that it was used. `None`: it went meanwhile.
+    pub(crate) fn open_file(&self, stored: &Stored) -> Option<File> {
+        let file = File::open(&stored.path).ok()?;
+        let used = file.metadata().and_then(|metadata| metadata.modified()).ok()?;
+        let now = SystemTime::now();
+        if now.duration_since(used).is_ok_and(|age| age > USE_RESOLUTION) {
+            // Only the order of eviction hangs on it.
+            let _ = rustix::fs::utimensat(rustix::fs::CWD, &stored.path, &now_times(), rustix::fs::AtFlags::empty());
+        }
+        Some(file)
+    }
+
+    /// Begins a new file.
+    pub(crate) fn begin(&self) -> io::Result<Filling> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.filling.join(format!("{}-{number}", std::process::id()));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let file = match file {
+            // A process of the same number left it behind: ours now.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                fs::remove_file(&path)?;
+                OpenOptions::new().read(true).write(true).create_new(true).open(&path)?
+            }
+            other => other?,
+        };
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Filling { file, path, finished: false })
+    }
+
+    /// Brings a file to disk and makes it visible under its name.
+    pub(crate) fn finish(&self, mut filling: Filling, nar_hash: &NarHash, file_hash: &Sha256) -> io::Result<Stored> {
+        let file_size = filling.file.metadata()?.len();
+        filling.file.sync_data()?;
+        let nar_hash = nar_hash.to_nix32();
+        let folder = self.finished.join(nar_hash.get(..2).unwrap_or_default());
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("{nar_hash}.{}.{file_size}.nar.zst", file_hash.to_nix32()));
+        fs::rename(&filling.path, &path)?;
+        filling.finished = true;
+        if self.bytes.fetch_add(file_size, Ordering::Relaxed) + file_size > self.bytes_max {
+            self.make_room()?;
+        }
+        Ok(Stored { path, file_hash: *file_hash, file_size })
+    }
+
+    /// Where the folder is.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn remove_left_over(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.filling)?.take(FILES_MAX) {
+            let path = entry?.path();
+            if let Ok(file) = File::open(&path)
+                && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            {
+                // Another process may have been faster.
+                let _ = fs::remove_file(&path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks what is there, and when it is more than allowed, removes what was used longest ago. Other processes may
+    /// do the same at the same time: then more goes than had to.
+    fn make_room(&self) -> io::Result<()> {
+        let mut files = Vec::new();
+        for level in fs::read_dir(&self.root)?.filter_map(Result::ok) {
+            if !level.file_name().to_string_lossy().starts_with("zstd-") {
+                continue;
+            }
+            for folder in fs::read_dir(level.path())?.filter_map(Result::ok) {
+                let Ok(entries) = fs::read_dir(folder.path()) else { continue };
+                for entry in entries.filter_map(Result::ok).take(FILES_MAX - files.len()) {
+                    if let Ok(metadata) = entry.metadata() {
+                        files.push((metadata.modified()?, metadata.len(), entry.path()));
+                    }
+                }
+            }
+        }
+        let mut bytes: u64 = files.iter().map(|(_, size, _)| size).sum();
+        if bytes > self.bytes_max {
+            files.sort();
+            let (numerator, denominator) = EVICT_TO;
+            let target = self.bytes_max / denominator * numerator;
+            for (_, size, path) in files {
+                if bytes <= target {
+                    break;
+                }
+                if fs::remove_file(&path).is_ok() {
+                    bytes -= size;
+                }
+            }
+        }
+        self.bytes.store(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn now_times() -> rustix::fs::Timestamps {
+    let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+    rustix::fs::Timestamps { last_access: now, last_modification: now }
+}
+
+/// A file being written. Dropped before it is finished, it goes.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    /// The file, open for reading and writing.
+    pub(crate) file: File,
+    path: PathBuf,
+    finished: bool,
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        if !self.finished {
+            // The next process to start removes it otherwise.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const LEVEL: i32 = 1;
+
+    fn put(folder: &Folder, name: u8, bytes: &[u8]) -> Stored {
+        let mut filling = folder.begin().unwrap();
+        filling.file.write_all(bytes).unwrap();
+        folder.finish(filling, &Sha256::of(&[name]), &Sha256::of(bytes)).unwrap()
+    }
+
+    fn age(stored: &Stored, seconds: u64) {
+        let then = SystemTime::now() - Duration::from_secs(seconds);
+        File::open(&stored.path).unwrap().set_modified(then).unwrap();
+    }
+
+    #[test]
+    fn what_is_finished_is_found_by_any_process() {
+        let root = tempfile::tempdir().unwrap();
+        let one = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        let two = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        assert!(two.find(&Sha256::of(b"a")).is_none());
+        put(&one, b'a', b"compressed");
+        let found = two.find(&Sha256::of(b"a")).unwrap();
+        assert_eq!((found.file_hash, found.file_size), (Sha256::of(b"compressed"), 10));
+        assert!(two.open_file(&found).is_some());
+        assert!(Folder::open(root.path(), 9, 1 << 20).unwrap().find(&Sha256::of(b"a")).is_none());
+    }
+
+    #[test]
+    fn what_is_not_finished_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        let filling = folder.begin().unwrap();
+        let left_over = root.path().join("filling/1-1");
+        fs::write(&left_over, "from a killed process").unwrap();
+        let _other = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        assert!(!left_over.exists());
+        assert!(filling.path.exists(), "a living writer's file stays");
+        drop(filling);
+        assert_eq!(fs::read_dir(root.path().join("filling")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_cut_short_is_not_found() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        let stored = put(&folder, b'a', b"compressed");
+        fs::write(&stored.path, "comp").unwrap();
+        assert!(folder.find(&Sha256::of(b"a")).is_none());
+    }
+
+    #[test]
+    fn the_longest_unused_goes_first() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path(), LEVEL, 4000).unwrap();
+        let stored: Vec<_> = (0..4).map(|name| put(&folder, name, &[name; 1000])).collect();
+        for (index, stored) in stored.iter().enumerate() {
+            age(stored, 10_000 - index as u64);
+        }
+        // Using the oldest makes it the newest.
+        folder.open_file(&stored[0]).unwrap();
+        put(&folder, 9, &[9; 1000]);
+        let there: Vec<_> = stored.iter().map(|stored| stored.path.exists()).collect();
+        assert_eq!(there, [true, false, false, true]);
+        assert!(folder.find(&Sha256::of(&[9])).is_some());
+    }
+}

@@ -1,0 +1,119 @@
+//! Compressed NARs, kept on disk: made once, while the first client is served, and sent from the file ever after.
+//!
+//! One compression at a time for each NAR, however many ask (a [`Flight`]). There is no thread for it: whoever needs
+//! bytes that are not there yet makes the next piece, for all. A slow client holds up nobody, and when all have gone,
+//! so has the flight. What was made is checked against the NAR hash before its last piece is given to anybody.
+
+mod flight;
+mod folder;
+mod frames;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use narval_nix::NarHash;
+use narval_store::ReadAhead;
+use quick_cache::sync::Cache;
+
+use crate::corrupt::Corrupt;
+use crate::layouts::Planned;
+use crate::metrics::Metrics;
+pub(crate) use flight::{Flight, FlightSource, Outcome};
+use folder::Folder;
+pub(crate) use folder::Stored;
+
+/// Files whose names are remembered, so that finding them costs no look into a folder.
+const NAMES_MAX: usize = 16 * 1024;
+
+/// Where compressed NARs are kept, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NarCacheConfig {
+    /// The folder; made if it is not there.
+    pub folder: PathBuf,
+    /// What it may hold, in bytes. It may be over that for a moment, by what is being written.
+    pub bytes_max: u64,
+    /// zstd's level, 1 to 19. Another level makes other files: those of the old one go by and by.
+    pub level: i32,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(crate) struct NarCache {
+    folder: Arc<Folder>,
+    level: i32,
+    names: Cache<NarHash, Stored>,
+    flights: Mutex<HashMap<NarHash, Weak<Flight>>>,
+    corrupt: Arc<Corrupt>,
+    metrics: Arc<Metrics>,
+}
+
+/// A compressed NAR, or one in the making.
+pub(crate) enum Found {
+    /// Here it is.
+    File(Stored, Arc<File>),
+    /// Being made.
+    Flight(Arc<Flight>),
+}
+
+impl NarCache {
+    /// Opens the folder.
+    ///
+    /// # Errors
+    /// It can't be made or written to.
+    pub(crate) fn open(config: &NarCacheConfig, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> io::Result<Self> {
+        Ok(Self {
+            folder: Arc::new(Folder::open(&config.folder, config.level, config.bytes_max)?),
+            level: config.level,
+            names: Cache::new(NAMES_MAX),
+            flights: Mutex::default(),
+            corrupt,
+            metrics,
+        })
+    }
+
+    /// The compressed NAR with this hash, if it is there.
+    pub(crate) fn find(&self, nar_hash: &NarHash) -> Option<(Stored, Arc<File>)> {
+        if let Some(known) = self.names.get(nar_hash)
+            && let Some(file) = self.folder.open_file(&known)
+        {
+            return Some((known, Arc::new(file)));
+        }
+        let found = self.folder.find(nar_hash)?;
+        let file = self.folder.open_file(&found)?;
+        self.names.insert(*nar_hash, found.clone());
+        Some((found, Arc::new(file)))
+    }
+
+    /// The compressed NAR of a path: from the folder, or being made now. `stored` is called when it was made and is
+    /// in the folder.
+    pub(crate) fn get(
+        &self,
+        planned: &Arc<Planned>,
+        ahead: &Arc<ReadAhead>,
+        stored: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Found> {
+        if let Some((stored, file)) = self.find(&planned.nar_hash) {
+            return Ok(Found::File(stored, file));
+        }
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        let flying = flights.get(&planned.nar_hash).and_then(Weak::upgrade);
+        if let Some(flight) = flying.filter(|flight| !flight.has_failed()) {
+            self.metrics.single_flight_waits.inc();
+            return Ok(Found::Flight(flight));
+        }
+        // Finished between the look above and the lock.
+        if let Some((stored, file)) = self.find(&planned.nar_hash) {
+            return Ok(Found::File(stored, file));
+        }
+        self.metrics.nar_cache_misses.inc();
+        let filling = self.folder.begin()?;
+        let (folder, corrupt) = (Arc::clone(&self.folder), Arc::clone(&self.corrupt));
+        let flight = Arc::new(Flight::begin(planned, ahead, (folder, filling), self.level, corrupt, stored)?);
+        flights.retain(|_, flight| flight.strong_count() > 0);
+        flights.insert(planned.nar_hash, Arc::downgrade(&flight));
+        Ok(Found::Flight(flight))
+    }
+}

@@ -1,0 +1,171 @@
+//! `POST /batch-lookup-v1`: many narinfos, or those of a whole closure, in one answer. The protocol is described in
+//! `docs/batch-protocol.md`.
+
+use std::collections::{HashSet, VecDeque};
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use narval_http::proto::accept::{Coding, negotiate_coding};
+use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header};
+use narval_nix::HashPart;
+use zstd::stream::write::Encoder;
+
+use super::narinfo::look_up;
+use crate::error::ServeError;
+use crate::memo::{Answer, Present};
+use crate::service::Shared;
+
+/// The key in `nix-cache-info` that says that a cache answers batch lookups, and where.
+pub(crate) const CACHE_INFO_KEY: &str = "BatchLookup";
+/// Where.
+pub(crate) const PATH: &str = "batch-lookup-v1";
+
+/// Hash parts that one request may name.
+const HASH_PARTS_MAX: usize = 65_536;
+/// Paths that one answer has at most, those of the closure included.
+const PATHS_MAX: usize = 262_144;
+/// A hash part and its newline.
+const LINE_BYTES: usize = 33;
+/// Fast: narinfos are mostly hashes.
+const LEVEL: i32 = 1;
+
+/// What is asked of each hash part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    /// Whether it is there.
+    Presence,
+    /// Its narinfo.
+    NarInfos,
+    /// Its narinfo, and those of all that it refers to.
+    Closure,
+}
+
+/// Reads the hash parts, and answers as they are looked up.
+pub(crate) fn answer(shared: &Arc<Shared>, mut request: Request) -> Result<Response, ServeError> {
+    if *request.method() != Method::POST {
+        return Err(ServeError::Method("POST"));
+    }
+    let want = match request.query() {
+        None | Some("want=narinfos") => Want::NarInfos,
+        Some("want=presence") => Want::Presence,
+        Some("want=closure") => Want::Closure,
+        Some(_) => return Err(ServeError::Batch("the query is want=presence, want=narinfos or want=closure")),
+    };
+    let compressed = negotiate_coding(&request.head(), &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd);
+    let queue = hash_parts(&mut request)?;
+    let seen = queue.iter().copied().collect();
+    let response = Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-nix-batch-lookup"))
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let mut source = Lookups { shared: Arc::clone(shared), want, queue, seen, answered: 0, encoder: None };
+    if !compressed {
+        return Ok(response.body(Body::source(source, None)));
+    }
+    source.encoder = Encoder::new(Vec::new(), LEVEL).ok();
+    let coded = source.encoder.is_some();
+    let response = response.body(Body::source(source, None));
+    Ok(if coded { response.header(header::CONTENT_ENCODING, HeaderValue::from_static("zstd")) } else { response })
+}
+
+/// One hash part on each line.
+fn hash_parts(request: &mut Request) -> Result<VecDeque<HashPart>, ServeError> {
+    let mut text = Vec::new();
+    let limit = (HASH_PARTS_MAX * LINE_BYTES) as u64;
+    let read = request.body().take(limit + 1).read_to_end(&mut text);
+    read.map_err(|_| ServeError::Batch("the request ended too early"))?;
+    if text.len() as u64 > limit {
+        return Err(ServeError::Batch("at most 65536 hash parts may be asked for at once"));
+    }
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let mut seen = HashSet::new();
+    let mut parts = VecDeque::new();
+    for line in lines {
+        let part = HashPart::parse(line).map_err(|_| ServeError::Batch("each line is a hash part of 32 characters"))?;
+        if seen.insert(part) {
+            parts.push_back(part);
+        }
+    }
+    Ok(parts)
+}
+
+/// The answer: looked up as the client takes it.
+struct Lookups {
+    shared: Arc<Shared>,
+    want: Want,
+    queue: VecDeque<HashPart>,
+    /// All that was in the queue.
+    seen: HashSet<HashPart>,
+    answered: usize,
+    encoder: Option<Encoder<'static, Vec<u8>>>,
+}
+
+impl BodySource for Lookups {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        let room = out.room();
+        let mut text = Vec::with_capacity(room.min(64 * 1024));
+        while text.len() < room {
+            let Some(hash_part) = self.queue.pop_front() else {
+                text.extend_from_slice(format!("end {}\n", self.answered).as_bytes());
+                self.put(&text, out)?;
+                if let Some(encoder) = self.encoder.take() {
+                    out.memory().extend_from_slice(&encoder.finish()?);
+                }
+                return Ok(Fill::Done);
+            };
+            self.look_up(hash_part, &mut text)?;
+        }
+        self.put(&text, out)?;
+        Ok(Fill::More)
+    }
+}
+
+impl Lookups {
+    fn look_up(&mut self, hash_part: HashPart, text: &mut Vec<u8>) -> io::Result<()> {
+        let answer = look_up(&self.shared, hash_part).map_err(|error| {
+            tracing::error!("batch lookup broken off: {error}");
+            io::Error::other(error)
+        })?;
+        self.answered += 1;
+        match answer {
+            Answer::Absent => text.extend_from_slice(format!("{hash_part} absent\n").as_bytes()),
+            Answer::Present(_) if self.want == Want::Presence => {
+                text.extend_from_slice(format!("{hash_part} present\n").as_bytes());
+            }
+            Answer::Present(present) => {
+                text.extend_from_slice(format!("{hash_part} {}\n", present.text.len()).as_bytes());
+                text.extend_from_slice(&present.text);
+                if self.want == Want::Closure {
+                    self.follow(&present)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for what a path refers to, too.
+    fn follow(&mut self, present: &Present) -> io::Result<()> {
+        let lines = present.text.split(|byte| *byte == b'\n');
+        let references = lines
+            .filter_map(|line| line.strip_prefix(b"References: "))
+            .flat_map(|line| line.split(|byte| *byte == b' '));
+        for reference in references {
+            let Some(Ok(part)) = reference.get(..32).map(HashPart::parse) else { continue };
+            if self.seen.insert(part) {
+                self.queue.push_back(part);
+            }
+        }
+        // Broken off, not cut short: half a closure must not look like a whole one.
+        if self.seen.len() > PATHS_MAX { Err(io::Error::other("the closure has too many paths")) } else { Ok(()) }
+    }
+
+    fn put(&mut self, text: &[u8], out: &mut SegmentBuf) -> io::Result<()> {
+        match &mut self.encoder {
+            None => out.memory().extend_from_slice(text),
+            Some(encoder) => {
+                encoder.write_all(text)?;
+                out.memory().append(encoder.get_mut());
+            }
+        }
+        Ok(())
+    }
+}

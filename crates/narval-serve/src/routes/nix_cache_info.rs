@@ -1,0 +1,31 @@
+//! `/nix-cache-info`: what the cache says of itself.
+
+use std::sync::Arc;
+
+use narval_http::{Prepared, StatusCode};
+use narval_nix::CacheInfo;
+use narval_store::Store;
+
+use super::batch;
+use crate::service::prepared;
+use crate::{Config, Face};
+
+/// The answer, which never changes while the service runs.
+pub(crate) fn prepare(config: &Config, store: &Store) -> Arc<Prepared> {
+    // Clients ignore keys that they don't know.
+    let unknown = match config.face {
+        Face::NixServe => Vec::new(),
+        Face::Narval => vec![(batch::CACHE_INFO_KEY.to_owned(), batch::PATH.to_owned())],
+    };
+    let info = CacheInfo {
+        store_dir: store.store_dir().clone(),
+        want_mass_query: true,
+        priority: Some(config.priority.into()),
+        unknown,
+    };
+    let content_type = match config.face {
+        Face::NixServe => "text/plain",
+        Face::Narval => "text/x-nix-cache-info",
+    };
+    prepared(StatusCode::OK, content_type, &[], info.to_string())
+}

@@ -1,0 +1,93 @@
+//! Something of a known size with an entity tag: conditions and ranges of a request, answered (RFC 9110 sections 13, 14).
+
+use narval_http::proto::conditional::{Outcome, Validators, evaluate, range_applies};
+use narval_http::proto::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
+use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
+
+use crate::error::ServeError;
+
+/// What is to be sent.
+pub(crate) struct Representation {
+    pub(crate) content_type: HeaderValue,
+    /// `Content-Encoding`, if it has one.
+    pub(crate) coding: Option<HeaderValue>,
+    pub(crate) etag: Option<HeaderValue>,
+    /// Whether the answer depends on `Accept-Encoding`.
+    pub(crate) varies: bool,
+    /// Its size in bytes.
+    pub(crate) size: u64,
+}
+
+/// Which part of it.
+pub(crate) enum Selected {
+    /// All of it.
+    Whole,
+    /// One range.
+    One(ByteRange),
+    /// Several, with their framing.
+    Several(MultipartRanges),
+}
+
+impl Representation {
+    /// Answers a request; `body` makes the body of what was selected.
+    pub(crate) fn answer(
+        &self,
+        head: &HeadRef<'_>,
+        body: impl FnOnce(Selected) -> Result<Body, ServeError>,
+    ) -> Result<Response, ServeError> {
+        let validators = Validators { etag: self.etag.as_ref(), last_modified: None };
+        match evaluate(head, Some(&validators)) {
+            Outcome::Proceed => {}
+            Outcome::NotModified => return Ok(self.validators(Response::new(StatusCode::NOT_MODIFIED))),
+            Outcome::PreconditionFailed => return Ok(Response::new(StatusCode::PRECONDITION_FAILED)),
+        }
+        let selection = match head.header(header::RANGE.as_str()) {
+            Some(value) if range_applies(head, &validators) => select(value, self.size),
+            _ => Selection::Whole,
+        };
+        Ok(match selection {
+            Selection::Whole => {
+                let body = body(Selected::Whole)?;
+                self.fields(Response::new(StatusCode::OK), true).body(body)
+            }
+            Selection::Single(range) => {
+                let body = body(Selected::One(range))?;
+                self.fields(Response::new(StatusCode::PARTIAL_CONTENT), true)
+                    .header(header::CONTENT_RANGE, range.content_range(self.size))
+                    .body(body)
+            }
+            Selection::Several(ranges) => {
+                let parts = MultipartRanges::new(ranges, self.size, Some(self.content_type.clone()));
+                let response = self.validators(Response::new(StatusCode::PARTIAL_CONTENT));
+                let response = self.coding(response).header(header::CONTENT_TYPE, parts.content_type());
+                response.body(body(Selected::Several(parts))?)
+            }
+            Selection::Unsatisfiable => self
+                .validators(Response::new(StatusCode::RANGE_NOT_SATISFIABLE))
+                .header(header::CONTENT_RANGE, unsatisfied_content_range(self.size)),
+        })
+    }
+
+    /// Adds the field lines of an answer with a body; `ranges`: parts of it may be asked for.
+    pub(crate) fn fields(&self, response: Response, ranges: bool) -> Response {
+        let response = self.coding(self.validators(response)).header(header::CONTENT_TYPE, self.content_type.clone());
+        if ranges { response.header(header::ACCEPT_RANGES, HeaderValue::from_static("bytes")) } else { response }
+    }
+
+    fn coding(&self, response: Response) -> Response {
+        match &self.coding {
+            Some(coding) => response.header(header::CONTENT_ENCODING, coding.clone()),
+            None => response,
+        }
+    }
+
+    fn validators(&self, mut response: Response) -> Response {
+        if let Some(etag) = &self.etag {
+            response = response.header(header::ETAG, etag.clone());
+        }
+        if self.varies {
+            response = response.header(header::VARY, HeaderValue::from_static("accept-encoding"));
+        }
+        response
+    }
+}

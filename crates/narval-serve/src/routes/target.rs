@@ -1,0 +1,289 @@
+//! Which route a request's path names: pure, before anything is looked up.
+
+use std::borrow::Cow;
+
+use narval_nix::realisation::{BuildTraceKey, DrvOutput};
+use narval_nix::{HashPart, StorePath, StorePathName};
+
+use super::batch;
+use crate::Face;
+use crate::metrics::RouteLabel;
+
+/// What a path asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// `/nix-cache-info`
+    CacheInfo,
+    /// `/<hash part>.narinfo`
+    NarInfo(HashPart),
+    /// `/nar/…`, any dialect
+    Nar(NarRoute),
+    /// `/log/<base name>`
+    Log(StorePath),
+    /// `/<hash part>.ls`
+    Listing(HashPart),
+    /// `/build-trace-v2/<derivation>/<output>.doi`
+    BuildTrace(BuildTraceKey),
+    /// `/realisations/<derivation hash>!<output>.doi`
+    Realisation(DrvOutput),
+    /// `/batch-lookup-v1`
+    Batch,
+    /// `/health`
+    Health,
+    /// `/metrics`
+    Metrics,
+    /// `/`
+    Index,
+    /// A route that exists with something in it that can't: 400.
+    Invalid,
+    /// No route: 404.
+    Unknown,
+}
+
+/// A NAR by one of the URLs that clients remember for 30 days.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NarRoute {
+    /// The hash part of the store path.
+    pub(crate) hash_part: HashPart,
+    /// The NAR hash that the URL names, as sent; the legacy dialect has none.
+    pub(crate) nar_hash: Option<Box<str>>,
+    /// Whether the zstd-compressed NAR is asked for (`.nar.zst`).
+    pub(crate) zstd: bool,
+}
+
+/// The longest path that any route has, percent-encoded: three bytes for each of a log's name.
+const PATH_LEN_MAX: usize = 2048;
+
+impl Route {
+    /// Reads the percent-encoded path and the query of a request.
+    pub(crate) fn parse(face: Face, path: &str, query: Option<&str>) -> Self {
+        if path.len() > PATH_LEN_MAX {
+            return Self::Unknown;
+        }
+        let decoded = decode(path);
+        let Some(path) = decoded.as_deref().and_then(|path| path.strip_prefix('/')) else {
+            return Self::Unknown;
+        };
+        if path == "nix-cache-info" {
+            return Self::CacheInfo;
+        }
+        if let Some(rest) = path.strip_suffix(".narinfo").filter(|rest| !rest.contains('/')) {
+            return HashPart::parse(rest.as_bytes()).map_or(Self::Invalid, Self::NarInfo);
+        }
+        if let Some(file) = path.strip_prefix("nar/") {
+            return nar(face, file, query);
+        }
+        if let Some(name) = path.strip_prefix("log/") {
+            return StorePath::parse(name).map_or(Self::Invalid, Self::Log);
+        }
+        match face {
+            Face::NixServe => Self::Unknown,
+            Face::Narval => richer(path),
+        }
+    }
+}
+
+impl Route {
+    /// How requests for it are counted.
+    pub(crate) fn label(&self) -> RouteLabel {
+        match self {
+            Self::CacheInfo => RouteLabel::CacheInfo,
+            Self::NarInfo(_) => RouteLabel::NarInfo,
+            Self::Nar(_) => RouteLabel::Nar,
+            Self::Log(_) => RouteLabel::Log,
+            Self::Listing(_) => RouteLabel::Listing,
+            Self::BuildTrace(_) | Self::Realisation(_) => RouteLabel::BuildTrace,
+            Self::Batch => RouteLabel::Batch,
+            Self::Health | Self::Metrics | Self::Index | Self::Invalid | Self::Unknown => RouteLabel::Other,
+        }
+    }
+}
+
+/// The routes that only `narval serve` has.
+fn richer(path: &str) -> Route {
+    match path {
+        "" => return Route::Index,
+        "health" => return Route::Health,
+        "metrics" => return Route::Metrics,
+        batch::PATH => return Route::Batch,
+        _ => {}
+    }
+    if let Some(rest) = path.strip_suffix(".ls").filter(|rest| !rest.contains('/')) {
+        return HashPart::parse(rest.as_bytes()).map_or(Route::Invalid, Route::Listing);
+    }
+    if let Some(rest) = path.strip_prefix("build-trace-v2/") {
+        let parsed = rest.split_once('/').and_then(|(derivation, output)| {
+            let output_name = StorePathName::parse(output.strip_suffix(".doi")?).ok()?;
+            Some(Route::BuildTrace(BuildTraceKey { drv_path: StorePath::parse(derivation).ok()?, output_name }))
+        });
+        return parsed.unwrap_or(Route::Invalid);
+    }
+    if let Some(rest) = path.strip_prefix("realisations/") {
+        let id = rest.strip_suffix(".doi").and_then(|id| id.parse().ok());
+        return id.map_or(Route::Invalid, Route::Realisation);
+    }
+    Route::Unknown
+}
+
+/// The dialects: `<hash>-<narhash>.nar` (nix-serve, nix-serve-ng), `<hash>.nar` (old nix-serve, eris),
+/// `<narhash>.nar?hash=<hash>` (harmonia); and our own `<hash>-<narhash>.nar.zst`.
+fn nar(face: Face, file: &str, query: Option<&str>) -> Route {
+    let (stem, zstd) = match (file.strip_suffix(".nar"), file.strip_suffix(".nar.zst")) {
+        (Some(stem), _) => (stem, false),
+        (None, Some(stem)) if face == Face::Narval => (stem, true),
+        _ => return Route::Unknown,
+    };
+    let parsed = match stem.len() {
+        32 => HashPart::parse(stem.as_bytes()).ok().map(|hash_part| (hash_part, None)),
+        52 => hash_of_query(query).map(|hash_part| (hash_part, Some(stem))),
+        85 => stem
+            .split_once('-')
+            .and_then(|(hash, nar_hash)| Some((HashPart::parse(hash.as_bytes()).ok()?, Some(nar_hash)))),
+        _ => None,
+    };
+    let Some((hash_part, nar_hash)) = parsed else { return Route::Invalid };
+    Route::Nar(NarRoute { hash_part, nar_hash: nar_hash.map(Box::from), zstd })
+}
+
+fn hash_of_query(query: Option<&str>) -> Option<HashPart> {
+    let hash = query?.split('&').find_map(|pair| pair.strip_prefix("hash="))?;
+    HashPart::parse(hash.as_bytes()).ok()
+}
+
+/// The path with `%XX` decoded; `None` when that is not UTF-8 (no route has such a name).
+fn decode(path: &str) -> Option<Cow<'_, str>> {
+    if !path.contains('%') {
+        return Some(Cow::Borrowed(path));
+    }
+    percent_encoding::percent_decode_str(path).decode_utf8().ok()
+}
+
+/// Reads `/nar/<hash part>-<NAR hash>.nar` and nothing else: small NARs are answered inline.
+pub(crate) fn nar_hashes(path: &str) -> Option<(HashPart, &str)> {
+    let (hash, nar_hash) = path.strip_prefix("/nar/")?.strip_suffix(".nar")?.split_once('-')?;
+    Some((HashPart::parse(hash.as_bytes()).ok()?, nar_hash))
+}
+
+/// Reads `/<hash part>.narinfo` and nothing else: what is remembered is answered inline.
+pub(crate) fn narinfo_hash_part(path: &str) -> Option<HashPart> {
+    let rest = path.strip_prefix('/')?.strip_suffix(".narinfo")?;
+    HashPart::parse(rest.as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: &str = "0i4073ldk2aplbmaarmp5c8gf3wmbl84";
+    const NAR_HASH: &str = "0mdqa9w1p6cmli6976v4wi0sw9r4p5prkj7lzfd1877wk11c9c73";
+
+    fn both(path: &str, query: Option<&str>) -> Route {
+        let route = Route::parse(Face::NixServe, path, query);
+        assert_eq!(route, Route::parse(Face::Narval, path, query), "{path}");
+        route
+    }
+
+    fn rich(path: &str) -> Route {
+        assert_eq!(Route::parse(Face::NixServe, path, None), Route::Unknown, "{path}");
+        Route::parse(Face::Narval, path, None)
+    }
+
+    fn hash() -> HashPart {
+        HashPart::parse(HASH.as_bytes()).unwrap()
+    }
+
+    fn nar_route(nar_hash: Option<&str>) -> Route {
+        Route::Nar(NarRoute { hash_part: hash(), nar_hash: nar_hash.map(Box::from), zstd: false })
+    }
+
+    #[test]
+    fn routes_of_both_faces() {
+        assert_eq!(both("/nix-cache-info", None), Route::CacheInfo);
+        assert_eq!(both(&format!("/{HASH}.narinfo"), Some("x=y")), Route::NarInfo(hash()));
+        assert_eq!(both(&format!("/nar/{HASH}-{NAR_HASH}.nar"), None), nar_route(Some(NAR_HASH)));
+        assert_eq!(both(&format!("/nar/{HASH}.nar"), None), nar_route(None));
+        assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some(&format!("hash={HASH}"))), nar_route(Some(NAR_HASH)));
+        assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some(&format!("a=b&hash={HASH}"))), nar_route(Some(NAR_HASH)));
+        let log = Route::Log(StorePath::parse(&format!("{HASH}-a+b?=.drv")).unwrap());
+        assert_eq!(both(&format!("/log/{HASH}-a+b%3F%3d.drv"), None), log);
+    }
+
+    #[test]
+    fn routes_of_the_richer_face() {
+        assert_eq!(rich("/"), Route::Index);
+        assert_eq!(rich("/health"), Route::Health);
+        assert_eq!(rich("/metrics"), Route::Metrics);
+        assert_eq!(rich(&format!("/{HASH}.ls")), Route::Listing(hash()));
+        assert_eq!(rich("/zz.ls"), Route::Invalid);
+        let drv_path = StorePath::parse(&format!("{HASH}-a.drv")).unwrap();
+        let trace = BuildTraceKey { drv_path, output_name: StorePathName::parse("out").unwrap() };
+        assert_eq!(rich(&format!("/{}", trace.cache_path())), Route::BuildTrace(trace));
+        let id: DrvOutput = format!("sha256:{}!out", "0".repeat(64)).parse().unwrap();
+        assert_eq!(rich(&format!("/{}", id.cache_path())), Route::Realisation(id));
+        assert_eq!(rich("/realisations/sha256:00!out.doi"), Route::Invalid);
+        assert_eq!(rich(&format!("/build-trace-v2/{HASH}-a.drv/../x.doi")), Route::Invalid);
+        let zstd = Route::Nar(NarRoute { hash_part: hash(), nar_hash: Some(NAR_HASH.into()), zstd: true });
+        assert_eq!(rich(&format!("/nar/{HASH}-{NAR_HASH}.nar.zst")), zstd);
+    }
+
+    #[test]
+    fn what_can_not_be_is_invalid() {
+        let short = &HASH[1..];
+        for path in [
+            format!("/{short}.narinfo"),
+            format!("/{HASH}0.narinfo"),
+            format!("/{}.narinfo", HASH.replace('0', "e")),
+            format!("/{}.narinfo", HASH.to_uppercase()),
+            "/.narinfo".to_owned(),
+            format!("/%00{short}.narinfo"),
+            format!("/nar/{short}.nar"),
+            format!("/nar/{HASH}_{NAR_HASH}.nar"),
+            format!("/nar/{NAR_HASH}.nar"),
+            format!("/nar/{HASH}-{NAR_HASH}0.nar"),
+            "/nar/../../etc/passwd.nar".to_owned(),
+            format!("/log/{HASH}"),
+            format!("/log/{HASH}-"),
+            format!("/log/{HASH}-a/../../x"),
+            format!("/log/{HASH}-a%00"),
+            format!("/log/{HASH}-.."),
+            "/log/".to_owned(),
+        ] {
+            assert_eq!(both(&path, None), Route::Invalid, "{path}");
+        }
+        assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some("hash=../x")), Route::Invalid);
+    }
+
+    #[test]
+    fn everything_else_is_unknown() {
+        for path in [
+            "",
+            "*",
+            "/x",
+            "//nix-cache-info",
+            "/nix-cache-info/",
+            "/../nix-cache-info",
+            "/nar/x",
+            "/%ff",
+            "/a/b.narinfo",
+        ] {
+            assert_eq!(both(path, None), Route::Unknown, "{path}");
+        }
+        assert_eq!(both(&format!("/{}", "x".repeat(PATH_LEN_MAX)), None), Route::Unknown);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_path_panics(path in "\\PC{0,200}", query in "\\PC{0,60}") {
+            let _ = Route::parse(Face::Narval, &path, Some(&query));
+        }
+
+        #[test]
+        fn inline_agrees_with_the_parser(path in "/[0-9a-z]{31,33}\\.narinfo") {
+            let whole = match Route::parse(Face::NixServe, &path, None) {
+                Route::NarInfo(hash_part) => Some(hash_part),
+                _ => None,
+            };
+            proptest::prop_assert_eq!(narinfo_hash_part(&path), whole);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Filling the cache of compressed NARs before anybody asks.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use narval_nix::StorePath;
+
+use crate::Service;
+use crate::error::ServeError;
+use crate::nar_cache::{Found, Outcome};
+
+/// What became of one path.
+#[derive(Debug)]
+pub enum Warmed {
+    /// It was compressed now.
+    Made,
+    /// It was there already.
+    Present,
+    /// It could not be compressed; why.
+    Failed(String),
+}
+
+/// Compresses the NARs of `paths` with `jobs` threads. `report` is told of each path when it is done.
+///
+/// Does nothing without a NAR cache.
+pub fn warm(service: &Service, paths: &[StorePath], jobs: usize, report: impl FnMut(&StorePath, Warmed) + Send) {
+    let (next, report) = (AtomicUsize::new(0), Mutex::new(report));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, paths.len().max(1)) {
+            scope.spawn(|| {
+                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let warmed = warm_one(service, path);
+                    if let Ok(mut report) = report.lock() {
+                        report(path, warmed);
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn warm_one(service: &Service, path: &StorePath) -> Warmed {
+    let shared = &service.shared;
+    let Some(cache) = &shared.nar_cache else { return Warmed::Failed("there is no NAR cache".to_owned()) };
+    let hash_part = path.hash_part();
+    let planned = match shared.plan(hash_part) {
+        Ok((planned, _)) => planned,
+        Err(ServeError::NoPath) => return Warmed::Failed("it is not a valid path".to_owned()),
+        Err(error) => return Warmed::Failed(error.to_string()),
+    };
+    match cache.get(&planned, &shared.ahead, || {}) {
+        Ok(Found::File(..)) => Warmed::Present,
+        Ok(Found::Flight(flight)) => match flight.finish_and_store() {
+            Outcome::Finished => Warmed::Made,
+            outcome => {
+                let reason = outcome.trouble_with_nar();
+                Warmed::Failed(reason.unwrap_or_else(|| "the NAR cache can't be written to".to_owned()))
+            }
+        },
+        Err(error) => Warmed::Failed(error.to_string()),
+    }
+}
