@@ -1,0 +1,77 @@
+//! The circuit breaker: a cache that keeps failing is not asked for a while.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Failures in a row that open it.
+const FAILURES_MAX: u32 = 3;
+/// How long it stays open, before one request may try again.
+const OPEN_FOR: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct State {
+    failures: u32,
+    open_until: Option<Instant>,
+}
+
+/// Counts failures of one cache.
+#[derive(Default)]
+pub(super) struct Breaker(Mutex<State>);
+
+impl Breaker {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether to leave the cache alone. When the time is over, exactly one caller is told to try.
+    pub(super) fn is_open(&self) -> bool {
+        let mut state = self.lock();
+        match state.open_until {
+            Some(until) if Instant::now() < until => true,
+            Some(_) => {
+                state.open_until = Some(Instant::now() + OPEN_FOR);
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Says that the cache answered.
+    pub(super) fn succeeded(&self) {
+        *self.lock() = State::default();
+    }
+
+    /// Says that it did not; whether the breaker is open now.
+    pub(super) fn failed(&self) -> bool {
+        let mut state = self.lock();
+        state.failures += 1;
+        if state.failures >= FAILURES_MAX {
+            state.open_until = Some(Instant::now() + OPEN_FOR);
+        }
+        state.open_until.is_some()
+    }
+
+    /// Opens it at once.
+    pub(super) fn trip(&self) {
+        *self.lock() = State { failures: FAILURES_MAX, open_until: Some(Instant::now() + OPEN_FOR) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_after_failures_in_a_row() {
+        let breaker = Breaker::default();
+        assert!(!breaker.failed() && !breaker.failed() && !breaker.is_open());
+        breaker.succeeded();
+        assert!(!breaker.failed() && !breaker.failed() && breaker.failed());
+        assert!(breaker.is_open());
+        breaker.lock().open_until = Some(Instant::now());
+        assert!(!breaker.is_open(), "one may try");
+        assert!(breaker.is_open(), "only one");
+        breaker.succeeded();
+        assert!(!breaker.is_open());
+    }
+}

@@ -1,0 +1,194 @@
+//! Asking several caches for a path: the best first, the next one too when that takes long, and none that keeps failing.
+
+use std::sync::{Arc, mpsc};
+
+use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
+
+use super::{Cache, HEDGE_AFTER};
+use crate::Error;
+use crate::http::{Client, Url};
+
+/// A narinfo that has passed the trust rule, and the cache it came from.
+#[derive(Clone)]
+pub struct Found {
+    /// What the cache says.
+    pub info: NarInfo,
+    /// The cache.
+    pub cache: Arc<Cache>,
+}
+
+/// All caches, the best first.
+pub struct Caches {
+    list: Vec<Arc<Cache>>,
+    trust: Arc<Trust>,
+}
+
+/// Whom to believe.
+pub(crate) struct Trust {
+    pub(crate) keys: TrustedKeys,
+    pub(crate) check_signatures: bool,
+    pub(crate) store_dir: StoreDir,
+}
+
+impl Trust {
+    /// The rule (Nix `path-info.cc checkSignatures`): a signature of a trusted key, or a name that its own contents determine
+    /// (which whoever fetches the NAR then proves: [`Hashes`](crate::pipeline::Hashes)).
+    pub(crate) fn check(&self, cache: &Cache, info: &NarInfo) -> Result<(), Error> {
+        if !self.check_signatures {
+            return Ok(());
+        }
+        let fingerprint = info.fingerprint(&self.store_dir);
+        if self.keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some() {
+            return Ok(());
+        }
+        if info.path_info(0).check_by_contents(&self.store_dir).is_some() {
+            return Ok(());
+        }
+        let signers = info.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
+        let signers = if signers.is_empty() { "nobody".to_owned() } else { signers };
+        Err(Error::Untrusted { cache: cache.url().to_string(), path: info.path.clone(), signers })
+    }
+}
+
+impl Caches {
+    /// Opens all of them at once, and orders them by priority; equal ones stay in the order given.
+    ///
+    /// # Errors
+    /// When none of them can be used; the first one's error.
+    pub fn open(
+        urls: &[Url],
+        client: &Arc<Client>,
+        store_dir: &StoreDir,
+        keys: TrustedKeys,
+        check_signatures: bool,
+    ) -> Result<Self, Error> {
+        let opened: Vec<Result<Cache, Error>> = std::thread::scope(|scope| {
+            let open = |url: &Url| {
+                let url = url.clone();
+                scope.spawn(move || Cache::open(url, client, store_dir))
+            };
+            let threads: Vec<_> = urls.iter().map(open).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Died))).collect()
+        });
+        let (mut list, mut first_error) = (Vec::new(), None);
+        for result in opened {
+            match result {
+                Ok(cache) => list.push(Arc::new(cache)),
+                Err(error) => {
+                    tracing::warn!(%error, "cache left out");
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        if let (true, Some(error)) = (list.is_empty(), first_error) {
+            return Err(error);
+        }
+        list.sort_by_key(|cache| cache.priority());
+        let trust = Arc::new(Trust { keys, check_signatures, store_dir: store_dir.clone() });
+        Ok(Self { list, trust })
+    }
+
+    /// The caches, the best first.
+    pub fn list(&self) -> &[Arc<Cache>] {
+        &self.list
+    }
+
+    /// The logical store directory that all of them are for.
+    pub(crate) fn store_dir(&self) -> &StoreDir {
+        &self.trust.store_dir
+    }
+
+    fn names(&self) -> String {
+        self.list.iter().map(|cache| cache.url().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The narinfo of a path, from the best cache that has it and can be trusted with it.
+    pub fn find(&self, hash_part: HashPart) -> Result<Found, Error> {
+        self.find_except(hash_part, &[])
+    }
+
+    /// As [`find`](Self::find), leaving out caches that have failed for this path.
+    pub(crate) fn find_except(&self, hash_part: HashPart, except: &[Arc<Cache>]) -> Result<Found, Error> {
+        let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
+        let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
+        let closed: Vec<_> = all.iter().filter(|cache| all.len() == 1 || !cache.breaker.is_open()).cloned().collect();
+        let first = match closed.as_slice() {
+            [only] => ask(only, &self.trust, hash_part, true),
+            several => self.race(several, hash_part),
+        };
+        // Those that were left alone are asked when nobody else knows: better late than wrong.
+        match first {
+            Ok(Some(found)) => return Ok(found),
+            Err(error) if closed.len() == all.len() => return Err(error),
+            _ => {}
+        }
+        let resting: Vec<_> =
+            all.iter().filter(|cache| !closed.iter().any(|other| Arc::ptr_eq(other, cache))).collect();
+        let mut failure = first.err();
+        for cache in resting {
+            match ask(cache, &self.trust, hash_part, false) {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {}
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::NotFound { what: hash_part.to_string(), caches: self.names() }))
+    }
+
+    /// Asks one after the other, each a little after the one before; takes the first good answer.
+    fn race(&self, caches: &[Arc<Cache>], hash_part: HashPart) -> Result<Option<Found>, Error> {
+        let (sender, receiver) = mpsc::channel();
+        let mut waiting = caches.iter();
+        let (mut asked, mut answered, mut failure) = (0, 0, None);
+        loop {
+            if let Some(cache) = waiting.next() {
+                let (cache, trust, sender) = (Arc::clone(cache), Arc::clone(&self.trust), sender.clone());
+                asked += 1;
+                // The receiver is gone when another cache was faster: nobody wants this answer then.
+                std::thread::spawn(move || drop(sender.send(ask(&cache, &trust, hash_part, true))));
+            }
+            let answer = if asked < caches.len() {
+                match receiver.recv_timeout(HEDGE_AFTER) {
+                    Ok(answer) => answer,
+                    Err(_) => continue,
+                }
+            } else {
+                match receiver.recv() {
+                    Ok(answer) => answer,
+                    Err(_) => return failure.map_or(Ok(None), Err),
+                }
+            };
+            answered += 1;
+            match answer {
+                Ok(Some(found)) => return Ok(Some(found)),
+                Ok(None) => {}
+                Err(error) => failure = failure.or(Some(error)),
+            }
+            if answered == caches.len() {
+                return failure.map_or(Ok(None), Err);
+            }
+        }
+    }
+
+    /// Asks the best cache for many paths at once, if it answers such questions, with all that they refer to. What
+    /// comes back may be anything of that, and is trusted no more than if it had come alone; failures mean nothing.
+    pub(crate) fn find_many(&self, hash_parts: &[HashPart]) -> Vec<Found> {
+        let Some(cache) = self.list.first().filter(|cache| cache.answers_batches()) else { return Vec::new() };
+        match cache.batch(hash_parts) {
+            Ok(infos) => {
+                let trusted = infos.into_iter().filter(|info| self.trust.check(cache, info).is_ok());
+                trusted.map(|info| Found { info, cache: Arc::clone(cache) }).collect()
+            }
+            Err(error) => {
+                tracing::debug!(%error, "asking one by one instead");
+                Vec::new()
+            }
+        }
+    }
+}
+
+fn ask(cache: &Arc<Cache>, trust: &Trust, hash_part: HashPart, patient: bool) -> Result<Option<Found>, Error> {
+    let Some(info) = cache.narinfo(hash_part, patient)? else { return Ok(None) };
+    trust.check(cache, &info)?;
+    Ok(Some(Found { info, cache: Arc::clone(cache) }))
+}

@@ -1,0 +1,181 @@
+//! Binary caches: what each says of itself, and of a path; which of them to ask, and when to stop asking.
+
+mod breaker;
+mod lookup;
+
+pub use lookup::{Caches, Found};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use narval_nix::narinfo::NARINFO_LEN_MAX;
+use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
+
+use crate::Error;
+use crate::http::{Client, HttpError, Method, Request, Url};
+use breaker::Breaker;
+
+/// Nix's default where a cache states no priority.
+const PRIORITY_DEFAULT: i64 = 50;
+/// The largest `nix-cache-info` read.
+const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
+/// Hash parts asked for at once where a cache answers many.
+pub const BATCH_MAX: usize = 1000;
+/// Bytes of an answer to many.
+const BATCH_LEN_MAX: u64 = 64 * 1024 * 1024;
+/// The key of `nix-cache-info` by which a cache offers to answer for many paths at once (`docs/batch-protocol.md`).
+const BATCH_KEY: &str = "BatchLookup";
+
+/// One cache, opened: it has said what it is.
+pub struct Cache {
+    url: Url,
+    client: Arc<Client>,
+    store_dir: StoreDir,
+    /// Lower wins.
+    priority: i64,
+    batch: Option<Url>,
+    breaker: Breaker,
+}
+
+impl Cache {
+    /// Asks the cache what it is. A cache without `nix-cache-info` is taken with the defaults; one of another store
+    /// directory is refused. One that does not answer is kept, with its breaker open: it may come back.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] for another store directory, or a `nix-cache-info` that is none.
+    pub fn open(url: Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
+        let refused = |reason: String| Error::Cache { cache: url.to_string(), reason };
+        let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
+        let breaker = Breaker::default();
+        let (mut priority, mut batch) = (PRIORITY_DEFAULT, None);
+        match client.metadata_once(&url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
+            Ok(Some(text)) => {
+                let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
+                if info.store_dir != *store_dir {
+                    let (theirs, ours) = (&info.store_dir, store_dir);
+                    return Err(refused(format!("is a cache for the store {theirs}, and this one is {ours}")));
+                }
+                priority = info.priority.unwrap_or(PRIORITY_DEFAULT);
+                let offered = info.unknown.iter().find(|(key, _)| key == BATCH_KEY);
+                // Only below the cache itself: what may be asked elsewhere is not for a cache to say.
+                batch = offered
+                    .and_then(|(_, path)| url.child(&format!("{path}?want=closure")).ok())
+                    .filter(|to| to.origin() == url.origin());
+            }
+            Ok(None) => tracing::debug!(cache = %url, "has no nix-cache-info"),
+            Err(error @ (HttpError::Offline | HttpError::File { .. })) => {
+                return Err(Error::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
+            }
+            Err(error) if error.is_auth() => {
+                return Err(Error::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
+            }
+            Err(error) => {
+                tracing::warn!(cache = %url, %error, "does not answer; going on without it");
+                breaker.trip();
+            }
+        }
+        let priority = asked_priority.unwrap_or(priority);
+        Ok(Self { url, client: Arc::clone(client), store_dir: store_dir.clone(), priority, batch, breaker })
+    }
+
+    /// Its address, without secrets.
+    pub const fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Its priority: lower wins.
+    pub const fn priority(&self) -> i64 {
+        self.priority
+    }
+
+    /// The client it is asked with.
+    pub const fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// Whether it answers for many paths at once.
+    pub const fn answers_batches(&self) -> bool {
+        self.batch.is_some()
+    }
+
+    /// The NAR of a narinfo of this cache.
+    pub fn nar_url(&self, info: &NarInfo) -> Result<Url, Error> {
+        Ok(self.url.child(&info.url)?)
+    }
+
+    /// Asks for one narinfo; `None` when the cache has none. `patient`: try again as the retry policy says, unless
+    /// the breaker opens; otherwise one attempt.
+    fn narinfo(&self, hash_part: HashPart, patient: bool) -> Result<Option<NarInfo>, Error> {
+        let url = self.url.child(&format!("{hash_part}.narinfo"))?;
+        let mut failures = 0;
+        loop {
+            match self.client.metadata_once(&url, NARINFO_LEN_MAX as u64) {
+                Ok(answer) => {
+                    self.breaker.succeeded();
+                    return answer.map(|text| self.parse(hash_part, &text)).transpose();
+                }
+                Err(error) => {
+                    failures += 1;
+                    let open = self.breaker.failed();
+                    match self.client.retry().wait(failures, &error) {
+                        Some(wait) if patient && !open => std::thread::sleep(wait),
+                        _ => return Err(self.fetch_error(hash_part.as_str(), error)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Parses a narinfo, and checks that it is the one asked for.
+    fn parse(&self, hash_part: HashPart, text: &[u8]) -> Result<NarInfo, Error> {
+        let cache = self.url.to_string();
+        let info = NarInfo::parse(text, &self.store_dir).map_err(|error| Error::narinfo(&cache, hash_part, &error))?;
+        if info.path.hash_part() != hash_part {
+            return Err(Error::NarInfo { cache, what: hash_part, reason: format!("it is that of {}", info.path) });
+        }
+        Ok(info)
+    }
+
+    /// Asks for the narinfos of many paths and of all that they refer to, in one request. Each is checked as one that
+    /// came alone.
+    fn batch(&self, hash_parts: &[HashPart]) -> Result<Vec<NarInfo>, Error> {
+        let Some(url) = &self.batch else { return Ok(Vec::new()) };
+        let question = hash_parts.iter().map(HashPart::as_str).collect::<Vec<_>>().join("\n") + "\n";
+        let request =
+            Request { method: Method::Post, body: question.as_bytes(), accepts_coding: true, ..Request::get(url) };
+        let answer = self.client.small_answer(&request, BATCH_LEN_MAX);
+        let text = answer.map_err(|error| self.fetch_error("many narinfos at once", error))?.unwrap_or_default();
+        self.parse_batch(&text)
+    }
+
+    /// Entries up to the line `end`; without it the answer is not complete, and nothing of it is used.
+    fn parse_batch(&self, mut rest: &[u8]) -> Result<Vec<NarInfo>, Error> {
+        let broken =
+            || self.fetch_error("many narinfos at once", HttpError::Malformed("the batch answer does not parse"));
+        let mut infos = Vec::new();
+        loop {
+            let end = rest.iter().position(|byte| *byte == b'\n').ok_or_else(broken)?;
+            let (line, tail) = rest.split_at_checked(end).ok_or_else(broken)?;
+            rest = tail.get(1..).unwrap_or_default();
+            let (name, value) = str::from_utf8(line).ok().and_then(|line| line.split_once(' ')).ok_or_else(broken)?;
+            match value {
+                _ if name == "end" => return Ok(infos),
+                "absent" | "present" => {}
+                len => {
+                    let hash_part = HashPart::parse(name.as_bytes()).map_err(|_| broken())?;
+                    let (narinfo, tail) =
+                        len.parse().ok().and_then(|len| rest.split_at_checked(len)).ok_or_else(broken)?;
+                    rest = tail;
+                    infos.push(self.parse(hash_part, narinfo)?);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn fetch_error(&self, what: &str, source: HttpError) -> Error {
+        Error::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
+    }
+}
+
+/// How long one cache is given before the next is asked as well.
+pub const HEDGE_AFTER: Duration = Duration::from_millis(100);

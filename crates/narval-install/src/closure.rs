@@ -1,0 +1,114 @@
+//! What refers to what: closures, their sizes, and why one path needs another.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use narval_nix::{PathInfo, StorePath};
+
+use crate::cache::Caches;
+use crate::http::Client;
+use crate::install::{Options, closure};
+use crate::{Destination, Error, Wanted};
+
+/// One path of a closure, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What is known of it.
+    pub info: PathInfo,
+    /// What would be downloaded for it, if a cache told us of it.
+    pub file_size: Option<u64>,
+}
+
+/// A closure: from the store what it has, from the caches the rest.
+pub struct Closure {
+    /// The paths asked for.
+    pub roots: Vec<StorePath>,
+    /// All paths.
+    pub nodes: BTreeMap<StorePath, Node>,
+}
+
+impl Closure {
+    /// Finds it. Caches are asked only for what the store has not.
+    ///
+    /// # Errors
+    /// When a path is nowhere to be found.
+    pub fn find(
+        destination: &Destination,
+        options: &Options,
+        client: &Arc<Client>,
+        wanted: &[Wanted],
+    ) -> Result<Self, Error> {
+        let (mut roots, mut missing, mut nodes) = (Vec::new(), Vec::new(), BTreeMap::new());
+        for one in wanted {
+            match destination.find(one)? {
+                Some(path) => roots.push(path),
+                None => missing.push(one.hash_part()),
+            }
+        }
+        let mut queue: Vec<_> = roots.clone();
+        if !missing.is_empty() {
+            let keys = options.keys.clone();
+            let caches =
+                Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
+            for found in closure(&caches, &missing, &|path| destination.is_valid(path))? {
+                let (info, file_size) = (found.info.path_info(0), found.info.file_size);
+                roots.extend(missing.contains(&info.path.hash_part()).then(|| info.path.clone()));
+                queue.extend(info.references.iter().cloned());
+                nodes.insert(info.path.clone(), Node { info, file_size });
+            }
+        }
+        while let Some(path) = queue.pop() {
+            if nodes.contains_key(&path) {
+                continue;
+            }
+            let unknown = || Error::NotFound { what: path.to_string(), caches: "the store".into() };
+            let info = destination.store().path_info(&path)?.ok_or_else(unknown)?;
+            queue.extend(info.references.iter().cloned());
+            nodes.insert(path, Node { info, file_size: None });
+        }
+        Ok(Self { roots, nodes })
+    }
+
+    /// Bytes of all its NARs.
+    pub fn size(&self) -> u64 {
+        self.nodes.values().map(|node| node.info.nar_size).sum()
+    }
+
+    /// Bytes of the NARs of a path and all that it needs.
+    pub fn size_of(&self, path: &StorePath) -> u64 {
+        let mut seen = std::collections::HashSet::from([path]);
+        let mut queue = vec![path];
+        let mut total = 0;
+        while let Some(node) = queue.pop().and_then(|path| self.nodes.get(path)) {
+            total += node.info.nar_size;
+            queue.extend(node.info.references.iter().filter(|reference| seen.insert(reference)));
+        }
+        total
+    }
+
+    /// A shortest chain of references from a root to `to`; none when nothing needs it.
+    pub fn why(&self, to: &StorePath) -> Option<Vec<StorePath>> {
+        let mut came_from: HashMap<&StorePath, Option<&StorePath>> =
+            self.roots.iter().map(|root| (root, None)).collect();
+        let mut queue: VecDeque<_> = self.roots.iter().collect();
+        while let Some(path) = queue.pop_front() {
+            if path == to {
+                let mut chain = vec![path.clone()];
+                let mut at = path;
+                while let Some(Some(before)) = came_from.get(at) {
+                    chain.push((*before).clone());
+                    at = before;
+                }
+                chain.reverse();
+                return Some(chain);
+            }
+            for reference in self.nodes.get(path).into_iter().flat_map(|node| &node.info.references) {
+                came_from.entry(reference).or_insert_with(|| {
+                    queue.push_back(reference);
+                    Some(path)
+                });
+            }
+        }
+        None
+    }
+}

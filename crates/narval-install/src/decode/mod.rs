@@ -1,0 +1,116 @@
+//! Decoders for every compression that a narinfo can name and that is still in use: pull-based, straight from the
+//! source's buffer into the caller's.
+//!
+//! A decoder ends exactly where its format ends: what follows stays in the source, for the caller to object to.
+
+mod brotli;
+mod lz4;
+mod xz;
+mod zstd;
+mod zstd_frames;
+
+use std::io::{self, BufRead, Read};
+
+use narval_nix::Compression;
+
+pub use zstd::WINDOW_LOG_MAX;
+
+/// The decoder's input buffer.
+pub const INPUT_LEN: usize = 128 * 1024;
+/// What is decoded at once.
+pub const OUTPUT_LEN: usize = 256 * 1024;
+/// The most memory an xz, lzma or lzip decoder may ask for: a dictionary of 128 MiB and its rest. `xz -9` takes 65 MiB.
+pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
+/// The most memory that one file's decoding on several threads may take: xz blocks and zstd frames are held whole, before
+/// and after decoding. Three blocks of `xz -6 -T`, five frames of 16 MiB. One file at a time is decoded so.
+pub const PARALLEL_MEMORY_MAX: u64 = 128 * 1024 * 1024;
+
+/// Why no decoder can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// A compression that nobody has written for years.
+    #[error("the compression '{0}' is not supported")]
+    Unsupported(Compression),
+    /// The library could not set itself up.
+    #[error("the {0} decoder cannot start: {1}")]
+    Start(&'static str, String),
+}
+
+/// A decoder reading from `R`.
+pub struct Decoder<R: BufRead>(Kind<R>);
+
+enum Kind<R: BufRead> {
+    None(R),
+    Xz(xz::Xz<R>),
+    Zstd(zstd::Zstd<R>),
+    Bzip2(Box<bzip2::bufread::MultiBzDecoder<R>>),
+    Gzip(Box<flate2::bufread::MultiGzDecoder<R>>),
+    Brotli(Box<brotli::Brotli<R>>),
+    Lz4(Box<lz4::Lz4<R>>),
+}
+
+impl<R: BufRead> Decoder<R> {
+    /// A decoder for `compression`. With more than one thread, xz files of several blocks and zstd files of several frames
+    /// are decoded in parallel.
+    ///
+    /// ```
+    /// use std::io::Read;
+    /// use narval_install::decode::Decoder;
+    /// let mut decoder = Decoder::new(&narval_nix::Compression::None, &b"as it is"[..], 1).unwrap();
+    /// let mut text = String::new();
+    /// decoder.read_to_string(&mut text).unwrap();
+    /// assert_eq!(text, "as it is");
+    /// ```
+    pub fn new(compression: &Compression, source: R, threads: usize) -> Result<Self, DecodeError> {
+        Ok(Self(match compression {
+            Compression::None => Kind::None(source),
+            Compression::Xz => Kind::Xz(xz::Xz::new(source, xz::Format::Xz, threads)),
+            Compression::Lzma => Kind::Xz(xz::Xz::new(source, xz::Format::Lzma, 1)),
+            Compression::Lzip => Kind::Xz(xz::Xz::new(source, xz::Format::Lzip, 1)),
+            Compression::Zstd => Kind::Zstd(zstd::Zstd::new(source, threads)?),
+            Compression::Bzip2 => Kind::Bzip2(Box::new(bzip2::bufread::MultiBzDecoder::new(source))),
+            Compression::Gzip => Kind::Gzip(Box::new(flate2::bufread::MultiGzDecoder::new(source))),
+            Compression::Brotli => Kind::Brotli(Box::new(brotli::Brotli::new(source))),
+            Compression::Lz4 => Kind::Lz4(Box::new(lz4::Lz4::new(source))),
+            other => return Err(DecodeError::Unsupported(*other)),
+        }))
+    }
+
+    /// The source, where the decoder left it.
+    pub fn source_mut(&mut self) -> &mut R {
+        match &mut self.0 {
+            Kind::None(source) => source,
+            Kind::Xz(decoder) => decoder.source_mut(),
+            Kind::Zstd(decoder) => decoder.source_mut(),
+            Kind::Bzip2(decoder) => decoder.get_mut(),
+            Kind::Gzip(decoder) => decoder.get_mut(),
+            Kind::Brotli(decoder) => decoder.source_mut(),
+            Kind::Lz4(decoder) => decoder.source_mut(),
+        }
+    }
+}
+
+impl<R: BufRead> Read for Decoder<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Kind::None(source) => source.read(out),
+            Kind::Xz(decoder) => decoder.read(out),
+            Kind::Zstd(decoder) => decoder.read(out),
+            Kind::Bzip2(decoder) => decoder.read(out),
+            Kind::Gzip(decoder) => decoder.read(out),
+            Kind::Brotli(decoder) => decoder.read(out),
+            Kind::Lz4(decoder) => decoder.read(out),
+        }
+    }
+}
+
+pub(crate) fn truncated(format: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the {format} data end too early"))
+}
+
+pub(crate) fn corrupt(format: &str, reason: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the {format} data are damaged: {reason}"))
+}
+
+#[cfg(test)]
+mod tests;

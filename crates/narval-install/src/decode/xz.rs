@@ -1,0 +1,115 @@
+//! xz (and lzma, lzip) by liblzma 5.8.
+//!
+//! The CRC of each block is not computed: every NAR's SHA-256 is, which covers the same bytes and more.
+
+use std::io::{self, BufRead, Read};
+
+use liblzma::stream::{Action, CONCATENATED, IGNORE_CHECK, MtStreamBuilder, Status, Stream};
+
+use super::{PARALLEL_MEMORY_MAX, XZ_MEMORY_MAX, corrupt, truncated};
+
+/// Offset of the first block's flags: after the stream header (12 bytes) and the block header's size byte.
+const BLOCK_FLAGS_AT: usize = 13;
+/// The block header holds both of its sizes, as only encoders of several blocks write them (xz file format 3.1.2).
+const SIZES_PRESENT: u8 = 0xc0;
+
+/// Which of liblzma's formats.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Xz,
+    Lzma,
+    Lzip,
+}
+
+impl Format {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Xz => "xz",
+            Self::Lzma => "lzma",
+            Self::Lzip => "lzip",
+        }
+    }
+}
+
+pub(super) struct Xz<R> {
+    source: R,
+    format: Format,
+    threads: usize,
+    /// Made at the first read, which sees what kind of file it is.
+    stream: Option<Stream>,
+    done: bool,
+}
+
+impl<R: BufRead> Xz<R> {
+    pub(super) const fn new(source: R, format: Format, threads: usize) -> Self {
+        Self { source, format, threads, stream: None, done: false }
+    }
+
+    pub(super) const fn source_mut(&mut self) -> &mut R {
+        &mut self.source
+    }
+
+    fn start(&mut self) -> io::Result<Stream> {
+        let head = self.source.fill_buf()?;
+        let sizes = head.get(BLOCK_FLAGS_AT).is_some_and(|flags| flags & SIZES_PRESENT == SIZES_PRESENT);
+        let made = match self.format {
+            // The parallel decoder knows one stream per file only, which is what encoders of several blocks write; a
+            // second stream is begun in `read`.
+            Format::Xz if self.threads > 1 && sizes => MtStreamBuilder::new()
+                // With less memory than that takes, liblzma uses fewer threads.
+                .threads(u32::try_from(self.threads).unwrap_or(1))
+                .memlimit_threading(PARALLEL_MEMORY_MAX)
+                .memlimit_stop(XZ_MEMORY_MAX.max(PARALLEL_MEMORY_MAX))
+                .decoder(),
+            Format::Xz => Stream::new_stream_decoder(XZ_MEMORY_MAX, CONCATENATED | IGNORE_CHECK),
+            Format::Lzma => Stream::new_lzma_decoder(XZ_MEMORY_MAX),
+            Format::Lzip => Stream::new_lzip_decoder(XZ_MEMORY_MAX, CONCATENATED),
+        };
+        made.map_err(|error| io::Error::other(format!("the {} decoder cannot start: {error}", self.format.name())))
+    }
+}
+
+impl<R: BufRead> Read for Xz<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.done || out.is_empty() {
+            return Ok(0);
+        }
+        let name = self.format.name();
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => self.start()?,
+        };
+        let mut filled = 0;
+        while filled < out.len() {
+            let input = self.source.fill_buf()?;
+            let at_end = input.is_empty();
+            let action = if at_end { Action::Finish } else { Action::Run };
+            let (before_in, before_out) = (stream.total_in(), stream.total_out());
+            let status = stream.process(input, out.get_mut(filled..).unwrap_or_default(), action);
+            let taken = usize::try_from(stream.total_in() - before_in).unwrap_or(0);
+            let made = usize::try_from(stream.total_out() - before_out).unwrap_or(0);
+            self.source.consume(taken);
+            filled += made;
+            if status.map_err(|error| corrupt(name, error))? == Status::StreamEnd {
+                self.done = self.format != Format::Xz || self.source.fill_buf()?.is_empty();
+                if !self.done {
+                    stream = self.start()?;
+                    continue;
+                }
+                break;
+            }
+            // No progress without an end: there should have been more input.
+            if at_end && taken == 0 && made == 0 {
+                return if filled == 0 { Err(truncated(name)) } else { self.keep(stream, filled) };
+            }
+        }
+        self.keep(stream, filled)
+    }
+}
+
+impl<R> Xz<R> {
+    fn keep(&mut self, stream: Stream, filled: usize) -> io::Result<usize> {
+        self.stream = Some(stream);
+        Ok(filled)
+    }
+}

@@ -1,0 +1,129 @@
+//! Zstandard by libzstd: any number of frames, skippable ones among them; on several threads where the frames allow it.
+
+use std::io::{self, BufRead, Read};
+
+use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, get_error_name};
+
+use super::zstd_frames::{Next, Pool, collect};
+use super::{DecodeError, corrupt, truncated};
+
+/// The largest window accepted: 128 MiB, what `zstd --ultra -22` writes.
+pub const WINDOW_LOG_MAX: u32 = 27;
+
+pub(super) struct Zstd<R> {
+    source: R,
+    context: DCtx<'static>,
+    /// Whether a frame has begun and not ended.
+    in_frame: bool,
+    /// What was taken from the source and is still to be decoded, and how far that is done.
+    taken: (Vec<u8>, usize),
+    /// Contents that a thread has decoded, and how much of them was given out.
+    contents: (Vec<u8>, usize),
+    pool: Option<Pool>,
+}
+
+/// A decoding context with the window limit set.
+pub(super) fn context() -> Result<DCtx<'static>, DecodeError> {
+    let failed = |reason: &str| DecodeError::Start("zstd", reason.to_owned());
+    let mut context = DCtx::try_create().ok_or_else(|| failed("out of memory"))?;
+    context.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(|code| failed(get_error_name(code)))?;
+    Ok(context)
+}
+
+impl<R: BufRead> Zstd<R> {
+    pub(super) fn new(source: R, threads: usize) -> Result<Self, DecodeError> {
+        let pool = if threads > 1 { Some(Pool::start(threads)?) } else { None };
+        let (taken, contents) = ((Vec::new(), 0), (Vec::new(), 0));
+        Ok(Self { source, context: context()?, in_frame: false, taken, contents, pool })
+    }
+
+    pub(super) const fn source_mut(&mut self) -> &mut R {
+        &mut self.source
+    }
+
+    /// Keeps the threads busy, and waits for the oldest frame. False: the file has ended, or what comes next is to be
+    /// decoded as it comes.
+    fn next_contents(&mut self) -> io::Result<bool> {
+        let Some(pool) = &mut self.pool else { return Ok(false) };
+        while pool.has_room() && self.taken.0.is_empty() {
+            match collect(&mut self.source)? {
+                Next::Frame(frame, contents_len) => pool.give(frame, contents_len)?,
+                Next::Start(start) => self.taken = (start, 0),
+                Next::End => break,
+            }
+        }
+        match pool.next()? {
+            Some(contents) => self.contents = (contents, 0),
+            None => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Decodes on this thread, until a frame ends if there are others to decode them.
+    fn stream(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < out.len() {
+            let from_taken = self.taken.1 < self.taken.0.len();
+            let source = if from_taken {
+                self.taken.0.get(self.taken.1..).unwrap_or_default()
+            } else {
+                self.source.fill_buf()?
+            };
+            let at_end = source.is_empty();
+            if at_end && !self.in_frame {
+                break;
+            }
+            let mut input = InBuffer::around(source);
+            let mut output = OutBuffer::around_pos(out, filled);
+            let hint = self.context.decompress_stream(&mut output, &mut input);
+            let hint = hint.map_err(|code| corrupt("zstd", get_error_name(code)))?;
+            let (taken, made) = (input.pos(), output.pos() - filled);
+            filled += made;
+            if from_taken {
+                self.taken.1 += taken;
+            } else {
+                self.source.consume(taken);
+            }
+            self.in_frame = hint != 0;
+            if self.taken.1 == self.taken.0.len() {
+                self.taken = (Vec::new(), 0);
+                if !self.in_frame && self.pool.is_some() {
+                    break;
+                }
+            }
+            if at_end && made == 0 && self.in_frame {
+                return if filled == 0 { Err(truncated("zstd")) } else { Ok(filled) };
+            }
+        }
+        Ok(filled)
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let (contents, given) = &mut self.contents;
+            let rest = contents.get(*given..).unwrap_or_default();
+            if !rest.is_empty() {
+                let len = rest.len().min(out.len());
+                if let (Some(to), Some(from)) = (out.get_mut(..len), rest.get(..len)) {
+                    to.copy_from_slice(from);
+                }
+                *given += len;
+                return Ok(len);
+            }
+            if out.is_empty() {
+                return Ok(0);
+            }
+            if !self.in_frame && self.next_contents()? {
+                continue;
+            }
+            let something_came = self.in_frame || !self.taken.0.is_empty();
+            let made = self.stream(out)?;
+            // A frame without contents, one that is skipped, or the checksum at a frame's end: no bytes, and not the end.
+            if made > 0 || !something_came || self.pool.is_none() {
+                return Ok(made);
+            }
+        }
+    }
+}

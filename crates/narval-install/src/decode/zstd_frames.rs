@@ -1,0 +1,274 @@
+//! Zstandard files of many frames on several threads. Each frame stands for itself, and those who write such files (Nix
+//! 2.35, `narval serve`) say in its header how long its contents are: so whole frames are handed to threads, and their
+//! contents taken in order.
+//!
+//! A frame's end is found by walking its block headers (RFC 8878, 3.1.1); only libzstd looks inside.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use zstd_safe::get_error_name;
+
+use super::{DecodeError, PARALLEL_MEMORY_MAX, corrupt, truncated, zstd};
+
+/// Contents of a frame that is decoded as a whole. A larger one is decoded as it comes, on one thread.
+const FRAME_CONTENTS_MAX: u64 = 32 * 1024 * 1024;
+/// Threads of one file, at most.
+const THREADS_MAX: usize = 16;
+/// A frame's magic number (RFC 8878, 3.1.1).
+const MAGIC: u32 = 0xFD2F_B528;
+/// The first of the sixteen magic numbers of frames that are to be skipped (3.1.2).
+const SKIPPABLE_MAGIC: u32 = 0x184D_2A50;
+/// Magic number and frame header descriptor.
+const PREFIX_LEN: usize = 5;
+const BLOCK_HEADER_LEN: usize = 3;
+const CHECKSUM_LEN: usize = 4;
+
+/// What comes next in a file.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// A whole frame, and how long its contents are.
+    Frame(Vec<u8>, usize),
+    /// The beginning of something that is to be decoded as it comes.
+    Start(Vec<u8>),
+    /// The end of the file.
+    End,
+}
+
+/// Takes one frame from the source, or as much of it as shows that it can't be taken as a whole.
+pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
+    let mut frame = Vec::new();
+    if take(source, &mut frame, PREFIX_LEN)? < PREFIX_LEN {
+        return Ok(if frame.is_empty() { Next::End } else { Next::Start(frame) });
+    }
+    let magic = little_endian(&frame, 0, 4);
+    let descriptor = frame.get(4).copied().unwrap_or_default();
+    if magic & 0xFFFF_FFF0 == u64::from(SKIPPABLE_MAGIC) || magic != u64::from(MAGIC) {
+        return Ok(Next::Start(frame));
+    }
+    let header = Header::of(descriptor);
+    if take(source, &mut frame, header.len)? < header.len {
+        return Ok(Next::Start(frame));
+    }
+    let Some(contents) = header.contents(&frame).filter(|len| *len <= FRAME_CONTENTS_MAX) else {
+        return Ok(Next::Start(frame));
+    };
+    // No encoder writes frames that are much longer than what is in them.
+    let frame_max = contents + contents / 64 + 64 * 1024;
+    loop {
+        if take(source, &mut frame, BLOCK_HEADER_LEN)? < BLOCK_HEADER_LEN {
+            return Ok(Next::Start(frame));
+        }
+        let block = little_endian(&frame, frame.len() - BLOCK_HEADER_LEN, BLOCK_HEADER_LEN);
+        let (last, kind, size) = (block & 1 == 1, block >> 1 & 3, block >> 3);
+        // A block of one byte repeated holds that byte alone.
+        let len = usize::try_from(if kind == 1 { 1 } else { size }).unwrap_or(usize::MAX);
+        if frame.len() as u64 + len as u64 > frame_max || take(source, &mut frame, len)? < len {
+            return Ok(Next::Start(frame));
+        }
+        if last {
+            break;
+        }
+    }
+    if header.checksum && take(source, &mut frame, CHECKSUM_LEN)? < CHECKSUM_LEN {
+        return Ok(Next::Start(frame));
+    }
+    Ok(Next::Frame(frame, usize::try_from(contents).unwrap_or(usize::MAX)))
+}
+
+/// Appends so many bytes of the source, or what there is: how many.
+fn take(source: &mut impl BufRead, to: &mut Vec<u8>, len: usize) -> io::Result<usize> {
+    let mut taken = 0;
+    while taken < len {
+        let available = source.fill_buf()?;
+        let now = available.len().min(len - taken);
+        if now == 0 {
+            break;
+        }
+        to.extend_from_slice(available.get(..now).unwrap_or_default());
+        source.consume(now);
+        taken += now;
+    }
+    Ok(taken)
+}
+
+fn little_endian(bytes: &[u8], at: usize, len: usize) -> u64 {
+    let bytes = bytes.get(at..at + len).unwrap_or_default();
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// What the frame header descriptor says of the rest of the header (3.1.1.1).
+struct Header {
+    /// After the descriptor: window, dictionary and contents size.
+    len: usize,
+    contents_at: usize,
+    contents_len: usize,
+    checksum: bool,
+}
+
+impl Header {
+    fn of(descriptor: u8) -> Self {
+        let single_segment = descriptor >> 5 & 1 == 1;
+        let window_len = usize::from(!single_segment);
+        let dictionary_len = [0, 1, 2, 4].get(usize::from(descriptor & 3)).copied().unwrap_or_default();
+        let contents_len = match descriptor >> 6 {
+            0 => usize::from(single_segment),
+            1 => 2,
+            2 => 4,
+            _ => 8,
+        };
+        Self {
+            len: window_len + dictionary_len + contents_len,
+            contents_at: PREFIX_LEN + window_len + dictionary_len,
+            contents_len,
+            checksum: descriptor >> 2 & 1 == 1,
+        }
+    }
+
+    fn contents(&self, frame: &[u8]) -> Option<u64> {
+        let found = little_endian(frame, self.contents_at, self.contents_len);
+        match self.contents_len {
+            0 => None,
+            2 => Some(found + 256),
+            _ => Some(found),
+        }
+    }
+}
+
+type Decoded = Result<Vec<u8>, &'static str>;
+
+struct Task {
+    frame: Vec<u8>,
+    contents_len: usize,
+    answer: SyncSender<Decoded>,
+}
+
+/// A frame that a thread is at.
+struct Flying {
+    answer: Receiver<Decoded>,
+    /// What it takes of the memory.
+    bytes: u64,
+}
+
+/// The threads, and the frames they are at. Dropped, it ends them.
+pub(super) struct Pool {
+    tasks: Option<SyncSender<Task>>,
+    threads: Vec<JoinHandle<()>>,
+    flying: VecDeque<Flying>,
+    flying_bytes: u64,
+}
+
+impl Pool {
+    /// Starts so many threads.
+    pub(super) fn start(threads: usize) -> Result<Self, DecodeError> {
+        let count = threads.clamp(1, THREADS_MAX);
+        // Never full: no more frames are under way than there are threads and one more.
+        let (tasks, inbox) = sync_channel::<Task>(count + 1);
+        let inbox = Arc::new(Mutex::new(inbox));
+        let mut pool =
+            Self { tasks: Some(tasks), threads: Vec::with_capacity(count), flying: VecDeque::new(), flying_bytes: 0 };
+        for _ in 0..count {
+            let (inbox, context) = (Arc::clone(&inbox), zstd::context()?);
+            let thread = std::thread::Builder::new().name("zstd".into()).spawn(move || work(&inbox, context));
+            pool.threads.push(thread.map_err(|error| DecodeError::Start("zstd", error.to_string()))?);
+        }
+        Ok(pool)
+    }
+
+    /// Whether one more frame may be given: there is a thread for it, and memory.
+    pub(super) fn has_room(&self) -> bool {
+        // The frame that is then given may take half of the memory itself.
+        let fits = self.flying_bytes < PARALLEL_MEMORY_MAX / 2;
+        self.flying.is_empty() || (self.flying.len() <= self.threads.len() && fits)
+    }
+
+    /// Gives a frame to the next free thread.
+    pub(super) fn give(&mut self, frame: Vec<u8>, contents_len: usize) -> io::Result<()> {
+        let bytes = (frame.len() + contents_len) as u64;
+        let (answer, decoded) = sync_channel(1);
+        let task = Task { frame, contents_len, answer };
+        let given = self.tasks.as_ref().is_some_and(|tasks| tasks.send(task).is_ok());
+        if !given {
+            return Err(io::Error::other("the zstd threads have ended"));
+        }
+        self.flying.push_back(Flying { answer: decoded, bytes });
+        self.flying_bytes += bytes;
+        Ok(())
+    }
+
+    /// Waits for the contents of the oldest frame under way.
+    pub(super) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some(oldest) = self.flying.pop_front() else { return Ok(None) };
+        self.flying_bytes -= oldest.bytes;
+        let decoded = oldest.answer.recv().map_err(|_| truncated("zstd"))?;
+        decoded.map(Some).map_err(|reason| corrupt("zstd", reason))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Without a sender the threads end.
+        self.tasks = None;
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so, and its frame failed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(inbox: &Mutex<Receiver<Task>>, mut context: zstd_safe::DCtx<'static>) {
+    loop {
+        let task = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Task { frame, contents_len, answer }) = task else { return };
+        let mut contents = Vec::with_capacity(contents_len);
+        let decoded = context.decompress(&mut contents, &frame).map(|_| contents).map_err(get_error_name);
+        // Nobody waits any more where an earlier frame was damaged.
+        let _ = answer.send(decoded);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(contents: &[u8], checksum: bool) -> Vec<u8> {
+        let mut context = zstd_safe::CCtx::create();
+        context.set_parameter(zstd_safe::CParameter::ChecksumFlag(checksum)).unwrap();
+        let mut out = Vec::with_capacity(zstd_safe::compress_bound(contents.len()));
+        context.compress2(&mut out, contents).unwrap();
+        out
+    }
+
+    #[test]
+    fn frames_end_where_they_end() {
+        let noise: Vec<u8> = (0..300_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        for contents in [&b""[..], b"a", &[b'x'; 300], &[0; 70_000], &noise] {
+            for checksum in [false, true] {
+                let one = frame(contents, checksum);
+                let mut source = &[&one[..], b"the rest"].concat()[..];
+                match collect(&mut source).unwrap() {
+                    Next::Frame(found, len) => assert_eq!((found, len), (one, contents.len())),
+                    other => panic!("{} bytes: {other:?}", contents.len()),
+                }
+                assert_eq!(source, b"the rest");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_whole_frame_is_given_back() {
+        let one = frame(&[7; 5000], true);
+        for cut in 1..one.len() {
+            match collect(&mut &one[..cut]).unwrap() {
+                Next::Start(start) => assert_eq!(start, one[..cut]),
+                other => panic!("cut at {cut}: {other:?}"),
+            }
+        }
+        let skippable = [&(SKIPPABLE_MAGIC + 3).to_le_bytes()[..], &[4, 0, 0, 0, 1, 2, 3, 4]].concat();
+        assert!(matches!(collect(&mut &skippable[..]).unwrap(), Next::Start(_)));
+        assert!(matches!(collect(&mut &b""[..]).unwrap(), Next::End));
+    }
+}

@@ -1,0 +1,201 @@
+//! Credentials: netrc, `user:password@` in the address, and extra fields (`--header`). All of them only ever go to the
+//! origin they were given for: a redirect or an absolute `URL:` elsewhere gets none.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::url::{Origin, Url};
+
+/// The largest netrc file read.
+const NETRC_LEN_MAX: u64 = 1024 * 1024;
+
+/// `machine`, `login` and `password` of a netrc file.
+#[derive(Default, Clone)]
+pub struct Netrc {
+    machines: HashMap<String, (String, String)>,
+    default: Option<(String, String)>,
+}
+
+impl Netrc {
+    /// Parses a netrc file. `account` is read over; `macdef` up to its empty line.
+    ///
+    /// ```
+    /// let netrc = narval_install::http::Netrc::parse("machine cache.example.org login me password secret");
+    /// assert_eq!(netrc.login("cache.example.org"), Some(("me", "secret")));
+    /// ```
+    pub fn parse(text: &str) -> Self {
+        let mut netrc = Self::default();
+        let mut current: Option<Option<String>> = None;
+        let (mut login, mut password) = (String::new(), String::new());
+        let mut words = words(text).into_iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "machine" | "default" => {
+                    netrc.store(current.take(), &mut login, &mut password);
+                    current = Some(if word == "machine" { words.next() } else { None });
+                }
+                "login" => login = words.next().unwrap_or_default(),
+                "password" => password = words.next().unwrap_or_default(),
+                _ => {}
+            }
+        }
+        netrc.store(current, &mut login, &mut password);
+        netrc
+    }
+
+    fn store(&mut self, machine: Option<Option<String>>, login: &mut String, password: &mut String) {
+        let pair = (std::mem::take(login), std::mem::take(password));
+        match machine {
+            Some(Some(host)) => drop(self.machines.entry(host.to_ascii_lowercase()).or_insert(pair)),
+            Some(None) => self.default = self.default.take().or(Some(pair)),
+            None => {}
+        }
+    }
+
+    /// Reads the first that exists of: the file named, `$NETRC`, `~/.netrc`, `/etc/nix/netrc`. A named file must exist.
+    pub fn load(named: Option<&Path>) -> io::Result<Self> {
+        if let Some(path) = named {
+            return read(path);
+        }
+        let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".netrc"));
+        let usual = [std::env::var_os("NETRC").map(PathBuf::from), home, Some("/etc/nix/netrc".into())];
+        for path in usual.into_iter().flatten() {
+            match read(&path) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
+                other => return other,
+            }
+        }
+        Ok(Self::default())
+    }
+
+    /// Login and password for a host.
+    pub fn login(&self, host: &str) -> Option<(&str, &str)> {
+        let found = self.machines.get(host).or(self.default.as_ref())?;
+        Some((&found.0, &found.1))
+    }
+}
+
+fn read(path: &Path) -> io::Result<Netrc> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let len = fs::metadata(path).map_err(named)?.len();
+    if len > NETRC_LEN_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{} is too large for a netrc file", path.display()),
+        ));
+    }
+    Ok(Netrc::parse(&fs::read_to_string(path).map_err(named)?))
+}
+
+/// The words of a netrc file without comments and macros.
+fn words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut in_macro = false;
+    for line in text.lines() {
+        if line.trim().is_empty() {
+            in_macro = false;
+        }
+        for word in line.split_whitespace() {
+            if in_macro || word.starts_with('#') && words.last().is_none_or(|last| last != "password") {
+                break;
+            }
+            if word == "macdef" {
+                in_macro = true;
+                break;
+            }
+            words.push(word.trim_matches('"').to_owned());
+        }
+    }
+    words
+}
+
+/// What is sent along with requests, and to whom.
+#[derive(Default, Clone)]
+pub struct Credentials {
+    netrc: Netrc,
+    /// `Name: value` lines for the origins named.
+    headers: Vec<(String, String)>,
+    header_origins: Vec<Origin>,
+    basic: HashMap<Origin, String>,
+}
+
+impl Credentials {
+    /// Credentials from a netrc, and from the addresses of the caches themselves.
+    pub fn new(netrc: Netrc, caches: &[Url]) -> Self {
+        let mut basic = HashMap::new();
+        for cache in caches {
+            if let Some(userinfo) = cache.userinfo() {
+                basic.insert(cache.origin().clone(), format!("Basic {}", STANDARD.encode(userinfo)));
+            }
+        }
+        Self {
+            netrc,
+            headers: Vec::new(),
+            header_origins: caches.iter().map(|url| url.origin().clone()).collect(),
+            basic,
+        }
+    }
+
+    /// Adds a `Name: value` line to every request to the caches.
+    pub fn add_header(&mut self, line: &str) -> Result<(), String> {
+        let (name, value) =
+            line.split_once(':').ok_or_else(|| format!("--header '{line}': write it as 'Name: value'"))?;
+        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        let value = value.trim();
+        if name.is_empty() || !name.bytes().all(token) || value.bytes().any(|b| b < b' ' && b != b'\t' || b == 0x7f) {
+            return Err(format!("--header '{name}': a character that HTTP does not allow"));
+        }
+        self.headers.push((name.to_owned(), value.to_owned()));
+        Ok(())
+    }
+
+    /// The field lines for a request to `origin`.
+    pub(crate) fn lines_for(&self, origin: &Origin) -> Vec<(String, String)> {
+        let mut lines = Vec::new();
+        if self.header_origins.contains(origin) {
+            lines.extend(self.headers.iter().cloned());
+        }
+        if lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("authorization")) {
+            return lines;
+        }
+        if let Some(basic) = self.basic.get(origin) {
+            lines.push(("Authorization".to_owned(), basic.clone()));
+        } else if let Some((login, password)) = self.netrc.login(&origin.host) {
+            let basic = STANDARD.encode(format!("{login}:{password}"));
+            lines.push(("Authorization".to_owned(), format!("Basic {basic}")));
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn netrc_files_as_people_write_them() {
+        let netrc = Netrc::parse(
+            "# mine\nmachine a login x\n password \"p q\n\nmacdef init\nmachine evil\n\nmachine B login y password #z\ndefault login d password e",
+        );
+        assert_eq!(netrc.login("b"), Some(("y", "#z")));
+        assert_eq!(netrc.login("other"), Some(("d", "e")));
+        assert_eq!(netrc.login("a").unwrap().0, "x");
+        assert!(!netrc.machines.contains_key("evil"));
+    }
+
+    #[test]
+    fn credentials_stay_with_their_origin() {
+        let cache = Url::parse("https://me:pw@cache:444/x").unwrap();
+        let mut credentials = Credentials::new(Netrc::default(), std::slice::from_ref(&cache));
+        credentials.add_header("X-Token: t").unwrap();
+        assert_eq!(credentials.lines_for(cache.origin()).len(), 2);
+        let elsewhere = Url::parse("http://cache:444/x").unwrap();
+        assert!(credentials.lines_for(elsewhere.origin()).is_empty());
+        assert!(credentials.add_header("bad\r\nname: x").is_err());
+        assert!(credentials.add_header("X: a\r\nEvil: b").is_err());
+    }
+}

@@ -1,0 +1,243 @@
+//! The body of an answer, read straight from the socket into the caller's buffer.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use super::connection::Connection;
+use super::head::Head;
+use super::pool::Pool;
+use super::url::Origin;
+use super::{DRAIN_LEN_MAX, HttpError};
+use std::sync::Arc;
+
+const WHAT: &str = "reading the body";
+/// The longest line that starts a chunk: 16 hex digits and an extension or two.
+const CHUNK_LINE_LEN_MAX: usize = 256;
+/// Bytes of trailer fields after the last chunk.
+const TRAILER_LEN_MAX: usize = 8 * 1024;
+
+enum Framing {
+    /// Bytes to come.
+    Length(u64),
+    /// Bytes to come of the current chunk; none before the first.
+    Chunked(Option<u64>),
+    /// The end of the connection is the end of the body.
+    UntilClose,
+    Done,
+}
+
+enum Source {
+    Network { connection: Option<Connection>, pool: Arc<Pool>, origin: Origin },
+    File { file: File, path: String },
+}
+
+/// The body of an answer. Read to its end, its connection goes back to the pool; dropped before, the connection is closed.
+pub struct Body {
+    source: Source,
+    framing: Framing,
+    keeps_alive: bool,
+    received: u64,
+    expected: Option<u64>,
+}
+
+impl Body {
+    pub(crate) fn network(
+        connection: Connection,
+        head: &Head,
+        has_body: bool,
+        pool: &Arc<Pool>,
+        origin: &Origin,
+    ) -> Result<Self, HttpError> {
+        let (length, chunked) = (head.content_length()?, head.is_chunked()?);
+        let framing = match (has_body, chunked, length) {
+            (false, ..) => Framing::Length(0),
+            (true, true, _) => Framing::Chunked(None),
+            (true, false, Some(length)) => Framing::Length(length),
+            (true, false, None) => Framing::UntilClose,
+        };
+        // Both lengths at once is how requests are smuggled (RFC 9112 section 6.3): read it, but trust the connection no more.
+        let keeps_alive = head.keeps_alive() && !(chunked && length.is_some());
+        let expected = if chunked || !has_body { None } else { length };
+        let source = Source::Network { connection: Some(connection), pool: Arc::clone(pool), origin: origin.clone() };
+        let mut body = Self { source, framing, keeps_alive, received: 0, expected };
+        body.finish_if_done();
+        Ok(body)
+    }
+
+    pub(crate) fn file(file: File, path: String, len: u64) -> Self {
+        let framing = Framing::Length(len);
+        Self { source: Source::File { file, path }, framing, keeps_alive: true, received: 0, expected: Some(len) }
+    }
+
+    /// The announced length of what this body holds, if any was announced.
+    pub const fn expected_len(&self) -> Option<u64> {
+        self.expected
+    }
+
+    /// Bytes read.
+    pub const fn received_len(&self) -> u64 {
+        self.received
+    }
+
+    /// Whether a read would return at once, as far as can be told without reading.
+    pub fn is_readable(&self) -> bool {
+        match &self.source {
+            Source::Network { connection: Some(connection), .. } => connection.is_readable(),
+            _ => true,
+        }
+    }
+
+    /// Reads some bytes; 0 only at the body's proper end. An end that comes too early is an error.
+    pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        if out.is_empty() || matches!(self.framing, Framing::Done) {
+            return Ok(0);
+        }
+        if let Framing::Chunked(left @ (None | Some(0))) = self.framing {
+            self.next_chunk(left.is_some())?;
+        }
+        let limit = match self.framing {
+            Framing::Length(left) | Framing::Chunked(Some(left)) => usize::try_from(left).unwrap_or(usize::MAX),
+            Framing::UntilClose => usize::MAX,
+            Framing::Chunked(None) => 0,
+            Framing::Done => return Ok(0),
+        };
+        let wanted = out.len().min(limit);
+        let len = self.read_source(out.get_mut(..wanted).unwrap_or_default())?;
+        if len == 0 {
+            if matches!(self.framing, Framing::UntilClose) {
+                self.finish();
+                return Ok(0);
+            }
+            return Err(HttpError::Truncated { received: self.received, expected: self.expected });
+        }
+        self.received += len as u64;
+        if let Framing::Length(left) | Framing::Chunked(Some(left)) = &mut self.framing {
+            *left = left.saturating_sub(len as u64);
+        }
+        self.finish_if_done();
+        Ok(len)
+    }
+
+    fn read_source(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        match &mut self.source {
+            Source::Network { connection: Some(connection), .. } => connection.read(out, WHAT),
+            Source::Network { connection: None, .. } => Ok(0),
+            Source::File { file, path } => {
+                file.read(out).map_err(|source| HttpError::File { path: path.clone(), source })
+            }
+        }
+    }
+
+    /// Reads a chunk's size line, after the line end that closes the chunk before; at the last chunk, the trailer too.
+    fn next_chunk(&mut self, after_chunk: bool) -> Result<(), HttpError> {
+        if after_chunk && !self.read_line(CHUNK_LINE_LEN_MAX)?.is_empty() {
+            return Err(HttpError::Malformed("a chunk is longer than it says"));
+        }
+        let line = self.read_line(CHUNK_LINE_LEN_MAX)?;
+        let digits = line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii_end();
+        let text = str::from_utf8(digits).unwrap_or_default();
+        let valid = !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let size = match u64::from_str_radix(text, 16) {
+            Ok(size) if valid => size,
+            _ => return Err(HttpError::Malformed("a chunk's size is not a number")),
+        };
+        self.framing = Framing::Chunked(Some(size));
+        if size > 0 {
+            return Ok(());
+        }
+        let mut trailer = 0;
+        loop {
+            let line = self.read_line(TRAILER_LEN_MAX)?;
+            trailer += line.len();
+            if line.is_empty() {
+                self.finish();
+                return Ok(());
+            }
+            if trailer > TRAILER_LEN_MAX {
+                return Err(HttpError::Malformed("the trailer is too long"));
+            }
+        }
+    }
+
+    fn read_line(&mut self, limit: usize) -> Result<Vec<u8>, HttpError> {
+        let truncated = HttpError::Truncated { received: self.received, expected: self.expected };
+        let Source::Network { connection: Some(connection), .. } = &mut self.source else { return Err(truncated) };
+        loop {
+            if let Some(end) = connection.buffered().iter().position(|b| *b == b'\n') {
+                let line = connection.buffered().get(..end).unwrap_or_default();
+                let line = line.strip_suffix(b"\r").unwrap_or(line).to_vec();
+                connection.consume(end + 1);
+                return Ok(line);
+            }
+            if connection.buffered().len() > limit {
+                return Err(HttpError::Malformed("a chunk's line is too long"));
+            }
+            if connection.fill(WHAT)? == 0 {
+                return Err(truncated);
+            }
+        }
+    }
+
+    fn finish_if_done(&mut self) {
+        if matches!(self.framing, Framing::Length(0)) {
+            self.finish();
+        }
+    }
+
+    /// At the end: the connection goes back, unless bytes that nobody asked for lie on it already.
+    fn finish(&mut self) {
+        let reusable = self.keeps_alive && !matches!(self.framing, Framing::UntilClose);
+        self.framing = Framing::Done;
+        if let Source::Network { connection, pool, origin } = &mut self.source
+            && let Some(connection) = connection.take()
+            && reusable
+            && !connection.has_buffered()
+        {
+            pool.give_back(origin, connection);
+        }
+    }
+
+    /// Reads the little that is left of a body nobody wants, so that its connection can be used again.
+    pub fn drain(mut self) {
+        let mut left = DRAIN_LEN_MAX;
+        if self.expected.is_some_and(|expected| expected - self.received.min(expected) > left) {
+            return;
+        }
+        let mut scratch = [0; 4096];
+        while left > 0 {
+            match self.read_some(&mut scratch) {
+                // An error here concerns bytes that nobody wants: the connection is closed, and that is all.
+                Ok(0) | Err(_) => return,
+                Ok(len) => left = left.saturating_sub(len as u64),
+            }
+        }
+    }
+
+    /// The whole body, which may have `limit` bytes at most.
+    pub fn read_all(mut self, limit: u64) -> Result<Vec<u8>, HttpError> {
+        // The announced length bounds what is reserved, never what is believed.
+        let announced = usize::try_from(self.expected.unwrap_or(0).min(limit)).unwrap_or(0);
+        let mut bytes = vec![0; announced.clamp(1024, 256 * 1024)];
+        let mut len = 0;
+        loop {
+            if len == bytes.len() {
+                bytes.resize(len * 2, 0);
+            }
+            match self.read_some(bytes.get_mut(len..).unwrap_or_default())? {
+                0 => break,
+                read => len += read,
+            }
+            if len as u64 > limit {
+                return Err(HttpError::TooLarge { limit });
+            }
+        }
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+}
+
+impl Read for Body {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.read_some(out).map_err(io::Error::other)
+    }
+}

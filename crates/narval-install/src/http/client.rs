@@ -1,0 +1,312 @@
+//! Requests: one attempt each, redirects followed, connections reused.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+
+use super::auth::Credentials;
+use super::body::Body;
+use super::coding::{ACCEPT_ENCODING, decoded};
+use super::connection::{Connection, Dial};
+use super::head::Head;
+use super::pool::{Pool, Taken};
+use super::proxy::{Proxies, Proxy};
+use super::retry::RetryPolicy;
+use super::url::{Scheme, Url};
+use super::{
+    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, REDIRECTS_MAX, STALL_TIMEOUT, tls,
+};
+
+/// The method of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Asks for it.
+    Get,
+    /// Asks whether it is there.
+    Head,
+    /// Sends a question.
+    Post,
+    /// Stores it.
+    Put,
+}
+
+impl Method {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Head => "HEAD",
+            Self::Post => "POST",
+            Self::Put => "PUT",
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The method.
+    pub method: Method,
+    /// Where to.
+    pub url: &'a Url,
+    /// The body sent; empty for none.
+    pub body: &'a [u8],
+    /// Ask for the bytes from here on.
+    pub from: u64,
+    /// With `from`: only if the file is still the one with this entity tag.
+    pub if_range: Option<&'a str>,
+    /// Whether the answer may come with a content coding.
+    pub accepts_coding: bool,
+}
+
+impl<'a> Request<'a> {
+    /// A plain GET of the bytes as they are stored.
+    pub const fn get(url: &'a Url) -> Self {
+        Self { method: Method::Get, url, body: &[], from: 0, if_range: None, accepts_coding: false }
+    }
+}
+
+/// An answer: its head, and its body to be read.
+pub struct Response {
+    /// Status and fields.
+    pub head: Head,
+    /// The body.
+    pub body: Body,
+}
+
+/// How a [`Client`] behaves.
+pub struct ClientOptions {
+    /// Credentials.
+    pub credentials: Credentials,
+    /// Proxies.
+    pub proxies: Proxies,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long a read may stay without data.
+    pub stall_timeout: Duration,
+    /// Open connections per origin.
+    pub connections_max: usize,
+    /// When to try again.
+    pub retry: RetryPolicy,
+    /// No network: only `file://` is answered.
+    pub offline: bool,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            credentials: Credentials::default(),
+            proxies: Proxies::from_env(),
+            connect_timeout: CONNECT_TIMEOUT,
+            stall_timeout: STALL_TIMEOUT,
+            connections_max: CONNECTIONS_PER_ORIGIN_MAX,
+            retry: RetryPolicy::default(),
+            offline: false,
+        }
+    }
+}
+
+/// A client; cheap to share between threads behind an `Arc`.
+pub struct Client {
+    options: ClientOptions,
+    pool: Arc<Pool>,
+    tls: OnceLock<Arc<ClientConfig>>,
+    requests: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl Client {
+    /// A client with these options. Nothing is opened yet.
+    pub fn new(options: ClientOptions) -> Self {
+        let pool = Pool::new(options.connections_max);
+        Self { options, pool, tls: OnceLock::new(), requests: AtomicU64::new(0), connections: AtomicU64::new(0) }
+    }
+
+    /// The retry policy.
+    pub const fn retry(&self) -> &RetryPolicy {
+        &self.options.retry
+    }
+
+    /// Whether the network is off.
+    pub const fn is_offline(&self) -> bool {
+        self.options.offline
+    }
+
+    /// Requests sent, and connections opened, so far.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.connections.load(Ordering::Relaxed))
+    }
+
+    /// Sends a request and follows redirects. Any status other than a redirect is an answer, not an error.
+    pub fn send(&self, request: &Request<'_>) -> Result<Response, HttpError> {
+        let mut url = request.url.clone();
+        for _ in 0..=REDIRECTS_MAX {
+            let response = self.send_once(&Request { url: &url, ..request.clone() })?;
+            if !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
+                return Ok(response);
+            }
+            if matches!(request.method, Method::Put | Method::Post) {
+                return Err(HttpError::Redirect("what was to be sent is not sent elsewhere"));
+            }
+            let location = response.head.field("location").ok_or(HttpError::Redirect("it names no Location"))?;
+            let next = url.join(location)?;
+            match (url.scheme(), next.scheme()) {
+                (_, Scheme::File) => return Err(HttpError::Redirect("to a local file")),
+                (Scheme::Https, Scheme::Http) => return Err(HttpError::Redirect("from https:// to http://")),
+                _ => {}
+            }
+            response.body.drain();
+            url = next;
+        }
+        Err(HttpError::Redirect("more than 10 in a row"))
+    }
+
+    fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
+        if request.url.scheme() == Scheme::File {
+            return open_file(request);
+        }
+        if self.options.offline {
+            return Err(HttpError::Offline);
+        }
+        let origin = request.url.origin();
+        let proxy = self.options.proxies.find(origin)?;
+        let bytes = self.render(request, proxy.as_ref());
+        loop {
+            let mut connection = match self.pool.take(origin) {
+                Taken::Idle(connection) => *connection,
+                Taken::Permit(permit) => {
+                    self.connections.fetch_add(1, Ordering::Relaxed);
+                    let dial = Dial {
+                        origin,
+                        proxy: proxy.as_ref(),
+                        tls: self.tls()?,
+                        connect_timeout: self.options.connect_timeout,
+                        stall_timeout: self.options.stall_timeout,
+                    };
+                    Connection::open(&dial, permit)?
+                }
+            };
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            match exchange(&mut connection, &bytes) {
+                Ok(head) => {
+                    let has_body = request.method != Method::Head && !matches!(head.status, 204 | 304);
+                    let body = Body::network(connection, &head, has_body, &self.pool, origin)?;
+                    return Ok(Response { head, body });
+                }
+                // It had been closed while it lay idle: no attempt was made. A second one fares no better, so all go.
+                Err(HttpError::Broken { .. }) if connection.reused && !connection.has_buffered() => {
+                    drop(connection);
+                    self.pool.forget_idle(origin);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn tls(&self) -> Result<&Arc<ClientConfig>, HttpError> {
+        if let Some(config) = self.tls.get() {
+            return Ok(config);
+        }
+        let config = tls::config()?;
+        Ok(self.tls.get_or_init(|| config))
+    }
+
+    fn render(&self, request: &Request<'_>, proxy: Option<&Proxy>) -> Vec<u8> {
+        let (url, origin) = (request.url, request.url.origin());
+        let plain_proxy = proxy.filter(|_| origin.scheme == Scheme::Http);
+        let target = if plain_proxy.is_some() { format!("{origin}{}", url.target()) } else { url.target() };
+        let mut head = format!("{} {target} HTTP/1.1\r\nHost: {}\r\n", request.method.name(), origin.host_field());
+        head.push_str(concat!("User-Agent: narval/", env!("CARGO_PKG_VERSION"), "\r\nAccept: */*\r\n"));
+        let coding = if request.accepts_coding { ACCEPT_ENCODING } else { "identity" };
+        head.push_str(&format!("Accept-Encoding: {coding}\r\n"));
+        if request.from > 0 {
+            head.push_str(&format!("Range: bytes={}-\r\n", request.from));
+            if let Some(tag) = request.if_range {
+                head.push_str(&format!("If-Range: {tag}\r\n"));
+            }
+        }
+        if let Some(authorization) = plain_proxy.and_then(|proxy| proxy.authorization.as_ref()) {
+            head.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
+        }
+        for (name, value) in self.options.credentials.lines_for(origin) {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if matches!(request.method, Method::Post | Method::Put) {
+            head.push_str(&format!("Content-Length: {}\r\n", request.body.len()));
+        }
+        head.push_str("\r\n");
+        let mut bytes = head.into_bytes();
+        bytes.extend_from_slice(request.body);
+        bytes
+    }
+
+    /// A whole small file (narinfo, listing, cache info), its content coding undone: `None` when the cache says it has
+    /// none (404, 403 and 410: object storage answers 403 for what it must not list). Tried again as the policy says.
+    pub fn metadata(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
+        self.options.retry.run(|| self.metadata_once(url, limit))
+    }
+
+    /// As [`metadata`](Self::metadata), but one attempt only.
+    pub fn metadata_once(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
+        let request = Request { accepts_coding: true, ..Request::get(url) };
+        self.small_answer(&request, limit.min(METADATA_LEN_MAX))
+    }
+
+    /// Sends a request whose answer is small, and reads it.
+    pub fn small_answer(&self, request: &Request<'_>, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
+        let Response { head, body } = self.send(request)?;
+        match head.status {
+            200 | 201 | 204 => {
+                let bytes = body.read_all(limit)?;
+                decoded(bytes, head.field("content-encoding"), limit).map(Some)
+            }
+            404 | 403 | 410 => {
+                body.drain();
+                Ok(None)
+            }
+            status => {
+                let retry_after = head.retry_after();
+                body.drain();
+                Err(HttpError::Status { status, retry_after })
+            }
+        }
+    }
+}
+
+/// Sends and waits for the head of the final answer.
+fn exchange(connection: &mut Connection, bytes: &[u8]) -> Result<Head, HttpError> {
+    connection.send(bytes)?;
+    loop {
+        let head = connection.read_head()?;
+        match head.status {
+            101 => return Err(HttpError::Malformed("a protocol switch nobody asked for")),
+            100..=199 => {}
+            _ => return Ok(head),
+        }
+    }
+}
+
+/// A `file://` cache answers as a server would.
+fn open_file(request: &Request<'_>) -> Result<Response, HttpError> {
+    let path = request.url.file_path();
+    let named = |source| HttpError::File { path: path.display().to_string(), source };
+    let opened = File::open(&path).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+    let (mut file, metadata) = match opened {
+        Ok(opened) => opened,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            let empty = File::open("/dev/null").map_err(named)?;
+            return Ok(Response { head: Head::local(404), body: Body::file(empty, String::new(), 0) });
+        }
+        Err(error) => return Err(named(error)),
+    };
+    if !metadata.is_file() {
+        return Err(named(io::Error::from(io::ErrorKind::IsADirectory)));
+    }
+    file.seek(SeekFrom::Start(request.from)).map_err(named)?;
+    let left = if request.method == Method::Head { 0 } else { metadata.len().saturating_sub(request.from) };
+    let head = Head::local(if request.from > 0 { 206 } else { 200 });
+    Ok(Response { head, body: Body::file(file, path.display().to_string(), left) })
+}

@@ -1,0 +1,224 @@
+//! One connection: TCP or TLS over it, and what has been read of the next bytes already.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+
+use super::head::Head;
+use super::pool::Permit;
+use super::proxy::Proxy;
+use super::url::{Origin, Scheme};
+use super::{HEAD_LEN_MAX, HttpError};
+
+/// Bytes asked of the socket for a head: most heads come whole, with little of the body copied twice.
+const HEAD_READ_LEN: usize = 4 * 1024;
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+/// An open connection to an origin; counts against the origin's limit until dropped.
+pub(crate) struct Connection {
+    stream: Stream,
+    /// Bytes received and not taken yet, from `start` on.
+    buffer: Vec<u8>,
+    start: usize,
+    stall: Duration,
+    /// When it went idle.
+    pub(crate) idle_since: Instant,
+    /// Whether it has answered before: a failure then may be a connection that went stale.
+    pub(crate) reused: bool,
+    _permit: Permit,
+}
+
+/// What [`Connection::open`] needs to know.
+pub(crate) struct Dial<'a> {
+    pub(crate) origin: &'a Origin,
+    pub(crate) proxy: Option<&'a Proxy>,
+    pub(crate) tls: &'a Arc<ClientConfig>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
+}
+
+impl Connection {
+    /// Connects, through the proxy if there is one, and makes the TLS handshake.
+    pub(crate) fn open(dial: &Dial<'_>, permit: Permit) -> Result<Self, HttpError> {
+        let (host, port) = match dial.proxy {
+            Some(proxy) => (proxy.host.as_str(), proxy.port),
+            None => (dial.origin.host.as_str(), dial.origin.port),
+        };
+        let tcp = connect(host, port, dial.connect_timeout)?;
+        let socket_error = |source| HttpError::Connect { host: format!("{host}:{port}"), source };
+        tcp.set_nodelay(true).map_err(socket_error)?;
+        tcp.set_read_timeout(Some(dial.stall_timeout)).map_err(socket_error)?;
+        tcp.set_write_timeout(Some(dial.stall_timeout)).map_err(socket_error)?;
+        let mut connection = Self {
+            stream: Stream::Plain(tcp),
+            buffer: Vec::new(),
+            start: 0,
+            stall: dial.stall_timeout,
+            idle_since: Instant::now(),
+            reused: false,
+            _permit: permit,
+        };
+        if dial.origin.scheme == Scheme::Https {
+            if let Some(proxy) = dial.proxy {
+                connection.tunnel(dial.origin, proxy)?;
+            }
+            connection = connection.with_tls(dial)?;
+        }
+        Ok(connection)
+    }
+
+    /// Asks the proxy for a tunnel (RFC 9110 section 9.3.6).
+    fn tunnel(&mut self, origin: &Origin, proxy: &Proxy) -> Result<(), HttpError> {
+        let target = format!("{}:{}", origin.host, origin.port);
+        let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n");
+        if let Some(credentials) = &proxy.authorization {
+            request.push_str(&format!("Proxy-Authorization: {credentials}\r\n"));
+        }
+        request.push_str("\r\n");
+        self.send(request.as_bytes())?;
+        let head = self.read_head()?;
+        if head.status != 200 || self.has_buffered() {
+            let reason = format!("answered {} to CONNECT {target}", head.status);
+            return Err(HttpError::Proxy { proxy: proxy.to_string(), reason });
+        }
+        Ok(())
+    }
+
+    fn with_tls(self, dial: &Dial<'_>) -> Result<Self, HttpError> {
+        let failed = |reason: String| HttpError::Tls { host: dial.origin.host.clone(), reason };
+        let Stream::Plain(mut tcp) = self.stream else { return Err(failed("already encrypted".into())) };
+        let name = ServerName::try_from(dial.origin.host.clone()).map_err(|error| failed(error.to_string()))?;
+        let mut session =
+            ClientConnection::new(Arc::clone(dial.tls), name).map_err(|error| failed(error.to_string()))?;
+        while session.is_handshaking() {
+            session.complete_io(&mut tcp).map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => failed(error.to_string()),
+                _ => HttpError::from_socket(error, "making the TLS handshake", dial.stall_timeout),
+            })?;
+        }
+        Ok(Self { stream: Stream::Tls(Box::new(StreamOwned::new(session, tcp))), ..self })
+    }
+
+    /// Sends all of `bytes`.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), HttpError> {
+        let sent = match &mut self.stream {
+            Stream::Plain(tcp) => tcp.write_all(bytes),
+            Stream::Tls(tls) => tls.write_all(bytes).and_then(|()| tls.flush()),
+        };
+        sent.map_err(|source| HttpError::from_socket(source, "sending the request", self.stall))
+    }
+
+    /// Reads up to the end of a head; what came after it stays buffered.
+    pub(crate) fn read_head(&mut self) -> Result<Head, HttpError> {
+        loop {
+            if let Some((head, len)) = Head::parse(self.buffered())? {
+                self.consume(len);
+                return Ok(head);
+            }
+            if self.buffered().len() >= HEAD_LEN_MAX {
+                return Err(HttpError::Malformed("the head is too long"));
+            }
+            if self.fill("waiting for the answer")? == 0 {
+                let source = io::ErrorKind::UnexpectedEof.into();
+                return Err(HttpError::Broken { what: "waiting for the answer", source });
+            }
+        }
+    }
+
+    /// Bytes received and not taken.
+    pub(crate) fn buffered(&self) -> &[u8] {
+        self.buffer.get(self.start..).unwrap_or_default()
+    }
+
+    /// Whether there are any.
+    pub(crate) fn has_buffered(&self) -> bool {
+        self.start < self.buffer.len()
+    }
+
+    /// Takes `len` of the buffered bytes away.
+    pub(crate) fn consume(&mut self, len: usize) {
+        self.start = (self.start + len).min(self.buffer.len());
+        if self.start == self.buffer.len() {
+            self.buffer.clear();
+            self.start = 0;
+        }
+    }
+
+    /// Receives once into the buffer; 0 at the end.
+    pub(crate) fn fill(&mut self, what: &'static str) -> Result<usize, HttpError> {
+        let mut chunk = [0; HEAD_READ_LEN];
+        let len = self.receive(&mut chunk, what)?;
+        self.buffer.extend_from_slice(chunk.get(..len).unwrap_or_default());
+        Ok(len)
+    }
+
+    /// Reads buffered bytes, or else straight from the socket into `out`; 0 at the end.
+    pub(crate) fn read(&mut self, out: &mut [u8], what: &'static str) -> Result<usize, HttpError> {
+        if !self.has_buffered() {
+            return self.receive(out, what);
+        }
+        let len = self.buffered().len().min(out.len());
+        if let (Some(to), Some(from)) = (out.get_mut(..len), self.buffered().get(..len)) {
+            to.copy_from_slice(from);
+        }
+        self.consume(len);
+        Ok(len)
+    }
+
+    fn receive(&mut self, out: &mut [u8], what: &'static str) -> Result<usize, HttpError> {
+        loop {
+            let read = match &mut self.stream {
+                Stream::Plain(tcp) => tcp.read(out),
+                Stream::Tls(tls) => tls.read(out),
+            };
+            match read {
+                Ok(len) => return Ok(len),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(HttpError::from_socket(error, what, self.stall)),
+            }
+        }
+    }
+
+    /// Whether a read would return at once.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.has_buffered() || self.socket_is_readable()
+    }
+
+    fn socket_is_readable(&self) -> bool {
+        let tcp = match &self.stream {
+            Stream::Plain(tcp) => tcp,
+            Stream::Tls(tls) => &tls.sock,
+        };
+        let mut fds = [PollFd::new(tcp, PollFlags::IN)];
+        // An error of poll itself is left for the read to report.
+        poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Whether it may serve another request: nothing lies on it (bytes nobody asked for, or the server's goodbye).
+    pub(crate) fn is_clean(&self) -> bool {
+        !self.is_readable()
+    }
+}
+
+/// Tries each address of the host in turn.
+fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, HttpError> {
+    let resolve_error = |source| HttpError::Resolve { host: host.to_owned(), source };
+    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve_error)?.collect();
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(tcp) => return Ok(tcp),
+            Err(error) => last = error,
+        }
+    }
+    Err(HttpError::Connect { host: format!("{host}:{port}"), source: last })
+}

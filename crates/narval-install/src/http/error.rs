@@ -1,0 +1,150 @@
+//! Why an HTTP exchange failed, and what that means for the next attempt.
+
+use std::io;
+use std::time::Duration;
+
+use super::url::UrlError;
+
+/// One failed exchange.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The name does not resolve.
+    #[error("cannot find the host '{host}': {source}")]
+    Resolve {
+        /// The host asked for.
+        host: String,
+        /// The resolver's words.
+        source: io::Error,
+    },
+    /// No address accepted a connection.
+    #[error("cannot connect to {host}: {source}")]
+    Connect {
+        /// Host and port.
+        host: String,
+        /// The last address's error.
+        source: io::Error,
+    },
+    /// The TLS handshake failed, most often on a certificate.
+    #[error("TLS with {host} failed: {reason} (own certificates: set SSL_CERT_FILE)")]
+    Tls {
+        /// The server's name.
+        host: String,
+        /// rustls' words.
+        reason: String,
+    },
+    /// The proxy refused, or is of a kind we do not speak.
+    #[error("proxy {proxy}: {reason}")]
+    Proxy {
+        /// Host and port of the proxy.
+        proxy: String,
+        /// What it answered.
+        reason: String,
+    },
+    /// Nothing came for as long as the limit allows.
+    #[error("no data for {} s while waiting for {what}", .limit.as_secs())]
+    Stalled {
+        /// What was waited for.
+        what: &'static str,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The connection broke.
+    #[error("the connection broke while {what}: {source}")]
+    Broken {
+        /// What was going on.
+        what: &'static str,
+        /// The socket's error.
+        source: io::Error,
+    },
+    /// The body ended before its announced length or its last chunk.
+    #[error("the server closed the connection after {received} bytes of the body{}", .expected.map(|n| format!(" of {n}")).unwrap_or_default())]
+    Truncated {
+        /// Bytes received.
+        received: u64,
+        /// Bytes announced.
+        expected: Option<u64>,
+    },
+    /// Not HTTP.
+    #[error("the server's answer is not valid HTTP: {0}")]
+    Malformed(&'static str),
+    /// The status is none of those that answer the question.
+    #[error("the server answered {status}")]
+    Status {
+        /// The status code.
+        status: u16,
+        /// From `Retry-After`.
+        retry_after: Option<Duration>,
+    },
+    /// A redirect that must not, or cannot, be followed.
+    #[error("redirect refused: {0}")]
+    Redirect(&'static str),
+    /// A redirect to something that is no URL.
+    #[error("redirect refused: {0}")]
+    RedirectUrl(#[from] UrlError),
+    /// The content coding is not one we asked for, or does not decode.
+    #[error("cannot decode the answer's content coding: {0}")]
+    Coding(String),
+    /// The body is larger than this kind of file may be.
+    #[error("the answer is larger than {limit} bytes")]
+    TooLarge {
+        /// The limit.
+        limit: u64,
+    },
+    /// A file of a `file://` cache cannot be read.
+    #[error("cannot read {path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// `--offline` forbids it.
+    #[error("not asked: --offline")]
+    Offline,
+}
+
+impl HttpError {
+    /// Whether another attempt can help. 4xx other than 408 and 429 cannot, nor can 501, 505 and 511 (as Nix has it).
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Resolve { .. }
+            | Self::Connect { .. }
+            | Self::Stalled { .. }
+            | Self::Broken { .. }
+            | Self::Truncated { .. } => true,
+            Self::Status { status, .. } => match status {
+                408 | 429 => true,
+                501 | 505 | 511 => false,
+                other => *other >= 500,
+            },
+            Self::Malformed(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the credentials are the matter (401, 407): not the same as "absent".
+    pub const fn is_auth(&self) -> bool {
+        matches!(self, Self::Status { status: 401 | 407, .. })
+    }
+
+    /// How long the server asks to be left alone.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// Whether the server is overloaded (429, 503): a longer base for the back-off.
+    pub const fn is_overload(&self) -> bool {
+        matches!(self, Self::Status { status: 429 | 503, .. })
+    }
+
+    /// A socket error: a timeout is told from a broken connection.
+    pub(crate) fn from_socket(source: io::Error, what: &'static str, limit: Duration) -> Self {
+        match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Stalled { what, limit },
+            _ => Self::Broken { what, source },
+        }
+    }
+}

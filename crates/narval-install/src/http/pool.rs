@@ -1,0 +1,103 @@
+//! Idle connections, and the count of open ones: never more per origin than the limit, so that a server sees no more
+//! TLS handshakes than that either.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::IDLE_AGE_MAX;
+use super::connection::Connection;
+use super::url::Origin;
+
+#[derive(Default)]
+struct PerOrigin {
+    open: usize,
+    idle: Vec<Connection>,
+}
+
+/// The pool; shared by all threads of a client.
+pub(crate) struct Pool {
+    limit: usize,
+    origins: Mutex<HashMap<Origin, PerOrigin>>,
+    freed: Condvar,
+}
+
+/// The right to have one connection open.
+pub(crate) struct Permit {
+    pool: Arc<Pool>,
+    origin: Origin,
+}
+
+/// What [`Pool::take`] hands out.
+pub(crate) enum Taken {
+    /// An idle connection.
+    Idle(Box<Connection>),
+    /// Leave to open one.
+    Permit(Permit),
+}
+
+impl Pool {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit: limit.max(1), origins: Mutex::default(), freed: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Origin, PerOrigin>> {
+        // A panic elsewhere leaves counts and idle connections whole: each change is one step.
+        self.origins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an idle connection, or the right to open one; waits when the limit is reached.
+    pub(crate) fn take(self: &Arc<Self>, origin: &Origin) -> Taken {
+        let mut stale = Vec::new();
+        let mut origins = self.lock();
+        let taken = loop {
+            let entry = origins.entry(origin.clone()).or_default();
+            if let Some(connection) = next_idle(&mut entry.idle, &mut stale) {
+                break Taken::Idle(Box::new(connection));
+            }
+            // Stale ones still count until they are dropped, below, outside the lock: make room for one of them.
+            if entry.open < self.limit + stale.len() {
+                entry.open += 1;
+                break Taken::Permit(Permit { pool: Arc::clone(self), origin: origin.clone() });
+            }
+            origins = self.freed.wait(origins).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(origins);
+        drop(stale);
+        taken
+    }
+
+    /// Gives a connection back for reuse.
+    pub(crate) fn give_back(&self, origin: &Origin, mut connection: Connection) {
+        connection.idle_since = Instant::now();
+        connection.reused = true;
+        self.lock().entry(origin.clone()).or_default().idle.push(connection);
+        self.freed.notify_one();
+    }
+
+    /// Drops the idle connections of an origin: when one was stale, its sisters are too.
+    pub(crate) fn forget_idle(&self, origin: &Origin) {
+        let idle = self.lock().get_mut(origin).map(|entry| std::mem::take(&mut entry.idle));
+        drop(idle);
+    }
+}
+
+/// The connection used last that is still good; the others go to `stale`.
+fn next_idle(idle: &mut Vec<Connection>, stale: &mut Vec<Connection>) -> Option<Connection> {
+    while let Some(connection) = idle.pop() {
+        if connection.idle_since.elapsed() < IDLE_AGE_MAX && connection.is_clean() {
+            return Some(connection);
+        }
+        stale.push(connection);
+    }
+    None
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(entry) = self.pool.lock().get_mut(&self.origin) {
+            entry.open = entry.open.saturating_sub(1);
+        }
+        self.pool.freed.notify_one();
+    }
+}

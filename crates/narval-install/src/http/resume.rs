@@ -1,0 +1,172 @@
+//! A body that survives broken connections: whoever reads it never notices.
+
+use std::sync::Arc;
+
+use super::body::Body;
+use super::client::{Client, Request, Response};
+use super::url::Url;
+use super::{HttpError, RetryPolicy};
+
+/// Progress that makes the next failure a first one again: a server that cuts every connection after a megabyte must
+/// not end a download of gigabytes.
+const PROGRESS_LEN: u64 = 256 * 1024;
+
+/// The bytes of one file, fetched again from where a connection broke.
+pub struct ResumingBody {
+    client: Arc<Client>,
+    url: Url,
+    body: Option<Body>,
+    /// Total length, once a server has said it.
+    total: Option<u64>,
+    etag: Option<String>,
+    position: u64,
+    failures: u32,
+    failed_at: u64,
+    resumes: u32,
+}
+
+impl ResumingBody {
+    /// Asks for the file. `None` when the server says that it has none.
+    pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
+        let response = client.retry().run(|| {
+            let response = client.send(&Request::get(url))?;
+            match response.head.status {
+                200 | 403 | 404 | 410 => Ok(response),
+                _ => Err(status_error(response)),
+            }
+        })?;
+        let Response { head, body } = response;
+        if head.status != 200 {
+            body.drain();
+            return Ok(None);
+        }
+        check_coding(head.field("content-encoding"))?;
+        let total = body.expected_len();
+        let etag = head.field("etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
+        let (client, url) = (Arc::clone(client), url.clone());
+        Ok(Some(Self {
+            client,
+            url,
+            body: Some(body),
+            total,
+            etag,
+            position: 0,
+            failures: 0,
+            failed_at: 0,
+            resumes: 0,
+        }))
+    }
+
+    /// The file's length, if the server said it.
+    pub const fn total_len(&self) -> Option<u64> {
+        self.total
+    }
+
+    /// Bytes read.
+    pub const fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// How often the download was taken up again.
+    pub const fn resumes(&self) -> u32 {
+        self.resumes
+    }
+
+    /// Whether a read would return at once.
+    pub fn is_readable(&self) -> bool {
+        self.body.as_ref().is_some_and(Body::is_readable)
+    }
+
+    /// Reads some bytes; 0 at the file's end.
+    pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        loop {
+            let read = match &mut self.body {
+                Some(body) => body.read_some(out),
+                None => self.reopen().map(|()| usize::MAX),
+            };
+            match read {
+                Ok(usize::MAX) => {}
+                Ok(len) => {
+                    self.position += len as u64;
+                    return Ok(len);
+                }
+                Err(error) => self.after_failure(error)?,
+            }
+        }
+    }
+
+    /// Waits before the next attempt, or gives the error back when there is to be none.
+    fn after_failure(&mut self, error: HttpError) -> Result<(), HttpError> {
+        if self.position >= self.failed_at + PROGRESS_LEN {
+            self.failures = 0;
+        }
+        (self.failures, self.failed_at) = (self.failures + 1, self.position);
+        self.body = None;
+        let policy: &RetryPolicy = self.client.retry();
+        let Some(wait) = policy.wait(self.failures, &error) else { return Err(error) };
+        tracing::debug!(url = %self.url, position = self.position, %error, ?wait, "resuming a download");
+        std::thread::sleep(wait);
+        Ok(())
+    }
+
+    /// Asks for the rest. A server without ranges sends all of it, of which the known part is read over.
+    fn reopen(&mut self) -> Result<(), HttpError> {
+        self.resumes += 1;
+        let request = Request { from: self.position, if_range: self.etag.as_deref(), ..Request::get(&self.url) };
+        let response = self.client.send(&request)?;
+        check_coding(response.head.field("content-encoding"))?;
+        let changed = HttpError::Redirect("the file changed on the server during the download");
+        match response.head.status {
+            206 => {
+                let range = response.head.content_range();
+                let local = self.url.scheme() == super::Scheme::File;
+                let matches = |(first, total): (u64, Option<u64>)| {
+                    first == self.position && (total.is_none() || self.total.is_none() || total == self.total)
+                };
+                if !local && !range.is_some_and(matches) {
+                    return Err(HttpError::Malformed("the Content-Range is not what was asked for"));
+                }
+                self.body = Some(response.body);
+            }
+            200 => {
+                let (expected, tag) = (response.body.expected_len(), response.head.field("etag"));
+                let other_len = expected.is_some() && self.total.is_some() && expected != self.total;
+                let other_tag = self.etag.is_some() && tag.is_some() && tag != self.etag.as_deref();
+                if other_len || other_tag {
+                    return Err(changed);
+                }
+                self.body = Some(skipped(response.body, self.position)?);
+            }
+            403 | 404 | 410 | 412 | 416 => return Err(changed),
+            _ => return Err(status_error(response)),
+        }
+        Ok(())
+    }
+}
+
+fn skipped(mut body: Body, len: u64) -> Result<Body, HttpError> {
+    let mut scratch = vec![0; 64 * 1024];
+    let mut left = len;
+    while left > 0 {
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(scratch.len());
+        match body.read_some(scratch.get_mut(..wanted).unwrap_or_default())? {
+            0 => return Err(HttpError::Truncated { received: len - left, expected: Some(len) }),
+            read => left -= read as u64,
+        }
+    }
+    Ok(body)
+}
+
+fn status_error(response: Response) -> HttpError {
+    let (status, retry_after) = (response.head.status, response.head.retry_after());
+    response.body.drain();
+    HttpError::Status { status, retry_after }
+}
+
+/// The bytes of a NAR are wanted as they are stored: a coding on top, which was not asked for, could not be resumed.
+fn check_coding(coding: Option<&str>) -> Result<(), HttpError> {
+    match coding {
+        None | Some("" | "identity") => Ok(()),
+        Some(other) => Err(HttpError::Coding(format!("'{other}' was not asked for"))),
+    }
+}

@@ -1,0 +1,279 @@
+//! Installing: from what is wanted to valid paths.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use narval_nix::{PathInfo, StorePath, TrustedKeys};
+
+use crate::cache::{Caches, Found};
+use crate::destination::Destination;
+use crate::http::{Client, Url};
+use crate::pipeline::{Pipeline, Progress, ToDaemon};
+use crate::resolve::Walk;
+use crate::trace::Trace;
+use crate::{Error, Wanted};
+
+/// What file systems need besides the bytes of the files, as a share of them: 1/16.
+const SPACE_OVERHEAD: u64 = 16;
+
+/// From where, and how.
+pub struct Options {
+    /// The caches.
+    pub caches: Vec<Url>,
+    /// The keys that count.
+    pub keys: TrustedKeys,
+    /// Whether signatures are needed at all.
+    pub check_signatures: bool,
+    /// Cores to use.
+    pub cores: usize,
+    /// Wait until everything is on the disk before it is made valid.
+    pub durable: bool,
+}
+
+/// One path of a plan.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The path.
+    pub path: StorePath,
+    /// Its NAR's size in bytes.
+    pub nar_size: u64,
+    /// What is downloaded for it, in bytes, if the cache says so.
+    pub file_size: Option<u64>,
+    /// The cache.
+    pub cache: String,
+}
+
+/// What an install did, or would do.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The paths wanted.
+    pub roots: Vec<StorePath>,
+    /// The paths that were not there.
+    pub planned: Vec<Planned>,
+    /// Of the wanted paths, those that were there already.
+    pub already: usize,
+    /// Bytes downloaded.
+    pub downloaded: u64,
+    /// Bytes of NAR unpacked.
+    pub unpacked: u64,
+    /// Requests sent.
+    pub requests: u64,
+    /// Connections opened.
+    pub connections: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// Installs the closure of what is wanted. With everything there already, no cache is asked anything.
+///
+/// # Errors
+/// The first failure, with the number of others. What was completed before stays, and is not fetched again.
+pub fn install(
+    destination: &Destination,
+    options: &Options,
+    client: &Arc<Client>,
+    wanted: &[Wanted],
+    progress: &Progress,
+    trace: &Trace,
+) -> Result<Report, Error> {
+    let start = Instant::now();
+    let (mut report, missing) = split_wanted(destination, wanted)?;
+    if missing.is_empty() {
+        report.elapsed = start.elapsed();
+        return Ok(report);
+    }
+    let caches = open_caches(destination, options, client)?;
+    if let Some(daemon) = destination.daemon() {
+        let way = ToDaemon { daemon, caches: &caches, progress, trace };
+        report.planned = through_daemon(destination, &way, &missing)?;
+        report.roots.extend(roots_of(&missing, &report.planned));
+        fill_report(&mut report, client, progress, start);
+        return Ok(report);
+    }
+    let store = destination.open()?;
+    store.remove_leftovers()?;
+    let free = store.free_bytes()?;
+    let needed = AtomicU64::new(0);
+    let pipeline = Pipeline::new(&caches, &store, progress, trace, options.cores);
+    let planned = std::sync::Mutex::new(Vec::new());
+    let is_there = |path: &StorePath| destination.is_valid(path);
+    let hash_parts: Vec<_> = missing.iter().map(Wanted::hash_part).collect();
+    let walked = std::thread::scope(|scope| {
+        let pipeline = &pipeline;
+        let on_found = |found: Found| {
+            if progress.is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+            let size = found.info.nar_size;
+            let total =
+                needed.fetch_add(size.saturating_add(size / SPACE_OVERHEAD), Ordering::Relaxed).saturating_add(size);
+            if total > free {
+                let folder = destination.config().real_store_dir.clone();
+                return Err(Error::Space { folder, needed: total, free });
+            }
+            progress.found(size, found.info.file_size);
+            planned.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(plan_of(&found));
+            pipeline.add(found, scope);
+            Ok(())
+        };
+        let walk = Walk::new(&caches, &hash_parts, &is_there, &on_found);
+        // The walk's threads live in a scope of their own, which ends with it.
+        let walked = std::thread::scope(|scope| walk.run(scope));
+        progress.walk_done();
+        match &walked {
+            Ok(()) => pipeline.close(),
+            Err(_) => pipeline.abandon(),
+        }
+        walked
+    });
+    let (done, mut errors) = pipeline.into_results();
+    if let Err(error) = walked {
+        errors.insert(0, error);
+    }
+    let complete = closed_subset(destination, done)?;
+    if options.durable {
+        store.sync()?;
+    }
+    if !complete.is_empty() {
+        store.register(&complete)?;
+    }
+    if let Some(error) = combined(errors) {
+        return Err(error);
+    }
+    report.planned = planned.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    report.roots.extend(roots_of(&missing, &report.planned));
+    fill_report(&mut report, client, progress, start);
+    Ok(report)
+}
+
+/// The same for a store that has a daemon: the whole closure is known before the first path goes to it.
+fn through_daemon(destination: &Destination, way: &ToDaemon<'_>, missing: &[Wanted]) -> Result<Vec<Planned>, Error> {
+    let hash_parts: Vec<_> = missing.iter().map(Wanted::hash_part).collect();
+    let found = closure(way.caches, &hash_parts, &|path| destination.is_valid(path))?;
+    let folder = destination.config().real_store_dir.clone();
+    let size: u64 = found.iter().map(|one| one.info.nar_size).sum();
+    let needed = size.saturating_add(size / SPACE_OVERHEAD);
+    // A store directory that can't be asked is the daemon's to judge.
+    if let Ok(disk) = rustix::fs::statvfs(&folder)
+        && needed > disk.f_bavail.saturating_mul(disk.f_frsize)
+    {
+        return Err(Error::Space { folder, needed, free: disk.f_bavail.saturating_mul(disk.f_frsize) });
+    }
+    found.iter().for_each(|one| way.progress.found(one.info.nar_size, one.info.file_size));
+    way.progress.walk_done();
+    let planned = found.iter().map(plan_of).collect();
+    way.add(found)?;
+    Ok(planned)
+}
+
+/// Says what an install would do: asks the caches, changes nothing.
+///
+/// # Errors
+/// As [`install`], as far as narinfos go.
+pub fn plan(
+    destination: &Destination,
+    options: &Options,
+    client: &Arc<Client>,
+    wanted: &[Wanted],
+) -> Result<Report, Error> {
+    let start = Instant::now();
+    let (mut report, missing) = split_wanted(destination, wanted)?;
+    if !missing.is_empty() {
+        let caches = open_caches(destination, options, client)?;
+        let hash_parts: Vec<_> = missing.iter().map(Wanted::hash_part).collect();
+        let is_there = |path: &StorePath| destination.is_valid(path);
+        let found = closure(&caches, &hash_parts, &is_there)?;
+        report.planned = found.iter().map(plan_of).collect();
+        report.roots.extend(roots_of(&missing, &report.planned));
+    }
+    fill_report(&mut report, client, &Progress::default(), start);
+    Ok(report)
+}
+
+/// All narinfos of a closure, without what `is_there`.
+pub(crate) fn closure(
+    caches: &Caches,
+    roots: &[narval_nix::HashPart],
+    is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+) -> Result<Vec<Found>, Error> {
+    let all = std::sync::Mutex::new(Vec::new());
+    let on_found = |found: Found| {
+        all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(found);
+        Ok(())
+    };
+    let walk = Walk::new(caches, roots, is_there, &on_found);
+    std::thread::scope(|scope| walk.run(scope))?;
+    drop(walk);
+    let mut all = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    all.sort_by(|a, b| a.info.path.cmp(&b.info.path));
+    Ok(all)
+}
+
+fn split_wanted(destination: &Destination, wanted: &[Wanted]) -> Result<(Report, Vec<Wanted>), Error> {
+    let (mut report, mut missing) = (Report::default(), Vec::new());
+    for one in wanted {
+        match destination.find(one)? {
+            Some(path) => report.roots.push(path),
+            None => missing.push(one.clone()),
+        }
+    }
+    report.already = report.roots.len();
+    Ok((report, missing))
+}
+
+fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client>) -> Result<Caches, Error> {
+    if options.caches.is_empty() {
+        return Err(Error::Usage("no cache to install from: give one with --from URL".into()));
+    }
+    Caches::open(&options.caches, client, destination.store_dir(), options.keys.clone(), options.check_signatures)
+}
+
+fn plan_of(found: &Found) -> Planned {
+    let cache = found.cache.url().to_string();
+    Planned { path: found.info.path.clone(), nar_size: found.info.nar_size, file_size: found.info.file_size, cache }
+}
+
+fn roots_of(missing: &[Wanted], planned: &[Planned]) -> Vec<StorePath> {
+    let by_hash: HashMap<_, _> = planned.iter().map(|one| (one.path.hash_part(), &one.path)).collect();
+    missing.iter().filter_map(|one| by_hash.get(&one.hash_part()).map(|path| (*path).clone())).collect()
+}
+
+/// Those paths all of whose references are valid or among them: after a failure not all are.
+fn closed_subset(destination: &Destination, mut done: Vec<PathInfo>) -> Result<Vec<PathInfo>, Error> {
+    let mut names: HashSet<_> = done.iter().map(|info| info.path.clone()).collect();
+    let mut valid: HashSet<StorePath> = HashSet::new();
+    for reference in done.iter().flat_map(|info| &info.references) {
+        if !names.contains(reference) && !valid.contains(reference) && destination.is_valid(reference)? {
+            valid.insert(reference.clone());
+        }
+    }
+    loop {
+        let before = done.len();
+        done.retain(|info| {
+            info.references.iter().all(|reference| names.contains(reference) || valid.contains(reference))
+        });
+        if done.len() == before {
+            return Ok(done);
+        }
+        names = done.iter().map(|info| info.path.clone()).collect();
+    }
+}
+
+fn combined(errors: Vec<Error>) -> Option<Error> {
+    // An interrupt makes many paths fail; it is one thing.
+    if errors.iter().any(|error| matches!(error, Error::Interrupted)) {
+        return Some(Error::Interrupted);
+    }
+    let others = errors.len().saturating_sub(1);
+    let first = errors.into_iter().next()?;
+    Some(if others == 0 { first } else { Error::Several { first: Box::new(first), others } })
+}
+
+fn fill_report(report: &mut Report, client: &Client, progress: &Progress, start: Instant) {
+    let snapshot = progress.snapshot();
+    (report.downloaded, report.unpacked) = (snapshot.file_bytes_done, snapshot.nar_bytes_done);
+    (report.requests, report.connections) = client.counts();
+    report.elapsed = start.elapsed();
+}

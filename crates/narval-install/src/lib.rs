@@ -1,0 +1,34 @@
+//! Installs packages from Nix binary caches, without Nix: finds the closure of store paths, fetches and verifies each
+//! NAR, unpacks it beside the store and moves it in when every check has passed, and registers all of it at the end.
+
+#![forbid(unsafe_code)]
+
+pub mod cache;
+mod closure;
+mod copy;
+pub mod decode;
+mod destination;
+mod error;
+pub mod http;
+mod inspect;
+mod install;
+mod pipeline;
+mod profile;
+mod repair;
+mod resolve;
+pub mod run;
+mod trace;
+mod verify;
+
+pub use closure::{Closure, Node};
+pub use copy::{CacheFolder, copy_from_caches, copy_from_store};
+pub use destination::Destination;
+pub use error::Error;
+pub use inspect::{cat, entry, listing};
+pub use install::{Options, Planned, Report, install, plan};
+pub use pipeline::{DOWNLOADS_MAX, Progress, Snapshot};
+pub use profile::Profile;
+pub use repair::repair;
+pub use resolve::{LOOKUPS_MAX, Wanted};
+pub use trace::Trace;
+pub use verify::{Fault, Faulty, verify};

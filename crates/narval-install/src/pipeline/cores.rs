@@ -1,0 +1,69 @@
+//! The right to use a core.
+//!
+//! Many downloads may be under way, but only as many threads decode as there are cores: the others would push the
+//! dictionaries out of the caches. A thread that has to wait for the network gives its core back meanwhile; the largest
+//! NAR gets the next one.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+struct State {
+    free: usize,
+    /// Those that wait: size of the NAR and number of the caller, so that no two are equal.
+    waiting: BTreeSet<(u64, u64)>,
+}
+
+/// The cores.
+pub(crate) struct Cores {
+    total: usize,
+    state: Mutex<State>,
+    freed: Condvar,
+    /// Told when somebody has got the core that it waited for: there may be one more download. The pipeline waits on it.
+    pub(super) relaxed: Condvar,
+}
+
+impl Cores {
+    pub(crate) fn new(total: usize) -> Self {
+        let total = total.max(1);
+        let state = Mutex::new(State { free: total, waiting: BTreeSet::new() });
+        Self { total, state, freed: Condvar::new(), relaxed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) const fn total(&self) -> usize {
+        self.total
+    }
+
+    /// How many threads have data and no core.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// Takes a core, when no larger NAR waits for one.
+    pub(crate) fn take(&self, size: u64, number: u64) {
+        let mut state = self.lock();
+        state.waiting.insert((size, number));
+        while state.free == 0 || state.waiting.last() != Some(&(size, number)) {
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting.remove(&(size, number));
+        state.free -= 1;
+        if state.free > 0 && !state.waiting.is_empty() {
+            self.freed.notify_all();
+        }
+        drop(state);
+        self.relaxed.notify_one();
+    }
+
+    /// Gives it back.
+    pub(crate) fn give_back(&self) {
+        let mut state = self.lock();
+        state.free += 1;
+        if !state.waiting.is_empty() {
+            self.freed.notify_all();
+        }
+    }
+}

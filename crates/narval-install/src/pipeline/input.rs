@@ -1,0 +1,133 @@
+//! What a decoder reads from: the download, counted and hashed, with the core given back while the network is waited for.
+
+use std::io::{self, BufRead, Read};
+
+use narval_nix::Sha256;
+use narval_nix::hash::Sha256Hasher;
+
+use super::cores::Cores;
+use super::progress::Progress;
+use crate::decode::INPUT_LEN;
+use crate::http::{HttpError, ResumingBody};
+use crate::trace::{Span, Trace};
+
+pub(super) struct Input<'a> {
+    body: ResumingBody,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// None when nobody asks for the file's hash.
+    hasher: Option<Sha256Hasher>,
+    received: u64,
+    /// No more than this may come.
+    limit: Option<u64>,
+    cores: &'a Cores,
+    size: u64,
+    number: u64,
+    progress: &'a Progress,
+    trace: &'a Trace,
+    failure: Option<HttpError>,
+}
+
+/// Where an [`Input`] reports and waits.
+pub(super) struct Surroundings<'a> {
+    pub(super) cores: &'a Cores,
+    pub(super) progress: &'a Progress,
+    pub(super) trace: &'a Trace,
+    pub(super) size: u64,
+    pub(super) number: u64,
+}
+
+impl<'a> Input<'a> {
+    /// The caller holds a core.
+    pub(super) fn new(body: ResumingBody, hashes: bool, limit: Option<u64>, around: &Surroundings<'a>) -> Self {
+        let hasher = hashes.then(Sha256Hasher::new);
+        let buffer = vec![0; INPUT_LEN];
+        let &Surroundings { cores, progress, trace, size, number } = around;
+        Self {
+            body,
+            buffer,
+            start: 0,
+            end: 0,
+            hasher,
+            received: 0,
+            limit,
+            cores,
+            size,
+            number,
+            progress,
+            trace,
+            failure: None,
+        }
+    }
+
+    pub(super) const fn received_len(&self) -> u64 {
+        self.received
+    }
+
+    /// The error behind the `io::Error` that a decoder passed on, if the download failed.
+    pub(super) const fn take_failure(&mut self) -> Option<HttpError> {
+        self.failure.take()
+    }
+
+    /// Whether bytes follow the end of what the decoder took. Reads no more than one buffer of them.
+    pub(super) fn has_more(&mut self) -> io::Result<bool> {
+        Ok(!self.fill_buf()?.is_empty())
+    }
+
+    pub(super) fn file_hash(&mut self) -> Option<Sha256> {
+        self.hasher.take().map(Sha256Hasher::finish)
+    }
+
+    fn receive(&mut self) -> io::Result<usize> {
+        let span = self.trace.begin();
+        let waits = !self.body.is_readable();
+        if waits {
+            self.cores.give_back();
+        }
+        let read = self.body.read_some(&mut self.buffer);
+        if waits {
+            self.cores.take(self.size, self.number);
+        }
+        self.trace.end(span, Span::Fetch);
+        read.map_err(|error| {
+            let passed_on = io::Error::other(error.to_string());
+            self.failure = Some(error);
+            passed_on
+        })
+    }
+}
+
+impl BufRead for Input<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.start == self.end {
+            let len = self.receive()?;
+            (self.start, self.end) = (0, len);
+            self.received += len as u64;
+            self.progress.downloaded(len as u64);
+            if self.limit.is_some_and(|limit| self.received > limit) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is longer than its FileSize"));
+            }
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(self.buffer.get(..len).unwrap_or_default());
+            }
+        }
+        Ok(self.buffer.get(self.start..self.end).unwrap_or_default())
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.start = (self.start + len).min(self.end);
+    }
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let len = available.len().min(out.len());
+        if let (Some(to), Some(from)) = (out.get_mut(..len), available.get(..len)) {
+            to.copy_from_slice(from);
+        }
+        self.consume(len);
+        Ok(len)
+    }
+}

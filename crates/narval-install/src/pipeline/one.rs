@@ -1,0 +1,251 @@
+//! One NAR: fetched, decompressed, hashed, unpacked, verified, moved to its place.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use narval_nix::{Algorithm, Compression, NarInfo, PathInfo, Sha256};
+use narval_store::{Incoming, LocalStoreError, Prepared, UnpackError};
+
+use super::Pipeline;
+use super::hashes::{Hashed, Hashes};
+use super::input::{Input, Surroundings};
+use crate::Error;
+use crate::cache::{Cache, Found};
+use crate::decode::{Decoder, OUTPUT_LEN};
+use crate::http::ResumingBody;
+use crate::trace::Span;
+
+/// NARs of this size and more may be worked on by several threads.
+pub(super) const SPLIT_LEN: u64 = 64 * 1024 * 1024;
+
+/// The work on one path.
+pub(crate) struct Job<'a> {
+    pub(super) pipeline: &'a Pipeline<'a>,
+    pub(super) number: u64,
+    /// Threads it may use.
+    pub(super) threads: usize,
+}
+
+impl Job<'_> {
+    /// Does it, from the cache found or from the others when that one fails.
+    pub(super) fn run(&self, found: Found) -> Result<PathInfo, Error> {
+        let hash_part = found.info.path.hash_part();
+        let mut failed: Vec<Arc<Cache>> = Vec::new();
+        let mut first_error = None;
+        let mut next = Some(found);
+        while let Some(found) = next.take() {
+            match self.run_from(&found) {
+                Ok(()) => return Ok(found.info.path_info(now())),
+                Err(error) if error.is_the_caches_fault() && !self.pipeline.progress.is_interrupted() => {
+                    tracing::debug!(%error, "trying the next cache");
+                    failed.push(found.cache);
+                    first_error.get_or_insert(error);
+                    if failed.len() < self.pipeline.caches.list().len() {
+                        next = self.pipeline.caches.find_except(hash_part, &failed).ok();
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(first_error.unwrap_or(Error::Interrupted))
+    }
+
+    fn run_from(&self, found: &Found) -> Result<(), Error> {
+        let (info, pipeline) = (&found.info, self.pipeline);
+        // An earlier install may have completed it and then been killed: its bytes are hashed, not fetched again.
+        let Prepared::Missing(incoming) = pipeline.store.prepare(&info.path_info(0))? else {
+            pipeline.progress.unpacked(info.nar_size);
+            return Ok(());
+        };
+        self.fetch(found, *incoming)
+    }
+
+    /// As a valid path is exchanged that is broken. Its hash is the registered one, whatever the cache says.
+    pub(super) fn repair(&self, found: &Found, info: &PathInfo) -> Result<(), Error> {
+        if found.info.nar_hash != info.nar_hash {
+            return Err(mismatch(found, "NarHash", found.info.nar_hash, info.nar_hash));
+        }
+        self.fetch(found, self.pipeline.store.prepare_repair(info)?)
+    }
+
+    fn fetch(&self, found: &Found, incoming: Incoming<'_>) -> Result<(), Error> {
+        let (info, cache, pipeline) = (&found.info, &found.cache, self.pipeline);
+        let url = cache.nar_url(info)?;
+        let opened = ResumingBody::open(cache.client(), &url);
+        let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
+        let gone = || Error::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
+        let body = body.ok_or_else(gone)?;
+        if let (Some(announced), Some(promised)) = (body.total_len(), info.file_size)
+            && announced != promised
+        {
+            return Err(mismatch(found, "FileSize", announced, promised));
+        }
+        let span = pipeline.trace.begin();
+        pipeline.cores.take(info.nar_size, self.number);
+        pipeline.trace.end(span, Span::Wait);
+        let result = self.unpack(found, body, incoming);
+        pipeline.cores.give_back();
+        result
+    }
+
+    /// With a core of its own: everything after the answer's head.
+    fn unpack(&self, found: &Found, body: ResumingBody, mut incoming: Incoming<'_>) -> Result<(), Error> {
+        let (info, pipeline) = (&found.info, self.pipeline);
+        let around = Surroundings {
+            cores: &pipeline.cores,
+            progress: pipeline.progress,
+            trace: pipeline.trace,
+            size: info.nar_size,
+            number: self.number,
+        };
+        let input = Input::new(body, hashes_file(info), info.file_size, &around);
+        let mut decoder = Decoder::new(&info.compression, input, self.threads).map_err(|source| Error::Decoder {
+            cache: found.cache.url().to_string(),
+            path: info.path.clone(),
+            source,
+        })?;
+        let (nar_len, hashed) = self.pump(found, &mut decoder, &mut incoming)?;
+        if nar_len != info.nar_size {
+            return Err(mismatch(found, "NarSize", nar_len, info.nar_size));
+        }
+        check_file(found, decoder.source_mut(), hashed.nar)?;
+        check_hashes(found, &hashed)?;
+        incoming.commit_hashed(hashed.nar).map_err(|error| store_error(found, error))?;
+        Ok(())
+    }
+
+    /// Decodes, hashes and unpacks until the end: bytes and hashes of the NAR.
+    fn pump(
+        &self,
+        found: &Found,
+        decoder: &mut Decoder<Input<'_>>,
+        incoming: &mut Incoming<'_>,
+    ) -> Result<(u64, Hashed), Error> {
+        if self.threads > 1 {
+            return self.pump_in_stages(found, decoder, incoming);
+        }
+        let (mut hashes, mut total) = (self.hashes(found), 0);
+        let mut buffer = vec![0; OUTPUT_LEN];
+        loop {
+            let len = self.decode(found, decoder, &mut buffer, &mut total)?;
+            if len == 0 {
+                return Ok((total, hashes.finish()));
+            }
+            let bytes = buffer.get(..len).unwrap_or_default();
+            let span = self.pipeline.trace.begin();
+            hashes.update(bytes);
+            self.pipeline.trace.end(span, Span::Hash);
+            self.write(found, incoming, bytes)?;
+        }
+    }
+
+    /// What is to be computed of its NAR.
+    pub(super) fn hashes(&self, found: &Found) -> Hashes {
+        Hashes::of(&found.info.path_info(0), self.pipeline.store.store_dir())
+    }
+
+    /// Decodes the next bytes; 0 at the end.
+    pub(super) fn decode(
+        &self,
+        found: &Found,
+        decoder: &mut Decoder<Input<'_>>,
+        buffer: &mut [u8],
+        total: &mut u64,
+    ) -> Result<usize, Error> {
+        if self.pipeline.progress.is_interrupted() {
+            return Err(Error::Interrupted);
+        }
+        let span = self.pipeline.trace.begin();
+        let len = decoder.read(buffer).map_err(|error| match decoder.source_mut().take_failure() {
+            Some(failure) => found.cache.fetch_error(found.info.path.base_name(), failure),
+            None => damaged(found, error.to_string()),
+        })?;
+        self.pipeline.trace.end(span, Span::Decompress);
+        *total += len as u64;
+        // A bomb ends here: not one byte more than NarSize is looked at.
+        if *total > found.info.nar_size {
+            return Err(mismatch(found, "NarSize", "more", found.info.nar_size));
+        }
+        Ok(len)
+    }
+
+    /// Unpacks the next bytes.
+    pub(super) fn write(&self, found: &Found, incoming: &mut Incoming<'_>, bytes: &[u8]) -> Result<(), Error> {
+        let span = self.pipeline.trace.begin();
+        incoming.write_unhashed(bytes).map_err(|error| store_error(found, error))?;
+        self.pipeline.trace.end(span, Span::Write);
+        self.pipeline.progress.unpacked(bytes.len() as u64);
+        Ok(())
+    }
+}
+
+/// After the decoder's end: nothing may follow, and size and hash of the file must be those of the narinfo.
+pub(super) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) -> Result<(), Error> {
+    let info = &found.info;
+    let more = input.has_more();
+    if let Some(failure) = input.take_failure() {
+        return Err(found.cache.fetch_error(info.path.base_name(), failure));
+    }
+    if more.map_err(|error| damaged(found, error.to_string()))? {
+        return Err(damaged(found, "bytes follow the end of the compressed data".to_owned()));
+    }
+    if let Some(size) = info.file_size.filter(|size| *size != input.received_len()) {
+        return Err(mismatch(found, "FileSize", input.received_len(), size));
+    }
+    let hash = if info.compression == Compression::None { Some(nar_hash) } else { input.file_hash() };
+    if let (Some(expected), Some(actual)) = (&info.file_hash, hash)
+        && expected.sha256().is_ok_and(|expected| expected != actual)
+    {
+        return Err(mismatch(found, "FileHash", actual, expected));
+    }
+    Ok(())
+}
+
+/// The NAR's hash, and that of a file that is named by its contents.
+pub(super) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> {
+    let info = &found.info;
+    if hashed.nar != info.nar_hash {
+        return Err(mismatch(found, "NarHash", hashed.nar, info.nar_hash));
+    }
+    match hashed.file {
+        Some((expected, Some(file))) if file != expected => Err(mismatch(found, "CA", file, expected)),
+        Some((expected, None)) => Err(mismatch(found, "CA", "no file", expected)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the file's hash is to be computed. Without compression it is the NAR's, which is anyway.
+pub(super) fn hashes_file(info: &NarInfo) -> bool {
+    let sha256 = info.file_hash.as_ref().is_some_and(|hash| hash.algorithm() == Algorithm::Sha256);
+    sha256 && info.compression != Compression::None
+}
+
+pub(super) fn mismatch(found: &Found, what: &'static str, actual: impl ToString, expected: impl ToString) -> Error {
+    Error::Mismatch {
+        cache: found.cache.url().to_string(),
+        path: found.info.path.clone(),
+        what,
+        actual: actual.to_string(),
+        expected: expected.to_string(),
+    }
+}
+
+pub(super) fn damaged(found: &Found, reason: String) -> Error {
+    Error::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason }
+}
+
+/// What is wrong with the NAR is the cache's fault; the rest is the store's.
+fn store_error(found: &Found, error: LocalStoreError) -> Error {
+    match error {
+        LocalStoreError::Unpack { source: UnpackError::Nar(error), .. } => {
+            damaged(found, format!("it is no valid NAR: {error}"))
+        }
+        LocalStoreError::Hash { expected, found: actual, .. } => mismatch(found, "NarHash", actual, expected),
+        other => other.into(),
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

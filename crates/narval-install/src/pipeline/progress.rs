@@ -1,0 +1,106 @@
+//! What is going on, for whoever shows it: counters that cost nothing, read ten times a second.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use narval_nix::StorePath;
+
+/// Counters of one install.
+#[derive(Default)]
+pub struct Progress {
+    paths_found: AtomicU64,
+    paths_done: AtomicU64,
+    nar_bytes_found: AtomicU64,
+    nar_bytes_done: AtomicU64,
+    file_bytes_found: AtomicU64,
+    file_bytes_done: AtomicU64,
+    walk_done: AtomicBool,
+    interrupted: AtomicBool,
+    active: Mutex<Vec<StorePath>>,
+    finished: Mutex<Vec<(StorePath, u64)>>,
+}
+
+/// The counters at one moment. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Snapshot {
+    /// Paths to be installed, as far as known.
+    pub paths_found: u64,
+    /// Paths unpacked and verified.
+    pub paths_done: u64,
+    /// NAR sizes of the paths found.
+    pub nar_bytes_found: u64,
+    /// Bytes unpacked.
+    pub nar_bytes_done: u64,
+    /// What is to be downloaded, as far as the caches say.
+    pub file_bytes_found: u64,
+    /// What has been.
+    pub file_bytes_done: u64,
+    /// Whether the whole closure is known.
+    pub walk_done: bool,
+}
+
+impl Progress {
+    /// Ends the work at the next occasion.
+    pub fn interrupt(&self) {
+        self.interrupted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is to end.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn found(&self, nar_size: u64, file_size: Option<u64>) {
+        self.paths_found.fetch_add(1, Ordering::Relaxed);
+        self.nar_bytes_found.fetch_add(nar_size, Ordering::Relaxed);
+        self.file_bytes_found.fetch_add(file_size.unwrap_or(nar_size), Ordering::Relaxed);
+    }
+
+    pub(crate) fn walk_done(&self) {
+        self.walk_done.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn downloaded(&self, len: u64) {
+        self.file_bytes_done.fetch_add(len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unpacked(&self, len: u64) {
+        self.nar_bytes_done.fetch_add(len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn started(&self, path: &StorePath) {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+    }
+
+    pub(crate) fn ended(&self, path: &StorePath, nar_size: Option<u64>) {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other != path);
+        if let Some(nar_size) = nar_size {
+            self.paths_done.fetch_add(1, Ordering::Relaxed);
+            self.finished.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), nar_size));
+        }
+    }
+
+    /// The paths being unpacked.
+    pub fn active(&self) -> Vec<StorePath> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The paths done since the last call, with their NAR sizes.
+    pub fn take_finished(&self) -> Vec<(StorePath, u64)> {
+        std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The counters now.
+    pub fn snapshot(&self) -> Snapshot {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Snapshot {
+            paths_found: read(&self.paths_found),
+            paths_done: read(&self.paths_done),
+            nar_bytes_found: read(&self.nar_bytes_found),
+            nar_bytes_done: read(&self.nar_bytes_done),
+            file_bytes_found: read(&self.file_bytes_found),
+            file_bytes_done: read(&self.file_bytes_done),
+            walk_done: self.walk_done.load(Ordering::Relaxed),
+        }
+    }
+}

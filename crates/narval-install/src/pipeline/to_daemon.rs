@@ -1,0 +1,208 @@
+//! Into a store through its daemon: paths go to it in one stream, each after what it refers to. The daemon hashes and
+//! writes while the next bytes are decoded here; what it must not see (a wrong size, a wrong FileHash) breaks the
+//! stream off before the NAR is complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use narval_nix::StorePath;
+use narval_store::{Daemon, DaemonError, StoreError};
+
+use super::cores::Cores;
+use super::hashes::Hashes;
+use super::input::{Input, Surroundings};
+use super::one::{check_file, check_hashes, damaged, hashes_file, mismatch, now};
+use super::progress::Progress;
+use crate::Error;
+use crate::cache::{Cache, Caches, Found};
+use crate::decode::Decoder;
+use crate::http::ResumingBody;
+use crate::trace::{Span, Trace};
+
+/// The way of an install through a daemon.
+pub(crate) struct ToDaemon<'a> {
+    pub(crate) daemon: &'a Daemon,
+    pub(crate) caches: &'a Caches,
+    pub(crate) progress: &'a Progress,
+    pub(crate) trace: &'a Trace,
+}
+
+impl ToDaemon<'_> {
+    /// Adds all of them. What other processes add meanwhile is left out; a path whose cache fails is taken from the next.
+    pub(crate) fn add(&self, found: Vec<Found>) -> Result<(), Error> {
+        let names: Vec<StorePath> = found.iter().map(|found| found.info.path.clone()).collect();
+        // Kept from a garbage collection until all of them are there.
+        let _kept = self.daemon.keep(&names).map_err(StoreError::from)?;
+        let mut left = in_order(found);
+        let mut failed: BTreeMap<StorePath, Vec<Arc<Cache>>> = BTreeMap::new();
+        while !left.is_empty() {
+            let names: Vec<StorePath> = left.iter().map(|found| found.info.path.clone()).collect();
+            let valid: BTreeSet<_> = self.daemon.valid_paths(&names).map_err(StoreError::from)?.into_iter().collect();
+            left.retain(|found| !valid.contains(&found.info.path));
+            let Err(failed_stream) = self.stream(&left) else { return Ok(()) };
+            match *failed_stream {
+                Failed { path: Some(path), error }
+                    if error.is_the_caches_fault() && !self.progress.is_interrupted() =>
+                {
+                    let Some(at) = left.iter_mut().find(|found| found.info.path == path) else { return Err(error) };
+                    let failed = failed.entry(path.clone()).or_default();
+                    failed.push(Arc::clone(&at.cache));
+                    if failed.len() >= self.caches.list().len() {
+                        return Err(error);
+                    }
+                    tracing::debug!(%error, "trying the next cache");
+                    let Ok(other) = self.caches.find_except(path.hash_part(), failed) else { return Err(error) };
+                    // Another build of it may refer to other paths, of which nothing is known here.
+                    if other.info.references != at.info.references {
+                        return Err(error);
+                    }
+                    *at = other;
+                }
+                Failed { error, .. } => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// One stream of all of them.
+    fn stream(&self, found: &[Found]) -> Result<(), Box<Failed>> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        // This thread waits for the network and the daemon by itself, and decodes alone.
+        let cores = Cores::new(1);
+        cores.take(0, 0);
+        let nars = found.iter().map(|found| {
+            let nar = Nar::open(found, self, &cores).map_err(|error| carried(found, error))?;
+            Ok((found.info.path_info(now()), nar))
+        });
+        // Signatures were checked against the keys that count here; a daemon that does not trust us checks them again.
+        let added = self.daemon.add_multiple_to_store(found.len() as u64, nars, false);
+        added.map_err(|error| match error {
+            DaemonError::Source(error) => match error.downcast::<Failed>() {
+                Ok(failed) => Box::new(failed),
+                Err(error) => Failed::of_daemon(DaemonError::Source(error)),
+            },
+            other => Failed::of_daemon(other),
+        })
+    }
+}
+
+/// Why a stream broke off. On its way through [`io::Error`] as far as it comes from here.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+struct Failed {
+    /// The path that it is about, if it is about one.
+    path: Option<StorePath>,
+    error: Error,
+}
+
+impl Failed {
+    fn of_daemon(error: DaemonError) -> Box<Self> {
+        Box::new(Self { path: None, error: StoreError::from(error).into() })
+    }
+}
+
+fn carried(found: &Found, error: Error) -> io::Error {
+    io::Error::other(Failed { path: Some(found.info.path.clone()), error })
+}
+
+/// Each after what it refers to, as far as that is among them.
+fn in_order(found: Vec<Found>) -> Vec<Found> {
+    let mut waiting: BTreeMap<StorePath, Found> =
+        found.into_iter().map(|found| (found.info.path.clone(), found)).collect();
+    let mut ordered = Vec::with_capacity(waiting.len());
+    // Depth first, without recursion: a path is taken when its references have been.
+    let mut stack: Vec<(StorePath, bool)> = waiting.keys().map(|path| (path.clone(), false)).collect();
+    let mut begun = BTreeSet::new();
+    while let Some((path, references_taken)) = stack.pop() {
+        if references_taken {
+            ordered.extend(waiting.remove(&path));
+        } else if let Some(found) = waiting.get(&path).filter(|_| begun.insert(path.clone())) {
+            stack.push((path, true));
+            // A circle ends where it began, and the daemon refuses it.
+            let references = found.info.references.iter().filter(|other| !begun.contains(other));
+            stack.extend(references.map(|other| (other.clone(), false)));
+        }
+    }
+    ordered
+}
+
+/// A NAR as it is decoded, checked at its end.
+struct Nar<'a> {
+    found: &'a Found,
+    decoder: Decoder<Input<'a>>,
+    hashes: Option<Hashes>,
+    len: u64,
+    progress: &'a Progress,
+    trace: &'a Trace,
+}
+
+impl<'a> Nar<'a> {
+    fn open(found: &'a Found, way: &ToDaemon<'a>, cores: &'a Cores) -> Result<Self, Error> {
+        let (info, cache) = (&found.info, &found.cache);
+        let url = cache.nar_url(info)?;
+        let opened = ResumingBody::open(cache.client(), &url);
+        let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
+        let gone = || Error::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
+        let body = body.ok_or_else(gone)?;
+        let &ToDaemon { progress, trace, caches, .. } = way;
+        progress.started(&info.path);
+        let around = Surroundings { cores, progress, trace, size: 0, number: 0 };
+        let input = Input::new(body, hashes_file(info), info.file_size, &around);
+        let decoder = Decoder::new(&info.compression, input, 1).map_err(|source| Error::Decoder {
+            cache: cache.url().to_string(),
+            path: info.path.clone(),
+            source,
+        })?;
+        let hashes = Some(Hashes::of(&info.path_info(0), caches.store_dir()));
+        Ok(Self { found, decoder, hashes, len: 0, progress, trace })
+    }
+
+    fn next(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        if self.progress.is_interrupted() {
+            return Err(Error::Interrupted);
+        }
+        let (found, info) = (self.found, &self.found.info);
+        let span = self.trace.begin();
+        let len = self.decoder.read(buffer).map_err(|error| match self.decoder.source_mut().take_failure() {
+            Some(failure) => found.cache.fetch_error(info.path.base_name(), failure),
+            None => damaged(found, error.to_string()),
+        })?;
+        self.trace.end(span, Span::Decompress);
+        self.len += len as u64;
+        if self.len > info.nar_size {
+            return Err(mismatch(found, "NarSize", "more", info.nar_size));
+        }
+        if let Some(hashes) = &mut self.hashes {
+            hashes.update(buffer.get(..len).unwrap_or_default());
+        }
+        self.progress.unpacked(len as u64);
+        // The last bytes are not sent before everything is right: the daemon never sees the whole of what is wrong.
+        if self.len == info.nar_size
+            && let Some(hashes) = self.hashes.take()
+        {
+            let hashed = hashes.finish();
+            check_hashes(found, &hashed)?;
+            if self.decoder.read(&mut [0]).is_ok_and(|more| more > 0) {
+                return Err(mismatch(found, "NarSize", "more", info.nar_size));
+            }
+            check_file(found, self.decoder.source_mut(), hashed.nar)?;
+            self.progress.ended(&info.path, Some(info.nar_size));
+        } else if len == 0 && self.len < info.nar_size {
+            return Err(mismatch(found, "NarSize", self.len, info.nar_size));
+        }
+        Ok(len)
+    }
+}
+
+impl Read for Nar<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // Exactly NarSize bytes are given.
+        if buffer.is_empty() || self.hashes.is_none() {
+            return Ok(0);
+        }
+        self.next(buffer).map_err(|error| carried(self.found, error))
+    }
+}

@@ -1,0 +1,39 @@
+//! Fetching broken paths again. A repaired path is exchanged for the broken one in one step.
+
+use std::sync::Arc;
+
+use narval_nix::PathInfo;
+
+use crate::cache::Caches;
+use crate::http::Client;
+use crate::install::Options;
+use crate::pipeline::{Pipeline, Progress};
+use crate::{Destination, Error, Trace};
+
+/// Replaces the files of valid paths. What comes must have the hash that is registered: a cache with another NAR of the same
+/// path does not do.
+///
+/// # Errors
+/// The first path that could not be repaired; those after it are tried all the same.
+pub fn repair(
+    destination: &Destination,
+    options: &Options,
+    client: &Arc<Client>,
+    broken: &[PathInfo],
+    progress: &Arc<Progress>,
+) -> Result<(), Error> {
+    let keys = options.keys.clone();
+    let caches = Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
+    let (store, trace) = (destination.open()?, Trace::new(false));
+    let pipeline = Pipeline::new(&caches, &store, progress, &trace, 1);
+    let mut first = None;
+    for info in broken {
+        if let Err(error) = pipeline.repair(info) {
+            first.get_or_insert(error);
+        }
+    }
+    if options.durable {
+        store.sync()?;
+    }
+    first.map_or(Ok(()), Err)
+}

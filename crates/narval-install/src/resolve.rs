@@ -1,0 +1,179 @@
+//! Finds the closure: a walk over the narinfos that never waits for a level to be complete. What is found is handed on at
+//! once, so that NARs flow while the walk goes on.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
+
+use narval_nix::{HashPart, StoreDir, StorePath};
+
+use crate::Error;
+use crate::cache::{BATCH_MAX, Caches, Found};
+
+/// Narinfos asked for at the same time: half of the connections to an origin, the other half is for NARs.
+pub const LOOKUPS_MAX: usize = 32;
+
+/// What is to be installed, as people write it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A whole store path.
+    Path(StorePath),
+    /// Only its hash part.
+    HashPart(HashPart),
+}
+
+impl Wanted {
+    /// A store path, `hash-name`, or a hash part alone. What lies below a store path is cut off.
+    ///
+    /// ```
+    /// use narval_install::Wanted;
+    /// let dir = narval_nix::StoreDir::default();
+    /// let path = Wanted::parse("/nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-a/bin/a", &dir).unwrap();
+    /// assert_eq!(path, Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la-a", &dir).unwrap());
+    /// assert_eq!(path.hash_part(), Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", &dir).unwrap().hash_part());
+    /// ```
+    pub fn parse(text: &str, store_dir: &StoreDir) -> Result<Self, Error> {
+        let base = match text.strip_prefix(store_dir.as_str()) {
+            Some(below) => below.trim_start_matches('/').split('/').next().unwrap_or_default(),
+            None => text,
+        };
+        if let Ok(hash_part) = HashPart::parse(base.as_bytes()) {
+            return Ok(Self::HashPart(hash_part));
+        }
+        StorePath::parse(base).map(Self::Path).map_err(|error| {
+            Error::Usage(format!("'{text}' is no store path, hash-name or hash part of the store {store_dir}: {error}"))
+        })
+    }
+
+    /// Its hash part.
+    pub fn hash_part(&self) -> HashPart {
+        match self {
+            Self::Path(path) => path.hash_part(),
+            Self::HashPart(hash_part) => *hash_part,
+        }
+    }
+}
+
+struct State {
+    queue: VecDeque<HashPart>,
+    seen: HashSet<HashPart>,
+    /// Answers that came before they were asked for, from a batch.
+    early: HashMap<HashPart, Found>,
+    threads: usize,
+    idle: usize,
+    done: bool,
+    error: Option<Error>,
+}
+
+/// One walk.
+pub(crate) struct Walk<'a> {
+    caches: &'a Caches,
+    /// Whether the store has a path already, with all that it refers to.
+    is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+    /// Takes what was found. Called from several threads.
+    on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl<'a> Walk<'a> {
+    pub(crate) fn new(
+        caches: &'a Caches,
+        roots: &[HashPart],
+        is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+        on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
+    ) -> Self {
+        let mut seen = HashSet::new();
+        let queue = roots.iter().copied().filter(|root| seen.insert(*root)).collect();
+        let early = HashMap::new();
+        let state = State { queue, seen, early, threads: 0, idle: 0, done: false, error: None };
+        Self { caches, is_there, on_found, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Walks until everything is found, or something failed. Threads are started as the queue grows.
+    pub(crate) fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<(), Error> {
+        let roots: Vec<_> = self.lock().queue.iter().copied().take(BATCH_MAX).collect();
+        let early = self.caches.find_many(&roots);
+        let mut state = self.lock();
+        state.early.extend(early.into_iter().map(|found| (found.info.path.hash_part(), found)));
+        self.start_threads(&mut state, scope);
+        while !(state.done && state.threads == 0) {
+            if state.threads == 0 && state.queue.is_empty() {
+                state.done = true;
+                break;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.error.take().map_or(Ok(()), Err)
+    }
+
+    fn start_threads<'scope>(&'scope self, state: &mut State, scope: &'scope Scope<'scope, '_>) {
+        while state.threads < LOOKUPS_MAX
+            && state.queue.len() > state.idle
+            && state.threads < state.queue.len() + state.idle
+        {
+            state.threads += 1;
+            state.idle += 1;
+            scope.spawn(move || self.work(scope));
+        }
+    }
+
+    fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let mut state = self.lock();
+        loop {
+            if state.done {
+                break;
+            }
+            let Some(hash_part) = state.queue.pop_front() else {
+                if state.idle == state.threads {
+                    state.done = true;
+                    break;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.idle -= 1;
+            let early = state.early.remove(&hash_part);
+            drop(state);
+            let new = self.visit(hash_part, early);
+            state = self.lock();
+            state.idle += 1;
+            match new {
+                Ok(references) => {
+                    let new: Vec<_> = references.into_iter().filter(|part| state.seen.insert(*part)).collect();
+                    state.queue.extend(new);
+                    self.start_threads(&mut state, scope);
+                }
+                Err(error) => {
+                    state.error.get_or_insert(error);
+                    state.done = true;
+                }
+            }
+            self.changed.notify_all();
+        }
+        state.threads -= 1;
+        state.idle -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Looks one path up, hands it on, and says which of its references are not there yet.
+    fn visit(&self, hash_part: HashPart, early: Option<Found>) -> Result<Vec<HashPart>, Error> {
+        let found = match early {
+            Some(found) => found,
+            None => self.caches.find(hash_part)?,
+        };
+        let mut missing = Vec::new();
+        for reference in &found.info.references {
+            let known = self.lock().seen.contains(&reference.hash_part());
+            if !known && *reference != found.info.path && !(self.is_there)(reference)? {
+                missing.push(reference.hash_part());
+            }
+        }
+        (self.on_found)(found)?;
+        Ok(missing)
+    }
+}

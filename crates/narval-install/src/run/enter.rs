@@ -1,0 +1,137 @@
+//! Entering the namespace. The process must have one thread only: the kernel refuses a new user namespace otherwise.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{chdir, getgid, getuid, pivot_root};
+
+/// Why it did not work, with what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}: {source}; {}", .remedy)]
+pub struct EnterError {
+    /// What was tried.
+    pub step: String,
+    /// The kernel's answer.
+    pub source: io::Error,
+    /// What helps.
+    pub remedy: String,
+}
+
+/// Makes `real_store` appear at `store_dir` for this process and its children. The rest of the file system stays as it
+/// is; user and group stay the same. `scratch` is an empty folder that is covered meanwhile.
+///
+/// # Errors
+/// [`EnterError`] says which step the kernel forbids, and how to allow it.
+pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
+    let (uid, gid) = (getuid(), getgid());
+    let unshared = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS);
+    let own_user = match unshared {
+        Ok(()) => true,
+        // root needs no user namespace, and may be where there is none to be had.
+        Err(_) if uid.is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok() => false,
+        Err(error) => return Err(failed("make a user namespace", error.into())),
+    };
+    if own_user {
+        let write =
+            |file: &str, text: String| fs::write(file, text).map_err(|error| failed(&format!("write {file}"), error));
+        // Without setgroups denied, the kernel takes no group map from an unprivileged process (user_namespaces(7)).
+        write("/proc/self/setgroups", "deny".to_owned())?;
+        write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+    }
+    step(
+        "make mounts private",
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>),
+    )?;
+    let working = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    if store_dir.is_dir() {
+        cover(real_store, store_dir)?;
+    } else {
+        new_root(real_store, store_dir, scratch)?;
+    }
+    step("return to the working directory", chdir(&working).or_else(|_| chdir("/")))
+}
+
+/// The host has a store: both are seen, ours first, or where overlays are forbidden ours alone.
+fn cover(real_store: &Path, store_dir: &Path) -> Result<(), EnterError> {
+    let plain = |path: &Path| path.to_str().is_some_and(|text| !text.contains([':', ',', '\\']));
+    if plain(real_store) && plain(store_dir) {
+        let layers = format!("lowerdir={}:{}", real_store.display(), store_dir.display());
+        if mount(Some("overlay"), store_dir, Some("overlay"), MsFlags::MS_RDONLY, Some(&*layers)).is_ok() {
+            return Ok(());
+        }
+    }
+    step(
+        "mount the store",
+        mount(Some(real_store), store_dir, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>),
+    )
+}
+
+/// A root of our own: everything of the old one, and the store.
+fn new_root(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
+    let io = |what: &str, result: io::Result<()>| result.map_err(|error| failed(what, error));
+    io("make the folder for the new root", fs::create_dir_all(scratch))?;
+    // What is below the scratch folder must be reachable after it is covered.
+    let store = fs::File::open(real_store).map_err(|error| failed("open the store", error))?;
+    let store = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&store)));
+    step("mount a tmpfs", mount(Some("narval"), scratch, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755")))?;
+    let inside = scratch.join(store_dir.strip_prefix("/").unwrap_or(store_dir));
+    io("make the store's folder", fs::create_dir_all(&inside))?;
+    let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
+    step("mount the store", mount(Some(real_store), &inside, None::<&str>, bind, None::<&str>))
+        .or_else(|_| step("mount the store", mount(Some(&store), &inside, None::<&str>, bind, None::<&str>)))?;
+    let entries = fs::read_dir("/").map_err(|error| failed("read /", error))?;
+    for entry in entries.flatten() {
+        let (from, to) = (entry.path(), scratch.join(entry.file_name()));
+        if to.exists() {
+            continue;
+        }
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_symlink() {
+            let target = fs::read_link(&from).map_err(|error| failed("read a link in /", error))?;
+            io("copy a link of /", std::os::unix::fs::symlink(target, &to))?;
+            continue;
+        }
+        let made = if kind.is_dir() { fs::create_dir(&to) } else { fs::File::create(&to).map(drop) };
+        io("make a mount point", made)?;
+        if let Err(error) = mount(Some(&from), &to, None::<&str>, bind, None::<&str>) {
+            // Some files in / may be mounted by nobody; programs do not miss them.
+            if kind.is_dir() {
+                return Err(failed(&format!("mount {}", from.display()), error.into()));
+            }
+        }
+    }
+    step("enter the new root", chdir(scratch))?;
+    // The old root is stacked on the new one, and taken away from there (pivot_root(2)).
+    step("change the root", pivot_root(".", "."))?;
+    step("let go of the old root", umount2(".", MntFlags::MNT_DETACH))?;
+    step("enter the new root", chdir("/"))
+}
+
+fn step(what: &str, result: nix::Result<()>) -> Result<(), EnterError> {
+    result.map_err(|error| failed(what, error.into()))
+}
+
+/// The remedy that fits what this machine says of itself.
+fn failed(step: &str, source: io::Error) -> EnterError {
+    let setting = |name: &str| fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default().trim().to_owned();
+    let remedy = if setting("kernel/unprivileged_userns_clone") == "0" {
+        "allow it with: sudo sysctl kernel.unprivileged_userns_clone=1"
+    } else if setting("user/max_user_namespaces") == "0" {
+        "allow it with: sudo sysctl user.max_user_namespaces=15000"
+    } else if setting("kernel/apparmor_restrict_unprivileged_userns") == "1" {
+        "AppArmor forbids it (Ubuntu 23.10 and newer); allow it with: sudo sysctl \
+         kernel.apparmor_restrict_unprivileged_userns=0, or give narval a profile with 'userns,'"
+    } else if source.kind() == io::ErrorKind::StorageFull {
+        "too many namespaces, or nested too deep: raise user.max_user_namespaces"
+    } else if Path::new("/.dockerenv").exists() || Path::new("/run/.containerenv").exists() {
+        "this container forbids it: start it with --security-opt seccomp=unconfined (and apparmor=unconfined), or install \
+         into /nix/store as its root with --store local"
+    } else {
+        "the kernel, or a container around it, forbids namespaces: 'narval doctor' says more; as root, --store local needs none"
+    };
+    EnterError { step: step.to_owned(), source, remedy: remedy.to_owned() }
+}

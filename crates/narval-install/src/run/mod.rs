@@ -1,0 +1,96 @@
+//! Running programs of a store that does not lie at `/nix/store`, without root: in a user and mount namespace in which
+//! it does.
+
+mod enter;
+mod helper;
+
+pub use enter::{EnterError, enter};
+pub use helper::helper;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use narval_nix::StorePath;
+use narval_store::StoreConfig;
+
+use crate::Error;
+
+/// Whether programs find the store where they look for it, without a namespace.
+pub fn is_at_home(config: &StoreConfig) -> bool {
+    let home = Path::new(config.store_dir.as_str());
+    config.real_store_dir == home
+        || matches!((fs::canonicalize(&config.real_store_dir), fs::canonicalize(home)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// The program meant by a path without a command: `bin/<name without version>`, or the only one in `bin`. As seen from
+/// inside, below the logical store directory.
+///
+/// # Errors
+/// [`Error::Usage`] when there is none, or more than one.
+pub fn main_program(config: &StoreConfig, path: &StorePath) -> Result<PathBuf, Error> {
+    let bin = config.real_store_dir.join(path.base_name()).join("bin");
+    let mut programs: Vec<_> = fs::read_dir(&bin)
+        .map_err(|_| Error::Usage(format!("{path} has no bin folder: say what to run after --")))?
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    programs.sort();
+    let inside = Path::new(config.store_dir.as_str()).join(path.base_name()).join("bin");
+    let wanted = program_name(path.name());
+    if programs.iter().any(|program| program == wanted) {
+        return Ok(inside.join(wanted));
+    }
+    match programs.as_slice() {
+        [only] => Ok(inside.join(only)),
+        _ => Err(Error::Usage(format!(
+            "{path} has {} programs and none is called '{wanted}': say which after --",
+            programs.len()
+        ))),
+    }
+}
+
+/// The name without version: up to the first dash that a digit follows (Nix `names.cc DrvName`).
+fn program_name(name: &str) -> &str {
+    let dashes = name.match_indices('-').map(|(at, _)| at);
+    let version = dashes
+        .into_iter()
+        .find(|at| name.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| !c.is_ascii_alphabetic())));
+    version.and_then(|at| name.get(..at)).unwrap_or(name)
+}
+
+/// Variables for a shell with these paths: their `bin` folders before what is there.
+pub fn shell_variables(config: &StoreConfig, paths: &[StorePath]) -> Vec<(&'static str, OsString)> {
+    let folders = [("PATH", "bin"), ("XDG_DATA_DIRS", "share"), ("MANPATH", "share/man")];
+    let set = |(variable, below): (&'static str, &str)| {
+        let mut value = OsString::new();
+        for path in paths {
+            if config.real_store_dir.join(path.base_name()).join(below).is_dir() {
+                value.push(Path::new(config.store_dir.as_str()).join(path.base_name()).join(below));
+                value.push(":");
+            }
+        }
+        let before = std::env::var_os(variable).unwrap_or_default();
+        // An empty MANPATH element stands for the usual ones.
+        if variable == "XDG_DATA_DIRS" && before.is_empty() {
+            value.push("/usr/local/share:/usr/share");
+        }
+        value.push(before);
+        (variable, value)
+    };
+    folders.into_iter().map(set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::program_name;
+
+    #[test]
+    fn versions_are_cut_off() {
+        for (name, program) in
+            [("hello-2.10-3", "hello"), ("gtk+3", "gtk+3"), ("git-lfs-3.1", "git-lfs"), ("a-b", "a-b")]
+        {
+            assert_eq!(program_name(name), program);
+        }
+    }
+}

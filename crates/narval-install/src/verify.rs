@@ -1,0 +1,91 @@
+//! Checking what a store holds, and replacing what is broken.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
+use narval_store::NarReader;
+
+use crate::pipeline::{Hashed, Hashes};
+use crate::{Destination, Error};
+
+/// What is wrong with a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Its files are not those that were registered.
+    Contents,
+    /// It is valid, and there is nothing.
+    Missing,
+    /// No trusted key signed it.
+    Untrusted,
+}
+
+/// One path that is not as it should be.
+#[derive(Clone, Debug)]
+pub struct Faulty {
+    /// The path.
+    pub info: PathInfo,
+    /// What is wrong.
+    pub fault: Fault,
+}
+
+/// Checks the contents of paths, and with `keys` their signatures, on several cores. Sorted by path.
+///
+/// # Errors
+/// When the store can't be asked; never for a fault.
+pub fn verify(
+    destination: &Destination,
+    paths: &[StorePath],
+    keys: Option<&TrustedKeys>,
+    cores: usize,
+) -> Result<Vec<Faulty>, Error> {
+    let infos: Vec<_> = destination.store().path_infos(paths)?.into_iter().flatten().collect();
+    let (next, faulty) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..cores.clamp(1, infos.len().max(1)) {
+            scope.spawn(|| {
+                while let Some(info) = infos.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found =
+                        examine(&destination.store().real_path(&info.path), info, keys, destination.store_dir());
+                    let mut faulty = faulty.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    faulty.extend(found.map(|fault| Faulty { info: info.clone(), fault }));
+                }
+            });
+        }
+    });
+    let mut faulty = faulty.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    faulty.sort_by(|a, b| a.info.path.cmp(&b.info.path));
+    Ok(faulty)
+}
+
+fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: &StoreDir) -> Option<Fault> {
+    if std::fs::symlink_metadata(real).is_err() {
+        return Some(Fault::Missing);
+    }
+    let hashed = match hashes_of(real, info, store_dir) {
+        Some((hashed, len)) if (hashed.nar, len) == (info.nar_hash, info.nar_size) => hashed,
+        _ => return Some(Fault::Contents),
+    };
+    let keys = keys?;
+    let fingerprint = info.fingerprint(store_dir);
+    let signed = keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some();
+    let named = info.check_by_contents(store_dir).is_some() && hashed.fits_the_name();
+    (!signed && !info.ultimate && !named).then_some(Fault::Untrusted)
+}
+
+/// Hashes and size of the NAR of what lies there; none when it can't be a NAR.
+fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir) -> Option<(Hashed, u64)> {
+    let mut nar = NarReader::open(real).ok()?;
+    let (mut hashes, mut len, mut buffer) = (Hashes::of(info, store_dir), 0, vec![0; 256 * 1024]);
+    loop {
+        match nar.read(&mut buffer).ok()? {
+            0 => return Some((hashes.finish(), len)),
+            read => {
+                hashes.update(buffer.get(..read)?);
+                len += read as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Caches that mean harm: refused with a reason, and nothing outside the store touched, nothing left in it.
+
+use crate::support::{Server, file_nar, install_from, names_in};
+use narval_install::Error;
+use narval_nix::Sha256;
+use narval_nix::nar::wire;
+
+/// Installs a path with this NAR, and its narinfo changed; the error, after a look for what was left.
+fn refused(nar: &[u8], change: impl Fn(String) -> String) -> Error {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("evil", nar, &[], change);
+    let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err();
+    assert_eq!(names_in(root.path()), Vec::<String>::new(), "{error}");
+    error
+}
+
+/// The inside of a node, from its type on: a regular file or a symlink.
+fn file(contents: &[u8]) -> Vec<u8> {
+    file_nar(contents)[wire::HEAD.len()..].to_vec()
+}
+
+fn text(bytes: &[u8]) -> Vec<u8> {
+    let padding = vec![0; bytes.len().next_multiple_of(8) - bytes.len()];
+    [&(bytes.len() as u64).to_le_bytes()[..], bytes, &padding].concat()
+}
+
+fn symlink(target: &[u8]) -> Vec<u8> {
+    [&wire::SYMLINK[..], &text(target), &wire::CLOSE].concat()
+}
+
+fn directory(entries: &[(&[u8], Vec<u8>)]) -> Vec<u8> {
+    let mut node = wire::DIRECTORY.to_vec();
+    for (name, child) in entries {
+        node.extend([&wire::ENTRY[..], &text(name), &wire::NODE, child, &wire::CLOSE].concat());
+    }
+    [&node[..], &wire::CLOSE].concat()
+}
+
+fn nar(node: &[u8]) -> Vec<u8> {
+    [&wire::HEAD[..], node].concat()
+}
+
+/// The hostile archives of Nix's own tests (`tests/functional/nars.sh`), and the rules of its `archive.cc`.
+#[test]
+fn every_malformed_nar_is_refused() {
+    let outside = tempfile::tempdir().unwrap();
+    let target = outside.path().to_str().unwrap().as_bytes();
+    let deep = (0..70).fold(file(b"x"), |node, _| directory(&[(b"a", node)]));
+    let mut padded = nar(&file(b"abc"));
+    let at = padded.len() - wire::CLOSE.len() - 1;
+    padded[at] = 1;
+    let good = nar(&directory(&[(b"a", file(b"1")), (b"b", symlink(b"a"))]));
+    let mut cases = vec![
+        ("a duplicate name", nar(&directory(&[(b"a", file(b"1")), (b"a", file(b"2"))]))),
+        ("a duplicate that goes through a symlink", {
+            nar(&directory(&[(b"a", symlink(target)), (b"a", directory(&[(b"pwned", file(b"x"))]))]))
+        }),
+        ("names in disorder", nar(&directory(&[(b"b", file(b"1")), (b"a", file(b"2"))]))),
+        ("dot", nar(&directory(&[(b".", file(b"1"))]))),
+        ("dotdot", nar(&directory(&[(b"..", file(b"1"))]))),
+        ("a slash", nar(&directory(&[(b"a/b", file(b"1"))]))),
+        ("an absolute name", nar(&directory(&[([b"/", target].concat().as_slice(), file(b"1"))]))),
+        ("NUL in a name", nar(&directory(&[(b"a\0b", file(b"1"))]))),
+        ("an empty name", nar(&directory(&[(b"", file(b"1"))]))),
+        ("a name of 256 bytes", nar(&directory(&[(&[b'a'; 256], file(b"1"))]))),
+        ("an empty target", nar(&symlink(b""))),
+        ("NUL in a target", nar(&symlink(b"a\0b"))),
+        ("a target of 4096 bytes", nar(&symlink(&[b'a'; 4096]))),
+        ("nodes too deep", nar(&deep)),
+        ("padding that is not zero", padded),
+        ("a length beyond everything", [&wire::HEAD[..], &wire::REGULAR, &u64::MAX.to_le_bytes()].concat()),
+        ("bytes after the end", [&good[..], &[0; 8]].concat()),
+        ("something that is no NAR", b"hello, this is no archive at all".to_vec()),
+    ];
+    for cut in (8..good.len()).step_by(40) {
+        cases.push(("an archive cut short", good[..cut].to_vec()));
+    }
+    for (what, nar) in cases {
+        let error = refused(&nar, |narinfo| narinfo);
+        assert_eq!(error.exit_code(), 4, "{what}: {error}");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0, "{what} wrote outside");
+    }
+}
+
+#[test]
+fn a_narinfo_of_another_path_is_refused() {
+    let other = "0000000000000000000000000000000a-other";
+    let error = refused(&file_nar(b"x"), |narinfo| {
+        let (_, rest) = narinfo.split_once('\n').unwrap();
+        format!("StorePath: /nix/store/{other}\n{rest}")
+    });
+    assert!(error.to_string().contains(other), "{error}");
+}
+
+#[test]
+fn names_that_climb_are_refused() {
+    for reference in ["../../etc/passwd", "/etc/passwd", "0000000000000000000000000000000a-..", "x"] {
+        let error =
+            refused(&file_nar(b"x"), |narinfo| narinfo.replace("References: ", &format!("References: {reference}")));
+        assert_eq!(error.exit_code(), 4, "{reference}: {error}");
+    }
+}
+
+#[test]
+fn wrong_lengths_and_hashes_are_refused() {
+    let nar = file_nar(b"hello");
+    let size = format!("NarSize: {}", nar.len());
+    let other = Sha256::of(b"other").to_string();
+    let right = Sha256::of(&nar).to_string();
+    type Change<'a> = Box<dyn Fn(String) -> String + 'a>;
+    let changes: [(&str, Change<'_>); 6] = [
+        ("NarSize", Box::new(|text| text.replace(&size, &format!("NarSize: {}", nar.len() - 8)))),
+        ("NarSize", Box::new(|text| text.replace(&size, "NarSize: 4000000"))),
+        ("FileSize", Box::new(|text| text.replace("FileSize: ", "FileSize: 1"))),
+        ("NarHash", Box::new(|text| text.replace(&format!("NarHash: {right}"), &format!("NarHash: {other}")))),
+        ("FileHash", Box::new(|text| text.replace(&format!("FileHash: {right}"), &format!("FileHash: {other}")))),
+        ("damaged", Box::new(|text| text.replace("Compression: none", "Compression: xz"))),
+    ];
+    for (what, change) in &changes {
+        let error = refused(&nar, change);
+        assert_eq!(error.exit_code(), 4, "{what}: {error}");
+    }
+}
+
+#[test]
+fn bombs_end_at_the_size_they_declare() {
+    let declared = refused(&file_nar(b"x"), |text| text.replace("NarSize: 120", "NarSize: 10000000000000000"));
+    assert_eq!(declared.exit_code(), 6, "by declared size: {declared}");
+    // A gigabyte of zeros in a few dozen kilobytes, declared as one.
+    let mut zeros = zstd_safe::CCtx::create();
+    let (input, mut bomb, mut out) = (vec![0; 1 << 20], Vec::new(), vec![0; 1 << 20]);
+    for _ in 0..1024 {
+        let mut from = zstd_safe::InBuffer::around(&input);
+        while from.pos() < input.len() {
+            let mut to = zstd_safe::OutBuffer::around(out.as_mut_slice());
+            zeros.compress_stream(&mut to, &mut from).unwrap();
+            bomb.extend_from_slice(to.as_slice());
+        }
+    }
+    let nar = file_nar(&[0; 1000]);
+    let (hash, size) = (Sha256::of(&nar).to_string(), nar.len());
+    let ratio = refused(&bomb, |text| {
+        let lines = text.lines().map(|line| match line.split_once(": ").unwrap().0 {
+            "Compression" => "Compression: zstd".to_owned(),
+            "NarHash" => format!("NarHash: {hash}"),
+            "NarSize" => format!("NarSize: {size}"),
+            _ => line.to_owned(),
+        });
+        lines.collect::<Vec<_>>().join("\n") + "\n"
+    });
+    assert!(ratio.to_string().contains("NarSize"), "by ratio: {ratio}");
+}
+
+/// Installs with signatures checked, and no key to trust.
+fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Result<narval_install::Report, Error> {
+    use narval_install::http::Url;
+    use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
+    let options = Options {
+        caches: vec![Url::parse(&server.url).unwrap()],
+        keys: narval_nix::TrustedKeys::new(),
+        check_signatures: true,
+        cores: 1,
+        durable: false,
+    };
+    let destination = Destination::new(narval_store::StoreConfig::for_root(root).unwrap());
+    let wanted = [Wanted::parse(path, destination.store_dir()).unwrap()];
+    install(&destination, &options, &crate::support::client(), &wanted, &Progress::default(), &Trace::new(false))
+}
+
+/// What a name says of a file's contents needs no signature, and is checked against the contents.
+#[test]
+fn contents_that_are_not_those_of_the_name_are_refused() {
+    use narval_nix::{ContentAddress, StoreDir};
+    let executable = {
+        let len = 5_u64.to_le_bytes();
+        [&wire::HEAD[..], &wire::EXECUTABLE, &len, b"right\0\0\0", &wire::CLOSE].concat()
+    };
+    for method in ["text:", "fixed:"] {
+        let ca: ContentAddress = format!("{method}{}", Sha256::of(b"right")).parse().unwrap();
+        let name = "named".parse().unwrap();
+        let path = ca.store_path(&StoreDir::default(), &name, &std::collections::BTreeSet::new(), false).unwrap();
+        let cases = [
+            ("as named", file_nar(b"right"), true),
+            ("other contents", file_nar(b"wrong"), false),
+            ("no file", nar(&directory(&[(b"a", file(b"right"))])), false),
+            ("an executable", executable.clone(), false),
+        ];
+        for (what, nar, good) in cases {
+            let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+            let (hash, size) = (Sha256::of(&nar), nar.len());
+            let narinfo = format!(
+                "StorePath: /nix/store/{path}\nURL: nar/a.nar\nCompression: none\nNarHash: {hash}\nNarSize: {size}\n\
+                 References: \nCA: {ca}\n"
+            );
+            server.put(&format!("/{}.narinfo", path.hash_part()), narinfo.into_bytes());
+            server.put("/nar/a.nar", nar);
+            match install_checked(&server, root.path(), path.base_name()) {
+                Ok(_) => assert!(good, "{method} {what}"),
+                Err(error) => {
+                    assert!(!good && error.exit_code() == 4, "{method} {what}: {error}");
+                    assert_eq!(names_in(root.path()), Vec::<String>::new(), "{error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn unsigned_paths_are_refused_without_a_download() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    let error = install_checked(&server, root.path(), &path).unwrap_err();
+    assert!(matches!(error, Error::Untrusted { .. }), "{error}");
+    assert_eq!(server.requests_for("/nar/a.nar"), 0);
+}

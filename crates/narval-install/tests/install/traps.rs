@@ -1,0 +1,134 @@
+//! What servers do to clients: each of these once broke an installer, or made it hang.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::support::{Act, Server, file_nar, install_from, names_in};
+
+/// Larger than all buffers on the way.
+fn large() -> Vec<u8> {
+    file_nar(&(0..500_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>())
+}
+
+/// Installs a path whose NAR's first requests are met by `acts`, and says how often it was asked for.
+fn survives(acts: &[Act]) -> usize {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let nar = large();
+    let path = server.add("large", &nar, &[], |narinfo| narinfo);
+    server.script("/nar/large.nar", acts);
+    install_from(&[&server.url], root.path(), &[&path]).unwrap_or_else(|error| panic!("{acts:?}: {error}"));
+    let file = std::fs::read(root.path().join("nix/store").join(&path)).unwrap();
+    assert_eq!(file_nar(&file), nar, "{acts:?}");
+    server.requests_for("/nar/large.nar")
+}
+
+#[test]
+fn broken_transfers_are_taken_up_again() {
+    assert_eq!(survives(&[Act::Serve]), 1);
+    assert_eq!(survives(&[Act::CutAt(700_000)]), 2);
+    assert_eq!(survives(&[Act::CutAt(0), Act::CutAt(10), Act::CutAt(1_900_000)]), 4);
+    assert_eq!(survives(&[Act::CutAt(700_000), Act::Whole]), 2);
+    assert_eq!(survives(&[Act::Chunked { complete: true }]), 1);
+    assert_eq!(survives(&[Act::Chunked { complete: false }]), 2);
+    assert_eq!(survives(&[Act::UntilClose]), 1);
+    assert_eq!(survives(&[Act::Close, Act::Close]), 3);
+    assert_eq!(survives(&[Act::Garbage]), 2);
+}
+
+#[test]
+fn a_resumed_download_asks_for_the_rest_only() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("large", &large(), &[], |narinfo| narinfo);
+    server.script("/nar/large.nar", &[Act::CutAt(700_000)]);
+    install_from(&[&server.url], root.path(), &[&path]).unwrap();
+    let resumed = server.requests().into_iter().rfind(|request| request.contains("/nar/large.nar")).unwrap();
+    assert!(resumed.contains("Range: bytes=700000-") && resumed.contains("If-Range: \"1\""), "{resumed}");
+}
+
+#[test]
+fn overload_is_waited_out() {
+    let start = Instant::now();
+    assert_eq!(survives(&[Act::Status(503, "Retry-After: 1\r\n"), Act::Status(429, "")]), 3);
+    assert!(start.elapsed() >= Duration::from_secs(1), "Retry-After counts");
+    assert_eq!(survives(&[Act::Status(500, ""), Act::Status(502, ""), Act::Status(408, "")]), 4);
+}
+
+#[test]
+fn redirects_are_followed_and_not_for_ever() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    server.put("/elsewhere", file_nar(b"a"));
+    server.script("/nar/a.nar", &[Act::Status(302, "Location: /elsewhere\r\n")]);
+    install_from(&[&server.url], root.path(), &[&path]).unwrap();
+    let path = server.add("b", &file_nar(b"b"), &[], |narinfo| narinfo);
+    server.script("/nar/b.nar", &vec![Act::Status(301, "Location: b.nar\r\n"); 20]);
+    let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err();
+    assert!(error.to_string().contains("redirect"), "{error}");
+    assert_eq!(names_in(root.path()).len(), 1);
+}
+
+#[test]
+fn bytes_that_nobody_asked_for_poison_no_connection() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let names: Vec<String> = (0..40).map(|n| format!("p{n}")).collect();
+    let mut paths = Vec::new();
+    for name in &names {
+        paths.push(server.add(name, &file_nar(name.as_bytes()), &[], |narinfo| narinfo));
+        server.script(&format!("/nar/{name}.nar"), &[Act::Trailing(1024)]);
+    }
+    let paths: Vec<_> = paths.iter().map(String::as_str).collect();
+    install_from(&[&server.url], root.path(), &paths).unwrap();
+    for (name, path) in names.iter().zip(&paths) {
+        assert_eq!(std::fs::read_to_string(root.path().join("nix/store").join(path)).unwrap(), *name);
+    }
+}
+
+#[test]
+fn connections_are_used_again() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let paths: Vec<String> =
+        (0..300).map(|n| server.add(&format!("p{n}"), &file_nar(b"x"), &[], |narinfo| narinfo)).collect();
+    let paths: Vec<_> = paths.iter().map(String::as_str).collect();
+    install_from(&[&server.url], root.path(), &paths).unwrap();
+    let opened = server.counts.connections.load(Ordering::SeqCst);
+    assert!(opened <= narval_install::http::CONNECTIONS_PER_ORIGIN_MAX, "{opened} connections for 601 requests");
+    assert_eq!(server.requests().len(), 601);
+}
+
+#[test]
+fn what_is_there_needs_no_request() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    install_from(&[&server.url], root.path(), &[&path]).unwrap();
+    let before = server.requests().len();
+    assert_eq!(install_from(&[&server.url], root.path(), &[&path]).unwrap().already, 1);
+    assert_eq!(server.requests().len(), before);
+}
+
+#[test]
+fn a_slow_or_dead_cache_holds_up_nobody() {
+    let (good, bad, root) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
+    bad.put("/nix-cache-info", b"StoreDir: /nix/store\nPriority: 1\n".to_vec());
+    let mut paths = Vec::new();
+    for n in 0..20 {
+        let name = format!("p{n}");
+        paths.push(good.add(&name, &file_nar(b"x"), &[], |narinfo| narinfo));
+        bad.add(&name, &file_nar(b"x"), &[], |narinfo| narinfo);
+        let narinfo = format!("/{}.narinfo", &paths[n][..32]);
+        bad.script(&narinfo, &[Act::Late(Duration::from_secs(60))]);
+    }
+    let paths: Vec<_> = paths.iter().map(String::as_str).collect();
+    let start = Instant::now();
+    install_from(&[&bad.url, &good.url, "http://127.0.0.1:1"], root.path(), &paths).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(50), "{:?}", start.elapsed());
+}
+
+#[test]
+fn the_next_cache_serves_what_the_first_has_broken() {
+    let (first, second, root) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
+    let path = first.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    second.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    first.script("/nar/a.nar", &vec![Act::Instead(file_nar(b"b")); 10]);
+    install_from(&[&first.url, &second.url], root.path(), &[&path]).unwrap();
+    assert_eq!(std::fs::read(root.path().join("nix/store").join(path)).unwrap(), b"a");
+}
