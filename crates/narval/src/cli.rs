@@ -1,0 +1,106 @@
+//! The command line of `narval`: one variant and one file for each subcommand.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::{
+    Failure, bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, run, serve, static_site, warm,
+};
+
+/// Serve, move and install Nix packages.
+#[derive(Debug, Parser)]
+#[command(name = "narval", version, propagate_version = true, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  narval demo                                   see it work; needs no Nix and no set-up
+  narval key generate cache.example.org-1 > cache.sec
+  narval serve --sign-key cache.sec             serve this machine's Nix store on port 5000
+  nix copy --from http://localhost:5000 /nix/store/…-hello-2.12
+
+'narval COMMAND --help' says more about each command.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Install(install::Args),
+    Run(run::RunArgs),
+    Shell(run::ShellArgs),
+    Copy(copy::Args),
+    Verify(maintain::VerifyArgs),
+    PathInfo(inspect::PathInfoArgs),
+    Ls(inspect::LsArgs),
+    Cat(inspect::CatArgs),
+    Profiles(maintain::ProfilesArgs),
+    Rollback(maintain::RollbackArgs),
+    Gc(maintain::GcArgs),
+    Doctor(doctor::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
+    #[command(name = "__enter", hide = true)]
+    Enter(run::EnterArgs),
+    Serve(serve::Args),
+    Warm(warm::Args),
+    Static(static_site::Args),
+    Bench(bench::Args),
+    Key(key::Args),
+    Nar(nar::Args),
+    Demo(demo::Args),
+}
+
+/// Runs `narval` with the arguments of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are "errors" for clap; it prints each to its place and knows the exit code (0 or 2).
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("narval"),
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Install(args) => install::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Shell(args) => run::shell(args),
+        Command::Copy(args) => copy::run(args),
+        Command::Verify(args) => maintain::check(args),
+        Command::PathInfo(args) => inspect::path_info(args),
+        Command::Ls(args) => inspect::ls(args),
+        Command::Cat(args) => inspect::cat(args),
+        Command::Profiles(args) => maintain::profiles(args),
+        Command::Rollback(args) => maintain::rollback(args),
+        Command::Gc(args) => maintain::gc(args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => manual::completions(&args, Cli::command()),
+        Command::Man(args) => manual::man(&args, &Cli::command()),
+        Command::Enter(args) => run::enter_and_run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Warm(args) => warm::run(args),
+        Command::Static(args) => static_site::run(args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Key(args) => key::run(args),
+        Command::Nar(args) => nar::run(args),
+        Command::Demo(args) => demo::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_fit_together() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,225 @@
+//! What the client's commands have in common: which store, which caches, whom to trust, how to show what goes on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use narval_install::http::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
+use narval_install::{Destination, Error, Options};
+use narval_nix::{PublicKey, TrustedKeys};
+use narval_store::{Environment, StoreConfig};
+use tracing_subscriber::EnvFilter;
+
+use crate::Failure;
+
+/// The key of cache.nixos.org.
+const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
+/// Asked when no cache is named.
+const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
+
+/// What the commands of the client have in common.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ClientArgs {
+    /// Which store.
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// Which caches.
+    #[command(flatten)]
+    pub caches: CacheArgs,
+    /// How to show it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// The store to work on.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StoreArgs {
+    /// The store: a folder (it then holds nix/store and nix/var/nix), `auto` for /nix/store through its daemon if that runs,
+    /// `daemon` or `local` for one of the two ways, or another URI of Nix's
+    #[arg(long, value_name = "DIR", env = "NARVAL_STORE", help_heading = "Store")]
+    pub store: Option<String>,
+}
+
+impl StoreArgs {
+    /// The store named, or this user's own.
+    pub fn config(&self) -> Result<StoreConfig, Failure> {
+        match &self.store {
+            // The machine's own store is where Nix's environment says.
+            Some(uri) if matches!(uri.as_str(), "auto" | "local" | "daemon") => {
+                StoreConfig::parse(uri, &Environment::of_process()).map_err(Failure::usage)
+            }
+            Some(uri) if !uri.contains(['/', ':', '?']) => StoreConfig::for_root(uri.as_ref()).map_err(Failure::usage),
+            Some(uri) => StoreConfig::parse(uri, &Environment::default()).map_err(Failure::usage),
+            None => StoreConfig::for_root(&default_root()?).map_err(Failure::usage),
+        }
+    }
+
+    /// The store named, to be asked and installed into.
+    pub fn destination(&self) -> Result<Destination, Failure> {
+        Ok(Destination::new(self.config()?))
+    }
+}
+
+/// `$XDG_DATA_HOME/narval`, which is `~/.local/share/narval`.
+fn default_root() -> Result<PathBuf, Failure> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
+    data.map(|data| data.join("narval"))
+        .ok_or_else(|| Failure::usage("HOME is not set: say where the store is with --store DIR"))
+}
+
+/// The caches to take from.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CacheArgs {
+    /// A binary cache, http://, https:// or file://; several are asked by priority (without any: cache.nixos.org)
+    #[arg(long, value_name = "URL", env = "NARVAL_CACHES", value_delimiter = ' ', help_heading = "Caches")]
+    pub from: Vec<String>,
+    /// A public key to trust, beside that of cache.nixos.org; `nix.conf` calls it trusted-public-keys
+    #[arg(long, value_name = "NAME:KEY", env = "NARVAL_TRUSTED_KEYS", value_delimiter = ' ', help_heading = "Caches")]
+    pub trusted_public_key: Vec<String>,
+    /// Take what nobody trusted has signed. Only for caches that you trust, on a network that you trust
+    #[arg(long, help_heading = "Caches")]
+    pub no_check_sigs: bool,
+    /// Credentials (without it: $NETRC, ~/.netrc, /etc/nix/netrc)
+    #[arg(long, value_name = "FILE", help_heading = "Caches")]
+    pub netrc_file: Option<PathBuf>,
+    /// A field to send to the caches with every request; it goes nowhere else
+    #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
+    pub header: Vec<String>,
+    /// Use no network: file:// caches and what the store has
+    #[arg(long, help_heading = "Caches")]
+    pub offline: bool,
+    /// How often a failed request is tried, in all
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
+    pub attempts: u32,
+    /// Seconds without any data after which a request counts as failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
+    pub timeout: u64,
+    /// Connections to one server, at most
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Caches")]
+    pub connections: u16,
+}
+
+impl CacheArgs {
+    /// The addresses of the caches.
+    pub fn urls(&self) -> Result<Vec<Url>, Failure> {
+        if self.from.is_empty() {
+            return Ok(vec![parse_cache(CACHE_NIXOS_ORG)?]);
+        }
+        self.from.iter().map(|text| parse_cache(text)).collect()
+    }
+
+    /// The client to ask them with.
+    pub fn client(&self) -> Result<Arc<Client>, Failure> {
+        let netrc =
+            Netrc::load(self.netrc_file.as_deref()).map_err(|error| Failure::usage(format!("netrc: {error}")))?;
+        let mut credentials = Credentials::new(netrc, &self.urls()?);
+        for header in &self.header {
+            credentials.add_header(header).map_err(Failure::usage)?;
+        }
+        let retry = RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() };
+        Ok(Arc::new(Client::new(ClientOptions {
+            credentials,
+            retry,
+            offline: self.offline,
+            stall_timeout: Duration::from_secs(self.timeout),
+            connections_max: usize::from(self.connections),
+            ..ClientOptions::default()
+        })))
+    }
+
+    /// The keys to trust.
+    pub fn keys(&self) -> Result<TrustedKeys, Failure> {
+        let all = std::iter::once(CACHE_NIXOS_ORG_KEY).chain(self.trusted_public_key.iter().map(String::as_str));
+        let parse = |text: &str| -> Result<PublicKey, Failure> {
+            text.parse().map_err(|error| Failure::usage(format!("option --trusted-public-key '{text}': {error}")))
+        };
+        all.map(parse).collect()
+    }
+
+    /// From where and how to install.
+    pub fn options(&self, cores: Option<usize>, durable: bool) -> Result<Options, Failure> {
+        let found = available_parallelism().map_or(1, std::num::NonZero::get);
+        Ok(Options {
+            caches: self.urls()?,
+            keys: self.keys()?,
+            check_signatures: !self.no_check_sigs,
+            cores: cores.unwrap_or(found),
+            durable,
+        })
+    }
+}
+
+/// A cache's address; a folder may be given as such.
+pub fn parse_cache(text: &str) -> Result<Url, Failure> {
+    let parsed = if text.starts_with('/') || text.starts_with("./") || text.starts_with("../") {
+        let absolute = std::path::absolute(text).map_err(|error| Failure::usage(format!("{text}: {error}")))?;
+        Url::from_folder(&absolute)
+    } else {
+        Url::parse(text)
+    };
+    parsed.map_err(Failure::usage)
+}
+
+/// How much to say.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct OutputArgs {
+    /// Print nothing but errors
+    #[arg(long, short, conflicts_with = "json", help_heading = "Output")]
+    pub quiet: bool,
+    /// Print JSON
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+impl OutputArgs {
+    /// Starts the log for a command that people watch: warnings, without times. `NARVAL_LOG` shows more.
+    pub fn start_log(self) {
+        let usual = if self.quiet { "error" } else { "warn" };
+        let filter = EnvFilter::try_from_env("NARVAL_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+        let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).without_time();
+        // Only the first log of a process counts, which is this one.
+        let _ = builder.with_ansi(ansi).with_writer(std::io::stderr).try_init();
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Coded(error.exit_code(), error.to_string())
+    }
+}
+
+/// Bytes as people read them.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut units = UNITS.iter();
+    let mut unit = units.next().copied().unwrap_or_default();
+    for larger in units {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1000.0;
+        unit = larger;
+    }
+    if unit == "B" {
+        format!("{bytes} B")
+    } else if value < 9.95 {
+        format!("{value:.1} {unit}")
+    } else {
+        format!("{value:.0} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::human_bytes;
+
+    #[test]
+    fn sizes_are_short() {
+        let shown = [0, 999, 1000, 12_345, 999_999, 960_186_144].map(human_bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "12 kB", "1.0 MB", "960 MB"]);
+    }
+}

@@ -1,0 +1,83 @@
+//! The demo's check: everything is fetched back over HTTP, and believed only when signature, size and hash are right.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use narval_nix::nar::Decoder;
+use narval_nix::{CacheInfo, NarInfo, Sha256Hasher, StorePath, TrustedKeys};
+
+use super::client::Client;
+use crate::signals::Interrupt;
+
+/// The largest narinfo that is read, in bytes.
+const NARINFO_BYTES_MAX: u64 = 1024 * 1024;
+
+/// A path that was fetched.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    pub(super) narinfo: NarInfo,
+    pub(super) narinfo_time: Duration,
+    pub(super) nar_time: Duration,
+}
+
+/// Fetches a path and all it refers to.
+pub(super) fn closure(
+    address: SocketAddr,
+    root: &StorePath,
+    keys: &TrustedKeys,
+    interrupt: &Interrupt,
+) -> io::Result<Vec<Fetched>> {
+    let mut client = Client::connect(address)?;
+    let info = client.get_bytes("/nix-cache-info", NARINFO_BYTES_MAX)?;
+    let store_dir = CacheInfo::parse(&info).map_err(io::Error::other)?.store_dir;
+    let mut seen = BTreeSet::from([root.clone()]);
+    let mut queue = VecDeque::from([root.clone()]);
+    let mut fetched = Vec::new();
+    while let Some(path) = queue.pop_front() {
+        interrupt.check()?;
+        let started = Instant::now();
+        let text = client.get_bytes(&format!("/{}.narinfo", path.hash_part()), NARINFO_BYTES_MAX)?;
+        let narinfo_time = started.elapsed();
+        let narinfo = NarInfo::parse(&text, &store_dir).map_err(io::Error::other)?;
+        if narinfo.path != path {
+            return Err(io::Error::other(format!("asked for {path}, got {}", narinfo.path)));
+        }
+        if keys.find_valid(narinfo.fingerprint(&store_dir).as_bytes(), &narinfo.signatures).is_none() {
+            return Err(io::Error::other(format!("{path} has no valid signature")));
+        }
+        let started = Instant::now();
+        fetch_nar(&mut client, &narinfo)?;
+        queue.extend(narinfo.references.iter().filter(|reference| seen.insert((*reference).clone())).cloned());
+        fetched.push(Fetched { narinfo, narinfo_time, nar_time: started.elapsed() });
+    }
+    Ok(fetched)
+}
+
+/// Fetches a NAR, and checks its form, its size and its hash.
+fn fetch_nar(client: &mut Client, narinfo: &NarInfo) -> io::Result<()> {
+    let mut body = client.get(&format!("/{}", narinfo.url))?;
+    let (mut hasher, mut decoder) = (Sha256Hasher::new(), Decoder::with_nar_size(narinfo.nar_size));
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let got = body.read(&mut buffer)?;
+        if got == 0 {
+            break;
+        }
+        let mut piece = buffer.get(..got).unwrap_or_default();
+        hasher.update(piece);
+        loop {
+            let (used, event) = decoder.next(piece).map_err(io::Error::other)?;
+            if event.is_none() {
+                break;
+            }
+            piece = piece.get(used..).unwrap_or_default();
+        }
+    }
+    decoder.finish().map_err(io::Error::other)?;
+    if hasher.finish() != narinfo.nar_hash {
+        return Err(io::Error::other(format!("{}: the NAR has another hash than its narinfo says", narinfo.path)));
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! `narval demo`: everything at work on one machine, without Nix and without set-up.
+
+mod client;
+mod contents;
+mod fetch;
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use narval_http::{Listen, ListenAddress, Server, ServerHandle};
+use narval_nix::{SecretKey, TrustedKeys};
+use narval_serve::{Config, Face, Service};
+use narval_store::{LocalStore, Store, StoreConfig};
+
+use crate::signals::Interrupt;
+use crate::{Failure, log, server};
+use contents::Made;
+use fetch::Fetched;
+
+/// See it work: makes a store, serves it, fetches it back and verifies it; needs no Nix
+///
+/// Makes a throwaway Nix store of files of this machine, signs and serves it, fetches everything back over HTTP, checks
+/// every signature and hash, and says how fast that went.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  narval demo --keep         go on serving, to try it with curl or with nix:
+  nix copy --no-check-sigs --from http://127.0.0.1:PORT --to ./copy PATH")]
+pub struct Args {
+    /// Go on serving until Ctrl-C
+    #[arg(long)]
+    keep: bool,
+    /// Where to listen; without it, a free port of this machine alone
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0", hide_default_value = true)]
+    listen: SocketAddr,
+}
+
+/// Runs `narval demo`.
+///
+/// # Errors
+/// Anything that does not work: nothing is passed over.
+pub fn run(args: Args) -> Result<(), Failure> {
+    if args.keep {
+        log::start(None)?;
+    }
+    let interrupt = Interrupt::on_signal();
+    demonstrate(&args, &interrupt).map_err(|failure| interrupt.explain(failure))
+}
+
+fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
+    let folder =
+        Folder::make().map_err(|error| Failure::runtime(format!("cannot make a temporary folder: {error}")))?;
+    let say = |text: String| -> Result<(), Failure> {
+        writeln!(io::stdout().lock(), "{text}").map_err(|error| Failure::runtime(format!("cannot write: {error}")))
+    };
+
+    let started = Instant::now();
+    let made = make_store(&folder, interrupt)?;
+    say(describe_made(&made, &folder, started.elapsed()))?;
+
+    let key = SecretKey::generate("narval-demo-1").map_err(Failure::runtime)?;
+    let keys: TrustedKeys = [key.public_key()].into_iter().collect();
+    say(format!("signing  as {}", key.public_key()))?;
+    let handle = serve(&folder, key, args.listen)?;
+    let address = match handle.addresses() {
+        [ListenAddress::Tcp(address), ..] => *address,
+        _ => return Err(Failure::runtime("the server listens nowhere")),
+    };
+    say(format!("serving  http://{address}\n"))?;
+
+    let root = made.last().map(|made| made.info.path.clone()).ok_or_else(|| Failure::runtime("no path was made"))?;
+    let started = Instant::now();
+    let fetched = fetch::closure(address, &root, &keys, interrupt)
+        .map_err(|error| Failure::runtime(format!("fetching from http://{address}: {error}")))?;
+    say(describe_fetched(&fetched, started.elapsed()))?;
+    if fetched.len() != made.len() {
+        return Err(Failure::runtime(format!("{} paths were made, and {} came back", made.len(), fetched.len())));
+    }
+    if args.keep {
+        say(format!(
+            "\nStill serving; Ctrl-C ends it and removes the store. Try:\n  curl http://{address}/nix-cache-info\n  \
+             curl http://{address}/{}.narinfo\n  nix copy --no-check-sigs --from http://{address} --to ./copy \
+             /nix/store/{root}",
+            root.hash_part()
+        ))?;
+        return server::run(handle, None);
+    }
+    handle.shutdown(Duration::from_secs(1));
+    Ok(())
+}
+
+fn make_store(folder: &Folder, interrupt: &Interrupt) -> Result<Vec<Made>, Failure> {
+    let scratch = folder.path.join("scratch");
+    fs::create_dir(&scratch)
+        .map_err(|error| Failure::runtime(format!("cannot make '{}': {error}", scratch.display())))?;
+    let store = LocalStore::open(folder.store_config()?).map_err(Failure::runtime)?;
+    contents::make(&store, &scratch, interrupt)
+}
+
+fn serve(folder: &Folder, key: SecretKey, listen: SocketAddr) -> Result<ServerHandle, Failure> {
+    let config = Config { sign_keys: vec![key], ..Config::new(Face::Narval) };
+    let service = Service::new(config, Store::new(folder.store_config()?)).map_err(Failure::runtime)?;
+    let server = Server::builder(service.clone()).listen(Listen::Tcp(listen)).build().map_err(Failure::usage)?;
+    let handle = server.spawn().map_err(Failure::runtime)?;
+    service.show_engine(handle.counter_source());
+    Ok(handle)
+}
+
+fn describe_made(made: &[Made], folder: &Folder, time: Duration) -> String {
+    let bytes: u64 = made.iter().map(|made| made.info.nar_size).sum();
+    let entries: u64 = made.iter().map(|made| made.entries).sum();
+    format!(
+        "made     {} store paths of {entries} files, {} in {}, in {}",
+        made.len(),
+        size(bytes),
+        folder.path.join("root").display(),
+        seconds(time)
+    )
+}
+
+fn describe_fetched(fetched: &[Fetched], time: Duration) -> String {
+    let mut text = format!("{:>10}  {:>10}  {:>9}  references  path\n", "NAR", "rate", "narinfo");
+    for one in fetched {
+        let narinfo = &one.narinfo;
+        text.push_str(&format!(
+            "{:>10}  {:>8}/s  {:>6} µs  {:>10}  {}\n",
+            size(narinfo.nar_size),
+            size(rate(narinfo.nar_size, one.nar_time)),
+            one.narinfo_time.as_micros(),
+            narinfo.references.len(),
+            narinfo.path
+        ));
+    }
+    let bytes: u64 = fetched.iter().map(|one| one.narinfo.nar_size).sum();
+    let nars: Duration = fetched.iter().map(|one| one.nar_time).sum();
+    text.push_str(&format!(
+        "\nfetched  {} narinfos and NARs, {} in {} ({}/s, hashing included)\nverified {} signatures, sizes and hashes: \
+         all are right",
+        fetched.len(),
+        size(bytes),
+        seconds(time),
+        size(rate(bytes, nars)),
+        fetched.len()
+    ));
+    text
+}
+
+/// Bytes per second.
+fn rate(bytes: u64, time: Duration) -> u64 {
+    let nanos = time.as_nanos().max(1);
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{}.{} kB", bytes / 1_000, bytes % 1_000 / 100),
+        1_000_000..1_000_000_000 => format!("{}.{} MB", bytes / 1_000_000, bytes % 1_000_000 / 100_000),
+        _ => format!("{}.{} GB", bytes / 1_000_000_000, bytes % 1_000_000_000 / 100_000_000),
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f64())
+}
+
+/// The demo's folder, removed when dropped.
+struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    fn make() -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("narval-demo-").tempdir()?;
+        let this = Self { path: dir.keep() };
+        fs::create_dir(this.path.join("root"))?;
+        Ok(this)
+    }
+
+    fn store_config(&self) -> Result<StoreConfig, Failure> {
+        StoreConfig::for_root(&self.path.join("root")).map_err(Failure::runtime)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        unlock(&self.path);
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            eprintln!("narval: cannot remove '{}': {error}", self.path.display());
+        }
+    }
+}
+
+/// Store folders can't be written to, so nothing in them could be removed.
+fn unlock(folder: &Path) {
+    // What can't be unlocked shows when it can't be removed.
+    let _ = fs::set_permissions(folder, PermissionsExt::from_mode(0o700));
+    for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            unlock(&entry.path());
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! `narval doctor`: whether this machine has what installing and running needs, tried rather than guessed.
+
+use std::process::Command;
+
+use narval_install::http::{Proxies, certificate_source};
+use serde_json::json;
+
+use crate::Failure;
+use crate::client::{ClientArgs, human_bytes};
+
+/// Check namespaces, proxies, certificates, caches and disk
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+struct Finding {
+    what: &'static str,
+    good: bool,
+    text: String,
+}
+
+/// Runs `narval doctor`.
+///
+/// # Errors
+/// Exit code 1 when something does not work.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn run(args: &Args) -> Result<(), Failure> {
+    args.client.output.start_log();
+    let mut findings = vec![disk(args)?, namespaces(args)?, certificates()];
+    findings.extend(caches(args)?);
+    for found in &findings {
+        if args.client.output.json {
+            println!("{}", json!({"v": 1, "check": found.what, "ok": found.good, "text": found.text}));
+        } else {
+            println!("{} {:<12} {}", if found.good { "ok  " } else { "FAIL" }, found.what, found.text);
+        }
+    }
+    let bad = findings.iter().filter(|found| !found.good).count();
+    if bad == 0 { Ok(()) } else { Err(Failure::runtime(format!("{bad} of {} checks failed", findings.len()))) }
+}
+
+fn disk(args: &Args) -> Result<Finding, Failure> {
+    let config = args.client.store.config()?;
+    // The nearest folder that exists tells of the disk.
+    let nearest = config.real_store_dir.ancestors().find(|path| path.is_dir()).unwrap_or(std::path::Path::new("/"));
+    let text = |free: u64| format!("{} free for {}", human_bytes(free), config.real_store_dir.display());
+    Ok(match rustix::fs::statvfs(nearest) {
+        Ok(stats) => Finding {
+            what: "disk",
+            good: stats.f_bavail > 0,
+            text: text(stats.f_bavail.saturating_mul(stats.f_frsize)),
+        },
+        Err(error) => Finding { what: "disk", good: false, text: format!("{}: {error}", nearest.display()) },
+    })
+}
+
+/// Enters a namespace with an empty store and comes back.
+fn namespaces(args: &Args) -> Result<Finding, Failure> {
+    let config = args.client.store.config()?;
+    let scratch = std::env::temp_dir().join(format!("narval-doctor-{}", std::process::id()));
+    let made =
+        std::fs::create_dir_all(scratch.join("store")).and_then(|()| std::fs::create_dir_all(scratch.join("root")));
+    made.map_err(|error| Failure::runtime(format!("{}: {error}", scratch.display())))?;
+    let mut probe = Command::new("/proc/self/exe");
+    probe.arg("__enter").arg(scratch.join("store")).arg(config.store_dir.as_str()).arg(scratch.join("root"));
+    let output = probe.arg("--").arg("true").output();
+    // Left behind, it is two empty folders in the folder for temporary files.
+    let _ = std::fs::remove_dir_all(&scratch);
+    Ok(match output {
+        Ok(output) if output.status.success() => {
+            Finding { what: "namespaces", good: true, text: "narval run works without root".into() }
+        }
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Finding { what: "namespaces", good: false, text }
+        }
+        Err(error) => Finding { what: "namespaces", good: false, text: error.to_string() },
+    })
+}
+
+fn certificates() -> Finding {
+    match certificate_source() {
+        None => Finding { what: "certificates", good: true, text: "Mozilla's, compiled in".into() },
+        Some((variable, path)) => match std::fs::metadata(&path) {
+            Ok(_) => Finding { what: "certificates", good: true, text: format!("{path} ({variable})") },
+            Err(error) => Finding { what: "certificates", good: false, text: format!("{variable}={path}: {error}") },
+        },
+    }
+}
+
+fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {
+    let (client, proxies) = (args.client.caches.client()?, Proxies::from_env());
+    let look = |url: &narval_install::http::Url| {
+        let proxy =
+            proxies.describe(url.origin()).map(|proxy| format!(" through the proxy {proxy}")).unwrap_or_default();
+        let start = std::time::Instant::now();
+        let answer = url.child("nix-cache-info").map(|info| client.metadata_once(&info, 64 * 1024));
+        let millis = start.elapsed().as_millis();
+        match answer {
+            Ok(Ok(Some(_))) => {
+                Finding { what: "cache", good: true, text: format!("{url}{proxy}: answers in {millis} ms") }
+            }
+            Ok(Ok(None)) => Finding {
+                what: "cache",
+                good: false,
+                text: format!("{url}{proxy}: has no nix-cache-info; is it a cache?"),
+            },
+            Ok(Err(error)) => Finding { what: "cache", good: false, text: format!("{url}{proxy}: {error}") },
+            Err(error) => Finding { what: "cache", good: false, text: format!("{url}: {error}") },
+        }
+    };
+    Ok(args.client.caches.urls()?.iter().map(look).collect())
+}

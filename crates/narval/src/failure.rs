@@ -1,0 +1,38 @@
+//! How a command fails: one line to the user and an exit code.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+/// Why a command ended without doing what was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// What was asked can't be: an option, a value, a file named on the command line. Exit code 2.
+    Usage(String),
+    /// It was tried and did not work. Exit code 1.
+    Runtime(String),
+    /// It did not work, and the exit code says why: `narval install` has a table of them.
+    Coded(u8, String),
+}
+
+impl Failure {
+    /// A failure of what was asked.
+    pub fn usage(message: impl Display) -> Self {
+        Self::Usage(message.to_string())
+    }
+
+    /// A failure while doing it.
+    pub fn runtime(message: impl Display) -> Self {
+        Self::Runtime(message.to_string())
+    }
+
+    /// Prints `program: message` to standard error and gives the exit code.
+    pub fn report(&self, program: &str) -> ExitCode {
+        let (message, code) = match self {
+            Self::Usage(message) => (message, 2),
+            Self::Runtime(message) => (message, 1),
+            Self::Coded(code, message) => (message, *code),
+        };
+        eprintln!("{program}: {message}");
+        ExitCode::from(code)
+    }
+}

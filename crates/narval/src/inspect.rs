@@ -1,0 +1,155 @@
+//! `narval path-info`, `ls` and `cat`: looking before installing.
+
+use narval_install::cache::Caches;
+use narval_install::{Closure, Wanted, cat as write_file, entry, listing};
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::client::{ClientArgs, human_bytes};
+use crate::install::parse_wanted;
+
+/// What is known of paths: sizes, closure, and who needs whom
+#[derive(Debug, clap::Args)]
+pub struct PathInfoArgs {
+    /// Store paths, hash-name or hash parts
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    #[command(flatten)]
+    client: ClientArgs,
+    /// Show every path of the closure
+    #[arg(long, short)]
+    recursive: bool,
+    /// Show how the path comes to need this one
+    #[arg(long, value_name = "PATH")]
+    why: Option<String>,
+}
+
+/// List the files of a path in a cache, without installing it
+#[derive(Debug, clap::Args)]
+pub struct LsArgs {
+    /// A store path, hash-name or hash part, and what is below it: HASH-NAME/bin
+    #[arg(value_name = "PATH")]
+    path: String,
+    #[command(flatten)]
+    client: ClientArgs,
+    /// Everything below, too
+    #[arg(long, short)]
+    recursive: bool,
+}
+
+/// Print a file of a path in a cache, without installing it
+#[derive(Debug, clap::Args)]
+pub struct CatArgs {
+    /// HASH-NAME/share/file
+    #[arg(value_name = "PATH")]
+    path: String,
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Runs `narval path-info`.
+///
+/// # Errors
+/// When a path is nowhere to be found.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn path_info(args: PathInfoArgs) -> Result<(), Failure> {
+    args.client.output.start_log();
+    let destination = args.client.store.destination()?;
+    let wanted = parse_wanted(&args.paths, destination.store_dir())?;
+    let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
+    let closure = Closure::find(&destination, &options, &client, &wanted)?;
+    if let Some(why) = &args.why {
+        let to = Wanted::parse(why, destination.store_dir())?.hash_part();
+        let to = closure.nodes.keys().find(|path| path.hash_part() == to);
+        let chain = to.and_then(|to| closure.why(to));
+        let chain = chain.ok_or_else(|| Failure::Coded(3, format!("nothing here needs {why}")))?;
+        if args.client.output.json {
+            println!("{}", json!({"v": 1, "why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
+        } else {
+            chain.iter().enumerate().for_each(|(depth, path)| println!("{}{path}", "  ".repeat(depth)));
+        }
+        return Ok(());
+    }
+    let shown: Vec<_> = if args.recursive { closure.nodes.keys().collect() } else { closure.roots.iter().collect() };
+    for path in shown {
+        let Some(node) = closure.nodes.get(path) else { continue };
+        let (info, total) = (&node.info, closure.size_of(path));
+        if args.client.output.json {
+            println!(
+                "{}",
+                json!({
+                    "v": 1, "path": path.base_name(), "narHash": info.nar_hash.to_sri(), "narSize": info.nar_size,
+                    "fileSize": node.file_size, "closureSize": total,
+                    "references": info.references.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
+                    "deriver": info.deriver.as_ref().map(|path| path.base_name()),
+                    "signatures": info.signatures.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                })
+            );
+        } else {
+            println!("{:>8} {:>8}  {path}", human_bytes(info.nar_size), human_bytes(total));
+        }
+    }
+    if !args.client.output.json && !args.client.output.quiet {
+        println!("{} paths, {} in all", closure.nodes.len(), human_bytes(closure.size()));
+    }
+    Ok(())
+}
+
+fn open(client: &ClientArgs, path: &str) -> Result<(Caches, Wanted, String), Failure> {
+    client.output.start_log();
+    let (caches, destination) = (&client.caches, client.store.destination()?);
+    let dir = destination.store_dir();
+    let relative = path.strip_prefix(dir.as_str()).map_or(path, |rest| rest.trim_start_matches('/'));
+    let (base, below) = relative.split_once('/').unwrap_or((relative, ""));
+    let (wanted, options) = (Wanted::parse(base, dir)?, caches.options(None, false)?);
+    let opened = Caches::open(&options.caches, &caches.client()?, dir, options.keys, options.check_signatures)?;
+    Ok((opened, wanted, below.to_owned()))
+}
+
+/// Runs `narval ls`.
+///
+/// # Errors
+/// When there is no such path.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn ls(args: LsArgs) -> Result<(), Failure> {
+    let (caches, wanted, below) = open(&args.client, &args.path)?;
+    let listing = listing(&caches, wanted.hash_part())?;
+    let node = entry(&listing, &below).ok_or_else(|| Failure::Coded(3, format!("{} is not there", args.path)))?;
+    if args.client.output.json {
+        println!("{node}");
+    } else {
+        show(node, &below, args.recursive, true);
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+fn show(node: &Value, name: &str, recursive: bool, root: bool) {
+    let text = |key: &str| node.get(key).and_then(Value::as_str).unwrap_or_default();
+    let size = node.get("size").and_then(Value::as_u64).unwrap_or(0);
+    match text("type") {
+        "regular" if node.get("executable") == Some(&json!(true)) => println!("-r-xr-xr-x {size:>12} {name}"),
+        "regular" => println!("-r--r--r-- {size:>12} {name}"),
+        "symlink" => println!("lrwxrwxrwx {:>12} {name} -> {}", 0, text("target")),
+        _ => {
+            if !root {
+                println!("dr-xr-xr-x {:>12} {name}", 0);
+            }
+            if root || recursive {
+                for (child, node) in node.get("entries").and_then(Value::as_object).into_iter().flatten() {
+                    let below = if name.is_empty() { child.clone() } else { format!("{name}/{child}") };
+                    show(node, &below, recursive, false);
+                }
+            }
+        }
+    }
+}
+
+/// Runs `narval cat`.
+///
+/// # Errors
+/// When there is no such file.
+pub fn cat(args: CatArgs) -> Result<(), Failure> {
+    let (caches, wanted, below) = open(&args.client, &args.path)?;
+    Ok(write_file(&caches, wanted.hash_part(), &below, &mut std::io::stdout().lock())?)
+}

@@ -1,0 +1,153 @@
+//! `narval install`: packages from binary caches, without Nix.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use narval_install::{Profile, Progress, Report, Trace, Wanted, install, plan};
+use serde_json::json;
+
+use crate::Failure;
+use crate::client::{ClientArgs, OutputArgs, human_bytes};
+use crate::progress::Display;
+use crate::signals;
+
+/// Install packages from binary caches, without Nix
+///
+/// Fetches the closure of each path, verifies signatures and hashes, and unpacks it into the store. What the store has
+/// is not fetched; an interrupted install goes on where it stopped.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Store paths, hash-name, or hash parts alone
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    #[command(flatten)]
+    client: ClientArgs,
+    /// Show what would be fetched, with sizes, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Put the paths into this profile: a folder of links, kept in generations
+    #[arg(long, value_name = "DIR")]
+    profile: Option<PathBuf>,
+    /// Wait until everything is on the disk, so that a power cut loses nothing
+    #[arg(long)]
+    durable: bool,
+    /// Cores to use (without it: all that this process may use)
+    #[arg(long, value_name = "N")]
+    cores: Option<usize>,
+    /// Write a timeline of every fetch, decompression, hash and write, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  narval install 00bgd045z0d4icpbc2yyz4gx48ak44la
+  narval install --from https://cache.example.org --trusted-public-key example-1:… /nix/store/…-hello-2.12
+  narval install --from file:///media/cache --store ./root --no-check-sigs --dry-run …-hello-2.12
+  narval run …-hello-2.12                        and then run it
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in any cache, 4 verification failed, 5 network, 6 no space,
+7 locked, 130 interrupted.";
+
+/// Runs `narval install`.
+///
+/// # Errors
+/// Anything that keeps a path from being installed.
+pub fn run(args: Args) -> Result<(), Failure> {
+    args.client.output.start_log();
+    let destination = args.client.store.destination()?;
+    let wanted = parse_wanted(&args.paths, destination.store_dir())?;
+    let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
+    if args.dry_run {
+        let report = plan(&destination, &options, &client, &wanted)?;
+        show_plan(&report, args.client.output);
+        return Ok(());
+    }
+    let trace = Trace::new(args.trace.is_some());
+    let progress = Arc::new(Progress::default());
+    signals::interrupt_on_signal(&progress);
+    let display = Display::start(&progress, args.client.output);
+    let result = install(&destination, &options, &client, &wanted, &progress, &trace);
+    display.finish();
+    if let Some(path) = &args.trace {
+        let file =
+            File::create(path).map_err(|error| Failure::usage(format!("--trace {}: {error}", path.display())))?;
+        trace.write(BufWriter::new(file)).map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
+    }
+    let report = result?;
+    if let Some(profile) = &args.profile {
+        Profile::at(profile)?.add(&destination, &report.roots)?;
+    }
+    show_report(&report, args.client.output, &destination);
+    Ok(())
+}
+
+/// The paths of the command line.
+pub(crate) fn parse_wanted(texts: &[String], store_dir: &narval_nix::StoreDir) -> Result<Vec<Wanted>, Failure> {
+    Ok(texts.iter().map(|text| Wanted::parse(text, store_dir)).collect::<Result<_, _>>()?)
+}
+
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+fn show_plan(report: &Report, output: OutputArgs) {
+    let (download, unpacked) = sums(report);
+    if output.json {
+        let paths = report.planned.iter().map(|one| {
+            json!({"path": one.path.base_name(), "narSize": one.nar_size, "fileSize": one.file_size, "cache": one.cache})
+        });
+        println!(
+            "{}",
+            json!({"v": 1, "type": "plan", "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked})
+        );
+        return;
+    }
+    for one in &report.planned {
+        let size = one.file_size.map_or_else(|| "?".to_owned(), human_bytes);
+        println!("{size:>8} → {:>8}  {}", human_bytes(one.nar_size), one.path);
+    }
+    println!(
+        "{} to install: {} to download, {} unpacked",
+        paths(report.planned.len()),
+        human_bytes(download),
+        human_bytes(unpacked)
+    );
+}
+
+fn sums(report: &Report) -> (u64, u64) {
+    let download = report.planned.iter().map(|one| one.file_size.unwrap_or(one.nar_size)).sum();
+    (download, report.planned.iter().map(|one| one.nar_size).sum())
+}
+
+fn paths(count: usize) -> String {
+    if count == 1 { "1 path".to_owned() } else { format!("{count} paths") }
+}
+
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is what was asked for")]
+fn show_report(report: &Report, output: OutputArgs, destination: &narval_install::Destination) {
+    if output.json {
+        println!(
+            "{}",
+            json!({
+                "v": 1, "type": "summary", "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
+                "installed": report.planned.len(), "downloaded": report.downloaded, "unpacked": report.unpacked,
+                "seconds": report.elapsed.as_secs_f64(), "requests": report.requests, "connections": report.connections,
+            })
+        );
+        return;
+    }
+    if output.quiet {
+        return;
+    }
+    if report.planned.is_empty() {
+        eprintln!("Everything is there already");
+    } else {
+        let (unpacked, downloaded) = (human_bytes(report.unpacked), human_bytes(report.downloaded));
+        let seconds = report.elapsed.as_secs_f64();
+        eprintln!("Installed {} ({unpacked}, {downloaded} downloaded) in {seconds:.1}s", paths(report.planned.len()));
+    }
+    for root in &report.roots {
+        println!("{}", destination.store().real_path(root).display());
+    }
+}

@@ -1,0 +1,110 @@
+//! `narval key`: makes signing keys and shows their public halves.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use narval_nix::SecretKey;
+
+use crate::Failure;
+
+/// The longest key file that is read, in bytes; a real one has about 120.
+const KEY_FILE_LEN_MAX: u64 = 4096;
+
+/// Make signing keys and show their public halves
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a new secret key
+    ///
+    /// Prints it, or writes it to a file that only you can read. Nix can use it, and `narval` can use Nix's.
+    #[command(after_help = "\
+Example:
+  narval key generate cache.example.org-1 --out cache.sec
+  narval serve --sign-key cache.sec")]
+    Generate {
+        /// Name of the key: by convention the host's name and a number
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// File to write it to; an existing one is never overwritten
+        #[arg(long, short, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Show the public key of a secret key
+    ///
+    /// It is what clients need in their `trusted-public-keys`.
+    #[command(after_help = "\
+Example:
+  narval key public cache.sec
+  narval key public < cache.sec")]
+    Public {
+        /// File of the secret key; standard input without
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+}
+
+/// Runs `narval key`.
+///
+/// # Errors
+/// A name that can't be a key's, a file that can't be read or written, or that holds no key.
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::Generate { name, out } => generate(&name, out.as_deref()),
+        Command::Public { file } => public(file.as_deref()),
+    }
+}
+
+fn generate(name: &str, out: Option<&Path>) -> Result<(), Failure> {
+    let key = SecretKey::generate(name).map_err(|error| Failure::usage(format!("key name '{name}': {error}")))?;
+    let text = key.to_file_text();
+    match out {
+        None => print_line(&text),
+        Some(path) => {
+            let failed = |error: io::Error| Failure::runtime(format!("cannot write '{}': {error}", path.display()));
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+            writeln!(file, "{}", text.as_str()).and_then(|()| file.sync_all()).map_err(failed)?;
+            print_line(&key.public_key().to_string())
+        }
+    }
+}
+
+fn public(file: Option<&Path>) -> Result<(), Failure> {
+    let key = match file {
+        Some(path) => read_secret_key(path)?,
+        None => parse_secret_key(io::stdin().lock(), "standard input")?,
+    };
+    print_line(&key.public_key().to_string())
+}
+
+/// Reads the secret key in a file: `name:base64`, white space around it ignored.
+///
+/// # Errors
+/// A file that can't be read or holds no secret key; the message names it.
+pub fn read_secret_key(path: &Path) -> Result<SecretKey, Failure> {
+    let shown = format!("'{}'", path.display());
+    let file = std::fs::File::open(path)
+        .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
+    parse_secret_key(file, &shown)
+}
+
+fn parse_secret_key(input: impl Read, shown: &str) -> Result<SecretKey, Failure> {
+    let mut text = String::new();
+    input
+        .take(KEY_FILE_LEN_MAX)
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
+    SecretKey::parse_file(&text).map_err(|error| Failure::usage(format!("no secret key in {shown}: {error}")))
+}
+
+fn print_line(text: &str) -> Result<(), Failure> {
+    writeln!(io::stdout().lock(), "{text}").map_err(|error| Failure::runtime(format!("cannot write the key: {error}")))
+}

@@ -1,0 +1,7 @@
+//! The program `narval`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    narval::cli::main()
+}

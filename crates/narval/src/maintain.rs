@@ -1,0 +1,189 @@
+//! `narval gc`, `rollback`, `profiles` and `verify`: keeping a store in order.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use narval_install::{Fault, Profile, Progress, repair, verify};
+use narval_store::{GarbageCollector, GarbageOptions};
+use serde_json::json;
+
+use crate::Failure;
+use crate::client::{ClientArgs, OutputArgs, StoreArgs, human_bytes};
+use crate::install::parse_wanted;
+
+/// Remove what no profile and no other root needs
+#[derive(Debug, clap::Args)]
+pub struct GcArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    /// Before that, remove all generations of every profile but the newest N and the current one
+    #[arg(long, value_name = "N")]
+    keep: Option<usize>,
+    /// Show what would go, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Show a profile's generation before the current one, or another
+#[derive(Debug, clap::Args)]
+pub struct RollbackArgs {
+    /// The profile
+    #[arg(long, value_name = "DIR")]
+    profile: PathBuf,
+    /// The generation's number
+    #[arg(long, value_name = "N")]
+    to: Option<u64>,
+}
+
+/// List the profiles of a store, their generations and paths
+#[derive(Debug, clap::Args)]
+pub struct ProfilesArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Check that files and signatures are what they were, and replace what is broken
+#[derive(Debug, clap::Args)]
+pub struct VerifyArgs {
+    /// Store paths, hash-name or hash parts; without any, the whole store
+    #[arg(value_name = "PATH")]
+    paths: Vec<String>,
+    #[command(flatten)]
+    client: ClientArgs,
+    /// Fetch broken paths again, and exchange them in one step
+    #[arg(long)]
+    repair: bool,
+}
+
+/// Runs `narval gc`.
+///
+/// # Errors
+/// When the store can't be written.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn gc(args: GcArgs) -> Result<(), Failure> {
+    args.output.start_log();
+    let config = args.store.config()?;
+    if let (Some(keep), false) = (args.keep, args.dry_run) {
+        for profile in Profile::all(&config.state_dir) {
+            profile.prune(keep)?;
+        }
+    }
+    let options = GarbageOptions { dry_run: args.dry_run, ..GarbageOptions::default() };
+    let collector = GarbageCollector::open(config).map_err(Failure::runtime)?;
+    let garbage = collector.collect(&options).map_err(Failure::runtime)?;
+    if args.output.json {
+        let paths: Vec<_> = garbage.paths.iter().map(|path| path.base_name()).collect();
+        println!(
+            "{}",
+            json!({"v": 1, "paths": paths, "bytes": garbage.bytes_freed, "kept": garbage.kept, "dryRun": args.dry_run})
+        );
+    } else if !args.output.quiet {
+        if args.dry_run {
+            garbage.paths.iter().for_each(|path| println!("{path}"));
+        }
+        let verb = if args.dry_run { "would remove" } else { "removed" };
+        println!("{verb} {} paths ({}); {} stay", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
+    }
+    Ok(())
+}
+
+/// Runs `narval rollback`.
+///
+/// # Errors
+/// When there is no such generation.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn rollback(args: RollbackArgs) -> Result<(), Failure> {
+    let profile = Profile::at(&args.profile)?;
+    let number = profile.roll_back(args.to)?;
+    println!("{} shows generation {number}", profile.link().display());
+    Ok(())
+}
+
+/// Runs `narval profiles`.
+///
+/// # Errors
+/// When a profile can't be read.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn profiles(args: ProfilesArgs) -> Result<(), Failure> {
+    for profile in Profile::all(&args.store.config()?.state_dir) {
+        let current = profile.current()?;
+        for number in profile.generations()? {
+            let (paths, shown) = (profile.paths(number)?, Some(number) == current);
+            let names: Vec<_> = paths.iter().map(|path| path.base_name()).collect();
+            if args.output.json {
+                println!(
+                    "{}",
+                    json!({"v": 1, "profile": profile.link(), "generation": number, "current": shown, "paths": names})
+                );
+            } else {
+                println!(
+                    "{} {number}{} {}",
+                    profile.link().display(),
+                    if shown { " (current)" } else { "" },
+                    names.join(" ")
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs `narval verify`.
+///
+/// # Errors
+/// Exit code 4 when something is wrong that was not repaired.
+#[expect(clippy::print_stdout, reason = "this is what was asked for")]
+pub fn check(args: VerifyArgs) -> Result<(), Failure> {
+    args.client.output.start_log();
+    let destination = args.client.store.destination()?;
+    let paths = if args.paths.is_empty() {
+        destination.store().all_valid_paths().map_err(Failure::runtime)?
+    } else {
+        let found = parse_wanted(&args.paths, destination.store_dir())?
+            .iter()
+            .map(|one| destination.find(one))
+            .collect::<Result<Vec<_>, _>>()?;
+        found.into_iter().flatten().collect()
+    };
+    let keys = if args.client.caches.no_check_sigs { None } else { Some(args.client.caches.keys()?) };
+    let cores = available_parallelism().map_or(1, std::num::NonZero::get);
+    let faulty = verify(&destination, &paths, keys.as_ref(), cores)?;
+    for one in &faulty {
+        let what = match one.fault {
+            Fault::Contents => "its files have been changed",
+            Fault::Missing => "its files are gone",
+            Fault::Untrusted => "no trusted key signed it",
+        };
+        if args.client.output.json {
+            println!("{}", json!({"v": 1, "path": one.info.path.base_name(), "fault": what}));
+        } else {
+            println!("{}: {what}", one.info.path);
+        }
+    }
+    let broken: Vec<_> =
+        faulty.iter().filter(|one| one.fault != Fault::Untrusted).map(|one| one.info.clone()).collect();
+    let mut left = faulty.len();
+    if args.repair && !broken.is_empty() {
+        let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, true)?);
+        repair(&destination, &options, &client, &broken, &Arc::new(Progress::default()))?;
+        left -= broken.len();
+    }
+    if !args.client.output.quiet && !args.client.output.json {
+        println!("{} paths checked, {} wrong, {} repaired", paths.len(), faulty.len(), faulty.len() - left);
+    }
+    if left == 0 {
+        Ok(())
+    } else {
+        Err(Failure::Coded(
+            4,
+            format!(
+                "{left} paths are not as they should be; 'narval verify --repair --from URL' replaces broken files"
+            ),
+        ))
+    }
+}

@@ -1,0 +1,92 @@
+//! The options of the cache of compressed NARs, which `serve` and `warm` share.
+
+use std::path::PathBuf;
+
+use narval_serve::NarCacheConfig;
+
+/// The cache of compressed NARs.
+#[derive(Debug, clap::Args)]
+pub struct NarCacheArgs {
+    /// Folder for compressed NARs [default: $XDG_CACHE_HOME/narval/nars, or ~/.cache/narval/nars]
+    #[arg(long, value_name = "DIR")]
+    nar_cache: Option<PathBuf>,
+    /// What that folder may hold; what was used longest ago goes first
+    #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = parse_size)]
+    nar_cache_size: u64,
+    /// How hard to compress, 1 (fast) to 19
+    #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
+    nar_cache_level: i32,
+    /// Send all NARs as they are, and keep none
+    #[arg(long, conflicts_with = "nar_cache")]
+    no_nar_cache: bool,
+}
+
+impl NarCacheArgs {
+    /// What the options come to. Without a folder (a service without a home) there is no cache.
+    pub fn config(&self) -> Option<NarCacheConfig> {
+        if self.no_nar_cache {
+            return None;
+        }
+        let folder = self.nar_cache.clone().or_else(usable_default)?;
+        Some(NarCacheConfig { folder, bytes_max: self.nar_cache_size, level: self.nar_cache_level })
+    }
+}
+
+/// The default folder, if it can be written to. Nobody asked for it by name, so a server goes on without.
+fn usable_default() -> Option<PathBuf> {
+    let Some(folder) = default_folder() else {
+        tracing::warn!("compressed NARs are not kept: neither CACHE_DIRECTORY, XDG_CACHE_HOME nor HOME is set");
+        return None;
+    };
+    let usable = std::fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder));
+    match usable {
+        Ok(_) => Some(folder),
+        Err(error) => {
+            tracing::warn!("compressed NARs are not kept: cannot write to '{}': {error}", folder.display());
+            None
+        }
+    }
+}
+
+/// systemd gives services with `CacheDirectory=` a folder of their own.
+fn default_folder() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(folder) = absolute("CACHE_DIRECTORY") {
+        return Some(folder.join("nars"));
+    }
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(caches.join("narval/nars"))
+}
+
+/// Reads `500M`, `10G`, `1T` (powers of 1024; `10GiB` and `10GB` mean the same) or a number of bytes.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || "give a number of bytes, or one with K, M, G or T behind it, as 10G".to_owned();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim_start().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        "T" => 1 << 40,
+        _ => return Err(wrong()),
+    };
+    number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, want) in
+            [("0", 0), ("512", 512), ("1K", 1024), ("10G", 10 << 30), ("2GiB", 2 << 30), ("3 mb", 3 << 20)]
+        {
+            assert_eq!(parse_size(text), Ok(want), "{text}");
+        }
+        for text in ["", "G", "1.5G", "-1", "10X", "99999999999T"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! The command line of `nix-serve`: everything that Perl nix-serve (starman, Plack::Runner) and nix-serve-ng take,
+//! together. What has no meaning here is accepted with a note; what can't work is an error before anything listens.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::listen::{Host, Listen, ListenError};
+use crate::server::PORT_DEFAULT;
+
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use table::{Meaning, Spec};
+
+/// `Priority` in `nix-cache-info`, as both originals say.
+const PRIORITY_DEFAULT: u32 = 30;
+/// Backlog of the listening sockets, as both originals have it.
+const BACKLOG_DEFAULT: u32 = 1024;
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Serve.
+    Serve(Box<Options>),
+    /// Print the help.
+    Help,
+    /// Print the version.
+    Version,
+}
+
+/// How `nix-serve` is to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where to listen; empty when nothing was said (then port 5000, or what systemd hands over).
+    pub listen: Vec<Listen>,
+    /// Backlog of the listening sockets.
+    pub backlog: u32,
+    /// Certificate and key files: TLS is on when they are given.
+    pub tls: Option<TlsFiles>,
+    /// `Priority` in `nix-cache-info`.
+    pub priority: u32,
+    /// Store URI; without, the environment (`NIX_REMOTE`) decides.
+    pub store: Option<String>,
+    /// How long a connection may be idle between requests, if said; zero closes it after each answer.
+    pub keep_alive: Option<Duration>,
+    /// How long a client may take over a request's head, if said.
+    pub read_timeout: Option<Duration>,
+    /// How long a connection may stand still in mid-answer, if said.
+    pub timeout: Option<Duration>,
+    /// The file of the secret key, from `NIX_SECRET_KEY_FILE`.
+    pub secret_key_file: Option<PathBuf>,
+    /// The path below which everything is served (`--path`), without its last slash.
+    pub prefix: Option<String>,
+    /// What to log of each request, and where.
+    pub access_log: AccessLog,
+    /// The file for errors and notes, instead of standard error.
+    pub error_log: Option<PathBuf>,
+    /// The user to become after listening.
+    pub user: Option<String>,
+    /// The group to become after listening.
+    pub group: Option<String>,
+    /// The file that gets the process id.
+    pub pid_file: Option<PathBuf>,
+    /// Go to the background.
+    pub daemonize: bool,
+    /// One line for each option that was accepted though it means nothing here.
+    pub notes: Vec<String>,
+}
+
+/// The files that switch TLS on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// PEM certificate chain.
+    pub cert: PathBuf,
+    /// PEM private key.
+    pub key: PathBuf,
+}
+
+/// What is logged of each request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessLog {
+    /// The form of a line; `None` logs nothing, as Perl nix-serve does.
+    pub format: Option<LogFormat>,
+    /// The file (`--access-log`); standard output without.
+    pub file: Option<PathBuf>,
+}
+
+/// The form of an access log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Apache's combined form: what starman's `--access-log` and nix-serve-ng's `default` write.
+    Combined,
+    /// The same with the address that `X-Forwarded-For` or `X-Real-IP` names.
+    CombinedRealIp,
+    /// Method, path, status and time of each request.
+    Verbose,
+}
+
+/// A command line that can't be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OptionError {
+    /// The last option needs a value.
+    #[error("option {option}: a value is missing: give {allowed}")]
+    Missing {
+        /// The option as given.
+        option: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// A value that is not allowed.
+    #[error("option {option}: '{value}' is not allowed: give {allowed}")]
+    Value {
+        /// The option as given.
+        option: String,
+        /// The value as given.
+        value: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// A place to listen on that can't be.
+    #[error("option {option}: {error}")]
+    Listen {
+        /// The option as given.
+        option: String,
+        /// Why.
+        error: ListenError,
+    },
+    /// One TLS file without the other.
+    #[error("option {given} needs {missing} too: TLS takes a certificate and its key")]
+    HalfTls {
+        /// The option that was given.
+        given: &'static str,
+        /// The option that is missing.
+        missing: &'static str,
+    },
+    /// An argument that is not UTF-8.
+    #[error("argument '{0}' is not UTF-8: give options and values in UTF-8")]
+    NotUtf8(String),
+}
+
+/// Reads a command line (without the program's name). `env` gives environment variables.
+///
+/// # Errors
+/// The first option whose value is missing or not allowed.
+pub fn parse(
+    args: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Command, OptionError> {
+    let mut args = args
+        .into_iter()
+        .map(|arg| arg.into_string().map_err(|arg| OptionError::NotUtf8(arg.to_string_lossy().into_owned())))
+        .collect::<Result<VecDeque<_>, _>>()?;
+    let mut given = Given::default();
+    while let Some(arg) = args.pop_front() {
+        if arg == "--" {
+            break;
+        }
+        // Positional arguments stand behind the .psgi file in the originals and are ignored there.
+        if arg.len() < 2 || !arg.starts_with('-') {
+            continue;
+        }
+        let argument = Argument::split(&arg);
+        let Some(spec) = argument.spec else {
+            skip_unknown(&arg, &argument, &mut args, &mut given);
+            continue;
+        };
+        match spec.meaning {
+            Meaning::Help => return Ok(Command::Help),
+            Meaning::Version => return Ok(Command::Version),
+            _ => {}
+        }
+        let value = match (spec.allowed, argument.value) {
+            (None, _) => String::new(),
+            (Some(_), Some(value)) => value,
+            (Some(allowed), None) => {
+                args.pop_front().ok_or_else(|| OptionError::Missing { option: argument.shown.clone(), allowed })?
+            }
+        };
+        given.take(spec, &argument.shown, value)?;
+    }
+    given.finish(env).map(|options| Command::Serve(Box::new(options)))
+}
+
+/// An unknown `--foo V` is swallowed with its value, as Plack::Runner does; `--foo=V`, `--enable-foo` and
+/// `--disable-foo` have none. An option right behind is left alone (Plack swallows that, too): it is more likely meant.
+fn skip_unknown(arg: &str, argument: &Argument, args: &mut VecDeque<String>, given: &mut Given) {
+    let switch = argument.name.starts_with("enable-") || argument.name.starts_with("disable-");
+    let followed = args.front().is_some_and(|next| !(next.len() > 1 && next.starts_with('-')));
+    if argument.value.is_none() && !switch && followed {
+        let value = args.pop_front().unwrap_or_default();
+        given.note(&format!("{arg} {value}"), "is unknown");
+    } else {
+        given.note(arg, "is unknown");
+    }
+}
+
+/// An argument that starts with `-`, taken apart.
+struct Argument {
+    /// Name without dashes, `_` written as `-`.
+    name: String,
+    /// Name with dashes, as given.
+    shown: String,
+    /// The value behind `=`, or cuddled to a short option (`-l:5000`).
+    value: Option<String>,
+    spec: Option<&'static Spec>,
+}
+
+impl Argument {
+    fn split(arg: &str) -> Self {
+        let (shown, value) = match arg.split_once('=') {
+            Some((shown, value)) => (shown, Some(value.to_owned())),
+            None => (arg, None),
+        };
+        // Getopt::Long takes long names behind one dash, and short ones behind two.
+        let name = shown.trim_start_matches('-').replace('_', "-");
+        if let Some(spec) = table::find(&name) {
+            return Self { name, shown: shown.to_owned(), value, spec: Some(spec) };
+        }
+        let mut chars = arg.chars();
+        if let (Some('-'), Some(letter)) = (chars.next(), chars.next())
+            && let Some(spec) = table::find(letter.encode_utf8(&mut [0; 4])).filter(|spec| spec.allowed.is_some())
+        {
+            let value = Some(chars.collect());
+            return Self { name: letter.to_string(), shown: format!("-{letter}"), value, spec: Some(spec) };
+        }
+        Self { name, shown: shown.to_owned(), value, spec: None }
+    }
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Given {
+    listen: Vec<Listen>,
+    host: Option<Host>,
+    port: Option<u16>,
+    socket: Option<Listen>,
+    backlog: Option<u32>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    priority: Option<u32>,
+    store: Option<String>,
+    keep_alive: Option<Duration>,
+    keep_alive_off: bool,
+    read_timeout: Option<Duration>,
+    timeout: Option<Duration>,
+    prefix: Option<String>,
+    log_format: Option<LogFormat>,
+    quiet: bool,
+    access_log: Option<PathBuf>,
+    error_log: Option<PathBuf>,
+    user: Option<String>,
+    group: Option<String>,
+    pid_file: Option<PathBuf>,
+    daemonize: bool,
+    notes: Vec<String>,
+}
+
+impl Given {
+    fn note(&mut self, option: &str, why: &str) {
+        self.notes.push(format!("option {option} {why} and is ignored"));
+    }
+
+    fn take(&mut self, spec: &Spec, shown: &str, value: String) -> Result<(), OptionError> {
+        let allowed = spec.allowed.unwrap_or_default();
+        let bad = |value: &str| OptionError::Value { option: shown.to_owned(), value: value.to_owned(), allowed };
+        let listen_error = |error| OptionError::Listen { option: shown.to_owned(), error };
+        let seconds = |value: &str| match value.parse::<f64>() {
+            Ok(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+            _ => Err(bad(value)),
+        };
+        match spec.meaning {
+            Meaning::Listen => self.listen.push(value.parse().map_err(listen_error)?),
+            Meaning::Host => self.host = Some(Host::parse(&value).map_err(listen_error)?),
+            Meaning::Port => self.port = Some(value.parse().map_err(|_| bad(&value))?),
+            Meaning::Socket => self.socket = Some(format!("unix:{value}").parse().map_err(listen_error)?),
+            Meaning::Backlog => match value.parse() {
+                Ok(backlog @ 1..=BACKLOG_MAX) => self.backlog = Some(backlog),
+                _ => return Err(bad(&value)),
+            },
+            Meaning::SslCert => self.cert = Some(value.into()),
+            Meaning::SslKey => self.key = Some(value.into()),
+            Meaning::Priority => self.priority = Some(value.parse().map_err(|_| bad(&value))?),
+            Meaning::Store => self.store = Some(value),
+            Meaning::KeepAliveTimeout => self.keep_alive = Some(seconds(&value)?),
+            Meaning::KeepAliveOff => self.keep_alive_off = true,
+            Meaning::ReadTimeout => self.read_timeout = Some(seconds(&value)?),
+            Meaning::Timeout => self.timeout = Some(seconds(&value)?),
+            Meaning::Prefix => self.prefix = prefix(&value).ok_or_else(|| bad(&value))?,
+            Meaning::Quiet => (self.quiet, self.log_format) = (true, None),
+            Meaning::Verbose => (self.quiet, self.log_format) = (false, Some(LogFormat::Verbose)),
+            Meaning::LogFormat => (self.quiet, self.log_format) = log_format(&value).ok_or_else(|| bad(&value))?,
+            Meaning::AccessLog => self.access_log = Some(value.into()),
+            Meaning::ErrorLog => self.error_log = Some(value.into()),
+            Meaning::User => self.user = Some(value),
+            Meaning::Group => self.group = Some(value),
+            Meaning::PidFile => self.pid_file = Some(value.into()),
+            Meaning::Daemonize => self.daemonize = true,
+            Meaning::Nothing if spec.allowed.is_some() => self.note(&format!("{shown} {value}"), "means nothing here"),
+            Meaning::Nothing => self.note(shown, "means nothing here"),
+            Meaning::Help | Meaning::Version => {}
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, env: &dyn Fn(&str) -> Option<OsString>) -> Result<Options, OptionError> {
+        let tls = match (self.cert.take(), self.key.take()) {
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
+            (None, None) => None,
+            (Some(_), None) => return Err(OptionError::HalfTls { given: "--ssl-cert", missing: "--ssl-key" }),
+            (None, Some(_)) => return Err(OptionError::HalfTls { given: "--ssl-key", missing: "--ssl-cert" }),
+        };
+        let filled = |name: &str| env(name).filter(|value| !value.is_empty());
+        let listen = self.places();
+        // Perl nix-serve logs nothing unless --access-log is given; nix-serve-ng's options ask for a form.
+        let format = match (self.quiet, self.log_format, &self.access_log) {
+            (false, None, Some(_)) => Some(LogFormat::Combined),
+            (_, format, _) => format,
+        };
+        Ok(Options {
+            listen,
+            backlog: self.backlog.unwrap_or(BACKLOG_DEFAULT),
+            tls,
+            priority: self.priority.unwrap_or(PRIORITY_DEFAULT),
+            store: self.store,
+            keep_alive: if self.keep_alive_off { Some(Duration::ZERO) } else { self.keep_alive },
+            read_timeout: self.read_timeout,
+            timeout: self.timeout,
+            secret_key_file: filled("NIX_SECRET_KEY_FILE").map(PathBuf::from),
+            prefix: self.prefix,
+            access_log: AccessLog { format, file: self.access_log },
+            error_log: self.error_log,
+            user: self.user,
+            group: self.group,
+            pid_file: self.pid_file,
+            daemonize: self.daemonize,
+            notes: self.notes,
+        })
+    }
+
+    /// `--listen` wins; then `--socket`; then `--host` and `--port`: Plack::Runner's order.
+    fn places(&mut self) -> Vec<Listen> {
+        if !self.listen.is_empty() {
+            for (given, option) in
+                [(self.host.is_some(), "--host"), (self.port.is_some(), "--port"), (self.socket.is_some(), "--socket")]
+            {
+                if given {
+                    self.note(option, "gives way to --listen");
+                }
+            }
+            return std::mem::take(&mut self.listen);
+        }
+        if let Some(socket) = self.socket.take() {
+            return vec![socket];
+        }
+        if self.host.is_none() && self.port.is_none() {
+            return Vec::new();
+        }
+        vec![Listen::Tcp { host: self.host.take().unwrap_or(Host::Any), port: self.port.unwrap_or(PORT_DEFAULT) }]
+    }
+}
+
+/// The longest time an option may name: a year, in seconds.
+const SECONDS_MAX: f64 = 31_536_000.0;
+/// `listen(2)` cuts at net.core.somaxconn anyway.
+const BACKLOG_MAX: u32 = 1 << 20;
+
+/// A `--path`: `/` is none, `/cache/` is `/cache`.
+fn prefix(value: &str) -> Option<Option<String>> {
+    let plain = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~+".contains(&byte));
+    if !value.starts_with('/') || !plain || value.contains("//") {
+        return None;
+    }
+    let trimmed = value.trim_end_matches('/');
+    Some((!trimmed.is_empty()).then(|| trimmed.to_owned()))
+}
+
+/// nix-serve-ng's `--log-format`; its help says `normal` where its parser wants `default`, so both are read.
+fn log_format(value: &str) -> Option<(bool, Option<LogFormat>)> {
+    Some(match value {
+        "quiet" => (true, None),
+        "default" | "normal" => (false, Some(LogFormat::Combined)),
+        "real-ip" => (false, Some(LogFormat::CombinedRealIp)),
+        "verbose" | "debug" => (false, Some(LogFormat::Verbose)),
+        _ => return None,
+    })
+}

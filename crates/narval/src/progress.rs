@@ -1,0 +1,136 @@
+//! What is shown while an install runs: one area that is redrawn on a terminal, plain lines elsewhere, JSON lines, or
+//! nothing.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use narval_install::Progress;
+use serde_json::json;
+
+use crate::client::{OutputArgs, human_bytes};
+
+/// How often the display is brought up to date.
+const TICK: Duration = Duration::from_millis(100);
+/// Without a terminal, paths of this size and more get a line of their own.
+const LINE_FROM: u64 = 10_000_000;
+/// Paths being unpacked that are named.
+const NAMED_MAX: usize = 3;
+
+/// A display that follows an install.
+pub(crate) struct Display {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone, Copy)]
+enum Form {
+    Bar,
+    Lines,
+    Json,
+}
+
+impl Display {
+    /// Starts to show, in the form that fits.
+    pub(crate) fn start(progress: &Arc<Progress>, output: OutputArgs) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let form = if output.json {
+            Form::Json
+        } else if std::io::stderr().is_terminal() {
+            Form::Bar
+        } else {
+            Form::Lines
+        };
+        let (progress, stopped) = (Arc::clone(progress), Arc::clone(&stop));
+        let thread = (!output.quiet).then(|| std::thread::spawn(move || follow(&progress, &stopped, form)));
+        Self { stop, thread }
+    }
+
+    /// Shows the rest, and ends.
+    pub(crate) fn finish(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread {
+            thread.thread().unpark();
+            // Whatever became of the display, the install is what counts.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn follow(progress: &Progress, stopped: &AtomicBool, form: Form) {
+    let bar = matches!(form, Form::Bar).then(new_bar);
+    let start = Instant::now();
+    loop {
+        let ends = stopped.load(Ordering::Relaxed);
+        for (path, size) in progress.take_finished() {
+            match form {
+                Form::Json => {
+                    emit(&json!({"v": 1, "type": "path", "path": path.base_name(), "state": "done", "narSize": size}))
+                }
+                Form::Lines if size >= LINE_FROM => say(&format!("{} ({})", path.name(), human_bytes(size))),
+                _ => {}
+            }
+        }
+        if let Some(bar) = &bar {
+            redraw(bar, progress, start);
+            if ends {
+                bar.finish_and_clear();
+            }
+        }
+        if ends {
+            return;
+        }
+        std::thread::park_timeout(TICK);
+    }
+}
+
+fn new_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+    let style = ProgressStyle::with_template("{spinner} {wide_bar:.cyan/blue} {prefix}\n  {msg}");
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn redraw(bar: &ProgressBar, progress: &Progress, start: Instant) {
+    let now = progress.snapshot();
+    if now.paths_found == 0 {
+        bar.set_message("asking the caches");
+        bar.tick();
+        return;
+    }
+    bar.set_length(now.nar_bytes_found.max(1));
+    bar.set_position(now.nar_bytes_done.min(now.nar_bytes_found));
+    let seconds = start.elapsed().as_secs_f64().max(0.001);
+    let rate = now.nar_bytes_done as f64 / seconds;
+    let left = now.nar_bytes_found.saturating_sub(now.nar_bytes_done) as f64;
+    let eta = if rate > 0.0 && now.walk_done { format!(" {:.0}s left", left / rate) } else { String::new() };
+    let more = if now.walk_done { "" } else { "+" };
+    bar.set_prefix(format!(
+        "{}/{}{more} paths  {}/{}  {}/s{eta}",
+        now.paths_done,
+        now.paths_found,
+        human_bytes(now.file_bytes_done),
+        human_bytes(now.file_bytes_found),
+        human_bytes(rate as u64),
+    ));
+    let active = progress.active();
+    let named: Vec<_> = active.iter().take(NAMED_MAX).map(|path| path.name()).collect();
+    let others =
+        if active.len() > NAMED_MAX { format!(" and {} more", active.len() - NAMED_MAX) } else { String::new() };
+    bar.set_message(format!("{}{others}", named.join(", ")));
+}
+
+#[expect(clippy::print_stdout, reason = "this is the output")]
+fn emit(event: &serde_json::Value) {
+    println!("{event}");
+}
+
+#[expect(clippy::print_stderr, reason = "this is the output")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}

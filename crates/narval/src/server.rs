@@ -1,0 +1,143 @@
+//! From a service and options to a running server: what `nix-serve`, `narval serve` and `narval demo` share.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use narval_http::tls::TlsAcceptor;
+use narval_http::{ListenAddress, ServerHandle};
+use narval_store::{Environment, Store, StoreConfig};
+use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
+
+use crate::listen::{Host, Listen};
+use crate::{Failure, tls};
+
+/// How long running requests may go on after a SIGTERM.
+pub const GRACE: Duration = Duration::from_secs(30);
+/// The port of nix-serve.
+pub const PORT_DEFAULT: u16 = 5000;
+
+/// The sockets to open for a place to listen on.
+///
+/// # Errors
+/// A name that can't be looked up.
+pub fn sockets(listen: &Listen) -> Result<Vec<narval_http::Listen>, Failure> {
+    let (host, port) = match listen {
+        Listen::Unix(path) => return Ok(vec![narval_http::Listen::Unix(path.clone())]),
+        Listen::Tcp { host, port } => (host, *port),
+    };
+    let v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let addresses = match host {
+        // Two sockets can't be told to choose the same free port.
+        Host::Any if port == 0 || !has_ipv6() => vec![v4],
+        Host::Any => vec![v4, v6],
+        Host::AnyV4 => vec![v4],
+        Host::AnyV6 => vec![v6],
+        Host::Named(name) => look_up(name, port)?,
+    };
+    Ok(addresses.into_iter().map(|address| narval_http::Listen::Tcp(SocketAddr::new(address, port))).collect())
+}
+
+fn look_up(name: &str, port: u16) -> Result<Vec<IpAddr>, Failure> {
+    if let Ok(address) = name.parse() {
+        return Ok(vec![address]);
+    }
+    let found = (name, port)
+        .to_socket_addrs()
+        .map_err(|error| Failure::usage(format!("cannot listen on '{name}': no such host ({error})")))?;
+    let mut addresses: Vec<_> = found.map(|address| address.ip()).collect();
+    addresses.sort();
+    addresses.dedup();
+    if port == 0 {
+        addresses.truncate(1);
+    }
+    if addresses.is_empty() {
+        return Err(Failure::usage(format!("cannot listen on '{name}': it has no address")));
+    }
+    Ok(addresses)
+}
+
+/// Whether the kernel has IPv6: a container often has not, and must be served all the same.
+fn has_ipv6() -> bool {
+    Path::new("/proc/net/if_inet6").exists()
+}
+
+/// The sockets that systemd (or whoever speaks its protocol) hands over, if it does.
+fn inherited() -> Option<narval_http::Listen> {
+    let pid = std::env::var("LISTEN_PID").ok()?.parse::<u32>().ok()?;
+    let ours = pid == std::process::id() && std::env::var_os("LISTEN_FDS").is_some();
+    ours.then_some(narval_http::Listen::Inherited)
+}
+
+/// The sockets for all places that were named; without any, those that are handed over, else nix-serve's port.
+///
+/// # Errors
+/// A name that can't be looked up.
+pub fn listen_or_default(places: &[Listen]) -> Result<Vec<narval_http::Listen>, Failure> {
+    listen_or(places, PORT_DEFAULT)
+}
+
+/// The sockets for all places that were named; without any, those that are handed over, else this port.
+///
+/// # Errors
+/// A name that can't be looked up.
+pub fn listen_or(places: &[Listen], port: u16) -> Result<Vec<narval_http::Listen>, Failure> {
+    let mut all: Vec<_> = inherited().into_iter().collect();
+    for place in places {
+        all.extend(sockets(place)?);
+    }
+    if all.is_empty() {
+        all = sockets(&Listen::Tcp { host: Host::Any, port })?;
+    }
+    Ok(all)
+}
+
+/// The store that `--store` names, or else the environment.
+///
+/// # Errors
+/// A URI or a variable that names no store that can be read here.
+pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
+    let environment = Environment::of_process();
+    let config = match uri {
+        Some(uri) => {
+            StoreConfig::parse(uri, &environment).map_err(|error| Failure::usage(format!("option --store: {error}")))?
+        }
+        None => StoreConfig::from_environment(&environment).map_err(Failure::usage)?,
+    };
+    for warning in &config.warnings {
+        tracing::warn!("store: {warning}");
+    }
+    Ok(Store::new(config))
+}
+
+/// Says that the server is up, to people and to systemd; then serves until a signal ends it.
+///
+/// # Errors
+/// Signals can't be caught.
+pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    if let Some(tls) = tls {
+        tls::keep_fresh(tls)?;
+    }
+    for address in handle.addresses() {
+        match address {
+            ListenAddress::Tcp(address) => tracing::info!("listening on {scheme}://{address}"),
+            ListenAddress::Unix(path) => tracing::info!("listening on unix socket {}", path.display()),
+        }
+    }
+    // What starman takes as orders to its worker processes must not end a server that has none (by default each would).
+    for signal in [SIGHUP, SIGTTIN, SIGTTOU] {
+        let taken = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+        taken.map_err(|error| Failure::runtime(format!("cannot catch signals: {error}")))?;
+    }
+    handle.stop_on_signals(GRACE).map_err(|error| Failure::runtime(format!("cannot catch signals: {error}")))?;
+    // Without systemd there is nobody to tell.
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!("cannot notify systemd: {error}");
+    }
+    handle.wait();
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! SIGINT and SIGTERM for commands that leave nothing half done: the work ends in order; a second signal ends the process at once.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use narval_install::Progress;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::Failure;
+
+/// What a process ends with after SIGINT: 128 and the signal's number.
+const INTERRUPTED: i32 = INTERRUPTED_CODE as i32;
+const INTERRUPTED_CODE: u8 = 130;
+/// How long threads that wait for the network are waited for. What they leave has temporary names, which the next
+/// install removes.
+const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
+
+/// For commands that have something to tidy up: after SIGINT or SIGTERM their loops end with an error. A second signal ends
+/// the process at once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Listens for the signals from now on.
+    pub(crate) fn on_signal() -> Self {
+        let this = Self::default();
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the signal that sets the flag does not end the process.
+            let registered = signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&this.0))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&this.0)));
+            if let Err(error) = registered {
+                tracing::debug!(%error, "signals are not handled; they end the process as they always do");
+            }
+        }
+        this
+    }
+
+    /// An error once a signal has come.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        if self.0.load(Ordering::Relaxed) { Err(io::Error::other("interrupted")) } else { Ok(()) }
+    }
+
+    /// What a command that failed says: that it was interrupted, where that is the cause.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        match self.check() {
+            Ok(()) => failure,
+            Err(_) => Failure::Coded(INTERRUPTED_CODE, "interrupted".to_owned()),
+        }
+    }
+}
+
+/// Sees to it that a signal interrupts what `progress` stands for.
+pub(crate) fn interrupt_on_signal(progress: &Arc<Progress>) {
+    let mut signals = match Signals::new([SIGINT, SIGTERM]) {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::debug!(%error, "signals are not handled; they end the process as they always do");
+            return;
+        }
+    };
+    let progress = Arc::clone(progress);
+    std::thread::spawn(move || {
+        let mut pending = signals.forever();
+        if pending.next().is_some() {
+            progress.interrupt();
+            std::thread::spawn(|| {
+                std::thread::sleep(GRACE);
+                std::process::exit(INTERRUPTED);
+            });
+        }
+        if pending.next().is_some() {
+            std::process::exit(INTERRUPTED);
+        }
+    });
+}

@@ -1,0 +1,147 @@
+//! The options about TLS that all servers share, and keeping certificates fresh while they run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, probe};
+use signal_hook::consts::SIGHUP;
+use signal_hook::iterator::Signals;
+
+use crate::Failure;
+
+/// How often the files of certificates and keys are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// Options for HTTPS
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "HTTPS")]
+pub struct TlsArgs {
+    /// File of a certificate and those that lead to its root (PEM); with it, all TCP ports speak HTTPS
+    ///
+    /// May be given several times, each with its --tls-key: the name that a client asks for chooses. Changed files are read
+    /// again by themselves, and on SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Vec<PathBuf>,
+    /// File of the certificate's private key (PEM)
+    #[arg(long, value_name = "FILE")]
+    tls_key: Vec<PathBuf>,
+    /// File of an OCSP response (DER) to staple to the first certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ocsp: Option<PathBuf>,
+    /// File of the authorities (PEM) whose certificates clients must show
+    #[arg(long, value_name = "FILE")]
+    tls_client_ca: Option<PathBuf>,
+    /// Let the kernel encrypt large files: off, auto (where it can), on (or fail)
+    #[arg(long, value_name = "WHEN", default_value = "off")]
+    ktls: KtlsMode,
+}
+
+/// When the kernel encrypts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum KtlsMode {
+    /// Never.
+    #[default]
+    Off,
+    /// Where it can.
+    Auto,
+    /// Always, for files that are large enough; a kernel that can't is an error.
+    On,
+}
+
+impl TlsArgs {
+    /// What the options ask for; `None` where they ask for no TLS.
+    ///
+    /// # Errors
+    /// Options that don't fit together, and files that can't be used.
+    pub fn acceptor(&self) -> Result<Option<Arc<TlsAcceptor>>, Failure> {
+        self.acceptor_with(Vec::new())
+    }
+
+    /// The same with certificates that are in no file.
+    ///
+    /// # Errors
+    /// As [`acceptor`](Self::acceptor).
+    pub fn acceptor_with(&self, pairs: Vec<PemPair>) -> Result<Option<Arc<TlsAcceptor>>, Failure> {
+        if self.tls_cert.len() != self.tls_key.len() {
+            let (certs, keys) = (self.tls_cert.len(), self.tls_key.len());
+            return Err(Failure::usage(format!(
+                "options --tls-cert and --tls-key: {certs} certificates and {keys} keys: give each certificate its key"
+            )));
+        }
+        let ktls = self.ktls()?;
+        if self.tls_cert.is_empty() && pairs.is_empty() {
+            return match &self.tls_client_ca {
+                Some(_) => Err(Failure::usage("option --tls-client-ca: needs --tls-cert and --tls-key")),
+                None => Ok(None),
+            };
+        }
+        let mut identities: Vec<_> = std::iter::zip(&self.tls_cert, &self.tls_key)
+            .map(|(cert, key)| Identity { cert: cert.clone(), key: key.clone(), ocsp: None })
+            .collect();
+        if let Some(first) = identities.first_mut() {
+            first.ocsp.clone_from(&self.tls_ocsp);
+        }
+        let config = TlsConfig { identities, pairs, client_ca: self.tls_client_ca.clone(), ktls };
+        let acceptor =
+            TlsAcceptor::new(config).map_err(|error| Failure::usage(format!("option --tls-cert: {error}")))?;
+        Ok(Some(Arc::new(acceptor)))
+    }
+
+    fn ktls(&self) -> Result<bool, Failure> {
+        match (self.ktls, probe()) {
+            (KtlsMode::Off, _) => Ok(false),
+            (_, Ok(())) => Ok(true),
+            (KtlsMode::Auto, Err(error)) => {
+                tracing::info!("the kernel has no TLS ({error}): encrypting in user space");
+                Ok(false)
+            }
+            (KtlsMode::On, Err(error)) => Err(Failure::usage(format!(
+                "option --ktls on: this kernel can't ({error}): load the module 'tls', or use --ktls auto"
+            ))),
+        }
+    }
+}
+
+/// Reads certificates and keys again when their files change, and on SIGHUP. What can't be read leaves the old ones in use.
+///
+/// # Errors
+/// Signals can't be caught, or no thread can be started.
+pub fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::runtime(format!("cannot watch the certificates: {error}"));
+    let mut signals = Signals::new([SIGHUP]).map_err(failed)?;
+    let on_signal = tls.clone();
+    thread::Builder::new()
+        .name("sighup".into())
+        .spawn(move || {
+            for _ in signals.forever() {
+                match on_signal.reload() {
+                    Ok(()) => tracing::info!("SIGHUP: certificates read again"),
+                    Err(error) => tracing::error!("SIGHUP: {error}; the old certificates stay in use"),
+                }
+            }
+        })
+        .map_err(failed)?;
+    thread::Builder::new()
+        .name("certificates".into())
+        .spawn(move || {
+            let mut said = String::new();
+            loop {
+                thread::sleep(LOOK_EVERY);
+                match tls.reload_if_changed() {
+                    Ok(true) => tracing::info!("the certificates have changed: read again"),
+                    Ok(false) => {}
+                    // A pair is often replaced one file after the other: the same trouble is told once.
+                    Err(error) if error.to_string() != said => {
+                        said = error.to_string();
+                        tracing::error!("{said}; the old certificates stay in use");
+                    }
+                    Err(_) => {}
+                }
+            }
+        })
+        .map_err(failed)?;
+    Ok(())
+}

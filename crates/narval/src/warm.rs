@@ -1,0 +1,82 @@
+//! `narval warm`: compresses NARs before anybody asks for them.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroUsize;
+
+use narval_nix::StorePath;
+use narval_serve::{Config, Face, Service, Warmed, warm};
+use narval_store::Store;
+
+use crate::nar_cache::NarCacheArgs;
+use crate::{Failure, log, server};
+
+/// Compress NARs before anybody asks for them
+///
+/// Fills the cache of compressed NARs that `narval serve` sends from. The server may run meanwhile.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  narval warm /nix/store/…-firefox-140.0         that path and all it refers to
+  narval warm --all")]
+pub struct Args {
+    /// Store paths; what they refer to comes with them
+    #[arg(value_name = "PATH", required_unless_present = "all")]
+    paths: Vec<String>,
+    /// Every valid path of the store
+    #[arg(long, conflicts_with = "paths")]
+    all: bool,
+    /// The store, as for `narval serve`
+    #[arg(long, value_name = "URI")]
+    store: Option<String>,
+    /// Paths compressed at the same time [default: one for each processor]
+    #[arg(long, short, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    #[command(flatten)]
+    nar_cache: NarCacheArgs,
+}
+
+/// Runs `narval warm`.
+///
+/// # Errors
+/// A path that is not valid, a cache that can't be used, or paths that could not be compressed.
+pub fn run(args: Args) -> Result<(), Failure> {
+    log::start(None)?;
+    let store = server::open_store(args.store.as_deref())?;
+    let paths =
+        if args.all { store.all_valid_paths().map_err(Failure::runtime)? } else { closure(&store, &args.paths)? };
+    let nar_cache = args.nar_cache.config();
+    if nar_cache.is_none() {
+        return Err(Failure::usage("there is no cache to fill: give --nar-cache DIR"));
+    }
+    let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
+    let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let (mut made, mut present, mut failed) = (0, 0, 0);
+    warm(&service, &paths, args.jobs.unwrap_or(processors).get(), |path, warmed| match warmed {
+        Warmed::Made => made += 1,
+        Warmed::Present => present += 1,
+        Warmed::Failed(reason) => {
+            failed += 1;
+            tracing::error!("{path}: {reason}");
+        }
+    });
+    tracing::info!("{made} compressed, {present} were there already");
+    if failed > 0 { Err(Failure::runtime(format!("{failed} paths could not be compressed"))) } else { Ok(()) }
+}
+
+/// The paths, and all that they refer to.
+fn closure(store: &Store, roots: &[String]) -> Result<Vec<StorePath>, Failure> {
+    let mut queue = VecDeque::new();
+    for root in roots {
+        let parsed = store.store_dir().parse(root.trim_end_matches('/'));
+        queue.push_back(parsed.map_err(|error| Failure::usage(format!("'{root}' is not a store path: {error}")))?);
+    }
+    let mut seen: BTreeSet<StorePath> = queue.iter().cloned().collect();
+    let mut closure = Vec::new();
+    while let Some(path) = queue.pop_front() {
+        let info = store.path_info(&path).map_err(Failure::runtime)?;
+        let info = info.ok_or_else(|| Failure::usage(format!("'{path}' is not a valid path of this store")))?;
+        queue.extend(info.references.iter().filter(|reference| seen.insert((*reference).clone())).cloned());
+        closure.push(path);
+    }
+    Ok(closure)
+}

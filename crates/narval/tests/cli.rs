@@ -1,0 +1,169 @@
+//! The other commands of `narval`, against what real Nix does.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use support::{NARVAL, Nix, Store, stdout};
+
+fn narval(args: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(NARVAL)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    // A program that refuses its arguments reads nothing.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    output
+}
+
+#[test]
+fn keys_are_nixs_keys() {
+    let store = Store::new();
+    let (file, public) = store.key("test-1");
+    let mode = std::fs::metadata(&file).unwrap().permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let secret = std::fs::read(&file).unwrap();
+    assert_eq!(stdout(narval(&["key", "public", file.to_str().unwrap()], b"")), public);
+    assert_eq!(stdout(narval(&["key", "public"], &secret)), public);
+    let nix = Command::new("sh")
+        .args(["-c", "nix --extra-experimental-features nix-command key convert-secret-to-public < \"$0\""])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert_eq!(stdout(nix), public);
+    let again = narval(&["key", "generate", "test-1", "--out", file.to_str().unwrap()], b"");
+    assert_eq!(again.status.code(), Some(1), "an existing key is not overwritten");
+    assert_eq!(std::fs::read(&file).unwrap(), secret);
+    assert_eq!(narval(&["key", "generate", "a b"], b"").status.code(), Some(2));
+    assert_eq!(narval(&["key", "public"], b"nonsense").status.code(), Some(2));
+}
+
+#[test]
+fn nars_are_nixs_nars() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let (real, nar) = (store.real(&path), store.dump(&path));
+    let real = real.to_str().unwrap();
+    assert!(narval(&["nar", "dump", real], b"").stdout == nar);
+    let file = store.path("tree.nar");
+    stdout(narval(&["nar", "dump", real, "--out", file.to_str().unwrap()], b""));
+    assert!(std::fs::read(&file).unwrap() == nar);
+
+    let copy = store.path("copy");
+    stdout(narval(&["nar", "restore", copy.to_str().unwrap()], &nar));
+    assert!(Command::new("diff").args(["-r", "--no-dereference", real]).arg(&copy).status().unwrap().success());
+    let again = narval(&["nar", "restore", copy.to_str().unwrap()], &nar);
+    assert_eq!(again.status.code(), Some(1), "what is there is not overwritten");
+    let cut = narval(&["nar", "restore", store.path("cut").to_str().unwrap()], &nar[..nar.len() - 8]);
+    assert_eq!(cut.status.code(), Some(1));
+
+    let nix = |args: &[&str]| stdout(Nix::Newest.nix(store.dir.path(), args));
+    assert_eq!(stdout(narval(&["nar", "hash", real, "--form", "sri"], b"")), nix(&["hash", "path", real]));
+    assert_eq!(
+        stdout(narval(&["nar", "hash", real, "--form", "nix32"], b"")),
+        stdout(store.nix_store(&["--query", "--hash", &path]))
+    );
+}
+
+#[test]
+fn listings_are_nixs_listings() {
+    let store = Store::new();
+    let tree = store.path("listed");
+    std::fs::create_dir_all(tree.join("bin")).unwrap();
+    std::fs::write(tree.join("bin/a"), "a").unwrap();
+    std::os::unix::fs::symlink("bin/a", tree.join("link")).unwrap();
+    let file = store.path("listed.nar");
+    stdout(narval(&["nar", "dump", tree.to_str().unwrap(), "--out", file.to_str().unwrap()], b""));
+    let plain = stdout(narval(&["nar", "ls", file.to_str().unwrap()], b""));
+    let names: Vec<_> = plain.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    assert_eq!(names, [".", "./bin", "./bin/a", "./link"]);
+    let ours = stdout(narval(&["nar", "ls", "--json", file.to_str().unwrap()], b""));
+    let nix =
+        stdout(Nix::Newest.nix(store.dir.path(), &["nar", "ls", "--json", "--recursive", file.to_str().unwrap(), "/"]));
+    // A .ls file holds what Nix prints, and its version.
+    assert_eq!(ours, format!("{{\"root\":{nix},\"version\":1}}"));
+    assert_eq!(narval(&["nar", "ls"], b"nonsense").status.code(), Some(1));
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut demo = Command::new(NARVAL)
+        .args(["demo", "--keep"])
+        .env_clear()
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let entries = || std::fs::read_dir(folder.path()).unwrap().count();
+    while entries() == 0 {
+        assert!(demo.try_wait().unwrap().is_none(), "the demo ended by itself");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-INT", &demo.id().to_string()]).status().unwrap().success());
+    let code = demo.wait().unwrap().code();
+    assert!(matches!(code, Some(130 | 0)), "{code:?}");
+    assert_eq!(entries(), 0);
+}
+
+#[test]
+fn a_nar_that_has_no_room_is_not_half_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = format!("ulimit -f 8; trap '' XFSZ; exec '{NARVAL}' nar dump '{NARVAL}' --out here.nar");
+    let output = Command::new("bash").args(["-c", &dump]).current_dir(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("narval: cannot write 'here.nar': "), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    // Where there is room, the file is as any other; a device is written to as it is.
+    for out in ["here.nar", "here.nar", "/dev/null"] {
+        assert!(
+            Command::new(NARVAL)
+                .args(["nar", "dump", file!(), "--out"])
+                .arg(folder.path().join(out))
+                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+    let made = std::fs::metadata(folder.path().join("here.nar")).unwrap();
+    assert_ne!(made.permissions().mode() & 0o044, 0);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn the_demo_runs_anywhere() {
+    let empty = tempfile::tempdir().unwrap();
+    // Without Nix, a home, or anything on the PATH.
+    let output = Command::new(NARVAL).arg("demo").env_clear().env("TMPDIR", empty.path()).output().unwrap();
+    let text = stdout(output);
+    assert!(text.contains("all are right"), "{text}");
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn help_and_version() {
+    for (args, want) in [
+        (&["--help"][..], "narval demo"),
+        (&["serve", "--help"], "narval serve --sign-key"),
+        (&["key", "generate", "--help"], "Example"),
+        (&["--version"], env!("CARGO_PKG_VERSION")),
+    ] {
+        assert!(stdout(narval(args, b"")).contains(want), "{args:?}");
+    }
+    assert_eq!(narval(&["nonsense"], b"").status.code(), Some(2));
+}

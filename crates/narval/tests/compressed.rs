@@ -1,0 +1,330 @@
+//! Compressed NARs: as a coding, under URLs of their own, from the cache, and by many clients at once.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use narval_nix::Sha256;
+use support::{Answer, NARVAL, Nix, Server, Store, hash_part, stdout, value};
+
+const ZSTD: &str = "Accept-Encoding: gzip, zstd";
+
+/// Waits until the narinfo names the compressed NAR.
+fn compressed_narinfo(server: &Server, hash: &str) -> String {
+    for _ in 0..1000 {
+        let narinfo = server.get(&format!("/{hash}.narinfo")).text().to_owned();
+        if value(&narinfo, "Compression") == Some("zstd") {
+            return narinfo;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the compressed NAR did not come into the cache: {}", server.log());
+}
+
+fn files_in_cache(store: &Store) -> usize {
+    let count = |path: &str| {
+        Command::new("find").args([store.path(path).to_str().unwrap(), "-type", "f"]).output().unwrap().stdout
+    };
+    String::from_utf8(count("cache/narval/nars")).unwrap().lines().count()
+}
+
+fn metric(server: &Server, name: &str) -> u64 {
+    let metrics = server.get("/metrics");
+    let line = metrics.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    line.parse().unwrap()
+}
+
+#[test]
+fn first_as_it_is_made_then_from_the_cache() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let (hash, nar) = (hash_part(&path), store.dump(&path));
+    let server = Server::narval(&store, &[]);
+    let url = format!("/nar/{hash}.nar");
+    assert_eq!(value(server.get(&format!("/{hash}.narinfo")).text(), "Compression"), Some("none"));
+    let check = |answer: &Answer| {
+        assert_eq!((answer.status, answer.field("content-encoding")), (200, Some("zstd")));
+        assert_eq!(answer.field("vary"), Some("accept-encoding"));
+        assert!(answer.complete && zstd::decode_all(&answer.body[..]).unwrap() == nar);
+    };
+    let first = server.ask("GET", &url, &[ZSTD]);
+    check(&first);
+    let narinfo = compressed_narinfo(&server, hash);
+    let second = server.ask("GET", &url, &[ZSTD]);
+    check(&second);
+    assert!(first.body == second.body && second.field("content-length").is_some());
+    // The advertised file is exactly what the narinfo says.
+    let file = server.get(&format!("/{}", value(&narinfo, "URL").unwrap()));
+    assert_eq!((file.status, file.field("content-encoding")), (200, None));
+    assert_eq!(value(&narinfo, "FileSize"), Some(file.body.len().to_string().as_str()));
+    assert_eq!(value(&narinfo, "FileHash"), Some(Sha256::of(&file.body).to_string().as_str()));
+    // Ranges of it, and of the NAR without compression.
+    let part = server.ask("GET", &format!("/{}", value(&narinfo, "URL").unwrap()), &["Range: bytes=10-99"]);
+    assert!(part.status == 206 && part.body == file.body[10..100]);
+    let part = server.ask("GET", &url, &["Range: bytes=10-99", ZSTD]);
+    assert!(part.status == 206 && part.field("content-encoding").is_none() && part.body == nar[10..100]);
+    // Who does not ask for it does not get it.
+    assert!(server.get(&url).body == nar);
+    assert!(server.ask("GET", &url, &["Accept-Encoding: zstd;q=0"]).body == nar);
+}
+
+#[test]
+fn real_nix_copies_compressed_nars() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let (key, public) = store.key("test-1");
+    let server = Server::narval(&store, &["--sign-key", key.to_str().unwrap()]);
+    for (number, nix) in [Nix::Newest, Nix::Newest, Nix::Old].into_iter().enumerate() {
+        let home = Store::new();
+        let to = home.path("copy");
+        let url = server.url();
+        let args =
+            ["copy", "--from", &url, "--to", to.to_str().unwrap(), "--option", "trusted-public-keys", &public, &path];
+        stdout(nix.nix(home.dir.path(), &args));
+        if number == 0 {
+            // The first copy made it; the later ones get it.
+            compressed_narinfo(&server, hash_part(&path));
+        }
+    }
+}
+
+#[test]
+fn a_hundred_clients_at_once_cause_one_compression() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let (hash, nar) = (hash_part(&path), store.dump(&path));
+    let server = Server::narval(&store, &[]);
+    let url = format!("/nar/{hash}.nar");
+    std::thread::scope(|scope| {
+        for _ in 0..100 {
+            scope.spawn(|| {
+                let answer = server.ask("GET", &url, &[ZSTD]);
+                assert!(answer.complete && zstd::decode_all(&answer.body[..]).unwrap() == nar);
+            });
+        }
+    });
+    assert_eq!(metric(&server, "narval_nar_cache_misses_total"), 1);
+    compressed_narinfo(&server, hash);
+    assert_eq!(files_in_cache(&store), 1);
+}
+
+#[test]
+fn what_is_wrong_does_not_end_well_and_is_not_kept() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let hash = hash_part(&path);
+    let large = store.real(&path).join("large");
+    let contents = fs::read(&large).unwrap();
+    fs::set_permissions(&large, PermissionsExt::from_mode(0o644)).unwrap();
+    let mut changed = contents.clone();
+    changed[1000] ^= 1;
+    // The same size: only a hash can tell.
+    fs::write(&large, &changed).unwrap();
+    let server = Server::narval(&store, &[]);
+    let answer = server.ask("GET", &format!("/nar/{hash}.nar"), &[ZSTD]);
+    assert!(!answer.complete, "a NAR that is not what the database says was sent to its end");
+    assert_eq!(files_in_cache(&store), 0);
+}
+
+#[test]
+fn verified_nars() {
+    let store = Store::new();
+    let (good, bad) = (store.add_tree("good"), store.add_tree("bad"));
+    let large = store.real(&bad).join("large");
+    fs::set_permissions(&large, PermissionsExt::from_mode(0o644)).unwrap();
+    let contents = fs::read(&large).unwrap();
+    let mut changed = contents.clone();
+    changed[1000] ^= 1;
+    fs::write(&large, &changed).unwrap();
+    let server = Server::narval(&store, &["--verify-nars", "--no-nar-cache"]);
+    let url = |path: &str| format!("/nar/{}.nar", hash_part(path));
+    assert!(server.get(&url(&good)).body == store.dump(&good));
+    assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&bad))).status, 200, "nobody knows yet");
+    assert!(!server.get(&url(&bad)).complete);
+    assert_eq!(server.get(&url(&bad)).status, 404);
+    assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&bad))).status, 404);
+    assert_eq!(metric(&server, "narval_corrupt_paths_total"), 1);
+    // Put right, in place of the old one as `nix-store --repair-path` does.
+    let root = store.real(&bad);
+    let aside = store.path("aside");
+    assert!(Command::new("cp").arg("-a").args([&root, &aside]).status().unwrap().success());
+    fs::write(aside.join("large"), &contents).unwrap();
+    fs::set_permissions(&root, PermissionsExt::from_mode(0o755)).unwrap();
+    fs::remove_dir_all(root.join("bin"))
+        .or_else(|_| fs::set_permissions(root.join("bin"), PermissionsExt::from_mode(0o755)))
+        .unwrap();
+    assert!(Command::new("rm").arg("-rf").arg(&root).status().unwrap().success());
+    fs::rename(&aside, &root).unwrap();
+    assert!(server.get(&url(&bad)).complete);
+    assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&bad))).status, 200);
+}
+
+#[test]
+fn warmed_before_anybody_asks() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let warm = |args: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["warm", "--store", &store.uri()]).args(args).env("XDG_CACHE_HOME", store.path("cache"));
+        command.output().unwrap()
+    };
+    let first = warm(&[&path]);
+    assert!(String::from_utf8_lossy(&first.stderr).contains("1 compressed, 0 were there already"));
+    let second = warm(&["--all"]);
+    assert!(String::from_utf8_lossy(&second.stderr).contains("0 compressed, 1 were there already"));
+    assert_eq!(warm(&["/nix/store/nothing"]).status.code(), Some(2));
+    let server = Server::narval(&store, &[]);
+    let narinfo = server.get(&format!("/{}.narinfo", hash_part(&path)));
+    assert_eq!(value(narinfo.text(), "Compression"), Some("zstd"));
+    assert_eq!(server.ask("GET", &format!("/nar/{}.nar", hash_part(&path)), &[ZSTD]).status, 200);
+    assert_eq!(metric(&server, "narval_nar_cache_hits_total"), 1);
+}
+
+#[test]
+fn two_servers_share_one_cache_and_a_killed_one_leaves_nothing() {
+    let store = Store::new();
+    let root = store.path("big");
+    fs::create_dir(&root).unwrap();
+    let noise: Vec<u8> = (0..40_000_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    fs::write(root.join("noise"), noise).unwrap();
+    let path = store.add(&root);
+    let url = format!("/nar/{}.nar", hash_part(&path));
+    let killed = Server::narval(&store, &[]);
+    {
+        use std::io::{Read, Write};
+        let mut stream = killed.connect();
+        write!(stream, "GET {url} HTTP/1.1\r\nHost: a\r\n{ZSTD}\r\n\r\n").unwrap();
+        stream.read_exact(&mut [0; 100_000]).unwrap();
+        // kill -9 in the middle of it.
+        drop(killed);
+    }
+    let (one, two) = (Server::narval(&store, &[]), Server::narval(&store, &[]));
+    let dump = store.dump(&path);
+    std::thread::scope(|scope| {
+        for server in [&one, &two] {
+            let (url, dump) = (&url, &dump);
+            scope.spawn(move || {
+                let answer = server.ask("GET", url, &[ZSTD]);
+                assert!(answer.complete && zstd::decode_all(&answer.body[..]).unwrap() == *dump);
+            });
+        }
+    });
+    compressed_narinfo(&one, hash_part(&path));
+    compressed_narinfo(&two, hash_part(&path));
+    assert_eq!(files_in_cache(&store), 1, "the same NAR and level make the same file");
+}
+
+#[test]
+fn the_cache_is_kept_to_its_size() {
+    let store = Store::new();
+    let mut paths = Vec::new();
+    for number in 0..8_u32 {
+        let noise: Vec<u8> =
+            (0..200_000_u32).map(|at| (at.wrapping_add(number).wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+        paths.push(store.add_file(&format!("noise-{number}"), noise));
+    }
+    let server = Server::narval(&store, &["--nar-cache-size", "500K"]);
+    for path in &paths {
+        assert!(server.ask("GET", &format!("/nar/{}.nar", hash_part(path)), &[ZSTD]).complete);
+    }
+    for _ in 0..500 {
+        let output =
+            Command::new("du").args(["-sb", store.path("cache/narval/nars").to_str().unwrap()]).output().unwrap();
+        let bytes: u64 = stdout(output).split_whitespace().next().unwrap().parse().unwrap();
+        // Folders count for 4 KiB each.
+        if bytes < 500 * 1024 + 64 * 1024 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the cache stays above its size");
+}
+
+#[test]
+fn a_folder_that_can_not_be_used() {
+    let store = Store::new();
+    let path = store.add_file("a", "a");
+    // Asked for by name: an error before anything listens.
+    fs::write(store.path("file"), "").unwrap();
+    let folder = store.path("file/nars");
+    let output = Command::new(NARVAL)
+        .args(["serve", "--listen", "127.0.0.1:0", "--store", &store.uri(), "--nar-cache", folder.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot use the NAR cache"));
+    // The default: the server goes on without.
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store", &store.uri()]);
+    let server = Server::start(command, &[("XDG_CACHE_HOME", store.path("file").to_str().unwrap())]);
+    assert!(server.log().contains("compressed NARs are not kept"));
+    let answer = server.ask("GET", &format!("/nar/{}.nar", hash_part(&path)), &[ZSTD]);
+    assert_eq!((answer.status, answer.field("content-encoding")), (200, None));
+}
+
+#[test]
+fn a_tree_of_small_files_is_sent_from_one_file_the_next_time() {
+    let store = Store::new();
+    let path = store.add_tree("tree");
+    let (nar, url) = (store.dump(&path), format!("/nar/{}.nar", hash_part(&path)));
+    for server in [Server::narval(&store, &[]), Server::narval(&store, &["--no-nar-cache"])] {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
+        while metric(&server, "narval_flat_nar_hits_total") == 0 {
+            assert!(std::time::Instant::now() < until, "it was never kept: {}", server.log());
+            assert!(server.get(&url).body == nar);
+        }
+        let part = server.ask("GET", &url, &["Range: bytes=1000-299999"]);
+        assert!(part.status == 206 && part.body == nar[1000..300_000]);
+        let parts = server.ask("GET", &url, &["Range: bytes=0-9,100-199"]);
+        assert!(parts.status == 206 && parts.complete && parts.body.windows(100).any(|part| part == &nar[100..200]));
+    }
+    // What is kept is nobody's any more when its path is gone from the database.
+    let server = Server::narval(&store, &[]);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while metric(&server, "narval_flat_nar_hits_total") == 0 {
+        assert!(std::time::Instant::now() < until);
+        assert_eq!(server.get(&url).status, 200);
+    }
+    stdout(store.nix_store(&["--delete", &path]));
+    assert_eq!(server.get(&url).status, 404);
+}
+
+#[test]
+fn metrics_of_the_service_and_of_its_engine_are_one_text() {
+    let store = Store::new();
+    let path = store.add_file("a", "a");
+    let server = Server::narval(&store, &[]);
+    for _ in 0..2 {
+        assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&path))).status, 200);
+    }
+    let metrics = server.get("/metrics");
+    assert_eq!(metrics.field("content-type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    let text = metrics.text();
+    for name in [
+        "narval_requests_total{route=\"narinfo\",status=\"200\"} 2",
+        "narval_nar_bytes_total{encoding=\"identity\"}",
+        "narval_nar_bytes_total{encoding=\"zstd\"}",
+        "narval_narinfo_memo_hits_total",
+        "narval_nar_cache_hits_total",
+        "narval_single_flight_waits_total",
+        "narval_layout_hits_total",
+        "narval_stream_aborts_total",
+        "narval_store_errors_total",
+        "narval_worker_seconds_count",
+        "narval_http_requests_total{where=\"inline\"}",
+        "narval_http_responses_total{code=\"200\"} 2",
+        "narval_http_inline_seconds_count",
+        "narval_http_sent_bytes_total",
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name} is not in {text}");
+    }
+    // OpenMetrics: each family once, and the mark of the end once, at the end.
+    let mut families: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+    families.sort_unstable();
+    assert!(families.windows(2).all(|pair| pair[0] != pair[1]));
+    assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
+}

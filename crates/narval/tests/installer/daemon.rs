@@ -1,0 +1,87 @@
+//! Into a store that belongs to a running Nix daemon, and into the same one without it.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::lab::Lab;
+use crate::support::{Nix, stdout};
+
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A store with `/nix/store` as its name, in a folder of the lab, and its daemon.
+fn start(lab: &Lab, nix: Nix) -> (Daemon, String, String) {
+    let dir = lab.folder(if nix == Nix::Old { "old" } else { "new" });
+    let direct = format!("local?real={dir}/store&state={dir}/state&log={dir}/log");
+    // Two processes that create a store at once get in each other's way.
+    stdout(nix.nix_store(lab.store.dir.path(), &["--store", &direct, "--init"]));
+    let socket = format!("{dir}/socket");
+    let mut command = Command::new(if nix == Nix::Old { "nix-old-daemon" } else { "nix-daemon" });
+    command.env("NIX_DAEMON_SOCKET_PATH", &socket).env("NIX_REMOTE", &direct).env("HOME", lab.store.dir.path());
+    command.env("NIX_CONFIG", "build-users-group =\nsubstitute = false");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let daemon = Daemon(command.spawn().unwrap());
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < until, "the daemon does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    (daemon, format!("unix://{socket}?real={dir}/store&state={dir}/state"), direct)
+}
+
+#[test]
+fn through_the_daemon_each_path_after_what_it_refers_to() {
+    for nix in Nix::BOTH {
+        let lab = Lab::new();
+        let (daemon, uri, direct) = start(&lab, nix);
+        // One of them is there already: it is neither fetched nor sent.
+        lab.install(&uri, &[&lab.tree]);
+        let shown = lab.done(&["install", "--json", "--from", &lab.cache_url(), "--store", &uri, &lab.top, &lab.hello]);
+        assert!(shown.contains("\"installed\":2"), "{shown}");
+        let again = lab.done(&["install", "--json", "--from", &lab.cache_url(), "--store", &uri, &lab.top]);
+        assert!(again.contains("\"requests\":0"), "{again}");
+        let home = lab.store.dir.path();
+        stdout(nix.nix_store(home, &["--store", &direct, "--verify", "--check-contents"]));
+        let valid = stdout(nix.nix(home, &["path-info", "--store", &direct, "--recursive", &lab.top]));
+        assert_eq!(valid.lines().count(), 2, "{valid}");
+        // A profile's paths are kept by the daemon, which collects the rest.
+        let profile = lab.folder("profile");
+        lab.install(&uri, &["--profile", &profile, &lab.hello]);
+        // What the install kept for itself goes with the daemon's process for its connection, a moment later.
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            stdout(nix.nix_store(home, &["--store", &direct, "--gc"]));
+            let left = stdout(nix.nix(home, &["path-info", "--store", &direct, "--all"]));
+            if left == lab.hello {
+                break;
+            }
+            assert!(left.contains(&lab.hello) && Instant::now() < until, "{left}");
+        }
+        assert!(std::fs::read_to_string(format!("{profile}/bin/hello")).unwrap().contains("hello"));
+        // A NAR that is not what was promised breaks off, and leaves nothing valid.
+        let damaged = lab.folder("damaged");
+        stdout(Command::new("cp").args(["-r", &lab.folder("cache"), &damaged]).output().unwrap());
+        let narinfo = format!("{damaged}/{}.narinfo", crate::support::hash_part(&lab.tree));
+        let text = std::fs::read_to_string(&narinfo).unwrap();
+        let file_hash = text.lines().find(|line| line.starts_with("FileHash: ")).unwrap();
+        let wrong = "FileHash: sha256:0000000000000000000000000000000000000000000000000000";
+        std::fs::write(&narinfo, text.replace(file_hash, wrong)).unwrap();
+        let said = lab.fails(4, &["install", "--from", &format!("file://{damaged}"), "--store", &uri, &lab.tree]);
+        assert!(said.contains("FileHash"), "{said}");
+        let left = stdout(nix.nix(home, &["path-info", "--store", &direct, "--all"]));
+        assert_eq!(left, lab.hello);
+        // Without the daemon the store is written directly, with the same locks and database.
+        drop(daemon);
+        lab.fails(1, &["install", "--quiet", "--from", &lab.cache_url(), "--store", &uri, &lab.top]);
+        lab.install(&direct, &[&lab.top]);
+        stdout(nix.nix_store(home, &["--store", &direct, "--verify", "--check-contents"]));
+        let valid = stdout(nix.nix(home, &["path-info", "--store", &direct, "--all"]));
+        assert_eq!(valid.lines().count(), 3, "{valid}");
+    }
+}

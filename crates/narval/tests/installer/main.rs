@@ -1,0 +1,13 @@
+//! `narval install` and what belongs to it, as a user has it: the real program, real Nix as the judge of every store.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod daemon;
+mod lab;
+mod network;
+mod programs;
+mod stores;
+mod trouble;

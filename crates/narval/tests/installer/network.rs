@@ -1,0 +1,109 @@
+//! Credentials, proxies and certificates on the way to a cache.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use crate::lab::Lab;
+use crate::support::{NARVAL, Server, stdout};
+
+/// Serves a folder to those who send a field, and writes down the heads of all requests. Takes targets as proxies get
+/// them, too.
+fn guarded_server(folder: PathBuf, field: &'static str) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, heads) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&heads);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let (folder, seen) = (folder.clone(), Arc::clone(&seen));
+            std::thread::spawn(move || {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                loop {
+                    let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+                    let Some(target) = head.first().and_then(|line| line.split(' ').nth(1)) else { return };
+                    let target = target.split_once("://").map_or(target, |(_, rest)| &rest[rest.find('/').unwrap()..]);
+                    let file = std::fs::read(folder.join(target.trim_start_matches('/')));
+                    let (status, body) = match file {
+                        _ if !head.iter().any(|line| line == field) => ("401 Unauthorized", Vec::new()),
+                        Ok(body) => ("200 OK", body),
+                        Err(_) => ("404 Not Found", Vec::new()),
+                    };
+                    seen.lock().unwrap().push(head.join("\n"));
+                    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n", body.len());
+                    if (&stream).write_all(&[head.as_bytes(), &body].concat()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (address, heads)
+}
+
+#[test]
+fn credentials_come_from_a_netrc_or_a_field_and_go_to_their_host_alone() {
+    let lab = Lab::new();
+    // "me:secret"
+    let (address, _) = guarded_server(lab.cache(), "Authorization: Basic bWU6c2VjcmV0");
+    let (url, root) = (format!("http://{address}"), lab.folder("mine"));
+    let said = lab.fails(5, &["install", "--from", &url, "--store", &root, &lab.tree]);
+    assert!(said.contains("--netrc-file"), "{said}");
+    let netrc = lab.folder("netrc");
+    std::fs::write(&netrc, "machine 127.0.0.1 login me password secret\n").unwrap();
+    lab.done(&["install", "--quiet", "--netrc-file", &netrc, "--from", &url, "--store", &root, &lab.tree]);
+    lab.assert_accepted(&root, &[&lab.tree]);
+    let other = lab.folder("other");
+    std::fs::write(lab.store.path(".netrc"), "default login me password secret\n").unwrap();
+    lab.done(&["install", "--quiet", "--from", &url, "--store", &other, &lab.tree]);
+    std::fs::remove_file(lab.store.path(".netrc")).unwrap();
+
+    let (address, _) = guarded_server(lab.cache(), "X-Token: 1");
+    let (url, third) = (format!("http://{address}"), lab.folder("third"));
+    lab.done(&["install", "--quiet", "--header", "X-Token: 1", "--from", &url, "--store", &third, &lab.tree]);
+    lab.assert_accepted(&third, &[&lab.tree]);
+}
+
+#[test]
+fn a_proxy_of_the_environment_is_gone_through() {
+    let lab = Lab::new();
+    // "p:q"
+    let (address, heads) = guarded_server(lab.cache(), "Proxy-Authorization: Basic cDpx");
+    let root = lab.folder("mine");
+    let args = ["install", "--quiet", "--from", "http://cache.invalid", "--store", &root, &lab.tree];
+    let mut command = lab.command(&args);
+    stdout(command.env("http_proxy", format!("http://p:q@{address}")).output().unwrap());
+    lab.assert_accepted(&root, &[&lab.tree]);
+    let heads = heads.lock().unwrap();
+    assert!(heads.iter().all(|head| head.starts_with("GET http://cache.invalid/")), "{heads:?}");
+    assert!(heads.iter().any(|head| head.contains("\nHost: cache.invalid")), "{heads:?}");
+    // What no_proxy names is asked itself: there is no such host.
+    let mut command = lab.command(&["install", "--attempts", "1", "--from", "http://cache.invalid", &lab.top]);
+    command.env("http_proxy", format!("http://p:q@{address}")).env("no_proxy", "cache.invalid");
+    assert_eq!(command.output().unwrap().status.code(), Some(5));
+}
+
+#[test]
+fn certificates_of_an_authority_of_ones_own() {
+    let lab = Lab::new();
+    let (key, certificate) = (lab.folder("key.pem"), lab.folder("cert.pem"));
+    let authority = lab.folder("ca.pem");
+    let script = "set -e; new='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
+        openssl req -x509 $new -days 2 -subj '/CN=an authority' -keyout ca.key -out ca.pem
+        openssl req $new -subj /CN=localhost -keyout key.pem -out request.pem
+        echo 'subjectAltName=IP:127.0.0.1' > names
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -set_serial 1 -days 2 -extfile names -out cert.pem";
+    stdout(Command::new("sh").args(["-c", script]).current_dir(lab.store.dir.path()).output().unwrap());
+    let mut command = Command::new(NARVAL);
+    command.args(["static", &lab.folder("cache"), "--listen", "127.0.0.1:0"]);
+    command.args(["--tls-cert", &certificate, "--tls-key", &key]);
+    let server = Server::start(command, &[]);
+    let (url, root) = (format!("https://{}", server.address), lab.folder("mine"));
+    let args = ["install", "--attempts", "1", "--from", &url, "--store", &root, &lab.tree];
+    let said = lab.fails(5, &args);
+    assert!(said.contains("certificate"), "{said}");
+    let output = lab.command(&args).env("SSL_CERT_FILE", &authority).output().unwrap();
+    stdout(output);
+    lab.assert_accepted(&root, &[&lab.tree]);
+}

@@ -1,0 +1,116 @@
+//! Stores, profiles and caches on disk.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::lab::{Lab, add_program};
+use crate::support::{Nix, stdout};
+
+#[test]
+fn nix_accepts_the_store_and_everything_there_needs_no_cache() {
+    let lab = Lab::new();
+    let root = lab.folder("new");
+    let printed = lab.install(&root, &[&lab.top]);
+    assert_eq!(printed, "");
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
+    let same =
+        Nix::Newest.nix_store(lab.store.dir.path(), &["--store", &root, "--dump", &format!("{root}{}", lab.tree)]);
+    assert!(same.stdout == lab.store.dump(&lab.tree), "the tree is the same");
+    // The cache has gone: what is there is not asked for.
+    std::fs::rename(lab.cache(), lab.store.path("away")).unwrap();
+    let again = lab.done(&["install", "--json", "--from", &lab.cache_url(), "--store", &root, &lab.top]);
+    assert!(again.contains("\"requests\":0"), "{again}");
+    let said = lab.fails(3, &["install", "--from", &lab.cache_url(), "--store", &root, &lab.hello]);
+    assert!(said.contains("no cache has"), "{said}");
+}
+
+#[test]
+fn profiles_roll_back_and_keep_what_they_show() {
+    let lab = Lab::new();
+    let newer = add_program(&lab.store, "hello-2.0", "hello", "echo newer");
+    lab.done(&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url(), &newer]);
+    let (root, profile) = (lab.folder("mine"), lab.folder("me/profile"));
+    std::fs::create_dir(lab.store.path("me")).unwrap();
+    let install = |path: &str| lab.install(&root, &["--profile", &profile, path]);
+    install(&lab.hello);
+    install(&lab.top);
+    // The newer one takes the place of the older one.
+    install(&newer);
+    let program = || std::fs::read_to_string(Path::new(&profile).join("bin/hello")).unwrap();
+    assert!(program().contains("newer"));
+    let listed = lab.done(&["profiles", "--store", &root]);
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    assert!(listed.lines().nth(2).unwrap().contains("3 (current)"), "{listed}");
+    let shown = lab.done(&["rollback", "--profile", &profile]);
+    assert!(shown.ends_with("shows generation 2"), "{shown}");
+    assert!(program().contains("from $0"));
+    // All generations keep their paths; then only the current one and the newest.
+    assert!(lab.done(&["gc", "--store", &root]).starts_with("removed 0 paths"));
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree, &lab.hello, &newer]);
+    let dry = lab.done(&["gc", "--dry-run", "--store", &root]);
+    assert!(dry.contains("would remove 0 paths"), "{dry}");
+    lab.done(&["rollback", "--profile", &profile, "--to", "1"]);
+    let removed = lab.done(&["gc", "--keep", "0", "--store", &root]);
+    assert!(removed.starts_with("removed 3 paths"), "{removed}");
+    lab.assert_accepted(&root, &[&lab.hello]);
+    let said = lab.fails(2, &["rollback", "--profile", &profile, "--to", "9"]);
+    assert!(said.contains("no such generation"), "{said}");
+}
+
+#[test]
+fn two_installs_into_one_store_at_once() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    let url = lab.cache_url();
+    let args = ["install", "--quiet", "--from", &url, "--store", &root, &lab.top, &lab.hello];
+    let children: Vec<_> = (0..4).map(|_| lab.command(&args).stderr(Stdio::piped()).spawn().unwrap()).collect();
+    for child in children {
+        stdout(child.wait_with_output().unwrap());
+    }
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree, &lab.hello]);
+}
+
+#[test]
+fn copies_between_caches_folders_and_stores() {
+    let lab = Lab::new();
+    let (second, third, root) = (lab.folder("second"), lab.folder("third"), lab.folder("mine"));
+    let (second_url, third_url) = (format!("file://{second}"), format!("file://{third}"));
+    lab.done(&["copy", "--from", &lab.cache_url(), "--to", &second_url, &lab.top]);
+    lab.done(&["copy", "--from", &second_url, "--to", &root, &lab.top]);
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
+    // Signed on the way out of a store, and then taken by real Nix with its signature.
+    let (key, public) = lab.store.key("copy-1");
+    lab.done(&["copy", "--store", &root, "--to", &third_url, "--sign-key", key.to_str().unwrap(), &lab.top]);
+    let to = lab.folder("by-nix");
+    let args = ["copy", "--from", &third_url, "--to", &to, "--option", "trusted-public-keys", &public, &lab.top];
+    stdout(Nix::Newest.nix(lab.store.dir.path(), &args));
+    lab.assert_accepted(&to, &[&lab.top, &lab.tree]);
+}
+
+#[test]
+fn what_was_changed_is_found_and_repaired() {
+    use std::os::unix::fs::PermissionsExt;
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    lab.install(&root, &[&lab.top]);
+    assert!(lab.done(&["verify", "--store", &root]).ends_with("2 paths checked, 0 wrong, 0 repaired"));
+    let file = format!("{root}{}/bin/run", lab.tree);
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(&file, "changed").unwrap();
+    let said = lab.fails(4, &["verify", "--store", &root]);
+    assert!(said.contains("1 paths are not as they should be"), "{said}");
+    lab.done(&["verify", "--repair", "--from", &lab.cache_url(), "--store", &root]);
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
+}
+
+#[test]
+fn a_timeline_is_written() {
+    let lab = Lab::new();
+    let (root, trace) = (lab.folder("mine"), lab.folder("trace.json"));
+    lab.install(&root, &["--trace", &trace, &lab.top]);
+    let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for kind in ["fetch", "decompress", "hash", "write", "path"] {
+        assert!(events.iter().any(|event| event["cat"] == kind), "no {kind} in {events:?}");
+    }
+}
