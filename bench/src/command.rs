@@ -1,0 +1,358 @@
+//! `narval-bench`: which measurement, of whom, and how.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command as Program;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::cache_rows::{self, Folders, ZSTD_PREFIX};
+use crate::client::Request;
+use crate::fixture::{self, Fixture};
+use crate::install::{self, Client};
+use crate::load::Load;
+use crate::proxy::{Proxy, ProxyOptions};
+use crate::report::Report;
+use crate::rows::{Placement, Row, Run, Settings};
+use crate::server::{Server, free_port};
+use crate::static_rows::{self, FileSets};
+use crate::tls::Certificate;
+use crate::{Context, Result, echo, failure, https_rows, nginx, websocket};
+
+const HELLO_REQUESTS: usize = 20_000;
+const OPEN_FILES: usize = 16 * 1024;
+
+#[derive(Parser)]
+#[command(
+    name = "narval-bench",
+    version,
+    about,
+    long_about = "Measures HTTP servers, binary caches and installing \
+clients side by side in one run: medians, and ratios to a loopback echo and to nginx. docs/performance.md explains the rows."
+)]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Binary caches: narinfos, NARs, whole closures, trees of small files
+    Cache {
+        #[command(flatten)]
+        common: Common,
+        /// Top-level store path of the closure (tools/make-closure makes one)
+        #[arg(long, value_name = "PATH")]
+        closure: String,
+        /// The store that holds it, as `nix --store` takes it [default: the system's]
+        #[arg(long, value_name = "STORE")]
+        store: Option<String>,
+    },
+    /// The engine itself: 600 bytes from memory, against nginx's `return 200`
+    Hello {
+        #[command(flatten)]
+        common: Common,
+        /// What is asked for below the peers' base URLs
+        #[arg(long, default_value = "/", value_name = "TARGET")]
+        target: String,
+    },
+    /// Static files; in --start, {dir} is the folder to serve
+    Static {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// HTTPS: handshakes, and static files; in --start, {dir} is the folder to serve, {cert} and {key} are files
+    Https {
+        #[command(flatten)]
+        common: Common,
+        /// Let nginx's kernel encrypt (ssl_conf_command Options KTLS)
+        #[arg(long)]
+        ktls: bool,
+        /// Make only one of so many requests, on a machine as slow as an emulated one
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        one_of: usize,
+    },
+    /// Installing clients, each by its command, from nginx over flat files
+    Install(InstallArgs),
+    /// One message to many WebSockets, by a server that sends to all what one of them sends
+    Broadcast {
+        #[command(flatten)]
+        common: Common,
+        /// How many are connected
+        #[arg(long, default_value_t = 10_000)]
+        connections: usize,
+        /// The length of the message, in bytes
+        #[arg(long, default_value_t = 1024)]
+        bytes: usize,
+        /// How many messages, one after the other
+        #[arg(long, default_value_t = 20)]
+        rounds: usize,
+    },
+    /// Memory of idle WebSockets
+    Websocket {
+        #[command(flatten)]
+        common: Common,
+        /// How many
+        #[arg(long, default_value_t = 10_000)]
+        connections: usize,
+    },
+    /// A TCP proxy that delays, and cuts connections
+    Proxy {
+        /// Where to listen
+        #[arg(long, default_value = "127.0.0.1:0")]
+        listen: SocketAddr,
+        /// Where connections go
+        #[arg(long)]
+        to: SocketAddr,
+        /// Delay of a request and its answer together
+        #[arg(long, default_value_t = 0)]
+        round_trip_ms: u64,
+        /// Cut each connection after so many bytes of answers
+        #[arg(long)]
+        cut_after_bytes: Option<u64>,
+    },
+    /// The echo server (the harness starts it)
+    #[command(hide = true)]
+    Echo { port: u16, sizes: PathBuf },
+}
+
+#[derive(Args)]
+struct Common {
+    /// A server that runs already (its process is found by its port)
+    #[arg(long, value_name = "NAME=URL[,pid=N]")]
+    peer: Vec<String>,
+    /// A server to be started, with {port} where its port goes
+    #[arg(long, value_name = "NAME=COMMAND")]
+    start: Vec<String>,
+    /// Folder for what the harness makes and keeps
+    #[arg(long, default_value = "target/bench-work", value_name = "DIR")]
+    work: PathBuf,
+    /// How often each row is run on each server
+    #[arg(long, default_value_t = 5)]
+    repetitions: usize,
+    /// Only rows with this in their title (repeatable)
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// The servers' processor
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// The client's processor, where it is not the server's
+    #[arg(long, default_value_t = 1)]
+    client_cpu: usize,
+    /// Write all figures, every sample included, to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct InstallArgs {
+    /// A client: a shell command line with {url} of the cache, {path} to install, {key} to trust,
+    /// {flat} as the cache's folder, {dest} as an empty folder
+    #[arg(long = "client", value_name = "NAME=COMMAND", required = true)]
+    clients: Vec<Client>,
+    /// Top-level store path of the closure
+    #[arg(long, value_name = "PATH")]
+    closure: String,
+    /// Compression of the cache: none, zstd, xz, …
+    #[arg(long, default_value = "xz")]
+    compression: String,
+    /// Round trip to the cache, by the delaying proxy
+    #[arg(long, default_value_t = 0)]
+    round_trip_ms: u64,
+    /// Where the destinations are
+    #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
+    scratch: PathBuf,
+    /// Processors of the client (repeatable) [default: all]
+    #[arg(long = "cpu", value_name = "N")]
+    cpus: Vec<usize>,
+    /// Folder for what the harness makes and keeps
+    #[arg(long, default_value = "target/bench-work", value_name = "DIR")]
+    work: PathBuf,
+    /// How often each client runs
+    #[arg(long, default_value_t = 3)]
+    repetitions: usize,
+    /// Write all figures to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Parses the command line and does what it says.
+///
+/// # Errors
+/// When something cannot be measured.
+pub fn run() -> Result<()> {
+    match Cli::parse().what {
+        What::Cache { common, closure, store } => cache(&common, &closure, store.as_deref()),
+        What::Hello { common, target } => hello(&common, &target),
+        What::Static { common } => static_files(&common),
+        What::Https { common, ktls, one_of } => https(&common, ktls, one_of.max(1)),
+        What::Install(arguments) => install(&arguments),
+        What::Broadcast { common, connections, bytes, rounds } => {
+            websocket::raise_file_limit(connections + 100)?;
+            peers(&common)?.iter().try_for_each(|server| websocket::broadcast(server, connections, bytes, rounds))
+        }
+        What::Websocket { common, connections } => {
+            websocket::raise_file_limit(connections + 100)?;
+            peers(&common)?.iter().try_for_each(|server| websocket::run(server, connections))
+        }
+        What::Proxy { listen, to, round_trip_ms, cut_after_bytes } => proxy(ProxyOptions {
+            listen,
+            round_trip: Duration::from_millis(round_trip_ms),
+            cut_after_bytes,
+            ..ProxyOptions::to(to)
+        }),
+        What::Echo { port, sizes } => {
+            let text = fs::read(&sizes).context(|| format!("cannot read {}", sizes.display()))?;
+            let sizes = serde_json::from_slice(&text).context(|| format!("{}", sizes.display()))?;
+            let listener =
+                TcpListener::bind(("127.0.0.1", port)).context(|| format!("cannot listen on port {port}"))?;
+            echo::serve(&listener, sizes)
+        }
+    }
+}
+
+fn cache(common: &Common, closure: &str, store: Option<&str>) -> Result<()> {
+    let fixture = Fixture::prepare(&common.work, closure, store)?;
+    let folders = Folders { plain: fixture.flat("none")?, zstd: fixture.flat("zstd")? };
+    let mut sizes = HashMap::new();
+    fixture::sizes("/", &folders.plain, &mut sizes)?;
+    fixture::sizes(ZSTD_PREFIX, &folders.zstd, &mut sizes)?;
+    let mut servers = vec![
+        start_echo(&common.work, &sizes)?,
+        nginx::start(&[("/", &folders.plain), (ZSTD_PREFIX, &folders.zstd)], &common.work)?,
+    ];
+    servers.extend(peers(common)?);
+    measure(common, &servers, |run| cache_rows::run(run, &fixture, &folders))
+}
+
+fn hello(common: &Common, target: &str) -> Result<()> {
+    fs::create_dir_all(&common.work).context(|| format!("cannot make {}", common.work.display()))?;
+    let sizes = HashMap::from([("/hello".to_owned(), nginx::HELLO_BYTES as u64)]);
+    let mut servers = vec![start_echo(&common.work, &sizes)?, nginx::start(&[], &common.work)?];
+    servers.extend(peers(common)?);
+    let rows = [(1, Placement::Together), (1, Placement::Apart), (64, Placement::Apart), (256, Placement::Apart)];
+    measure(common, &servers, |run| {
+        rows.iter().try_for_each(|&(connections, placement)| {
+            let processors = if placement == Placement::Together { "one processor" } else { "two processors" };
+            run.row(&Row {
+                title: format!("hello, {connections} connections, {processors}"),
+                load: Load { connections, passes: HELLO_REQUESTS, close: false },
+                placement,
+                warm: false,
+                requests: Box::new(|server, _| {
+                    vec![Request::get(&server.base, if server.flat { "/hello" } else { target }, "", 200)]
+                }),
+            })
+        })
+    })
+}
+
+fn static_files(common: &Common) -> Result<()> {
+    fs::create_dir_all(&common.work).context(|| format!("cannot make {}", common.work.display()))?;
+    let work = fs::canonicalize(&common.work).context(|| format!("cannot use {}", common.work.display()))?;
+    let sets = FileSets::prepare(&work)?;
+    websocket::raise_file_limit(OPEN_FILES)?;
+    let mut sizes = HashMap::new();
+    fixture::sizes("/", &sets.folder, &mut sizes)?;
+    let mut servers = vec![start_echo(&work, &sizes)?, nginx::start(&[("/", &sets.folder)], &work)?];
+    let folder = sets.folder.display().to_string();
+    for text in &common.start {
+        servers.push(Server::start(&text.replace("{dir}", &folder), &work)?);
+    }
+    for text in &common.peer {
+        servers.push(Server::peer(text)?);
+    }
+    measure(common, &servers, |run| static_rows::run(run, &sets))
+}
+
+fn https(common: &Common, ktls: bool, one_of: usize) -> Result<()> {
+    fs::create_dir_all(&common.work).context(|| format!("cannot make {}", common.work.display()))?;
+    let work = fs::canonicalize(&common.work).context(|| format!("cannot use {}", common.work.display()))?;
+    let sets = FileSets::prepare(&work)?;
+    let certificate = Certificate::prepare(&work)?;
+    websocket::raise_file_limit(OPEN_FILES)?;
+    let mut servers = vec![nginx::start_https(&[("/", &sets.folder)], &work, &certificate, ktls)?];
+    let values = [("{dir}", &sets.folder), ("{cert}", &certificate.cert), ("{key}", &certificate.key)];
+    for text in &common.start {
+        let filled = |text: String, (name, path): &(&str, &PathBuf)| text.replace(name, &path.display().to_string());
+        let mut server = Server::start(&values.iter().fold(text.clone(), filled), &work)?;
+        server.base.secure = true;
+        servers.push(server);
+    }
+    for text in &common.peer {
+        servers.push(Server::peer(text)?);
+    }
+    measure(common, &servers, |run| https_rows::run(run, &sets, one_of))
+}
+
+fn install(arguments: &InstallArgs) -> Result<()> {
+    let fixture = Fixture::prepare(&arguments.work, &arguments.closure, None)?;
+    let flat = fixture.flat_closure(&arguments.compression)?;
+    let nginx = nginx::start(&[("/", &flat)], &arguments.work)?;
+    let options = ProxyOptions {
+        round_trip: Duration::from_millis(arguments.round_trip_ms),
+        ..ProxyOptions::to(nginx.base.address)
+    };
+    let far = (arguments.round_trip_ms > 0).then(|| Proxy::start(options)).transpose();
+    let far = far.context(|| "cannot start the proxy".to_owned())?;
+    let address = far.as_ref().map_or(nginx.base.address, Proxy::address);
+    let values = [
+        ("url", format!("http://{address}")),
+        ("path", fixture.top.clone()),
+        ("key", fixture.public_key.clone()),
+        ("flat", flat.display().to_string()),
+    ];
+    println!("installing the closure, {}, round trip {} ms", arguments.compression, arguments.round_trip_ms);
+    let rows = install::run(&arguments.clients, &values, &arguments.scratch, arguments.repetitions, &arguments.cpus)?;
+    write_json(arguments.json.as_deref(), &rows)
+}
+
+fn proxy(options: ProxyOptions) -> Result<()> {
+    let target = options.target;
+    let proxy = Proxy::start(options).context(|| "cannot start the proxy".to_owned())?;
+    println!("listening on {}, passing on to {target}", proxy.address());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Those that `--start` and `--peer` name.
+fn peers(common: &Common) -> Result<Vec<Server>> {
+    fs::create_dir_all(&common.work).context(|| format!("cannot make {}", common.work.display()))?;
+    let started = common.start.iter().map(|text| Server::start(text, &common.work));
+    started.chain(common.peer.iter().map(|text| Server::peer(text))).collect()
+}
+
+fn start_echo(work: &Path, sizes: &echo::Sizes) -> Result<Server> {
+    let file = work.join("echo-sizes.json");
+    let text = serde_json::to_vec(sizes).context(|| "echo-sizes.json".to_owned())?;
+    fs::write(&file, text).context(|| format!("cannot write {}", file.display()))?;
+    let port = free_port()?;
+    let mut command = Program::new(std::env::current_exe().context(|| "own executable".to_owned())?);
+    command.arg("echo").arg(port.to_string()).arg(&file);
+    let mut server = Server::spawn("echo", command, port, work)?;
+    server.flat = true;
+    Ok(server)
+}
+
+fn measure(common: &Common, servers: &[Server], rows: impl FnOnce(&mut Run<'_>) -> Result<()>) -> Result<()> {
+    let Common { repetitions, only, server_cpu, client_cpu, .. } = common;
+    if *repetitions == 0 {
+        return Err(failure!("--repetitions 0: nothing would be measured"));
+    }
+    let settings =
+        Settings { repetitions: *repetitions, only: only.clone(), server_cpu: *server_cpu, client_cpu: *client_cpu };
+    let mut run = Run { servers, settings, report: Report::default() };
+    rows(&mut run)?;
+    run.memory();
+    write_json(common.json.as_deref(), &run.report)
+}
+
+fn write_json(file: Option<&Path>, figures: &impl serde::Serialize) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let text = serde_json::to_vec_pretty(figures).context(|| "cannot write JSON".to_owned())?;
+    fs::write(file, text).context(|| format!("cannot write {}", file.display()))
+}

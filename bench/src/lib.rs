@@ -1,0 +1,61 @@
+//! Measures any HTTP server by its base URL and any installing client by its command, side by side
+//! in one run, and prints medians and ratios; `docs/performance.md` has the method.
+//!
+//! It knows none of the workspace's own crates, so that every server is measured alike.
+//! [`proxy`] is for tests too: a TCP proxy that delays and cuts.
+
+pub mod cache_rows;
+pub mod client;
+pub mod command;
+pub mod echo;
+pub mod fixture;
+pub mod handshakes;
+pub mod https_rows;
+pub mod install;
+pub mod load;
+pub mod nginx;
+pub mod process;
+pub mod proxy;
+pub mod report;
+pub mod response;
+pub mod rows;
+pub mod server;
+pub mod static_rows;
+pub mod tls;
+pub mod websocket;
+
+/// What stopped a measurement: one line for whoever started it.
+#[derive(Debug)]
+pub struct Failure(pub String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// The result of everything here that can fail.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// A [`Failure`] from a `format!` list.
+#[macro_export]
+macro_rules! failure {
+    ($($part:tt)*) => { $crate::Failure(format!($($part)*)) };
+}
+
+/// Says what was being done when an error came up.
+pub trait Context<T> {
+    /// Turns the error into a [`Failure`] that begins with `doing`.
+    ///
+    /// # Errors
+    /// The same as before, as one line.
+    fn context(self, doing: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: std::fmt::Display> Context<T> for std::result::Result<T, E> {
+    fn context(self, doing: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| Failure(format!("{}: {error}", doing())))
+    }
+}

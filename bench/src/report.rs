@@ -1,0 +1,169 @@
+//! Medians and ratios, as a table and as JSON.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// One run of one row on one server.
+#[derive(Debug, Clone, Serialize)]
+pub struct Sample {
+    /// Time of all passes.
+    pub wall_ns: u64,
+    /// What the server's processes ran meanwhile; `None` for a server whose process is not known.
+    pub cpu_ns: Option<u64>,
+    /// Requests in all passes.
+    pub requests: u64,
+    /// Body bytes in all passes.
+    pub bytes: u64,
+    /// Median time of one request, where one connection was used.
+    pub p50_ns: Option<u64>,
+}
+
+/// One row of one server, summed up.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    /// What was done.
+    pub row: String,
+    /// Who did it.
+    pub server: String,
+    /// Median time of one pass of the row's requests, in milliseconds.
+    pub wall_ms: f64,
+    /// `wall_ms` over that of the first server of the row.
+    pub wall_ratio_to_first: f64,
+    /// Median processor time of the server for one request, in microseconds.
+    pub cpu_us_per_request: Option<f64>,
+    /// Median of the samples' medians, in microseconds.
+    pub p50_us: Option<f64>,
+    /// Median requests in a second.
+    pub requests_per_s: f64,
+    /// Median requests in a second of the server's processor time.
+    pub requests_per_cpu_s: Option<f64>,
+    /// Median body bytes in a second.
+    pub bytes_per_s: f64,
+    /// What the medians are of.
+    pub samples: Vec<Sample>,
+}
+
+/// Everything that a run found.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// All rows of all servers.
+    pub rows: Vec<Measured>,
+    /// Memory at the end.
+    pub memory: Vec<Memory>,
+}
+
+/// Resident memory of one server after the run.
+#[derive(Debug, Serialize)]
+pub struct Memory {
+    /// Whose.
+    pub server: String,
+    /// Now.
+    pub resident_bytes: u64,
+    /// The most it ever was.
+    pub resident_bytes_max: u64,
+}
+
+/// The middle of some numbers; of none, NaN.
+pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let mut numbers = numbers.into_iter().collect::<Vec<_>>();
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    match (numbers.get(middle.wrapping_sub(1)), numbers.get(middle)) {
+        (Some(lower), Some(upper)) if numbers.len() % 2 == 0 => (lower + upper) / 2.0,
+        (_, Some(number)) => *number,
+        _ => f64::NAN,
+    }
+}
+
+/// Sums up the samples of one row; the first server is what the ratios refer to.
+pub fn sum_up(row: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) -> Vec<Measured> {
+    let mut first = None;
+    let summed = samples.into_iter().filter(|(_, samples)| !samples.is_empty()).map(|(server, samples)| {
+        let of = |value: fn(&Sample) -> f64| median(samples.iter().map(value));
+        let per_cpu = |value: fn(f64, f64) -> f64| {
+            let with_cpu = samples.iter().filter_map(|s| Some(value(s.requests as f64, s.cpu_ns? as f64)));
+            let with_cpu = with_cpu.collect::<Vec<_>>();
+            (!with_cpu.is_empty()).then(|| median(with_cpu))
+        };
+        let p50s = samples.iter().filter_map(|s| Some(s.p50_ns? as f64 / 1e3)).collect::<Vec<_>>();
+        let wall_ms = of(|s| s.wall_ns as f64 / 1e6) / passes as f64;
+        Measured {
+            row: row.to_owned(),
+            server,
+            wall_ms,
+            wall_ratio_to_first: wall_ms / *first.get_or_insert(wall_ms),
+            cpu_us_per_request: per_cpu(|requests, cpu| cpu / 1e3 / requests),
+            p50_us: (!p50s.is_empty()).then(|| median(p50s)),
+            requests_per_s: of(|s| s.requests as f64 / (s.wall_ns as f64 / 1e9)),
+            requests_per_cpu_s: per_cpu(|requests, cpu| requests / (cpu / 1e9)),
+            bytes_per_s: of(|s| s.bytes as f64 / (s.wall_ns as f64 / 1e9)),
+            samples,
+        }
+    });
+    summed.collect()
+}
+
+/// One row as a block of lines.
+pub fn block(measured: &[Measured]) -> String {
+    let Some(first) = measured.first() else { return String::new() };
+    let mut out = format!("{}\n", first.row);
+    let nginx = measured.iter().find(|m| m.server == "nginx").map(|m| m.wall_ms);
+    for m in measured {
+        // writing into a String does not fail
+        let _ = write!(
+            out,
+            "  {:<16} {:>10}  {:>6.2}× {}",
+            m.server,
+            time(m.wall_ms * 1e6),
+            m.wall_ratio_to_first,
+            first.server
+        );
+        if let Some(nginx) = nginx.filter(|_| first.server != "nginx") {
+            let _ = write!(out, "  {:>6.2}× nginx", m.wall_ms / nginx);
+        }
+        if let Some(p50) = m.p50_us {
+            let _ = write!(out, "  p50 {:>9}", time(p50 * 1e3));
+        }
+        if let Some(cpu) = m.cpu_us_per_request {
+            let _ = write!(out, "  cpu/request {:>9}", time(cpu * 1e3));
+        }
+        if m.requests_per_s >= 1000.0 {
+            let _ = write!(out, "  {:>7.0} requests/s", m.requests_per_s);
+        } else {
+            let _ = write!(out, "  {:>7.0} MB/s", m.bytes_per_s / 1e6);
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Nanoseconds as a reader wants them.
+pub fn time(ns: f64) -> String {
+    match ns {
+        _ if ns >= 1e9 => format!("{:.3} s", ns / 1e9),
+        _ if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
+        _ => format!("{:.1} µs", ns / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one_or_between_the_two() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn ratios_refer_to_the_first_server() {
+        let sample = |wall_ns| Sample { wall_ns, cpu_ns: Some(1000), requests: 10, bytes: 10, p50_ns: None };
+        let rows = sum_up("row", 2, vec![("a".into(), vec![sample(2_000_000)]), ("b".into(), vec![sample(6_000_000)])]);
+        assert_eq!((rows[0].wall_ms, rows[1].wall_ratio_to_first), (1.0, 3.0));
+        assert_eq!(rows[0].cpu_us_per_request, Some(0.1));
+        assert!(block(&rows).contains("3.00× a"));
+    }
+}

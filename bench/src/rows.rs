@@ -1,0 +1,162 @@
+//! Runs a row: the same requests on every server, one after the other, several times over.
+
+use crate::Result;
+use crate::client::Request;
+use crate::handshakes::Handshakes;
+use crate::load::{Done, Load};
+use crate::process::{self, CpuTime};
+use crate::report::{Memory, Report, Sample, block, median, sum_up};
+use crate::server::Server;
+
+/// Which processors client and server have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Placement {
+    /// One for both: no wake-up crosses processors, so what is measured is work.
+    Together,
+    /// One for the server, another for the client.
+    Apart,
+}
+
+/// One line of the table, before it is measured.
+pub struct Row<'a> {
+    /// What is done.
+    pub title: String,
+    /// How.
+    pub load: Load,
+    /// Where.
+    pub placement: Placement,
+    /// Each server answers once before it is measured.
+    pub warm: bool,
+    /// What is asked of this server in this repetition; nothing where it has no such thing.
+    pub requests: RequestsOf<'a>,
+}
+
+/// Makes the requests for a server and a repetition.
+pub type RequestsOf<'a> = Box<dyn Fn(&Server, usize) -> Vec<Request> + 'a>;
+
+/// How all rows are run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How often each row is run on each server.
+    pub repetitions: usize,
+    /// Only rows whose title has one of these in it; all, if there is none.
+    pub only: Vec<String>,
+    /// The server's processor.
+    pub server_cpu: usize,
+    /// The client's, where they are apart.
+    pub client_cpu: usize,
+}
+
+/// Measures rows, prints each as soon as it is done, and keeps them for the report.
+pub struct Run<'a> {
+    /// In the order of the table; the first is what the ratios refer to.
+    pub servers: &'a [Server],
+    /// How.
+    pub settings: Settings,
+    /// What came out so far.
+    pub report: Report,
+}
+
+impl Run<'_> {
+    /// Measures one row.
+    ///
+    /// # Errors
+    /// When a server does not answer as it must.
+    pub fn row(&mut self, row: &Row<'_>) -> Result<()> {
+        if !self.is_wanted(&row.title) {
+            return Ok(());
+        }
+        if row.warm {
+            for server in self.servers {
+                let requests = (row.requests)(server, 0);
+                Load { passes: 1, ..row.load }.run(&server.base, &requests).map_err(|e| at(&server.name, e))?;
+            }
+        }
+        let mut samples = self.servers.iter().map(|server| (server.name.clone(), Vec::new())).collect::<Vec<_>>();
+        for repetition in 0..self.settings.repetitions {
+            for (server, (_, samples)) in self.servers.iter().zip(&mut samples) {
+                let requests = (row.requests)(server, repetition);
+                if !requests.is_empty() {
+                    let sample =
+                        self.sample(row.placement, server, |ready| row.load.run_from(&server.base, &requests, ready));
+                    samples.push(sample.map_err(|e| at(&server.name, e))?);
+                }
+            }
+        }
+        self.keep(&row.title, row.load.passes, samples);
+        Ok(())
+    }
+
+    /// Measures a row of TLS handshakes, which count as requests.
+    ///
+    /// # Errors
+    /// When one fails.
+    pub fn handshakes(&mut self, title: &str, handshakes: Handshakes) -> Result<()> {
+        if !self.is_wanted(title) {
+            return Ok(());
+        }
+        let mut samples = self.servers.iter().map(|server| (server.name.clone(), Vec::new())).collect::<Vec<_>>();
+        for _ in 0..self.settings.repetitions {
+            for (server, (_, samples)) in self.servers.iter().zip(&mut samples) {
+                let sample = self.sample(Placement::Apart, server, |ready| handshakes.run(&server.base, ready));
+                samples.push(sample.map_err(|e| at(&server.name, e))?);
+            }
+        }
+        self.keep(title, 1, samples);
+        Ok(())
+    }
+
+    fn is_wanted(&self, title: &str) -> bool {
+        self.settings.only.is_empty() || self.settings.only.iter().any(|part| title.contains(part))
+    }
+
+    fn keep(&mut self, title: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) {
+        let measured = sum_up(title, passes, samples);
+        println!("{}", block(&measured));
+        self.report.rows.extend(measured);
+    }
+
+    /// Measures what `work` does from the moment on that it calls what it is given.
+    fn sample(
+        &self,
+        placement: Placement,
+        server: &Server,
+        work: impl FnOnce(&mut dyn FnMut()) -> Result<Done>,
+    ) -> Result<Sample> {
+        let Settings { server_cpu, client_cpu, .. } = self.settings;
+        process::pin_self(&[if placement == Placement::Together { server_cpu } else { client_cpu }])?;
+        if let Some(pid) = server.pid {
+            process::pin(pid, &[server_cpu])?;
+        }
+        let mut before = None;
+        let done = work(&mut || before = server.pid.map(CpuTime::of))?;
+        let after = server.pid.map(CpuTime::of);
+        let p50 = median(done.latencies_ns.iter().map(|&ns| ns as f64));
+        Ok(Sample {
+            wall_ns: done.wall_ns,
+            cpu_ns: before.zip(after).map(|(before, after)| after.since(before)),
+            requests: done.requests,
+            bytes: done.bytes,
+            p50_ns: p50.is_finite().then_some(p50 as u64),
+        })
+    }
+
+    /// Memory of every server now, printed and kept.
+    pub fn memory(&mut self) {
+        println!("resident memory after the run");
+        for server in self.servers {
+            let Some(pid) = server.pid else { continue };
+            let (now, peak) = process::resident_bytes(pid);
+            println!("  {:<16} {:>7.1} MB now, {:.1} MB at most", server.name, now as f64 / 1e6, peak as f64 / 1e6);
+            self.report.memory.push(Memory {
+                server: server.name.clone(),
+                resident_bytes: now,
+                resident_bytes_max: peak,
+            });
+        }
+    }
+}
+
+fn at(server: &str, failure: crate::Failure) -> crate::Failure {
+    crate::Failure(format!("{server}: {failure}"))
+}

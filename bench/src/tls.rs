@@ -1,0 +1,197 @@
+//! The TLS side of the measuring client, and the certificate that all servers of a run share.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
+
+use rustix::net::{RecvFlags, recv};
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs::kx_group::{SECP256R1, X25519};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, SupportedProtocolVersion};
+
+use crate::response::ResponseReader;
+use crate::{Context, Result, failure};
+
+/// A P-256 key and a certificate of its own, as files.
+#[derive(Debug, Clone)]
+pub struct Certificate {
+    /// PEM.
+    pub cert: PathBuf,
+    /// PEM.
+    pub key: PathBuf,
+}
+
+impl Certificate {
+    /// Takes what is in the work folder, or has `openssl` make it.
+    ///
+    /// # Errors
+    /// When there is no `openssl`.
+    pub fn prepare(work: &Path) -> Result<Certificate> {
+        let made = Certificate { cert: work.join("cert.pem"), key: work.join("key.pem") };
+        if made.cert.exists() && made.key.exists() {
+            return Ok(made);
+        }
+        let mut openssl = Command::new("openssl");
+        openssl.args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "3650",
+        ]);
+        openssl.args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout"]);
+        let done = openssl.arg(&made.key).arg("-out").arg(&made.cert).stderr(Stdio::piped()).output();
+        let done = done.context(|| "cannot run openssl".to_owned())?;
+        if !done.status.success() {
+            // half a pair would be taken for a whole one
+            let _ = fs::remove_file(&made.cert);
+            return Err(failure!("openssl req: {}", String::from_utf8_lossy(&done.stderr).trim()));
+        }
+        Ok(made)
+    }
+}
+
+/// How the client shakes hands: X25519 first, so that every server does the same (P-256 is named for its
+/// certificates, RFC 8422 section 5.1.1); suites in rustls' order.
+///
+/// # Errors
+/// Only what the library finds wrong with that.
+pub fn client_config(
+    versions: &[&'static SupportedProtocolVersion],
+    resumption: Resumption,
+) -> Result<Arc<ClientConfig>> {
+    let provider = CryptoProvider { kx_groups: vec![X25519, SECP256R1], ..aws_lc_rs::default_provider() };
+    let provider = Arc::new(provider);
+    let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
+    let builder = builder.context(|| "TLS".to_owned())?;
+    let mut config =
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))).with_no_client_auth();
+    config.resumption = resumption;
+    Ok(Arc::new(config))
+}
+
+/// The client's side of a connection to a server of a run.
+///
+/// # Errors
+/// Only what the library finds wrong with its configuration.
+pub fn client(config: &Arc<ClientConfig>) -> Result<ClientConnection> {
+    let name = ServerName::try_from("localhost").context(|| "localhost".to_owned())?;
+    ClientConnection::new(config.clone(), name).context(|| "TLS".to_owned())
+}
+
+/// Takes every certificate: what is measured is trusted already. The handshake's signature is checked.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// What turns a socket's bytes into those of an HTTP connection.
+#[derive(Debug)]
+pub struct TlsClient {
+    connection: ClientConnection,
+}
+
+impl TlsClient {
+    /// Shakes hands on a socket that blocks.
+    ///
+    /// # Errors
+    /// When the server does not.
+    pub fn open(mut stream: &TcpStream) -> Result<TlsClient> {
+        static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+        let config = match CONFIG.get() {
+            Some(config) => config,
+            None => {
+                let made = client_config(rustls::ALL_VERSIONS, Resumption::disabled())?;
+                CONFIG.get_or_init(|| made)
+            }
+        };
+        let mut connection = client(config)?;
+        while connection.is_handshaking() {
+            connection.complete_io(&mut stream).context(|| "TLS handshake".to_owned())?;
+        }
+        Ok(TlsClient { connection })
+    }
+
+    /// Sends a request, which fits into an empty socket buffer.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn send(&mut self, stream: &mut TcpStream, request: &[u8]) -> io::Result<()> {
+        self.connection.writer().write_all(request)?;
+        while self.connection.wants_write() {
+            self.connection.write_tls(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Receives once and reads on in the response; whether it is complete.
+    ///
+    /// # Errors
+    /// Those of the socket and of TLS, and a response that is none.
+    pub fn read(&mut self, stream: &TcpStream, buffer: &mut [u8], response: &mut ResponseReader) -> io::Result<bool> {
+        let count = match recv(stream, &mut *buffer, RecvFlags::empty()) {
+            Err(rustix::io::Errno::AGAIN) => return Ok(false),
+            result => result?.0,
+        };
+        if count == 0 {
+            let whole = response.complete_at_end_of_stream();
+            return if whole { Ok(true) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        }
+        let mut received = buffer.get(..count).unwrap_or_default();
+        let mut plaintext = [0; 16 * 1024];
+        while !received.is_empty() {
+            self.connection.read_tls(&mut received)?;
+            let state = self.connection.process_new_packets().map_err(io::Error::other)?;
+            let mut left = state.plaintext_bytes_to_read();
+            while left > 0 {
+                let got = self.connection.reader().read(&mut plaintext)?;
+                response.feed(plaintext.get(..got).unwrap_or_default(), None).map_err(io::Error::other)?;
+                left = left.saturating_sub(got.max(1));
+            }
+        }
+        Ok(response.done())
+    }
+}
