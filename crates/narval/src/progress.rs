@@ -19,6 +19,8 @@ const TICK: Duration = Duration::from_millis(100);
 const LINE_FROM: u64 = 10_000_000;
 /// Paths being unpacked that are named.
 const NAMED_MAX: usize = 3;
+/// What is said as soon as a signal has come, as the threads may take a while.
+const STOPPING: &str = "stopping; what is verified stays, and a second signal ends at once";
 
 /// A display that follows an install.
 pub(crate) struct Display {
@@ -63,7 +65,15 @@ impl Display {
 fn follow(progress: &Progress, stopped: &AtomicBool, form: Form) {
     let bar = matches!(form, Form::Bar).then(new_bar);
     let start = Instant::now();
+    let mut stopping = false;
     loop {
+        if progress.is_interrupted() && !std::mem::replace(&mut stopping, true) {
+            match (form, &bar) {
+                (Form::Json, _) => emit(&json!({"v": 1, "type": "stopping"})),
+                (_, Some(bar)) => bar.suspend(|| say(STOPPING)),
+                (_, None) => say(STOPPING),
+            }
+        }
         let ends = stopped.load(Ordering::Relaxed);
         for (path, size) in progress.take_finished() {
             match form {

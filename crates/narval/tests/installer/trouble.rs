@@ -1,6 +1,6 @@
 //! Full disks and interruptions: a clear error, a clean store, and the next run goes on.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -97,16 +97,20 @@ fn an_interrupt_leaves_a_clean_store_and_the_next_run_goes_on() {
     let root = lab.folder("mine");
     let (url, was_asked, go_on) = hesitant_server(lab.cache());
     let mut command = lab.command(&["install", "--from", &url, "--store", &root, &lab.tree]);
-    let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     was_asked.recv_timeout(PATIENCE).unwrap();
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-    // The download goes on, so that whoever waits for the network sees the interrupt.
-    go_on.send(()).unwrap();
+    // Then the download goes on, so that whoever waits for the network sees the interrupt.
     let since = Instant::now();
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(130), "{said}");
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("stopping") {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    let _ = go_on.send(());
+    stderr.read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
     // A machine that is too busy to end the threads in three seconds leaves that to the next install.
     if since.elapsed() < Duration::from_secs(2) {
         assert!(said.contains("interrupted"), "{said}");
