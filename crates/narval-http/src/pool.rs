@@ -144,6 +144,11 @@ impl Pool {
         self.lock().next()
     }
 
+    /// Whether anything waits for a worker.
+    pub(crate) fn has_work(&self) -> bool {
+        self.lock().has_work()
+    }
+
     /// Requests that wait for a worker.
     pub(crate) fn depth(&self) -> usize {
         self.lock().requests.len()

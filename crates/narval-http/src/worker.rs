@@ -153,7 +153,14 @@ impl Worker {
         if connection.secure.is_some() {
             outgoing.lend(&mut self.wire);
         }
-        match outgoing.drive(connection, BYTES_PER_TURN) {
+        let step = loop {
+            match outgoing.drive(connection, BYTES_PER_TURN) {
+                // Nobody waits for a worker: going through the queue would only wake another one.
+                Ok(Step::Yield) if !self.engine.pool.has_work() => {}
+                step => break step,
+            }
+        };
+        match step {
             Ok(Step::Complete) => {
                 self.engine.record_outgoing(&self.counters, &mut outgoing, false);
                 self.finish(lease, outgoing.keep_alive, outgoing.sent());

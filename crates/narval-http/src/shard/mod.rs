@@ -19,12 +19,12 @@ use crossbeam_utils::CachePadded;
 use self::slot::{Phase, Slots};
 use crate::Span;
 use crate::clock::Millis;
-use crate::connection::{Close, TxLease};
+use crate::connection::{Close, Connection, TxLease};
 use crate::counters::ThreadCounters;
 use crate::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::engine::Engine;
 use crate::lease::Holder;
-use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER};
+use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX};
 use crate::mailbox::{Mailbox, Message};
 use crate::pool::Job;
 use crate::socket::Socket;
@@ -312,11 +312,10 @@ impl<D: Driver> Shard<D> {
             return self.look_at_websocket(token, true);
         }
         let Some(mut outgoing) = slot.outgoing.take() else { return };
-        if !outgoing.is_quick(&slot.connection) && !outgoing.is_at_hand(&slot.connection) {
-            let Some(lease) = self.lease_to_job(token) else { return };
-            return self.engine.pool.push_continued(Job::Continue { lease, outgoing });
-        }
-        match outgoing.drive(&slot.connection, BYTES_PER_TURN) {
+        let Some(budget) = budget_of_shard(&outgoing, &slot.connection) else {
+            return self.go_on_by_worker(token, outgoing);
+        };
+        match outgoing.drive(&slot.connection, budget) {
             Ok(Step::Complete) => {
                 let large = outgoing.sent() > LARGE_ANSWER;
                 slot.connection.answered(self.now, large);
@@ -325,6 +324,10 @@ impl<D: Driver> Shard<D> {
                 }
                 self.engine.record_outgoing(&self.counters, &mut outgoing, false);
                 self.after_answer(token);
+            }
+            // There may be room for more: only a full socket tells when it has room again.
+            Ok(Step::Yield) if budget_of_shard(&outgoing, &slot.connection).is_none() => {
+                self.go_on_by_worker(token, outgoing);
             }
             Ok(Step::Blocked | Step::Yield) => {
                 slot.outgoing = Some(outgoing);
@@ -336,6 +339,12 @@ impl<D: Driver> Shard<D> {
                 self.engine.record_outgoing(&self.counters, &mut outgoing, true);
                 self.after_answer(token);
             }
+        }
+    }
+
+    fn go_on_by_worker(&mut self, token: Token, outgoing: Box<Outgoing>) {
+        if let Some(lease) = self.lease_to_job(token) {
+            self.engine.pool.push_continued(Job::Continue { lease, outgoing });
         }
     }
 
@@ -372,6 +381,14 @@ impl<D: Driver> Shard<D> {
         self.watch(token);
         self.receive(token);
     }
+}
+
+/// How much of an answer the shard may send itself; `None` where that may block.
+fn budget_of_shard(outgoing: &Outgoing, connection: &Connection) -> Option<u64> {
+    if outgoing.is_quick(connection) {
+        return Some(BYTES_PER_TURN);
+    }
+    outgoing.next_at_hand(connection, SHARD_DRAIN_MAX)
 }
 
 fn millis(duration: Duration) -> Millis {

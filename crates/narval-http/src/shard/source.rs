@@ -5,7 +5,7 @@ use super::{Shard, millis};
 use crate::BodyWaker;
 use crate::driver::{Driver, Token};
 use crate::limits::SOURCE_WAIT_MAX;
-use crate::pool::Job;
+
 use crate::transmit::Outgoing;
 
 impl<D: Driver> Shard<D> {
@@ -18,7 +18,7 @@ impl<D: Driver> Shard<D> {
         let unwanted = self.stopping || slot.input_ended;
         slot.outgoing = Some(outgoing);
         if at_most.is_zero() {
-            return self.go_on_by_worker(token);
+            return self.ask_by_worker(token);
         }
         self.watch(token);
         self.receive(token);
@@ -44,14 +44,14 @@ impl<D: Driver> Shard<D> {
             // Nobody who listens to an endless stream ends his side of the connection before he leaves.
             self.close(token);
         } else {
-            self.go_on_by_worker(token);
+            self.ask_by_worker(token);
         }
     }
 
     /// By way of the queue: a source that changes its mind all the time must not keep the shard.
-    fn go_on_by_worker(&mut self, token: Token) {
-        let Some(outgoing) = self.slots.get(token).and_then(|slot| slot.outgoing.take()) else { return };
-        let Some(lease) = self.lease_to_job(token) else { return };
-        self.engine.pool.push_continued(Job::Continue { lease, outgoing });
+    fn ask_by_worker(&mut self, token: Token) {
+        if let Some(outgoing) = self.slots.get(token).and_then(|slot| slot.outgoing.take()) {
+            self.go_on_by_worker(token, outgoing);
+        }
     }
 }

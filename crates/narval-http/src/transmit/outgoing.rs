@@ -145,10 +145,18 @@ impl Outgoing {
     pub(crate) fn is_at_hand(&self, connection: &Connection) -> bool {
         let [(_, range)] = self.segments.files.as_slice() else { return false };
         let left = range.length.saturating_sub(self.file_sent);
-        connection.secure.is_none()
-            && self.stream.is_none()
-            && left <= SHARD_FILE_MAX
-            && (connection.socket.is_simulated() || seems_cached(&range.file, range.offset + self.file_sent, left))
+        left <= SHARD_FILE_MAX && self.stream.is_none() && self.next_at_hand(connection, left).is_some()
+    }
+
+    /// How much of what comes next can be sent without blocking: of a file, at most `window` bytes, where the kernel seems to
+    /// have them in memory, and what is in memory around it. `None` where it may block at once.
+    pub(crate) fn next_at_hand(&self, connection: &Connection, window: u64) -> Option<u64> {
+        let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.secure.is_none())?;
+        let next = range.length.saturating_sub(self.file_sent).min(window);
+        let is_cached =
+            connection.socket.is_simulated() || seems_cached(&range.file, range.offset + self.file_sent, next);
+        let memory = self.lead.len() + self.segments.memory.len().saturating_sub(self.memory_sent);
+        is_cached.then(|| next + memory as u64)
     }
 
     /// Makes and sends until all is sent, the socket is full, or `budget` bytes were sent.

@@ -25,6 +25,9 @@ use crate::nar_cache::{FlightSource, Found};
 use crate::service::Shared;
 use crate::small_nars::{SMALL_NAR_BYTES_MAX, is_plain};
 
+/// What is left of a NAR after a large file for it to be made together with that: what closes the archive, hardly more.
+const TAIL_BYTES_MAX: u64 = 1024;
+
 /// Answers with a NAR or ranges of it, compressed where the client asks for that.
 pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Result<Response, ServeError> {
     let head = request.head();
@@ -189,7 +192,11 @@ fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut 
         Ok(Step::Done) => Ok(Fill::Done),
         Ok(Step::File(part)) => {
             out.push_file(FileRange { file: part.file, offset: part.offset, length: part.length });
-            Ok(Fill::More)
+            if stream.remaining_bytes() > TAIL_BYTES_MAX {
+                return Ok(Fill::More);
+            }
+            // What closes the archive goes with it: nobody has to be asked again for a few bytes.
+            fill(stream, planned, metrics, out)
         }
         Err(error) => {
             metrics.stream_aborts.inc();
