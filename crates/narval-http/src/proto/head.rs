@@ -11,8 +11,11 @@ use memchr::{memchr, memchr_iter};
 use crate::proto::ProtoError;
 use crate::{HeadParts, Span};
 
+mod again;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use again::LastHead;
 
 /// The most field lines that [`HeadLimits::fields_max`] can allow.
 pub const FIELDS_MAX: usize = 128;
@@ -127,6 +130,11 @@ impl HeadScan {
         *self = Self::default();
         let head = buf.get(..head_len).unwrap_or_default();
         parse_complete(head, skip, limits, std::mem::take(fields)).map(Some)
+    }
+
+    /// Whether nothing of a head was looked at yet.
+    pub(crate) fn is_fresh(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Finds the empty line that ends the head; checks line ends and sizes on the way.

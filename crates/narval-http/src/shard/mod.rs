@@ -27,6 +27,7 @@ use crate::lease::Holder;
 use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX};
 use crate::mailbox::{Mailbox, Message};
 use crate::pool::Job;
+use crate::proto::head::LastHead;
 use crate::socket::Socket;
 use crate::timers::TimerWheel;
 use crate::transmit::{Outgoing, Step};
@@ -53,6 +54,8 @@ pub(crate) struct Shard<D: Driver> {
     plaintext: Vec<u8>,
     /// The memory of the last head's field lines.
     fields: Vec<(Span, Span)>,
+    /// The last head that may come again.
+    last_head: LastHead,
     inline_calls: u64,
     dispatched: u64,
     stopping: bool,
@@ -78,6 +81,7 @@ impl<D: Driver> Shard<D> {
             out: OutBuf::default(),
             plaintext: Vec::new(),
             fields: Vec::new(),
+            last_head: LastHead::default(),
             inline_calls: 0,
             dispatched: 0,
             stopping: false,

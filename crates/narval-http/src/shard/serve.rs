@@ -180,7 +180,15 @@ impl<D: Driver> Shard<D> {
             if rest.is_empty() {
                 return Stop::InputUsed;
             }
-            let mut head = match scan.parse_into(rest, &self.engine.limits.head, &mut self.fields) {
+            let limits = &self.engine.limits.head;
+            let known = if scan.is_fresh() { self.last_head.read(rest, limits, &mut self.fields) } else { None };
+            let parsed = match known {
+                Some(head) => Ok(Some(head)),
+                None => scan.parse_into(rest, limits, &mut self.fields).inspect(|head| {
+                    head.iter().for_each(|head| self.last_head.learn(rest, head));
+                }),
+            };
+            let mut head = match parsed {
                 Ok(Some(head)) => head,
                 Ok(None) => {
                     if let Some(slot) = self.slots.get(token) {
