@@ -18,11 +18,13 @@ pub(crate) struct TimerWheel {
     occupied: [u64; TICKS / 64],
     /// The tick up to which everything has been taken out.
     tick: u64,
+    /// What [`next_due`](Self::next_due) gives, where that is known.
+    next: Option<Option<Millis>>,
 }
 
 impl TimerWheel {
     pub(crate) fn new(now: Millis) -> Self {
-        Self { buckets: vec![Vec::new(); TICKS], occupied: [0; TICKS / 64], tick: now / TICK }
+        Self { buckets: vec![Vec::new(); TICKS], occupied: [0; TICKS / 64], tick: now / TICK, next: None }
     }
 
     /// Remembers to look at `token` at `at`, or earlier.
@@ -33,11 +35,16 @@ impl TimerWheel {
             bucket.push(token);
             *bits |= 1 << (at % 64);
         }
+        self.next = self.next.map(|next| Some(next.map_or(tick * TICK, |next| next.min(tick * TICK))));
     }
 
     /// Takes out everything that is due.
     pub(crate) fn take_due(&mut self, now: Millis, due: &mut Vec<Token>) {
         let target = now / TICK;
+        if target <= self.tick {
+            return;
+        }
+        self.next = None;
         let steps = (target.saturating_sub(self.tick)).min(TICKS as u64);
         for step in 1..=steps {
             let at = ((self.tick + step) % TICKS as u64) as usize;
@@ -51,11 +58,18 @@ impl TimerWheel {
                 }
             }
         }
-        self.tick = self.tick.max(target);
+        self.tick = target;
     }
 
     /// When to call [`take_due`](Self::take_due) next; `None`: nothing is scheduled.
-    pub(crate) fn next_due(&self) -> Option<Millis> {
+    pub(crate) fn next_due(&mut self) -> Option<Millis> {
+        match self.next {
+            Some(next) => next,
+            None => *self.next.insert(self.find_next()),
+        }
+    }
+
+    fn find_next(&self) -> Option<Millis> {
         let start = (self.tick + 1) % TICKS as u64;
         let mut ahead = 0;
         while ahead < TICKS as u64 {

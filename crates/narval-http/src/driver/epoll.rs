@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use super::{Completion, Driver, Op, OutBuf, Token};
+use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::limits::{ACCEPTS_PER_EVENT, EVENTS_PER_POLL, RECEIVE_BUFFER};
 use crate::mailbox::Mailbox;
@@ -18,6 +20,8 @@ use crate::socket::Socket;
 
 /// Event data of the mailbox's eventfd; no connection has this generation.
 const WAKE: u64 = u64::MAX;
+/// Event data of the timer.
+const TIMER: u64 = u64::MAX - 1;
 /// Event data of listener n is this plus n.
 const LISTENERS: u64 = (u32::MAX as u64) << 32;
 
@@ -25,6 +29,10 @@ const LISTENERS: u64 = (u32::MAX as u64) << 32;
 pub(crate) struct EpollDriver {
     epoll: OwnedFd,
     mailbox: Arc<Mailbox>,
+    /// What ends a wait. Set anew for an earlier end only: a timeout of the wait itself would be set and cleared each time.
+    timer: OwnedFd,
+    /// When it goes off.
+    timer_set: Option<Millis>,
     events: Vec<Event>,
     /// The events from here on have not been looked at.
     next_event: usize,
@@ -85,9 +93,13 @@ impl EpollDriver {
             // Edge-triggered: each wake-up is one event, and the counter is never read.
             epoll::add(&epoll, fd, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
         }
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
         Ok(Self {
             epoll,
             mailbox,
+            timer,
+            timer_set: None,
             events: Vec::with_capacity(EVENTS_PER_POLL),
             next_event: 0,
             connections: Vec::new(),
@@ -139,6 +151,22 @@ impl EpollDriver {
         Some(Completion::Received { token, result })
     }
 
+    /// Has the wait end at `until` or earlier.
+    fn set_timer(&mut self, now: Millis, until: Millis) -> io::Result<()> {
+        if self.timer_set.is_some_and(|set| set <= until) {
+            return Ok(());
+        }
+        let after = Duration::from_millis(until.saturating_sub(now).max(1));
+        let it_value = Timespec {
+            tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(after.subsec_nanos()),
+        };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        self.timer_set = Some(until);
+        Ok(())
+    }
+
     fn send(&mut self, token: Token, mut buf: OutBuf) -> Option<Completion<ScratchBuffer>> {
         let result = self.entry(token)?.connection.as_ref()?.socket.send_buf(&mut buf).map(drop);
         Some(Completion::Sent { token, result, buf })
@@ -148,6 +176,10 @@ impl EpollDriver {
         let data = event.data.u64();
         if data == WAKE {
             return Some(Completion::Woken);
+        }
+        if data == TIMER {
+            self.timer_set = None;
+            return None;
         }
         if data >= LISTENERS {
             let in_a_row = self.accepts_told + 1 >= self.waits;
@@ -260,19 +292,19 @@ impl Driver for EpollDriver {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
         debug_assert!(self.next_event >= self.events.len(), "wait before all completions were taken");
         let is_idle = self.readable.is_empty() && self.writable.is_empty() && self.accepting.is_none();
         self.waits += 1;
         self.readable_left = self.readable.len();
-        self.done.extend(self.writable.drain(..).map(|token| Completion::Writable { token }));
-        let timeout = if is_idle { timeout } else { Some(Duration::ZERO) };
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
+        if !self.writable.is_empty() {
+            self.done.extend(self.writable.drain(..).map(|token| Completion::Writable { token }));
+        }
+        if let Some(until) = until.filter(|_| is_idle) {
+            self.set_timer(now, until)?;
+        }
         let may_sleep = self.mailbox.may_sleep();
-        let timeout = if may_sleep { timeout } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
+        let timeout = if is_idle && may_sleep { None } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
         self.events.clear();
         self.next_event = 0;
         let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref());

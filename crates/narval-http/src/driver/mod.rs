@@ -6,11 +6,11 @@
 use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 
 use crate::Peer;
+use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::socket::Socket;
 
@@ -84,8 +84,8 @@ pub(crate) trait Driver {
     /// Starts an operation. What is done at once is returned at once.
     fn submit(&mut self, op: Op) -> Option<Completion<Self::Buffer>>;
 
-    /// Waits until there is a completion, or for `timeout`.
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+    /// Waits until there is a completion, or until `until`, which is compared with the present time, `now`.
+    fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()>;
 
     /// The next completion, if there is one.
     fn next(&mut self) -> Option<Completion<Self::Buffer>>;

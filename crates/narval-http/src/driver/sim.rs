@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{Completion, Driver, Op, OutBuf, Token};
 use crate::Peer;
+use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::limits::RECEIVE_BUFFER;
 use crate::sim::Network;
@@ -121,7 +121,7 @@ impl Driver for SimDriver {
         None
     }
 
-    fn wait(&mut self, _: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, _: Millis, _: Option<Millis>) -> io::Result<()> {
         let (ready, pending): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.pending).into_iter().partition(|pending| self.is_ready(pending));
         self.pending = pending;

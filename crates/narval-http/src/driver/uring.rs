@@ -21,6 +21,7 @@ use io_uring::types::{BufRingEntry, CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::{Completion, Driver, Op, OutBuf, Token};
+use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES};
 use crate::mailbox::Mailbox;
@@ -377,9 +378,13 @@ impl Driver for UringDriver {
         None
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
         let may_sleep = self.mailbox.may_sleep();
-        let timeout = if may_sleep && self.completed.is_empty() { timeout } else { Some(Duration::ZERO) };
+        let timeout = if may_sleep && self.completed.is_empty() {
+            until.map(|until| Duration::from_millis(until.saturating_sub(now).max(1)))
+        } else {
+            Some(Duration::ZERO)
+        };
         let waited = match timeout {
             Some(timeout) => {
                 let timeout = Timespec::from(timeout);

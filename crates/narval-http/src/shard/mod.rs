@@ -109,7 +109,8 @@ impl<D: Driver> Shard<D> {
         if self.halted || (self.stopping && self.slots.len() == 0) {
             return Ok(false);
         }
-        self.driver.wait(self.time_to_wait())?;
+        let until = self.wait_until();
+        self.driver.wait(self.now, until)?;
         self.counters.polls.add(1);
         self.now = self.engine.clock.now();
         let (mut completions, mut messages) = (0, 0);
@@ -127,11 +128,9 @@ impl<D: Driver> Shard<D> {
         Ok(true)
     }
 
-    fn time_to_wait(&self) -> Option<Duration> {
+    fn wait_until(&mut self) -> Option<Millis> {
         let resting = self.resting.iter().map(|(_, until)| *until).min();
-        let next = [self.wheel.next_due(), resting].into_iter().flatten().min()?;
-        // The turn that is over took some of it: less than matters to timers of such a resolution.
-        Some(Duration::from_millis(next.saturating_sub(self.now).max(1)))
+        [self.wheel.next_due(), resting].into_iter().flatten().min()
     }
 
     fn complete(&mut self, completion: Completion<D::Buffer>) {
