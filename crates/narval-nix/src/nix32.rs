@@ -73,6 +73,11 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
+/// Whether all characters are digits of this alphabet.
+pub(crate) fn has_digits_only(text: &[u8]) -> bool {
+    text.iter().all(|&byte| VALUES[usize::from(byte)] != NO_DIGIT)
+}
+
 /// Decodes `text` into exactly `out.len()` bytes. Strict: one text for each value.
 pub fn decode_into(text: &[u8], out: &mut [u8]) -> Result<(), Nix32Error> {
     let expected = encoded_len(out.len());

@@ -291,7 +291,11 @@ struct Target {
 
 impl Target {
     fn parse(method: &Method, target: &[u8], span: Span, limits: &HeadLimits) -> Result<Self, ProtoError> {
-        if let Some(byte) = target.iter().find(|&&byte| !(0x21..=0x7e).contains(&byte) || byte == b'#') {
+        let is_bad = |byte: u8| !(0x21..=0x7e).contains(&byte) || byte == b'#';
+        // All bytes are looked at, many at a time, before the one is looked for that is hardly ever there.
+        if target.iter().fold(false, |bad, &byte| bad | is_bad(byte))
+            && let Some(byte) = target.iter().find(|&&byte| is_bad(byte))
+        {
             return Err(ProtoError::bad_request(match byte {
                 b'#' => "the request target has a fragment",
                 0x80.. => "the request target is not ASCII",
