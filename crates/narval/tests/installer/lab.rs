@@ -19,7 +19,8 @@ pub(crate) struct Lab {
 impl Lab {
     pub(crate) fn new() -> Self {
         let store = Store::new();
-        let tree = store.add_tree("tree");
+        // Of this lab alone: a program that runs in another test, from a store path of the same name, would be a root here.
+        let tree = store.add_tree(&format!("tree-{}", store.name()));
         let hello = add_program(&store, "hello-1.0", "hello", "echo \"hello $* from $0\"");
         // Evaluation adds the text, with the tree as its reference.
         let text = format!("builtins.toFile \"top\" \"see ${{builtins.storePath {tree}}}\"");
@@ -94,7 +95,7 @@ pub(crate) fn add_program(store: &Store, name: &str, program: &str, script: &str
     use std::os::unix::fs::PermissionsExt;
     let bin = store.path(name).join("bin");
     std::fs::create_dir_all(&bin).unwrap();
-    std::fs::write(bin.join(program), format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::write(bin.join(program), format!("#!/bin/sh\n{script}\n# {}\n", store.name())).unwrap();
     std::fs::set_permissions(bin.join(program), PermissionsExt::from_mode(0o755)).unwrap();
     store.add(&store.path(name))
 }

@@ -302,6 +302,11 @@ impl Store {
         self.add(&path)
     }
 
+    /// Its folder's name, which no other one of a run of the tests has.
+    pub fn name(&self) -> String {
+        self.dir.path().file_name().unwrap().to_str().unwrap().trim_start_matches('.').to_owned()
+    }
+
     /// Adds a tree with all that a NAR can hold: names that are not UTF-8, empty files and folders, symlinks,
     /// executables, and a file large enough to be sent by itself.
     pub fn add_tree(&self, name: &str) -> String {
