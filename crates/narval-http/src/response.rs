@@ -139,6 +139,11 @@ impl Prepared {
         Self { status, head: head.into(), body }
     }
 
+    /// The body.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
     /// The field lines, read back from the encoded head; without `Content-Length`, which follows from the body.
     fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
         let mut fields = Vec::new();

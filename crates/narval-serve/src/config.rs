@@ -31,8 +31,8 @@ pub struct Config {
     pub narinfo_memo_bytes: u64,
     /// Where compressed NARs are kept; none are made without. Only for [`Face::Narval`].
     pub nar_cache: Option<NarCacheConfig>,
-    /// Where NARs of many small files are kept whole for as long as the process runs, in files without names, 512 MiB at
-    /// most; not kept without, or with [`verify_nars`](Self::verify_nars).
+    /// Where what is small of NARs is kept for as long as the process runs, in files without names, 512 MiB at most (and no
+    /// more than the NAR cache may hold, if there is one); not kept without, or with [`verify_nars`](Self::verify_nars).
     pub scratch: Option<PathBuf>,
     /// Whether to hash every NAR as it is sent, and to break off before the end when it is not what the database says.
     pub verify_nars: bool,

@@ -1,23 +1,23 @@
-//! NARs of many small files, kept whole for the next one who asks.
+//! NARs with small files, kept in a file for the next one who asks.
 //!
-//! Opening, reading and closing a file costs about 3 µs however small it is, so that a tree of 30,000 files takes a tenth
-//! of a second of processor time; the same bytes from one file take a third of that. So when such a NAR has been sent
-//! to its end, a thread makes it once more, into a file without a name, checks it against the NAR hash, and from then
-//! on it goes by `sendfile(2)`.
+//! Opening, reading and closing a file costs about 3 µs however small it is, and its bytes are copied twice on their way.
+//! So what has to be gathered of a NAR (small files, framing) is put into a file without a name by a thread, once the NAR
+//! was sent, and goes by `sendfile(2)` from then on. Large files are sent from the store as ever, so that they take no
+//! room; of a NAR that is not large, all of it is kept: then it is answered like a file.
 //!
-//! What is kept is named by its NAR hash and nothing else: it is sent only as the NAR of a path that has that hash in the
-//! store's database now, and whose root is the one that was planned. The files have no names, so that nothing is left
-//! behind, by a killed process either.
+//! The thread checks the NAR hash, and what is kept is named by it and nothing else: it is sent only as the NAR of a path
+//! that has that hash in the store's database now. The files have no names, so that nothing is left behind, by a killed
+//! process either.
 
-use std::collections::VecDeque;
-use std::fs::File;
+use std::collections::{HashMap, VecDeque};
+
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use narval_nix::{NarHash, Sha256Hasher};
-use narval_store::{NarLayout, NarReader, NarStream};
+use narval_store::{NarLayout, NarReader, NarStream, PackedNar};
 
 use crate::corrupt::Corrupt;
 use crate::layouts::Planned;
@@ -27,12 +27,20 @@ use crate::metrics::Metrics;
 const BYTES_MAX: u64 = 512 * 1024 * 1024;
 /// What one may take.
 const ONE_BYTES_MAX: u64 = BYTES_MAX / 4;
-/// The fewest entries that are worth it.
-const ENTRIES_MIN: usize = 128;
-/// The most bytes per entry that are worth it: sending 32 KiB takes as long as opening a file.
-const BYTES_PER_ENTRY_MAX: u64 = 32 * 1024;
-/// NARs that wait to be made. What finds no place is made when it is sent the next time.
-const QUEUE_LEN_MAX: usize = 16;
+/// How many there may be: each is an open file.
+const KEPT_MAX: usize = 1024;
+/// NARs up to this size are kept with their large files.
+const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
+/// The fewest small files that are worth it.
+const FILES_MIN: usize = 2;
+/// The fewest small files that are worth it the first time, at so many bytes for each at most: such a NAR takes several
+/// times as long as a file of its size. Others are worth it when somebody asks again; most never do.
+const FILES_MANY: usize = 128;
+const BYTES_PER_FILE_MAX: u64 = 32 * 1024;
+/// NARs that wait to be made, and the memory their plans may take. What finds no place is made when it is sent the next
+/// time.
+const QUEUE_LEN_MAX: usize = 256;
+const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// How far the thread that makes them stands back. Not further: on a machine that is never idle it would never end.
 const NICENESS: i32 = 5;
 /// Bytes that are made at once.
@@ -42,15 +50,17 @@ const PIECE_BYTES: usize = 256 * 1024;
 #[derive(Debug)]
 pub(crate) struct FlatNars {
     folder: PathBuf,
-    state: Mutex<State>,
+    bytes_max: u64,
+    kept: RwLock<HashMap<NarHash, Arc<Kept>>>,
+    /// Counts uses.
+    clock: AtomicU64,
+    work: Mutex<Work>,
     corrupt: Arc<Corrupt>,
     metrics: Arc<Metrics>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Used last, first.
-    kept: VecDeque<Kept>,
+struct Work {
     /// To be made; the first one is being made if there is a thread.
     wanted: VecDeque<Arc<Planned>>,
     has_thread: bool,
@@ -58,13 +68,15 @@ struct State {
     is_off: bool,
 }
 
+/// A NAR that is kept.
 #[derive(Debug)]
-struct Kept {
-    nar_hash: NarHash,
-    size: u64,
-    file: Arc<File>,
+pub(crate) struct Kept {
+    pub(crate) packed: Arc<PackedNar>,
+    bytes: u64,
+    /// When it was used last, by the clock of uses.
+    used_at: AtomicU64,
     /// How often it was sent, less when others wanted its room.
-    uses: u32,
+    uses: AtomicU32,
 }
 
 /// Why a NAR is not kept.
@@ -75,45 +87,53 @@ enum NotKept {
 }
 
 impl FlatNars {
-    /// Keeps files in this folder (or rather in its file system).
-    pub(crate) fn new(folder: &Path, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> Self {
-        Self { folder: folder.to_owned(), state: Mutex::default(), corrupt, metrics }
+    /// Keeps files in this folder (or rather in its file system), of `bytes_max` bytes and 512 MiB at most.
+    pub(crate) fn new(folder: &Path, bytes_max: u64, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> Self {
+        let (kept, work) = (RwLock::default(), Mutex::default());
+        let (folder, bytes_max) = (folder.to_owned(), bytes_max.min(BYTES_MAX));
+        Self { folder, bytes_max, kept, clock: AtomicU64::new(0), work, corrupt, metrics }
     }
 
-    /// The file of the NAR with this hash, if it is kept.
-    pub(crate) fn get(&self, nar_hash: &NarHash) -> Option<Arc<File>> {
-        let mut state = self.lock();
-        let at = state.kept.iter().position(|kept| kept.nar_hash == *nar_hash)?;
-        let mut kept = state.kept.remove(at)?;
-        kept.uses = kept.uses.saturating_add(1);
-        let file = Arc::clone(&kept.file);
-        state.kept.push_front(kept);
+    /// The NAR with this hash, if it is kept. It waits for nothing: what is just being changed is not there.
+    pub(crate) fn get(&self, nar_hash: &NarHash) -> Option<Arc<Kept>> {
+        let kept = Arc::clone(self.kept.try_read().ok()?.get(nar_hash)?);
+        self.is_used(&kept);
+        Some(kept)
+    }
+
+    /// Takes down that something kept is sent.
+    pub(crate) fn is_used(&self, kept: &Kept) {
+        kept.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        kept.uses.fetch_add(1, Ordering::Relaxed);
         self.metrics.flat_nar_hits.inc();
-        Some(file)
     }
 
     /// Has a NAR that was just sent made for the next time, if that is worth it.
     pub(crate) fn was_sent(self: &Arc<Self>, planned: &Arc<Planned>) {
-        if !is_worth_it(&planned.layout) {
+        let times = planned.times_sent.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if !is_worth_it(&planned.layout, times) {
             return;
         }
-        let mut state = self.lock();
-        let is_known = state.kept.iter().any(|kept| kept.nar_hash == planned.nar_hash)
-            || state.wanted.iter().any(|wanted| wanted.nar_hash == planned.nar_hash);
-        if is_known
-            || state.is_off
-            || state.wanted.len() >= QUEUE_LEN_MAX
-            || !state.has_room(planned.layout.size_bytes())
+        let is_kept = self.read_kept().contains_key(&planned.nar_hash);
+        if is_kept || !self.has_room(packed_bytes(&planned.layout)) {
+            return;
+        }
+        let mut work = self.lock_work();
+        let memory: usize = work.wanted.iter().map(|wanted| wanted.layout.memory_bytes()).sum();
+        if work.is_off
+            || work.wanted.len() >= QUEUE_LEN_MAX
+            || memory > QUEUE_BYTES_MAX
+            || work.wanted.iter().any(|wanted| wanted.nar_hash == planned.nar_hash)
         {
             return;
         }
-        state.wanted.push_back(Arc::clone(planned));
-        if !state.has_thread {
+        work.wanted.push_back(Arc::clone(planned));
+        if !work.has_thread {
             let this = Arc::clone(self);
             let thread = std::thread::Builder::new().name("flat-nars".to_owned()).spawn(move || this.work());
-            state.has_thread = thread.is_ok();
+            work.has_thread = thread.is_ok();
             if let Err(error) = thread {
-                state.wanted.clear();
+                work.wanted.clear();
                 tracing::error!("a NAR of small files is not kept: no thread can be started: {error}");
             }
         }
@@ -126,27 +146,20 @@ impl FlatNars {
         let _ = rustix::process::setpriority_process(None, NICENESS);
         loop {
             let next = {
-                let mut state = self.lock();
-                let next = state.wanted.front().cloned();
-                state.has_thread = next.is_some();
+                let mut work = self.lock_work();
+                let next = work.wanted.front().cloned();
+                work.has_thread = next.is_some();
                 next
             };
             let Some(planned) = next else { return };
-            let made = self.make(&planned);
-            let mut state = self.lock();
-            state.wanted.pop_front();
-            match made {
-                Ok(file) => state.keep(Kept {
-                    nar_hash: planned.nar_hash,
-                    size: planned.layout.size_bytes(),
-                    file: Arc::new(file),
-                    uses: 0,
-                }),
+            match self.make(&planned) {
+                Ok(kept) => self.keep(planned.nar_hash, kept),
                 Err(NotKept::Folder(error)) => {
-                    state.is_off = true;
-                    state.wanted.clear();
+                    let mut work = self.lock_work();
+                    work.is_off = true;
+                    work.wanted.clear();
                     tracing::warn!(
-                        "NARs of many small files are not kept: cannot write to '{}': {error}",
+                        "NARs of small files are not kept: cannot write to '{}': {error}",
                         self.folder.display()
                     );
                 }
@@ -157,13 +170,15 @@ impl FlatNars {
                     tracing::error!("NAR of {}: {}", planned.path, crate::corrupt::NOT_AS_REGISTERED);
                 }
             }
+            self.lock_work().wanted.pop_front();
         }
     }
 
-    fn make(&self, planned: &Planned) -> Result<File, NotKept> {
+    fn make(&self, planned: &Planned) -> Result<Kept, NotKept> {
         let file = tempfile::tempfile_in(&self.folder).map_err(NotKept::Folder)?;
         let layout = Arc::clone(&planned.layout);
-        let size = layout.size_bytes();
+        let (size, bytes) = (layout.size_bytes(), packed_bytes(&layout));
+        let packed = PackedNar::new(&layout, file, size <= WHOLE_BYTES_MAX);
         let stream = NarStream::open(layout, &planned.real_path, 0..size, None);
         let mut nar = NarReader::of(stream.map_err(|error| NotKept::Nar(error.into()))?);
         let mut hasher = Sha256Hasher::new();
@@ -171,57 +186,89 @@ impl FlatNars {
         let mut at = 0;
         loop {
             let got = nar.read(&mut piece).map_err(NotKept::Nar)?;
-            let bytes = piece.get(..got).unwrap_or_default();
-            if bytes.is_empty() {
+            let made = piece.get(..got).unwrap_or_default();
+            if made.is_empty() {
                 break;
             }
-            hasher.update(bytes);
-            file.write_all_at(bytes, at).map_err(NotKept::Folder)?;
+            hasher.update(made);
+            packed.put(at, made).map_err(NotKept::Folder)?;
             at += got as u64;
         }
-        if at == size && hasher.finish() == planned.nar_hash { Ok(file) } else { Err(NotKept::OtherHash) }
+        if at != size || hasher.finish() != planned.nar_hash {
+            return Err(NotKept::OtherHash);
+        }
+        Ok(Kept::new(packed, bytes))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
     /// Whether there is room for so many bytes, or something that nobody uses in its place. A file that is used loses
     /// half of its claim each time: who sends more than there is room for, in turn, finds a part of it kept, and not
     /// none.
-    fn has_room(&mut self, size: u64) -> bool {
-        let bytes: u64 = self.kept.iter().map(|kept| kept.size).sum();
-        match self.kept.back_mut() {
-            Some(last) if bytes + size > BYTES_MAX && last.uses > 0 => {
-                last.uses /= 2;
-                false
-            }
-            _ => true,
+    fn has_room(&self, bytes: u64) -> bool {
+        if bytes > self.bytes_max {
+            return false;
         }
+        let kept = self.read_kept();
+        let used: u64 = kept.values().map(|kept| kept.bytes).sum();
+        if used + bytes <= self.bytes_max && kept.len() < KEPT_MAX {
+            return true;
+        }
+        let Some(last) = kept.values().min_by_key(|kept| kept.used_at.load(Ordering::Relaxed)) else { return true };
+        let uses = last.uses.load(Ordering::Relaxed);
+        last.uses.store(uses / 2, Ordering::Relaxed);
+        uses == 0
     }
 
     /// Keeps one more, and lets go of what was used longest ago as far as that needs room. Whoever is being sent one
     /// holds on to it.
-    fn keep(&mut self, kept: Kept) {
-        self.kept.push_front(kept);
-        let mut bytes: u64 = self.kept.iter().map(|kept| kept.size).sum();
-        while bytes > BYTES_MAX
-            && let Some(last) = self.kept.pop_back()
+    fn keep(&self, nar_hash: NarHash, new: Kept) {
+        new.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        // Closed when nobody has to wait for that.
+        let mut gone = Vec::new();
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        gone.extend(kept.insert(nar_hash, Arc::new(new)));
+        let mut bytes: u64 = kept.values().map(|kept| kept.bytes).sum();
+        while (bytes > self.bytes_max || kept.len() > KEPT_MAX)
+            && let Some(last) = kept.iter().min_by_key(|(_, kept)| kept.used_at.load(Ordering::Relaxed))
         {
-            bytes -= last.size;
+            let last = *last.0;
+            let last = kept.remove(&last);
+            bytes -= last.as_ref().map_or(0, |last| last.bytes);
+            gone.extend(last);
         }
+        drop(kept);
+    }
+
+    fn read_kept(&self) -> std::sync::RwLockReadGuard<'_, HashMap<NarHash, Arc<Kept>>> {
+        self.kept.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_work(&self) -> std::sync::MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn is_worth_it(layout: &NarLayout) -> bool {
-    let (size, entries) = (layout.size_bytes(), layout.entry_count());
-    entries >= ENTRIES_MIN && size <= ONE_BYTES_MAX && size / entries as u64 <= BYTES_PER_ENTRY_MAX
+impl Kept {
+    fn new(packed: PackedNar, bytes: u64) -> Self {
+        Self { packed: Arc::new(packed), bytes, used_at: AtomicU64::new(0), uses: AtomicU32::new(0) }
+    }
+}
+
+/// What a NAR takes when it is kept.
+fn packed_bytes(layout: &NarLayout) -> u64 {
+    let size = layout.size_bytes();
+    if size <= WHOLE_BYTES_MAX { size } else { layout.small_files().1 }
+}
+
+/// Whether a NAR that was sent so often is to be kept.
+fn is_worth_it(layout: &NarLayout, times: u32) -> bool {
+    let (files, bytes) = layout.small_files();
+    let has_many = files >= FILES_MANY && bytes / files as u64 <= BYTES_PER_FILE_MAX;
+    packed_bytes(layout) <= ONE_BYTES_MAX && files >= FILES_MIN && (has_many || times > 1)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
     use std::time::{Duration, Instant};
 
     use narval_nix::{Sha256, StorePath};
@@ -244,18 +291,18 @@ mod tests {
         let mut nar = Vec::new();
         NarReader::open(path).unwrap().read_to_end(&mut nar).unwrap();
         let (nar_hash, real_path) = (Sha256::of(&nar), path.to_owned());
-        Arc::new(Planned { path: StorePath::parse(NAME).unwrap(), real_path, nar_hash, layout })
+        Arc::new(Planned::new(StorePath::parse(NAME).unwrap(), real_path, nar_hash, layout))
     }
 
     fn flat(folder: &Path) -> Arc<FlatNars> {
         let metrics = Arc::new(Metrics::new());
         let corrupt = Corrupt::new(Memo::new(1 << 20).into(), Layouts::new().into(), Arc::clone(&metrics));
-        Arc::new(FlatNars::new(folder, Arc::new(corrupt), metrics))
+        Arc::new(FlatNars::new(folder, BYTES_MAX, Arc::new(corrupt), metrics))
     }
 
     fn idle(flat: &FlatNars) {
         let until = Instant::now() + Duration::from_secs(60);
-        while flat.lock().has_thread {
+        while flat.lock_work().has_thread {
             assert!(Instant::now() < until);
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -271,8 +318,8 @@ mod tests {
         flat.was_sent(&planned);
         idle(&flat);
         let mut nar = vec![0; usize::try_from(planned.layout.size_bytes()).unwrap()];
-        let file = flat.get(&planned.nar_hash).unwrap();
-        file.read_exact_at(&mut nar, 0).unwrap();
+        let kept = flat.get(&planned.nar_hash).unwrap();
+        kept.packed.whole().unwrap().read_exact_at(&mut nar, 0).unwrap();
         assert_eq!(Sha256::of(&nar), planned.nar_hash);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -297,29 +344,63 @@ mod tests {
     }
 
     #[test]
-    fn few_files_are_not_worth_it_and_a_folder_that_is_not_there_ends_it() {
+    fn large_files_stay_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = tree(dir.path(), 200);
+        std::fs::write(path.join("large"), vec![1; 2 << 20]).unwrap();
+        let planned = planned(&path);
+        let flat = flat(dir.path());
+        flat.was_sent(&planned);
+        idle(&flat);
+        let kept = flat.get(&planned.nar_hash).unwrap();
+        assert!(kept.packed.whole().is_none());
+        assert_eq!(kept.bytes, planned.layout.size_bytes() - (2 << 20));
+    }
+
+    #[test]
+    fn few_files_are_worth_it_when_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let flat = flat(dir.path());
+        let planned = planned(&tree(dir.path(), FILES_MIN));
+        for is_kept in [false, true] {
+            flat.was_sent(&planned);
+            idle(&flat);
+            assert_eq!(flat.get(&planned.nar_hash).is_some(), is_kept);
+        }
+        std::fs::remove_dir_all(&planned.real_path).unwrap();
+        let one = self::planned(&tree(dir.path(), FILES_MIN - 1));
+        flat.was_sent(&one);
+        flat.was_sent(&one);
+        assert!(!flat.lock_work().has_thread);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_ends_it() {
         let dir = tempfile::tempdir().unwrap();
         let flat = flat(&dir.path().join("none"));
-        std::fs::create_dir(dir.path().join("few")).unwrap();
-        flat.was_sent(&planned(&tree(&dir.path().join("few"), 20)));
-        assert!(!flat.lock().has_thread);
         flat.was_sent(&planned(&tree(dir.path(), 200)));
         idle(&flat);
-        assert!(flat.lock().is_off);
+        assert!(flat.lock_work().is_off);
     }
 
     #[test]
     fn the_longest_unused_goes_first() {
-        let mut state = State::default();
+        let (dir, file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let flat = flat(dir.path());
+        let layout = NarLayout::plan(file.path()).unwrap();
         for number in 0..5_u8 {
-            let file = Arc::new(tempfile::tempfile().unwrap());
-            assert!(state.has_room(BYTES_MAX / 4));
-            state.keep(Kept { nar_hash: Sha256::of(&[number]), size: BYTES_MAX / 4, file, uses: 0 });
+            assert!(flat.has_room(BYTES_MAX / 4));
+            let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), true);
+            flat.keep(Sha256::of(&[number]), Kept::new(packed, BYTES_MAX / 4));
         }
-        let kept: Vec<_> = state.kept.iter().map(|kept| kept.nar_hash).collect();
-        assert_eq!(kept, [4, 3, 2, 1].map(|number: u8| Sha256::of(&[number])));
-        // What is used stays for a while.
-        state.kept.back_mut().unwrap().uses = 2;
-        assert_eq!([(); 3].map(|()| state.has_room(BYTES_MAX / 4)), [false, false, true]);
+        let kept = [0, 1, 2, 3, 4].map(|number: u8| flat.read_kept().contains_key(&Sha256::of(&[number])));
+        assert_eq!(kept, [false, true, true, true, true]);
+        // What is used stays for a while, and goes behind the others.
+        flat.get(&Sha256::of(&[1])).unwrap();
+        for number in [2, 3, 4, 1_u8] {
+            flat.get(&Sha256::of(&[number])).unwrap();
+        }
+        assert_eq!([(); 3].map(|()| flat.has_room(BYTES_MAX / 4)), [false, true, true]);
+        assert!(!flat.has_room(BYTES_MAX + 1));
     }
 }

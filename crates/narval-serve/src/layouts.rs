@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use narval_nix::{HashPart, NarHash, PathInfo, StorePath};
 use narval_store::{NarIoError, NarLayout, NarStream, ReadAhead};
@@ -24,7 +25,7 @@ const LAYOUTS_BYTES_MAX: u64 = 24 * 1024 * 1024;
 const LAYOUTS: usize = 4096;
 
 /// A store path and its NAR.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Planned {
     /// The store path.
     pub(crate) path: StorePath,
@@ -34,9 +35,15 @@ pub(crate) struct Planned {
     pub(crate) nar_hash: NarHash,
     /// Its NAR; of the size that the database has.
     pub(crate) layout: Arc<NarLayout>,
+    /// How often it was sent whole from its files.
+    pub(crate) times_sent: AtomicU32,
 }
 
 impl Planned {
+    pub(crate) fn new(path: StorePath, real_path: PathBuf, nar_hash: NarHash, layout: Arc<NarLayout>) -> Self {
+        Self { path, real_path, nar_hash, layout, times_sent: AtomicU32::new(0) }
+    }
+
     /// The bytes of a range of the NAR.
     pub(crate) fn stream(&self, range: Range<u64>, ahead: &Arc<ReadAhead>) -> Result<NarStream, NarIoError> {
         // Reading ahead pays only where there is something behind the first batch.
@@ -126,7 +133,7 @@ impl Shared {
             self.corrupt.add(info.path.hash_part(), &info.nar_hash, &real_path);
             return Err(damaged(format!("its NAR has {size} bytes, the database says {}", info.nar_size)));
         }
-        let planned = Planned { path: info.path.clone(), real_path, nar_hash: info.nar_hash, layout: layout.into() };
+        let planned = Planned::new(info.path.clone(), real_path, info.nar_hash, layout.into());
         let stream = planned.stream(0..size, &self.ahead).map_err(|error| damaged(error.to_string()))?;
         Ok((Arc::new(planned), stream))
     }

@@ -9,9 +9,9 @@ mod memo;
 mod metrics;
 mod nar_cache;
 mod narinfo;
+mod ready_nars;
 mod routes;
 mod service;
-mod small_nars;
 mod warm;
 
 pub use config::{Config, Face, NARINFO_MEMO_BYTES_DEFAULT};

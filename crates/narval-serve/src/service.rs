@@ -16,9 +16,9 @@ use crate::layouts::Layouts;
 use crate::memo::Memo;
 use crate::metrics::{Metrics, RouteLabel};
 use crate::nar_cache::NarCache;
+use crate::ready_nars::{ReadyNars, is_plain};
 use crate::routes::target::{Route, nar_hashes, narinfo_hash_part};
 use crate::routes::{self, narinfo};
-use crate::small_nars::{SmallNars, is_plain};
 use crate::{Config, Face};
 
 /// What files read ahead may take, over all NARs, in bytes.
@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) memo: Arc<Memo>,
     pub(crate) layouts: Arc<Layouts>,
-    pub(crate) small_nars: SmallNars,
+    pub(crate) ready_nars: ReadyNars,
     /// Reads small files before they are asked for, for all NARs together.
     pub(crate) ahead: Arc<ReadAhead>,
     pub(crate) flat_nars: Option<Arc<FlatNars>>,
@@ -83,18 +83,18 @@ impl Service {
                 .map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })
         };
         let nar_cache = config.nar_cache.as_ref().map(open).transpose()?;
-        let flat_nars = config
-            .scratch
-            .as_ref()
-            .filter(|_| !config.verify_nars)
-            .map(|folder| Arc::new(FlatNars::new(folder, Arc::clone(&corrupt), Arc::clone(&metrics))));
+        let flat_bytes_max = config.nar_cache.as_ref().map_or(u64::MAX, |cache| cache.bytes_max);
+        let flat_nars =
+            config.scratch.as_ref().filter(|_| !config.verify_nars).map(|folder| {
+                Arc::new(FlatNars::new(folder, flat_bytes_max, Arc::clone(&corrupt), Arc::clone(&metrics)))
+            });
         let ahead = ReadAhead::start(read_ahead_threads(), READ_AHEAD_BYTES_MAX).map_err(ServiceError::Threads)?;
         let shared = Shared {
             cache_info: routes::nix_cache_info::prepare(&config, &store),
             no_such_path: narinfo::absent(),
             memo,
             layouts,
-            small_nars: SmallNars::new(),
+            ready_nars: ReadyNars::new(),
             ahead: Arc::new(ahead),
             corrupt,
             flat_nars,
@@ -151,7 +151,7 @@ impl Handler for Service {
         }
         let (hash_part, nar_hash) = nar_hashes(path).filter(|_| is_plain(head))?;
         let generation = shared.memo.generation_inline(&shared.store.stamp()?)?;
-        let response = Response::from(shared.small_nars.get(generation, &hash_part, nar_hash)?);
+        let response = shared.ready_nars.get(shared, generation, &hash_part, nar_hash, head)?;
         shared.metrics.request(RouteLabel::Nar, 200);
         shared.metrics.nar_bytes_identity.inc_by(response.content_length().unwrap_or(0));
         Some(response)

@@ -31,7 +31,8 @@ pub use local::{
 };
 pub use logs::{BuildLog, LogCompression};
 pub use nar::{
-    FilePart, NarEntry, NarIoError, NarLayout, NarNode, NarReader, NarStream, ReadAhead, Step, WHOLE_FILE_MIN,
+    FilePart, NarEntry, NarIoError, NarLayout, NarNode, NarReader, NarStream, PackedNar, ReadAhead, Step,
+    WHOLE_FILE_MIN,
 };
 pub use realisation::Realisation;
 pub use store::Store;

@@ -13,10 +13,10 @@ mod health;
 mod log;
 mod ls;
 mod metrics;
-mod nar;
+pub(crate) mod nar;
 pub(crate) mod narinfo;
 pub(crate) mod nix_cache_info;
-mod representation;
+pub(crate) mod representation;
 pub(crate) mod target;
 
 use target::Route;

@@ -10,7 +10,7 @@ use narval_http::{
     Body, BodySource, FileRange, Fill, HeadRef, HeaderValue, Request, Response, SegmentBuf, StatusCode, header,
 };
 use narval_nix::{NarHash, Sha256Hasher};
-use narval_store::{NarReader, NarStream, ReadAhead, Step};
+use narval_store::{NarReader, NarStream, PackedNar, ReadAhead, Step};
 use prometheus_client::metrics::counter::Counter;
 
 use super::representation::{Representation, Selected};
@@ -22,8 +22,8 @@ use crate::flat_nars::FlatNars;
 use crate::layouts::Planned;
 use crate::metrics::Metrics;
 use crate::nar_cache::{FlightSource, Found};
+use crate::ready_nars::{SMALL_NAR_BYTES_MAX, is_plain};
 use crate::service::Shared;
-use crate::small_nars::{SMALL_NAR_BYTES_MAX, is_plain};
 
 /// What is left of a NAR after a large file for it to be made together with that: what closes the archive, hardly more.
 const TAIL_BYTES_MAX: u64 = 1024;
@@ -55,13 +55,20 @@ pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Re
         size: planned.layout.size_bytes(),
     };
     let flat_nars = shared.flat_nars.as_ref();
-    if let Some(file) = flat_nars.and_then(|flat_nars| flat_nars.get(&planned.nar_hash)) {
-        return send_file(&representation, &head, &file, &shared.metrics.nar_bytes_identity);
+    let kept = flat_nars.and_then(|flat_nars| flat_nars.get(&planned.nar_hash));
+    if let Some(kept) = &kept
+        && let Some(file) = kept.packed.whole()
+    {
+        let response = send_file(&representation, &head, file, &shared.metrics.nar_bytes_identity)?;
+        if let Some(generation) = generation {
+            shared.ready_nars.is_kept(generation, &planned, kept, representation);
+        }
+        return Ok(response);
     }
-    let source = |range: ByteRange| -> Result<NarSource, ServeError> {
-        let stream = planned.stream(range.start..range.start + range.length, &shared.ahead);
-        let stream = stream.map_err(|error| damaged(&planned, error.to_string()))?;
-        Ok(NarSource { planned: Arc::clone(&planned), stream, metrics: Arc::clone(&shared.metrics), flat_nars: None })
+    let packed = kept.map(|kept| Arc::clone(&kept.packed));
+    let source = |stream, flat_nars| {
+        let (planned, metrics) = (Arc::clone(&planned), Arc::clone(&shared.metrics));
+        NarSource { planned, stream: with(stream, packed.as_ref()), metrics, flat_nars }
     };
     representation.answer(&head, |selection| {
         Ok(match selection {
@@ -69,25 +76,39 @@ pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Re
                 Body::source(VerifiedSource::new(shared, &planned, stream), Some(planned.layout.size_bytes()))
             }
             Selected::Whole => {
-                let metrics = Arc::clone(&shared.metrics);
-                let flat_nars = flat_nars.map(Arc::clone);
-                let source = NarSource { planned: Arc::clone(&planned), stream, metrics, flat_nars };
-                Body::source(source, Some(planned.layout.size_bytes()))
+                let to_tell = flat_nars.filter(|_| packed.is_none()).map(Arc::clone);
+                Body::source(source(stream, to_tell), Some(planned.layout.size_bytes()))
             }
-            Selected::One(range) => Body::source(source(range)?, Some(range.length)),
+            Selected::One(range) => {
+                let stream = planned.stream(range.start..range.start + range.length, &shared.ahead);
+                let stream = stream.map_err(|error| damaged(&planned, error.to_string()))?;
+                Body::source(source(stream, None), Some(range.length))
+            }
             Selected::Several(parts) => {
                 let length = parts.content_length();
                 let planned = Arc::clone(&planned);
                 let (ahead, metrics) = (Arc::clone(&shared.ahead), Arc::clone(&shared.metrics));
-                Body::source(RangesSource { planned, ahead, metrics, parts, next: 0, stream: None }, Some(length))
+                let packed = packed.clone();
+                Body::source(
+                    RangesSource { planned, packed, ahead, metrics, parts, next: 0, stream: None },
+                    Some(length),
+                )
             }
         })
     })
 }
 
+/// A stream that takes what it can from a packed NAR, where there is one.
+fn with(stream: NarStream, packed: Option<&Arc<PackedNar>>) -> NarStream {
+    match packed {
+        Some(packed) => stream.packed(Arc::clone(packed)),
+        None => stream,
+    }
+}
+
 /// A NAR is compressed for clients that say so, but not when they ask for a range: that is how they resume a NAR that
 /// came as it is.
-fn asks_for_zstd(head: &HeadRef<'_>) -> bool {
+pub(crate) fn asks_for_zstd(head: &HeadRef<'_>) -> bool {
     head.header(header::RANGE.as_str()).is_none()
         && negotiate_coding(head, &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd)
 }
@@ -261,6 +282,7 @@ impl BodySource for VerifiedSource {
 /// Several ranges of a NAR, as `multipart/byteranges`.
 struct RangesSource {
     planned: Arc<Planned>,
+    packed: Option<Arc<PackedNar>>,
     ahead: Arc<ReadAhead>,
     metrics: Arc<Metrics>,
     parts: MultipartRanges,
@@ -283,7 +305,7 @@ impl BodySource for RangesSource {
         self.parts.part_head(self.next, out.memory());
         self.next += 1;
         let range = range.start..range.start + range.length;
-        self.stream = Some(self.planned.stream(range, &self.ahead)?);
+        self.stream = Some(with(self.planned.stream(range, &self.ahead)?, self.packed.as_ref()));
         Ok(Fill::More)
     }
 }

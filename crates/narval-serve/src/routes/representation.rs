@@ -7,6 +7,7 @@ use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 use crate::error::ServeError;
 
 /// What is to be sent.
+#[derive(Debug)]
 pub(crate) struct Representation {
     pub(crate) content_type: HeaderValue,
     /// `Content-Encoding`, if it has one.

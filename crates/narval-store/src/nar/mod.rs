@@ -3,6 +3,7 @@
 mod ahead;
 mod layout;
 mod open;
+mod packed;
 mod plan;
 mod reader;
 mod stream;
@@ -15,6 +16,7 @@ use thiserror::Error;
 pub use ahead::ReadAhead;
 pub use layout::{NarEntry, NarLayout, NarNode};
 pub(crate) use open::open_beneath;
+pub use packed::PackedNar;
 pub use reader::NarReader;
 pub use stream::{FilePart, NarStream, Step};
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use rustix::fs::FileType;
 use super::ahead::{Batch, ReadAhead, Slot};
 use super::layout::{NarLayout, Record};
 use super::open::Root;
+use super::packed::{PackedNar, Place};
 use super::{NarIoError, WHOLE_FILE_MIN};
 
 /// A batch of small files ends when it has this many bytes. With one more file it stays below 256 KiB.
@@ -22,6 +24,9 @@ const BATCH_ENTRIES_MAX: usize = 128;
 
 /// Batches that are read ahead for one stream at most.
 const BATCHES_AHEAD_MAX: usize = 4;
+
+/// Of a packed NAR, shorter runs are read into memory: they go out with what is around them.
+const PACKED_RUN_MIN: u64 = 16 * 1024;
 
 /// A part of a file that is a part of a NAR.
 #[derive(Debug, Clone)]
@@ -73,6 +78,8 @@ pub struct NarStream {
     index: usize,
     /// A large file whose contents come next, already open.
     whole: Option<(usize, Arc<File>)>,
+    /// Where its small files are already.
+    packed: Option<Arc<PackedNar>>,
     ahead: Option<Arc<ReadAhead>>,
     slots: VecDeque<Arc<Slot>>,
     /// Batches that were used: reading ahead begins slowly, most NARs are small.
@@ -103,10 +110,18 @@ impl NarStream {
             end: range.end,
             index,
             whole: None,
+            packed: None,
             ahead,
             slots: VecDeque::new(),
             batches_used: 0,
         })
+    }
+
+    /// Takes all but the contents of large files from a packed NAR of the same layout.
+    #[must_use]
+    pub fn packed(mut self, packed: Arc<PackedNar>) -> Self {
+        self.packed = Some(packed);
+        self
     }
 
     /// Bytes still to come.
@@ -120,6 +135,9 @@ impl NarStream {
     /// [`NarIoError`] when a file can't be read, or is no longer what was planned. The NAR can't be completed then.
     pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<Step, NarIoError> {
         let full = out.len().saturating_add(room);
+        if let Some(packed) = self.packed.clone() {
+            return self.fill_packed(&packed, out, full);
+        }
         loop {
             if self.position >= self.end {
                 return Ok(Step::Done);
@@ -147,6 +165,33 @@ impl NarStream {
                 self.index += 1;
             }
         }
+    }
+
+    fn fill_packed(&mut self, packed: &PackedNar, out: &mut Vec<u8>, full: usize) -> Result<Step, NarIoError> {
+        let layout = self.layout.clone();
+        while self.position < self.end {
+            if out.len() >= full {
+                return Ok(Step::More);
+            }
+            let (file, offset, length) = match packed.place(self.position) {
+                Place::Packed { offset, length } => (packed.file().clone(), offset, length),
+                Place::Large { index, offset, length } => {
+                    self.index = index;
+                    let Some(record) = layout.record(index) else { break };
+                    (self.open_whole(record)?, offset, length)
+                }
+            };
+            let length = length.min(self.remaining_bytes());
+            self.position += length;
+            if length >= PACKED_RUN_MIN {
+                return Ok(Step::File(FilePart { file, offset, length }));
+            }
+            let from = out.len();
+            out.resize(from + usize::try_from(length).unwrap_or(0), 0);
+            let read = file.read_exact_at(out.get_mut(from..).unwrap_or_default(), offset);
+            read.map_err(|error| NarIoError::io("read", &self.root.path, error))?;
+        }
+        Ok(Step::Done)
     }
 
     /// The head of a large file, or a part of it, or what follows it.
@@ -250,7 +295,7 @@ impl NarStream {
     }
 }
 
-fn is_whole(record: &Record) -> bool {
+pub(super) fn is_whole(record: &Record) -> bool {
     record.contents_len() >= WHOLE_FILE_MIN
 }
 

@@ -1,0 +1,162 @@
+//! A NAR kept in a file, but for the contents of its large files.
+//!
+//! What costs time to gather (small files, framing) is in there one after the other; what is sent by `sendfile(2)` anyhow
+//! stays where it is, unless all of it is wanted.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::layout::NarLayout;
+use super::stream::is_whole;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct PackedNar {
+    file: Arc<File>,
+    /// What is not in there, in order.
+    holes: Box<[Hole]>,
+    nar_size_bytes: u64,
+}
+
+/// The contents of a large file.
+#[derive(Debug, Clone, Copy)]
+struct Hole {
+    /// Where it is in the NAR.
+    start: u64,
+    length: u64,
+    /// Its entry.
+    index: usize,
+    /// Bytes of this and all holes before.
+    bytes_until: u64,
+}
+
+/// Where a byte of the NAR is.
+pub(super) enum Place {
+    /// In the packed file, here, and so many after it.
+    Packed { offset: u64, length: u64 },
+    /// In the file of this entry, here, and so many after it.
+    Large { index: usize, offset: u64, length: u64 },
+}
+
+impl PackedNar {
+    /// A NAR whose bytes are to be [put](Self::put) into this file; `whole`: with those of large files.
+    pub fn new(layout: &NarLayout, file: File, whole: bool) -> Self {
+        let mut holes = Vec::new();
+        let mut bytes_until = 0;
+        let records = layout.records.iter().enumerate().filter(|(_, record)| !whole && is_whole(record));
+        for (index, record) in records {
+            bytes_until += record.extent;
+            let start = record.start + record.head_len();
+            holes.push(Hole { start, length: record.extent, index, bytes_until });
+        }
+        Self { file: Arc::new(file), holes: holes.into(), nar_size_bytes: layout.size_bytes() }
+    }
+
+    /// Bytes of memory that this takes.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.holes)
+    }
+
+    /// The file, if all of the NAR is in it.
+    pub fn whole(&self) -> Option<&Arc<File>> {
+        self.holes.is_empty().then_some(&self.file)
+    }
+
+    /// Puts the NAR's bytes from this offset on in their place.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn put(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() && at < self.nar_size_bytes {
+            let (offset, length) = match self.place(at) {
+                Place::Packed { offset, length } => (Some(offset), length),
+                Place::Large { length, .. } => (None, length),
+            };
+            let (now, later) = bytes.split_at(bytes.len().min(usize::try_from(length).unwrap_or(usize::MAX)));
+            if let Some(offset) = offset {
+                self.file.write_all_at(now, offset)?;
+            }
+            at += now.len() as u64;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Where the byte at this offset of the NAR is; the length is 0 behind the end only.
+    pub(super) fn place(&self, at: u64) -> Place {
+        let next = self.holes.partition_point(|hole| hole.start + hole.length <= at);
+        let before = next.checked_sub(1).and_then(|last| self.holes.get(last)).map_or(0, |hole| hole.bytes_until);
+        match self.holes.get(next) {
+            Some(hole) if hole.start <= at => {
+                let offset = at - hole.start;
+                Place::Large { index: hole.index, offset, length: hole.length - offset }
+            }
+            hole => {
+                let end = hole.map_or(self.nar_size_bytes, |hole| hole.start);
+                Place::Packed { offset: at - before, length: end.saturating_sub(at) }
+            }
+        }
+    }
+}
+
+impl NarLayout {
+    /// How many files a [`PackedNar`] spares the opening of, and the bytes that are in it when large files are not.
+    pub fn small_files(&self) -> (usize, u64) {
+        self.records.iter().fold((0, self.size_bytes), |(files, bytes), record| match is_whole(record) {
+            true => (files, bytes.saturating_sub(record.extent)),
+            false => (files + usize::from(record.is_regular()), bytes),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::super::{NarReader, NarStream, WHOLE_FILE_MIN};
+    use super::*;
+
+    #[test]
+    fn every_range_is_the_same_packed_and_not() {
+        let large = usize::try_from(WHOLE_FILE_MIN).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("path");
+        std::fs::create_dir_all(path.join("d")).unwrap();
+        for (name, size) in [("a", 5), ("b", large + 3), ("c", large), ("d/e", 40_000), ("d/f", 0), ("z", large + 9)] {
+            let bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8 ^ name.as_bytes()[0]).collect();
+            std::fs::write(path.join(name), bytes).unwrap();
+        }
+        let mut nar = Vec::new();
+        NarReader::open(&path).unwrap().read_to_end(&mut nar).unwrap();
+        let layout = Arc::new(NarLayout::plan(&path).unwrap());
+        let size = layout.size_bytes();
+        assert_eq!(layout.small_files(), (3, size - 3 * WHOLE_FILE_MIN - 12));
+        for whole in [false, true] {
+            let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), whole);
+            // In pieces that end anywhere.
+            for (piece, at) in nar.chunks(77_777).zip((0..).step_by(77_777)) {
+                packed.put(at, piece).unwrap();
+            }
+            let kept = packed.file.metadata().unwrap().len();
+            assert_eq!(kept, if whole { size } else { layout.small_files().1 });
+            assert_eq!(packed.whole().is_some(), whole);
+            let packed = Arc::new(packed);
+            let ends = (0..size).step_by(9_973).chain([1, size - 1, size]);
+            let holes = packed.holes.iter().flat_map(|hole| [hole.start, hole.start + hole.length]);
+            let edges: Vec<u64> = ends.chain(holes.flat_map(|at| [at - 1, at, at + 1])).collect();
+            for (&start, &end) in edges.iter().zip(edges.iter().rev()).filter(|(start, end)| start <= end) {
+                let stream = NarStream::open(Arc::clone(&layout), &path, start..end, None).unwrap();
+                let mut got = Vec::new();
+                NarReader::of(stream.packed(Arc::clone(&packed))).read_to_end(&mut got).unwrap();
+                let range = usize::try_from(start).unwrap()..usize::try_from(end).unwrap();
+                assert!(got == nar[range], "{start}..{end}");
+            }
+        }
+    }
+}
