@@ -1,5 +1,7 @@
 //! Runs a row: the same requests on every server, one after the other, several times over.
 
+use std::time::{Duration, Instant};
+
 use crate::Result;
 use crate::client::Request;
 use crate::handshakes::Handshakes;
@@ -7,6 +9,11 @@ use crate::load::{Done, Load};
 use crate::process::{self, CpuTime};
 use crate::report::{Memory, Report, Sample, block, median, sum_up};
 use crate::server::Server;
+
+/// Who has run less than a tenth of this time has nothing to do.
+const SETTLED: Duration = Duration::from_millis(20);
+/// Servers that never come to rest are measured all the same.
+const SETTLING_MAX: Duration = Duration::from_secs(20);
 
 /// Which processors client and server have.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +32,7 @@ pub struct Row<'a> {
     pub load: Load,
     /// Where.
     pub placement: Placement,
-    /// Each server answers once before it is measured.
+    /// Each server answers twice before it is measured.
     pub warm: bool,
     /// What is asked of this server in this repetition; nothing where it has no such thing.
     pub requests: RequestsOf<'a>,
@@ -69,7 +76,7 @@ impl Run<'_> {
         if row.warm {
             for server in self.servers {
                 let requests = (row.requests)(server, 0);
-                Load { passes: 1, ..row.load }.run(&server.base, &requests).map_err(|e| at(&server.name, e))?;
+                Load { passes: 2, ..row.load }.run(&server.base, &requests).map_err(|e| at(&server.name, e))?;
             }
         }
         let mut samples = self.servers.iter().map(|server| (server.name.clone(), Vec::new())).collect::<Vec<_>>();
@@ -116,6 +123,21 @@ impl Run<'_> {
         self.report.rows.extend(measured);
     }
 
+    /// Waits until no server does anything any more for those that asked before (makes a copy for the next one, say): that
+    /// would be counted for whoever is next.
+    fn settle(&self) {
+        let run_by_all = || self.servers.iter().filter_map(|server| server.pid).map(CpuTime::of).collect::<Vec<_>>();
+        let began = Instant::now();
+        loop {
+            let before = run_by_all();
+            std::thread::sleep(SETTLED);
+            let most = run_by_all().into_iter().zip(before).map(|(now, before)| now.since(before)).max();
+            if u128::from(most.unwrap_or(0)) < SETTLED.as_nanos() / 10 || began.elapsed() > SETTLING_MAX {
+                return;
+            }
+        }
+    }
+
     /// Measures what `work` does from the moment on that it calls what it is given.
     fn sample(
         &self,
@@ -123,6 +145,7 @@ impl Run<'_> {
         server: &Server,
         work: impl FnOnce(&mut dyn FnMut()) -> Result<Done>,
     ) -> Result<Sample> {
+        self.settle();
         let Settings { server_cpu, client_cpu, .. } = self.settings;
         process::pin_self(&[if placement == Placement::Together { server_cpu } else { client_cpu }])?;
         if let Some(pid) = server.pid {
