@@ -151,6 +151,21 @@ mod loom_tests {
             self.messages.fetch_sub(1, Ordering::Relaxed);
             self.lease.take_back();
         }
+
+        /// The shard moves the lease into a job, which runs on a thread of its own.
+        fn dispatch(model: &Arc<Self>) -> thread::JoinHandle<()> {
+            model.lease.dispatch();
+            let model = model.clone();
+            thread::spawn(move || model.job())
+        }
+
+        /// The shard writes as soon as it has the lease (again).
+        fn write_when_free(&self) {
+            if self.lease.wait_for() == Holder::Job {
+                self.take_message();
+            }
+            self.write();
+        }
     }
 
     /// Input that arrives while a job runs is answered afterwards, by exactly one of the two ways, and nobody writes at
@@ -159,20 +174,9 @@ mod loom_tests {
     fn loom_pipelined_input_is_never_lost() {
         loom::model(|| {
             let model = Model::new();
-            model.lease.dispatch();
-            let job = {
-                let model = model.clone();
-                thread::spawn(move || model.job())
-            };
-            if model.lease.wait_for() == Holder::Job {
-                model.take_message();
-            }
-            model.write();
-            model.lease.dispatch();
-            let second = {
-                let model = model.clone();
-                thread::spawn(move || model.job())
-            };
+            let job = Model::dispatch(&model);
+            model.write_when_free();
+            let second = Model::dispatch(&model);
             job.join().unwrap();
             second.join().unwrap();
             assert_eq!(model.lease.holder(), Holder::Shard);
@@ -185,19 +189,10 @@ mod loom_tests {
     fn loom_a_timer_closes_only_with_the_lease() {
         loom::model(|| {
             let model = Model::new();
-            model.lease.dispatch();
-            let job = {
-                let model = model.clone();
-                thread::spawn(move || model.job())
-            };
+            let job = Model::dispatch(&model);
             match model.lease.holder() {
                 Holder::Shard => model.write(),
-                Holder::Job => {
-                    if model.lease.wait_for() == Holder::Job {
-                        model.take_message();
-                    }
-                    model.write();
-                }
+                Holder::Job => model.write_when_free(),
             }
             job.join().unwrap();
         });
@@ -221,15 +216,8 @@ mod loom_tests {
             assert_eq!(awaited, Holder::Job);
             model.take_message();
             model.write();
-            model.lease.dispatch();
-            let second = {
-                let model = model.clone();
-                thread::spawn(move || model.job())
-            };
-            if model.lease.wait_for() == Holder::Job {
-                model.take_message();
-            }
-            model.write();
+            let second = Model::dispatch(&model);
+            model.write_when_free();
             first.join().unwrap();
             second.join().unwrap();
         });

@@ -54,19 +54,7 @@ pub fn conversation(seed: u64) -> io::Result<Report> {
             Client::connect(&simulation.network, script, expected, random.one_in(3))
         })
         .collect();
-    let mut steps = 0;
-    for _ in 0..random.below(400) {
-        for client in &mut clients {
-            client.act(&simulation.network);
-        }
-        simulation.step(&mut random)?;
-        steps += 1;
-    }
-    // From now on everybody is in a hurry, and the server is told to stop once it has nothing more to do.
-    for client in &mut clients {
-        client.hurry(&simulation.network);
-    }
-    steps += simulation.run_to_end(&mut random)?;
+    let steps = simulation.play(&mut clients, 400, &mut random)?;
     for client in &clients {
         client.check(&simulation.network);
     }
@@ -86,18 +74,7 @@ pub fn garbage(seed: u64, input: &[u8]) -> io::Result<Report> {
         .take(16)
         .map(|chunk| Client::connect(&simulation.network, chunk.to_vec(), Vec::new(), true))
         .collect();
-    let mut steps = 0;
-    for _ in 0..random.below(100) {
-        for client in &mut clients {
-            client.act(&simulation.network);
-        }
-        simulation.step(&mut random)?;
-        steps += 1;
-    }
-    for client in &mut clients {
-        client.hurry(&simulation.network);
-    }
-    steps += simulation.run_to_end(&mut random)?;
+    let steps = simulation.play(&mut clients, 100, &mut random)?;
     Ok(simulation.report(steps))
 }
 
@@ -127,6 +104,22 @@ impl Simulation {
         }
         self.network.pass(random.below(3) as u64);
         Ok(alive)
+    }
+
+    /// Lets the clients act for up to `turns` steps. Then everybody is in a hurry, and the server is told to stop once it has
+    /// nothing more to do. Returns the number of steps.
+    fn play(&mut self, clients: &mut [Client], turns: usize, random: &mut Random) -> io::Result<usize> {
+        let turns = random.below(turns);
+        for _ in 0..turns {
+            for client in &mut *clients {
+                client.act(&self.network);
+            }
+            self.step(random)?;
+        }
+        for client in clients {
+            client.hurry(&self.network);
+        }
+        Ok(turns + self.run_to_end(random)?)
     }
 
     /// Runs until nothing happens any more, then stops the server and runs until it has stopped.
