@@ -6,6 +6,7 @@ use crate::Peer;
 use crate::clock::Millis;
 use crate::driver::{OutBuf, Token};
 use crate::lease::{Finish, Holder, Lease};
+use crate::limits::CLOSE_AT_ONCE_MAX;
 use crate::mailbox::{Mailbox, Message};
 use crate::secure::Secure;
 use crate::socket::Socket;
@@ -157,8 +158,15 @@ impl Drop for TxLease {
 /// How a connection ends after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Close {
-    /// Cleanly. `large`: much of the answer may still be on its way.
+    /// Cleanly. `large`: much of the answer may still be on its way, and the client's end is waited for.
     Clean { large: bool },
     /// With a reset: the answer is not complete.
     Abort,
+}
+
+impl Close {
+    /// After an answer of `sent` bytes that ends the connection.
+    pub(crate) fn after(sent: u64) -> Self {
+        Self::Clean { large: sent > CLOSE_AT_ONCE_MAX }
+    }
 }

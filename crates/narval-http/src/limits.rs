@@ -118,10 +118,16 @@ pub(crate) const SOURCE_WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// Files of inline answers up to this size are sent by the shard, where the kernel seems to have them in memory; larger
 /// ones hold up its other connections, and are worth a worker's wake-up.
-pub(crate) const SHARD_FILE_MAX: u64 = 256 * 1024;
+pub(crate) const SHARD_FILE_MAX: u64 = 1024 * 1024;
 
-/// Bytes of files that a shard sends itself for one connection before others get their turn; about half a millisecond.
-pub(crate) const SHARD_FILE_BYTES_PER_TURN: u64 = 4 * SHARD_FILE_MAX;
+/// Bytes of files that a shard sends itself for one connection before others get their turn; less than half a millisecond.
+pub(crate) const SHARD_FILE_BYTES_PER_TURN: u64 = 1024 * 1024;
+
+/// How long the kernel is trusted to still have in memory what it had, in milliseconds.
+pub(crate) const PROBE_BELIEVED_MS: u64 = 1000;
+
+/// Files of which a shard remembers that; 40 bytes each.
+pub(crate) const PROBES_KEPT: usize = 1024;
 
 /// Bytes of a larger file that a shard sends itself once the socket has room again, where the kernel seems to have them in
 /// memory: a worker would cost a wake-up for each filling of the socket's buffer.
@@ -154,6 +160,11 @@ pub(crate) const BYTES_PER_TURN: u64 = 8 * 1024 * 1024;
 
 /// Answers of more than this may still be in the kernel's send buffer when the connection would be closed for idleness.
 pub(crate) const LARGE_ANSWER: u64 = 64 * 1024;
+
+/// After an answer that ends the connection, and of no more than this, the connection is closed at once, where the client has
+/// sent nothing that was not read: what is still in the kernel's send buffer goes out without its owner, to a client that does
+/// not pause for minutes. Waiting for the client's end costs a wake-up and three system calls.
+pub(crate) const CLOSE_AT_ONCE_MAX: u64 = 256 * 1024;
 
 /// Operations queued in a shard's ring before they are submitted; completions have four times the room.
 pub(crate) const URING_ENTRIES: u32 = 1024;

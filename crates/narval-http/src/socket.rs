@@ -114,6 +114,17 @@ impl Socket {
         }
     }
 
+    /// Whether the client has sent anything that was not received: closing now would reset the connection.
+    pub(crate) fn has_unread(&self) -> bool {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.has_unread(),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => false,
+            Self::Os(fd) => rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0),
+        }
+    }
+
     /// Accepts a connection from a listening socket.
     pub(crate) fn accept(&self) -> io::Result<(Self, Peer)> {
         use rustix::net::{SocketFlags, acceptfrom_with};

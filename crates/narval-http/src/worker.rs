@@ -211,11 +211,10 @@ impl Worker {
     }
 
     fn finish(&self, lease: TxLease, keep_alive: bool, sent: u64) {
-        let large = sent > LARGE_ANSWER;
         if keep_alive {
-            lease.finish(self.engine.clock.now(), large);
+            lease.finish(self.engine.clock.now(), sent > LARGE_ANSWER);
         } else {
-            lease.finish_with(Some(Close::Clean { large }));
+            lease.finish_with(Some(Close::after(sent)));
         }
     }
 }

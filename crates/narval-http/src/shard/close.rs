@@ -154,9 +154,13 @@ impl<D: Driver> Shard<D> {
                 slot.connection.socket.abort();
                 self.close(token);
             }
-            // All that came was read, and the answer fits into the kernel's buffer: closing does no harm.
-            Close::Clean { large: false } if !slot.must_linger && slot.input.is_empty() => self.close(token),
             Close::Clean { .. } if slot.input_ended => self.close(token),
+            // All that came was read, and the answer fits into the kernel's buffer: closing does no harm.
+            Close::Clean { large: false }
+                if !slot.must_linger && slot.input.is_empty() && !slot.connection.socket.has_unread() =>
+            {
+                self.close(token);
+            }
             // Closing now would reset the connection if the client has sent anything more, or drop what is in the send
             // buffer if the client pauses for longer than the kernel cares for a socket without an owner.
             Close::Clean { .. } => {

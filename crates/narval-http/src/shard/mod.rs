@@ -30,7 +30,7 @@ use crate::pool::Job;
 use crate::proto::head::LastHead;
 use crate::socket::Socket;
 use crate::timers::TimerWheel;
-use crate::transmit::{Outgoing, Step};
+use crate::transmit::{Outgoing, Probes, Step};
 
 /// One shard.
 pub(crate) struct Shard<D: Driver> {
@@ -52,6 +52,7 @@ pub(crate) struct Shard<D: Driver> {
     out: OutBuf,
     /// Where the records of TLS connections are opened into.
     plaintext: Vec<u8>,
+    probes: Probes,
     /// The memory of the last head's field lines.
     fields: Vec<(Span, Span)>,
     /// The last head that may come again.
@@ -80,6 +81,7 @@ impl<D: Driver> Shard<D> {
             now,
             out: OutBuf::default(),
             plaintext: Vec::new(),
+            probes: Probes::default(),
             fields: Vec::new(),
             last_head: LastHead::default(),
             inline_calls: 0,
@@ -315,21 +317,20 @@ impl<D: Driver> Shard<D> {
             return self.look_at_websocket(token, true);
         }
         let Some(mut outgoing) = slot.outgoing.take() else { return };
-        let Some(budget) = budget_of_shard(&outgoing, &slot.connection) else {
+        let Some(budget) = budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now) else {
             return self.go_on_by_worker(token, outgoing);
         };
         match outgoing.drive(&slot.connection, budget) {
             Ok(Step::Complete) => {
-                let large = outgoing.sent() > LARGE_ANSWER;
-                slot.connection.answered(self.now, large);
+                slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
                 if !outgoing.keep_alive {
-                    slot.closing = Some(Close::Clean { large });
+                    slot.closing = Some(Close::after(outgoing.sent()));
                 }
                 self.engine.record_outgoing(&self.counters, &mut outgoing, false);
                 self.after_answer(token);
             }
             // There may be room for more: only a full socket tells when it has room again.
-            Ok(Step::Yield) if budget_of_shard(&outgoing, &slot.connection).is_none() => {
+            Ok(Step::Yield) if budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now).is_none() => {
                 self.go_on_by_worker(token, outgoing);
             }
             Ok(Step::Blocked | Step::Yield) => {
@@ -387,11 +388,11 @@ impl<D: Driver> Shard<D> {
 }
 
 /// How much of an answer the shard may send itself; `None` where that may block.
-fn budget_of_shard(outgoing: &Outgoing, connection: &Connection) -> Option<u64> {
+fn budget_of_shard(outgoing: &Outgoing, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
     if outgoing.is_quick(connection) {
         return Some(BYTES_PER_TURN);
     }
-    outgoing.next_at_hand(connection, SHARD_DRAIN_MAX)
+    outgoing.next_at_hand(connection, SHARD_DRAIN_MAX, probes, now)
 }
 
 fn millis(duration: Duration) -> Millis {

@@ -262,7 +262,7 @@ impl<D: Driver> Shard<D> {
     fn answer_rest(&mut self, token: Token, outgoing: Outgoing, files_sent: &mut u64) -> Begun {
         if let Some(slot) = self.slots.get(token)
             && *files_sent < SHARD_FILE_BYTES_PER_TURN
-            && outgoing.is_at_hand(&slot.connection)
+            && outgoing.is_at_hand(&slot.connection, &mut self.probes, self.now)
         {
             return self.send_at_once(token, outgoing, files_sent);
         }
@@ -278,12 +278,11 @@ impl<D: Driver> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return Begun::Elsewhere };
         match outgoing.drive(&slot.connection, BYTES_PER_TURN) {
             Ok(Step::Complete) => {
-                let large = outgoing.sent() > LARGE_ANSWER;
-                slot.connection.answered(self.now, large);
+                slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
                 *files_sent += outgoing.sent();
                 let keep_alive = outgoing.keep_alive;
                 if !keep_alive {
-                    slot.closing = Some(Close::Clean { large });
+                    slot.closing = Some(Close::after(outgoing.sent()));
                 }
                 self.engine.record_outgoing(&self.counters, &mut outgoing, false);
                 self.reuse(outgoing.into_buffers().0);

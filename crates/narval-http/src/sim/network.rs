@@ -106,6 +106,11 @@ impl SimSocket {
         self.wire(|wire, _| !wire.to_server.is_empty() || wire.client_ended || wire.client_reset).unwrap_or(true)
     }
 
+    /// Whether bytes wait to be received.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.wire(|wire, _| !wire.to_server.is_empty()).unwrap_or(false)
+    }
+
     /// Whether sending would not block.
     pub(crate) fn is_writable(&self) -> bool {
         self.wire(|wire, _| wire.window > wire.unwritable_up_to || wire.client_reset).unwrap_or(true)

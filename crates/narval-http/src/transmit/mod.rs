@@ -4,6 +4,8 @@
 
 mod encode;
 mod outgoing;
+mod probes;
 
 pub(crate) use encode::{Rest, encode};
 pub(crate) use outgoing::{Outgoing, Step, Stream};
+pub(crate) use probes::Probes;

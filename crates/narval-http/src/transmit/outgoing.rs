@@ -1,5 +1,4 @@
-use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -7,8 +6,8 @@ use http::HeaderName;
 use http::header::{
     CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, SET_COOKIE, TRAILER, TRANSFER_ENCODING,
 };
-use rustix::io::ReadWriteFlags;
 
+use super::Probes;
 use crate::FileRange;
 use crate::access_log::Watch;
 use crate::body::{BodySource, BodyWaker, Fill, SegmentBuf};
@@ -142,19 +141,25 @@ impl Outgoing {
 
     /// Whether the rest is, besides what is in memory, a file that is small, and in the kernel's memory: sending it hardly
     /// blocks either.
-    pub(crate) fn is_at_hand(&self, connection: &Connection) -> bool {
+    pub(crate) fn is_at_hand(&self, connection: &Connection, probes: &mut Probes, now: Millis) -> bool {
         let [(_, range)] = self.segments.files.as_slice() else { return false };
         let left = range.length.saturating_sub(self.file_sent);
-        left <= SHARD_FILE_MAX && self.stream.is_none() && self.next_at_hand(connection, left).is_some()
+        left <= SHARD_FILE_MAX && self.stream.is_none() && self.next_at_hand(connection, left, probes, now).is_some()
     }
 
     /// How much of what comes next can be sent without blocking: of a file, at most `window` bytes, where the kernel seems to
     /// have them in memory, and what is in memory around it. `None` where it may block at once.
-    pub(crate) fn next_at_hand(&self, connection: &Connection, window: u64) -> Option<u64> {
+    pub(crate) fn next_at_hand(
+        &self,
+        connection: &Connection,
+        window: u64,
+        probes: &mut Probes,
+        now: Millis,
+    ) -> Option<u64> {
         let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.secure.is_none())?;
         let next = range.length.saturating_sub(self.file_sent).min(window);
-        let is_cached =
-            connection.socket.is_simulated() || seems_cached(&range.file, range.offset + self.file_sent, next);
+        let is_cached = connection.socket.is_simulated()
+            || probes.seems_cached(now, &range.file, range.offset + self.file_sent, next);
         let memory = self.lead.len() + self.segments.memory.len().saturating_sub(self.memory_sent);
         is_cached.then(|| next + memory as u64)
     }
@@ -411,17 +416,6 @@ impl Stream {
         }
         Ok(fill)
     }
-}
-
-/// Whether the kernel has the first and the last byte of the range in memory. Files are read ahead in order, so that the
-/// bytes between them are very likely there as well. No where the file system can't tell.
-fn seems_cached(file: &File, offset: u64, length: u64) -> bool {
-    let has = |at| {
-        let mut byte = [0];
-        let read = rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT);
-        read.is_ok_and(|n| n == 1)
-    };
-    length == 0 || (has(offset) && has(offset + length - 1))
 }
 
 fn wrong_length(what: &'static str) -> io::Error {
