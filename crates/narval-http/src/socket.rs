@@ -54,7 +54,7 @@ impl Socket {
         }
     }
 
-    /// Sends without waiting. `more`: a file follows at once.
+    /// Sends without waiting. `more`: a file, or the connection's end, follows at once.
     pub(crate) fn send(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -89,9 +89,9 @@ impl Socket {
     /// Sends what `out` holds, as much as fits, and takes it off.
     pub(crate) fn send_buf(&self, out: &mut OutBuf) -> io::Result<usize> {
         let sent = match (out.rest(), &out.tail) {
-            (rest, tail) if tail.is_empty() => self.send(rest, false)?,
-            ([], tail) => self.send(tail, false)?,
-            (rest, tail) => self.send_slices(&[IoSlice::new(rest), IoSlice::new(tail)], false)?,
+            (rest, tail) if tail.is_empty() => self.send(rest, out.ends)?,
+            ([], tail) => self.send(tail, out.ends)?,
+            (rest, tail) => self.send_slices(&[IoSlice::new(rest), IoSlice::new(tail)], out.ends)?,
         };
         out.advance(sent);
         Ok(sent)
@@ -138,6 +138,15 @@ impl Socket {
                     .map_or(Peer::Unix, Peer::Tcp);
                 Ok((Self::Os(socket), peer))
             }
+        }
+    }
+
+    /// From now on, what fills no packet waits for what follows, which has to be the connection's end. (The kernel waits for
+    /// 200 ms.)
+    pub(crate) fn cork(&self) {
+        if let Some(fd) = self.fd() {
+            // Not a TCP socket: there are no packets to be saved.
+            let _ = rustix::net::sockopt::set_tcp_cork(fd, true);
         }
     }
 

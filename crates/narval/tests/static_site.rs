@@ -190,7 +190,8 @@ fn applications_and_cache_rules() {
 #[test]
 fn a_file_that_is_replaced_is_never_served_mixed() {
     let folder = site();
-    for size in [2_000, 300_000] {
+    // From memory with the head and behind it, by the shard's sendfile and by a worker's.
+    for size in [2_000, 20_000, 60_000, 300_000, 1_200_000] {
         let name = folder.path().join("swap");
         let content = |version: u8| vec![version; size + usize::from(version)];
         fs::write(&name, content(1)).unwrap();
@@ -209,7 +210,7 @@ fn a_file_that_is_replaced_is_never_served_mixed() {
             let readers: Vec<_> = (0..4)
                 .map(|_| {
                     scope.spawn(|| {
-                        for _ in 0..150 {
+                        for _ in 0..100 {
                             let body = server.get("/swap").body;
                             assert!(body == content(body[0]), "mixed or cut: {} bytes of {}", body.len(), body[0]);
                         }
@@ -221,6 +222,59 @@ fn a_file_that_is_replaced_is_never_served_mixed() {
             assert!(outcomes.iter().all(Result::is_ok));
         });
     }
+}
+
+/// What was believed for a moment is looked at again on the shard, by names alone.
+#[test]
+fn what_changes_is_seen_when_it_is_looked_at_again() {
+    let folder = site();
+    let name = |name: &str| folder.path().join(name);
+    let server = serve(folder.path(), &["--believe", "1", "--index", "first.html", "--index", "index.html"]);
+    let looked_at_again = || std::thread::sleep(std::time::Duration::from_millis(5));
+    let is = |path: &str, body: &str| {
+        // Once by a worker, perhaps, and once from what it left.
+        for _ in 0..2 {
+            looked_at_again();
+            assert_eq!(text(&server.get(path)), body, "{path}");
+        }
+    };
+    fs::create_dir(name("one")).unwrap();
+    fs::create_dir(name("two")).unwrap();
+    fs::write(name("one/page"), "of one").unwrap();
+    fs::write(name("two/page"), "of two!").unwrap();
+    symlink("one", name("current")).unwrap();
+    is("/current/page", "of one");
+    // As a deployment does it: the file that was found is as it was.
+    symlink("two", name("next")).unwrap();
+    fs::rename(name("next"), name("current")).unwrap();
+    is("/current/page", "of two!");
+    // An index file that comes before the one that was found.
+    fs::write(name("two/index.html"), "second").unwrap();
+    is("/two/", "second");
+    fs::write(name("two/first.html"), "first").unwrap();
+    is("/two/", "first");
+    fs::remove_file(name("two/first.html")).unwrap();
+    is("/two/", "second");
+    // An encoding that comes to be.
+    let zstd = || {
+        looked_at_again();
+        let answer = server.ask("GET", "/two/page", &["Accept-Encoding: zstd"]);
+        answer.field("content-encoding").map(str::to_owned)
+    };
+    assert_eq!(zstd(), None);
+    fs::write(name("two/page.zst"), "small").unwrap();
+    assert_eq!(zstd().as_deref(), Some("zstd"));
+    assert_eq!(zstd().as_deref(), Some("zstd"));
+    fs::remove_file(name("two/page.zst")).unwrap();
+    assert_eq!(zstd(), None);
+    // What leads out of the folder, or is gone.
+    fs::remove_file(name("current")).unwrap();
+    symlink("/etc", name("current")).unwrap();
+    looked_at_again();
+    assert_eq!(server.get("/current/page").status, 404);
+    fs::remove_file(name("two/page")).unwrap();
+    looked_at_again();
+    assert_eq!(server.get("/two/page").status, 404);
 }
 
 #[test]

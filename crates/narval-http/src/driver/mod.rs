@@ -103,6 +103,8 @@ pub(crate) struct OutBuf {
     pub(crate) tail: Bytes,
     /// How much of `memory` has been sent.
     pub(crate) sent: usize,
+    /// Nothing follows but the connection's end: what fills no packet waits for it, so that the two are one packet.
+    pub(crate) ends: bool,
 }
 
 impl OutBuf {
@@ -131,5 +133,6 @@ impl OutBuf {
         self.memory.clear();
         self.sent = 0;
         self.tail = Bytes::new();
+        self.ends = false;
     }
 }

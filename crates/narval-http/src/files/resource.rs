@@ -1,7 +1,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,6 +30,8 @@ pub(super) struct Resource {
     /// The file itself first, then what is smaller, the smallest first.
     pub(super) variants: Vec<Variant>,
     pub(super) last_modified: std::time::SystemTime,
+    /// Its name beneath the root.
+    path: PathBuf,
     /// When it was last found to be so, in milliseconds of the site's own clock.
     checked_ms: AtomicU64,
 }
@@ -81,7 +83,31 @@ impl Resource {
                 Ok(Variant { coding, stamp, etag, headers, content })
             })
             .collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { variants, last_modified, checked_ms: AtomicU64::new(0) })
+        Ok(Self { variants, last_modified, path: path.to_owned(), checked_ms: AtomicU64::new(0) })
+    }
+
+    /// Looks whether its name and those of its encodings still stand for what was found, without blocking. False also where the
+    /// kernel would have to read to tell.
+    pub(super) fn is_still_so(&self, root: &Folder, sidecar_root: Option<&Folder>, options: &SiteOptions) -> bool {
+        let Some(identity) = self.identity() else { return false };
+        let is_same = matches!(root.look(&self.path), Some(Found::File(_, stamp)) if stamp == identity.stamp);
+        is_same
+            && (!options.sidecars
+                || SIDECARS.iter().all(|(coding, ending)| {
+                    let known = self.variants.iter().skip(1).find(|variant| variant.coding == *coding);
+                    match sidecar_root.unwrap_or(root).look(&with_ending(&self.path, ending)) {
+                        Some(Found::File(_, stamp)) if is_sidecar(&stamp, &identity.stamp) => {
+                            known.is_some_and(|variant| variant.stamp == stamp)
+                        }
+                        Some(_) => known.is_none(),
+                        None => false,
+                    }
+                }))
+    }
+
+    /// Whether that is its name beneath the root.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        self.path == path
     }
 
     /// The variant that is the file itself.
@@ -147,16 +173,24 @@ pub(super) fn sidecar_ending(coding: Coding) -> Option<&'static str> {
 fn find_sidecars(path: &Path, source: &Stamp, root: &Folder) -> io::Result<Vec<(Coding, File, Stamp)>> {
     let mut found = Vec::new();
     for (coding, ending) in SIDECARS {
-        let mut name = OsString::from(path);
-        name.push(ending);
-        if let Found::File(file, stamp) = root.find(Path::new(&name))?
-            && stamp.size < source.size
-            && stamp.modified_ns() >= source.modified_ns()
+        if let Found::File(file, stamp) = root.find(&with_ending(path, ending))?
+            && is_sidecar(&stamp, source)
         {
             found.push((coding, file, stamp));
         }
     }
     Ok(found)
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(ending);
+    name.into()
+}
+
+/// Whether an encoding is smaller than its source and not older.
+fn is_sidecar(stamp: &Stamp, source: &Stamp) -> bool {
+    stamp.size < source.size && stamp.modified_ns() >= source.modified_ns()
 }
 
 /// A strong tag: the modification time in nanoseconds and the size, of the very bytes that are sent.

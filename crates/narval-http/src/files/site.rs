@@ -117,6 +117,19 @@ impl Site {
         Err(io::Error::other("it keeps changing while it is read"))
     }
 
+    /// Whether the request's path still stands for the resource. A worker would be woken to find it out, which costs ten times
+    /// as much; what the kernel does not have in memory is left to it.
+    fn is_still_so(&self, head: &HeadRef<'_>, resource: &Resource) -> bool {
+        let Ok(path) = FilePath::decode(head.path()) else { return false };
+        let is_its_name = if path.names_folder {
+            // An index file that others come before depends on their absence, too.
+            self.options.index.first().is_some_and(|name| resource.is_at(&path.relative().join(name)))
+        } else {
+            resource.is_at(path.relative())
+        };
+        is_its_name && resource.is_still_so(&self.root, self.sidecar_root.as_ref(), &self.options)
+    }
+
     /// A page of the site that is not what was asked for.
     fn page(&self, status: StatusCode, name: &str) -> io::Result<Option<Response>> {
         let resource = self.load(Path::new(name), self.root.find(Path::new(name))?)?;
@@ -146,7 +159,14 @@ impl Handler for Site {
             return None;
         }
         let resource = self.cache.get(head.path())?;
-        resource.is_believed(self.now_ms(), self.believed_ms()).then(|| answer(head, &resource)).flatten()
+        let now = self.now_ms();
+        if !resource.is_believed(now, self.believed_ms()) {
+            if !self.is_still_so(head, &resource) {
+                return None;
+            }
+            resource.checked_at(now);
+        }
+        answer(head, &resource)
     }
 
     fn handle(&self, request: Request) -> Response {

@@ -203,7 +203,8 @@ impl Secure {
         }
     }
 
-    /// Ends what we send, as far as the socket takes it now: a client that does not get it sees an end that is not clean.
+    /// Ends what we send, as far as the socket takes it now: a client that does not get it sees an end that is not clean. The
+    /// connection's end has to follow at once.
     pub(crate) fn end_output(&self, socket: &Socket) {
         let mut state = self.lock();
         let Ok(mut out) = state.take_control(socket) else { return };
@@ -213,7 +214,7 @@ impl Secure {
             Sender::Session => state.session.close_notify(&mut out),
             Sender::Records(records) => drop(records.alert(WARNING, CLOSE_NOTIFY, &mut out)),
         }
-        drop(socket.send(&out, false));
+        drop(socket.send(&out, true));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -114,7 +114,10 @@ impl<D: Driver> Shard<D> {
                         Begun::Answered => continue,
                     }
                 }
-                Stop::Close => self.close_after(token, Close::Clean { large: false }),
+                Stop::Close => {
+                    out.ends = true;
+                    self.close_after(token, Close::Clean { large: false });
+                }
                 Stop::Reject(error) => {
                     self.counters.rejected.add(1);
                     let to = AnswerTo { version: Version::HTTP_11, is_head: false, keep_alive: false };
@@ -276,6 +279,9 @@ impl<D: Driver> Shard<D> {
     /// that costs as much as sending 100 KB.
     fn send_at_once(&mut self, token: Token, mut outgoing: Outgoing, files_sent: &mut u64) -> Begun {
         let Some(slot) = self.slots.get(token) else { return Begun::Elsewhere };
+        if !outgoing.keep_alive {
+            slot.connection.socket.cork();
+        }
         match outgoing.drive(&slot.connection, BYTES_PER_TURN) {
             Ok(Step::Complete) => {
                 slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);

@@ -225,7 +225,7 @@ impl Outbox {
         if let Some(connection) = &self.link
             && connection.secure.is_some()
         {
-            let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, sent: 0 };
+            let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, ..OutBuf::default() };
             if connection.seal(&mut out).is_err() {
                 return self.fail();
             }
