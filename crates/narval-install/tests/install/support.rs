@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use narval_install::http::{Client, ClientOptions, RetryPolicy, Url};
+use narval_install::http::{Client, ClientOptions, Proxies, RetryPolicy, Url};
 use narval_install::{Destination, Error, Options, Progress, Report, Trace, Wanted, install};
 use narval_nix::nar::wire;
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
@@ -29,8 +29,8 @@ pub(crate) enum Act {
     Trailing(usize),
     /// Closes before it answers.
     Close,
-    /// Answers after this time.
-    Late(Duration),
+    /// Answers when nobody waits any more.
+    TooLate,
     /// Sends the body without a length and closes.
     UntilClose,
     /// Sends something that is not HTTP.
@@ -113,7 +113,7 @@ fn talk(
     script: &Mutex<HashMap<String, Vec<Act>>>,
     counts: &Counts,
 ) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(FOREVER))?;
     loop {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -143,8 +143,8 @@ fn answer(stream: &mut TcpStream, act: Act, body: Option<Vec<u8>>, range: Option
     };
     let ok = format!("HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: {}\r\n\r\n", body.len());
     match act {
-        Act::Late(time) => {
-            std::thread::sleep(time);
+        Act::TooLate => {
+            std::thread::sleep(FOREVER);
             return answer(stream, Act::Serve, Some(body), range);
         }
         Act::Instead(other) => return answer(stream, Act::Serve, Some(other), range),
@@ -195,11 +195,16 @@ pub(crate) fn file_nar(contents: &[u8]) -> Vec<u8> {
     [&wire::HEAD[..], &wire::REGULAR, &len, contents, &padding, &wire::CLOSE].concat()
 }
 
-/// A client that loses no time.
+/// Longer than any test: nothing is given up because the machine is busy.
+const FOREVER: Duration = Duration::from_secs(600);
+
+/// A client that loses no time between attempts, and gives up no request that is under way.
 pub(crate) fn client() -> Arc<Client> {
     let brief = Duration::from_millis(5);
     let retry = RetryPolicy { base: brief, overload_base: brief, ..RetryPolicy::default() };
-    Arc::new(Client::new(ClientOptions { retry, stall_timeout: Duration::from_secs(2), ..ClientOptions::default() }))
+    // The servers are here, whatever proxy the environment names.
+    let proxies = Proxies::default();
+    Arc::new(Client::new(ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() }))
 }
 
 /// Installs from caches without signatures.

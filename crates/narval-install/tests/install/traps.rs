@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use narval_install::http::{CONNECTIONS_PER_ORIGIN_MAX, IDLE_AGE_MAX};
+
 use crate::support::{Act, Server, file_nar, install_from, names_in};
 
 /// Larger than all buffers on the way.
@@ -89,9 +91,13 @@ fn connections_are_used_again() {
     let paths: Vec<String> =
         (0..300).map(|n| server.add(&format!("p{n}"), &file_nar(b"x"), &[], |narinfo| narinfo)).collect();
     let paths: Vec<_> = paths.iter().map(String::as_str).collect();
+    let start = Instant::now();
     install_from(&[&server.url], root.path(), &paths).unwrap();
     let opened = server.counts.connections.load(Ordering::SeqCst);
-    assert!(opened <= narval_install::http::CONNECTIONS_PER_ORIGIN_MAX, "{opened} connections for 601 requests");
+    // On a machine so busy that connections lie idle for long, they are closed and made again.
+    let generations = 1 + start.elapsed().as_secs() / IDLE_AGE_MAX.as_secs();
+    let most = CONNECTIONS_PER_ORIGIN_MAX * usize::try_from(generations).unwrap();
+    assert!(opened <= most, "{opened} connections for 601 requests");
     assert_eq!(server.requests().len(), 601);
 }
 
@@ -115,12 +121,11 @@ fn a_slow_or_dead_cache_holds_up_nobody() {
         paths.push(good.add(&name, &file_nar(b"x"), &[], |narinfo| narinfo));
         bad.add(&name, &file_nar(b"x"), &[], |narinfo| narinfo);
         let narinfo = format!("/{}.narinfo", &paths[n][..32]);
-        bad.script(&narinfo, &[Act::Late(Duration::from_secs(60))]);
+        bad.script(&narinfo, &[Act::TooLate]);
     }
     let paths: Vec<_> = paths.iter().map(String::as_str).collect();
-    let start = Instant::now();
+    // One that waited for the slow cache would be at it for ten minutes.
     install_from(&[&bad.url, &good.url, "http://127.0.0.1:1"], root.path(), &paths).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(50), "{:?}", start.elapsed());
 }
 
 #[test]

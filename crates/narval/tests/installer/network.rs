@@ -75,13 +75,18 @@ fn a_proxy_of_the_environment_is_gone_through() {
     let mut command = lab.command(&args);
     stdout(command.env("http_proxy", format!("http://p:q@{address}")).output().unwrap());
     lab.assert_accepted(&root, &[&lab.tree]);
-    let heads = heads.lock().unwrap();
-    assert!(heads.iter().all(|head| head.starts_with("GET http://cache.invalid/")), "{heads:?}");
-    assert!(heads.iter().any(|head| head.contains("\nHost: cache.invalid")), "{heads:?}");
-    // What no_proxy names is asked itself: there is no such host.
-    let mut command = lab.command(&["install", "--attempts", "1", "--from", "http://cache.invalid", &lab.top]);
-    command.env("http_proxy", format!("http://p:q@{address}")).env("no_proxy", "cache.invalid");
+    let seen = heads.lock().unwrap();
+    assert!(seen.iter().all(|head| head.starts_with("GET http://cache.invalid/")), "{seen:?}");
+    assert!(seen.iter().any(|head| head.contains("\nHost: cache.invalid")), "{seen:?}");
+    let count = seen.len();
+    drop(seen);
+    // What no_proxy names is asked itself, and nobody listens there.
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{closed}");
+    let mut command = lab.command(&["install", "--attempts", "1", "--from", &url, "--store", &root, &lab.top]);
+    command.env("http_proxy", format!("http://p:q@{address}")).env("no_proxy", "127.0.0.1");
     assert_eq!(command.output().unwrap().status.code(), Some(5));
+    assert_eq!(heads.lock().unwrap().len(), count);
 }
 
 #[test]

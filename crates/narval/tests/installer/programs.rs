@@ -6,21 +6,29 @@ use std::process::Command;
 use crate::lab::Lab;
 use crate::support::stdout;
 
-/// Whether this machine lets anybody make namespaces: what the test of the running itself depends on.
-fn namespaces_allowed() -> bool {
-    let probe = Command::new("unshare").args(["--user", "--map-root-user", "--mount", "true"]).output();
-    let allowed = probe.is_ok_and(|output| output.status.success());
+/// Whether this machine lets this user (or the one named) make namespaces, and mount in them: what the tests of the
+/// running itself depend on. Some machines allow only root, and some allow the namespace and no mount (AppArmor).
+fn namespaces_allowed(user: Option<u32>) -> bool {
+    let mut probe = Command::new("unshare");
+    probe.args(["--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "probe", "/tmp"]).current_dir("/");
+    if let Some(user) = user {
+        probe.uid(user).gid(user);
+    }
+    let allowed = probe.output().is_ok_and(|output| output.status.success());
     if !allowed {
         eprintln!("note: skipped: namespaces are refused here");
     }
     allowed
 }
 
+/// A user of no name.
+const NOBODY: u32 = 65_534;
+
 #[test]
 fn programs_run_from_any_folder() {
     let lab = Lab::new();
     let (root, url) = (lab.folder("mine"), lab.cache_url());
-    if !namespaces_allowed() {
+    if !namespaces_allowed(None) {
         return;
     }
     let inside = format!("{}/bin/hello", lab.hello);
@@ -49,14 +57,14 @@ fn programs_run_for_users_without_rights() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     lab.install(&root, &[&lab.hello]);
-    if !namespaces_allowed() {
-        return;
-    }
     if !rustix::process::getuid().is_root() {
         eprintln!("note: skipped: only root can become somebody else; the other test ran without rights");
         return;
     }
-    // A user of no name, who owns nothing but the folder that is covered.
+    if !namespaces_allowed(Some(NOBODY)) {
+        return;
+    }
+    // Somebody who owns nothing but the folder that is covered.
     for folder in [lab.store.dir.path().to_owned(), lab.store.path("mine"), lab.store.path("mine/nix/var/nix")] {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(folder, mode).unwrap();
@@ -66,8 +74,8 @@ fn programs_run_for_users_without_rights() {
     std::fs::copy(crate::support::NARVAL, &narval).unwrap();
     let mut command = Command::new(&narval);
     command.args(["run", "--store", &root, &lab.hello, "--", "sh", "-c", "hello $(id -u)"]).current_dir("/");
-    command.env("HOME", lab.store.dir.path()).uid(65_534).gid(65_534);
-    assert_eq!(stdout(command.output().unwrap()), format!("hello 65534 from {}/bin/hello", lab.hello));
+    command.env("HOME", lab.store.dir.path()).uid(NOBODY).gid(NOBODY);
+    assert_eq!(stdout(command.output().unwrap()), format!("hello {NOBODY} from {}/bin/hello", lab.hello));
 }
 
 #[test]
@@ -75,7 +83,7 @@ fn where_namespaces_are_refused_the_message_says_what_helps() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     lab.install(&root, &[&lab.hello]);
-    if !namespaces_allowed() {
+    if !namespaces_allowed(None) {
         return;
     }
     // A user namespace in which no more of them may be made, and a process that has lost all its rights there.
