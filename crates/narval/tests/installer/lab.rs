@@ -22,8 +22,15 @@ impl Lab {
         // Of this lab alone: a program that runs in another test, from a store path of the same name, would be a root here.
         let own = store.name();
         let tree = store.add_tree(&format!("tree-{own}"));
-        let hello = add_program(&store, "hello-1.0", "hello", &format!("# {own}
-echo \"hello $* from $0\""));
+        let hello = add_program(
+            &store,
+            "hello-1.0",
+            "hello",
+            &format!(
+                "# {own}
+echo \"hello $* from $0\""
+            ),
+        );
         // Evaluation adds the text, with the tree as its reference.
         let text = format!("builtins.toFile \"top\" \"see ${{builtins.storePath {tree}}}\"");
         let args = ["--store", &store.uri(), "--eval", "--read-write-mode", "-E", &text];
