@@ -29,6 +29,7 @@ enum Framing {
 enum Source {
     Network { connection: Option<Connection>, pool: Arc<Pool>, origin: Origin },
     File { file: File, path: String },
+    Nothing,
 }
 
 /// The body of an answer. Read to its end, its connection goes back to the pool; dropped before, the connection is closed.
@@ -67,6 +68,10 @@ impl Body {
     pub(crate) fn file(file: File, path: String, len: u64) -> Self {
         let framing = Framing::Length(len);
         Self { source: Source::File { file, path }, framing, keeps_alive: true, received: 0, expected: Some(len) }
+    }
+
+    pub(crate) const fn empty() -> Self {
+        Self { source: Source::Nothing, framing: Framing::Done, keeps_alive: true, received: 0, expected: Some(0) }
     }
 
     /// The announced length of what this body holds, if any was announced.
@@ -121,7 +126,7 @@ impl Body {
     fn read_source(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
         match &mut self.source {
             Source::Network { connection: Some(connection), .. } => connection.read(out, WHAT),
-            Source::Network { connection: None, .. } => Ok(0),
+            Source::Network { connection: None, .. } | Source::Nothing => Ok(0),
             Source::File { file, path } => {
                 file.read(out).map_err(|source| HttpError::File { path: path.clone(), source })
             }

@@ -297,8 +297,7 @@ fn open_file(request: &Request<'_>) -> Result<Response, HttpError> {
     let (mut file, metadata) = match opened {
         Ok(opened) => opened,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            let empty = File::open("/dev/null").map_err(named)?;
-            return Ok(Response { head: Head::local(404), body: Body::file(empty, String::new(), 0) });
+            return Ok(Response { head: Head::local(404), body: Body::empty() });
         }
         Err(error) => return Err(named(error)),
     };

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use narval_nix::StorePath;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::incoming::owner_of_temporary;
+use super::incoming::{is_alive, owner_of_temporary};
 use super::{LocalStore, LocalStoreError};
 use crate::config::StoreConfig;
 use crate::remove::list;
@@ -207,8 +207,7 @@ impl LocalStore {
                     let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
                     !is_lock && !graph.paths.contains_key(&path) && !keep.contains(&path)
                 }
-                Err(_) => owner_of_temporary(&name)
-                    .is_some_and(|owner| !std::path::Path::new(&format!("/proc/{owner}")).exists()),
+                Err(_) => owner_of_temporary(&name).is_some_and(|owner| !is_alive(owner)),
             };
             if left {
                 leftovers.push(name);

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use narval_nix::{NarHash, PathInfo, Sha256Hasher, StorePath};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use super::{LocalStore, LocalStoreError, PathLock, unique_suffix};
 use crate::nar::NarReader;
@@ -127,7 +128,7 @@ impl LocalStore {
         let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
         for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
             let Some(owner) = name.to_str().ok().and_then(owner_of_temporary) else { continue };
-            if owner != std::process::id() && !std::path::Path::new(&format!("/proc/{owner}")).exists() {
+            if owner != std::process::id() && !is_alive(owner) {
                 self.remove(OsStr::from_bytes(name.to_bytes()))?;
             }
         }
@@ -151,6 +152,13 @@ fn temporary_name(path: &StorePath) -> OsString {
 /// The process that a temporary name belongs to.
 pub(super) fn owner_of_temporary(name: &str) -> Option<u32> {
     name.strip_prefix(TEMPORARY)?.split('-').nth(1)?.parse().ok()
+}
+
+/// Whether there is a process of this number, whoever's it is. `/proc` is not asked: an empty root has none, and every
+/// other install's work would be taken for a dead one's.
+pub(super) fn is_alive(process: u32) -> bool {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+    process.is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
 }
 
 impl Incoming<'_> {
@@ -234,5 +242,27 @@ impl Drop for Incoming<'_> {
     fn drop(&mut self) {
         // After a commit there is nothing under this name. What can't be removed now is found by `remove_leftovers`.
         remove_tree(self.store.directory.as_fd(), &self.temporary).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_alive, owner_of_temporary};
+
+    #[test]
+    fn processes_live_until_they_are_waited_for() {
+        assert!(is_alive(std::process::id()) && is_alive(1));
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let number = child.id();
+        assert!(is_alive(number));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_alive(number) && !is_alive(0) && !is_alive(u32::MAX));
+    }
+
+    #[test]
+    fn temporary_names_say_whose_they_are() {
+        assert_eq!(owner_of_temporary(".tmp-00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"), Some(123));
+        assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"), None);
     }
 }
