@@ -1,6 +1,6 @@
 //! NARs that are answered inline. Small ones are remembered whole: derivations, scripts, configuration. They are most of
 //! the paths of a store and hardly any of its bytes; making one from its file costs more than all the rest of the request.
-//! Of others it is remembered that they are kept in a file (see `flat_nars`).
+//! Of others it is remembered that they are kept in a file (see `flat_nars`), or compressed (see `nar_cache`).
 //!
 //! What is remembered was checked against the NAR hash, and belongs to a generation like a narinfo (see `memo`).
 
@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::{Arc, Weak};
 
 use narval_http::{Body, FileRange, HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
-use narval_nix::{HashPart, Sha256};
+use narval_nix::{HashPart, NarHash, Sha256};
 use narval_store::{NarReader, NarStream};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -17,7 +17,6 @@ use crate::error::ServeError;
 use crate::flat_nars::Kept;
 use crate::layouts::Planned;
 use crate::memo::Generation;
-use crate::routes::nar::asks_for_zstd;
 use crate::routes::representation::Representation;
 use crate::service::{Shared, prepared};
 
@@ -31,7 +30,18 @@ const ENTRY_BYTES: u64 = 500;
 /// NARs that are ready to be sent.
 #[derive(Debug)]
 pub(crate) struct ReadyNars {
-    entries: Cache<HashPart, (Generation, Arc<Ready>), ByBytes>,
+    entries: Cache<(HashPart, Form), (Generation, Arc<Ready>), ByBytes>,
+}
+
+/// How a NAR is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Form {
+    /// As it is.
+    Identity,
+    /// With zstd as its coding.
+    Coded,
+    /// As a file that is compressed with zstd.
+    Zstd,
 }
 
 /// One of them.
@@ -48,16 +58,18 @@ enum Answer {
     Memory(Arc<Prepared>),
     /// One that is kept, for as long as it is.
     File(Weak<Kept>, Representation),
+    /// One that is compressed, for as long as it is there.
+    Compressed(NarHash, Representation),
 }
 
 #[derive(Clone, Debug)]
 struct ByBytes;
 
-impl Weighter<HashPart, (Generation, Arc<Ready>)> for ByBytes {
-    fn weight(&self, _: &HashPart, (_, ready): &(Generation, Arc<Ready>)) -> u64 {
+impl Weighter<(HashPart, Form), (Generation, Arc<Ready>)> for ByBytes {
+    fn weight(&self, _: &(HashPart, Form), (_, ready): &(Generation, Arc<Ready>)) -> u64 {
         match &ready.answer {
             Answer::Memory(response) => ENTRY_BYTES + response.body().len() as u64,
-            Answer::File(..) => ENTRY_BYTES,
+            Answer::File(..) | Answer::Compressed(..) => ENTRY_BYTES,
         }
     }
 }
@@ -67,29 +79,48 @@ impl ReadyNars {
         Self { entries: Cache::with_weighter(4096, SMALL_NARS_BYTES_MAX, ByBytes) }
     }
 
-    /// The answer for `/nar/<hash part>-<NAR hash>.nar` in this generation.
+    /// The answer for `/nar/<hash part>-<NAR hash>.nar` (or `.nar.zst`) in this generation, to a request without ranges and
+    /// conditions.
     pub(crate) fn get(
         &self,
         shared: &Shared,
         generation: Generation,
-        hash_part: &HashPart,
-        nar_hash: &str,
-        head: &HeadRef<'_>,
+        (hash_part, nar_hash, form): (HashPart, &str, Form),
     ) -> Option<Response> {
-        let (of, ready) = self.entries.get(hash_part)?;
+        let entry = self.entries.get(&(hash_part, form));
+        // Small NARs are not coded.
+        let entry = match form {
+            Form::Coded => entry.or_else(|| {
+                let identity = self.entries.get(&(hash_part, Form::Identity));
+                identity.filter(|(_, ready)| matches!(ready.answer, Answer::Memory(_)))
+            }),
+            Form::Identity | Form::Zstd => entry,
+        };
+        let (of, ready) = entry?;
         if of != generation || ready.nar_hash != nar_hash {
             return None;
         }
+        let (metrics, whole) = (&shared.metrics, |representation: &Representation, file| {
+            let body = Body::file(FileRange { file, offset: 0, length: representation.size });
+            representation.fields(Response::new(StatusCode::OK), true).body(body)
+        });
         match &ready.answer {
-            Answer::Memory(response) => Some(Arc::clone(response).into()),
-            // Small NARs are not coded.
-            Answer::File(..) if shared.nar_cache.is_some() && asks_for_zstd(head) => None,
+            Answer::Memory(response) => {
+                metrics.nar_bytes_identity.inc_by(response.body().len() as u64);
+                Some(Arc::clone(response).into())
+            }
             Answer::File(kept, representation) => {
                 let kept = kept.upgrade()?;
                 let file = Arc::clone(kept.packed.whole()?);
                 shared.flat_nars.as_ref()?.is_used(&kept);
-                let body = Body::file(FileRange { file, offset: 0, length: representation.size });
-                Some(representation.fields(Response::new(StatusCode::OK), true).body(body))
+                metrics.nar_bytes_identity.inc_by(representation.size);
+                Some(whole(representation, file))
+            }
+            Answer::Compressed(nar_hash, representation) => {
+                let file = shared.nar_cache.as_ref()?.find_inline(nar_hash, representation.size)?;
+                metrics.nar_cache_hits.inc();
+                metrics.nar_bytes_zstd.inc_by(representation.size);
+                Some(whole(representation, file.into()))
             }
         }
     }
@@ -103,8 +134,23 @@ impl ReadyNars {
         representation: Representation,
     ) {
         let answer = Answer::File(Arc::downgrade(kept), representation);
-        let ready = Ready { nar_hash: planned.nar_hash.to_nix32(), answer };
-        self.entries.insert(planned.path.hash_part(), (generation, Arc::new(ready)));
+        self.insert(generation, (planned.path.hash_part(), Form::Identity), &planned.nar_hash, answer);
+    }
+
+    /// Remembers a NAR that is there compressed, likewise.
+    pub(crate) fn is_compressed(
+        &self,
+        generation: Generation,
+        key: (HashPart, Form),
+        nar_hash: &NarHash,
+        representation: Representation,
+    ) {
+        self.insert(generation, key, nar_hash, Answer::Compressed(*nar_hash, representation));
+    }
+
+    fn insert(&self, generation: Generation, key: (HashPart, Form), nar_hash: &NarHash, answer: Answer) {
+        let ready = Ready { nar_hash: nar_hash.to_nix32(), answer };
+        self.entries.insert(key, (generation, Arc::new(ready)));
     }
 }
 
@@ -140,7 +186,7 @@ impl Shared {
         let response = prepared(StatusCode::OK, content_type, &fields, nar);
         if let Some(generation) = generation {
             let ready = Ready { nar_hash, answer: Answer::Memory(Arc::clone(&response)) };
-            self.ready_nars.entries.insert(hash_part, (generation, Arc::new(ready)));
+            self.ready_nars.entries.insert((hash_part, Form::Identity), (generation, Arc::new(ready)));
         }
         Ok(response)
     }

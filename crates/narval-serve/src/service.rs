@@ -16,7 +16,8 @@ use crate::layouts::Layouts;
 use crate::memo::Memo;
 use crate::metrics::{Metrics, RouteLabel};
 use crate::nar_cache::NarCache;
-use crate::ready_nars::{ReadyNars, is_plain};
+use crate::ready_nars::{Form, ReadyNars, is_plain};
+use crate::routes::nar::asks_for_zstd;
 use crate::routes::target::{Route, nar_hashes, narinfo_hash_part};
 use crate::routes::{self, narinfo};
 use crate::{Config, Face};
@@ -149,11 +150,16 @@ impl Handler for Service {
             shared.metrics.request(RouteLabel::NarInfo, response.status().as_u16());
             return Some(response);
         }
-        let (hash_part, nar_hash) = nar_hashes(path).filter(|_| is_plain(head))?;
+        let (hash_part, nar_hash, is_zstd) = nar_hashes(path).filter(|_| is_plain(head))?;
+        let form = match is_zstd {
+            true if shared.config.face == Face::Narval => Form::Zstd,
+            false if shared.nar_cache.is_some() && asks_for_zstd(head) => Form::Coded,
+            false => Form::Identity,
+            true => return None,
+        };
         let generation = shared.memo.generation_inline(&shared.store.stamp()?)?;
-        let response = shared.ready_nars.get(shared, generation, &hash_part, nar_hash, head)?;
+        let response = shared.ready_nars.get(shared, generation, (hash_part, nar_hash, form))?;
         shared.metrics.request(RouteLabel::Nar, 200);
-        shared.metrics.nar_bytes_identity.inc_by(response.content_length().unwrap_or(0));
         Some(response)
     }
 

@@ -279,12 +279,14 @@ impl FlightSource {
             });
         }
         let Some(alone) = &mut self.alone else { return Ok(Fill::Done) };
-        let got = alone.nar.read(&mut alone.input)?;
-        if got == 0 && !alone.encoder.is_complete() {
-            return Err(io::Error::other("the NAR ended too early"));
-        }
         let mut piece = Vec::new();
-        alone.encoder.push(alone.input.get(..got).unwrap_or_default(), &mut piece)?;
+        while piece.is_empty() && !alone.encoder.is_complete() {
+            let got = alone.nar.read(&mut alone.input)?;
+            if got == 0 {
+                return Err(io::Error::other("the NAR ended too early"));
+            }
+            alone.encoder.push(alone.input.get(..got).unwrap_or_default(), &mut piece)?;
+        }
         let skip = usize::try_from(alone.skip).unwrap_or(usize::MAX).min(piece.len());
         alone.skip -= skip as u64;
         out.memory().extend_from_slice(piece.get(skip..).unwrap_or_default());

@@ -87,6 +87,13 @@ impl NarCache {
         Some((found, Arc::new(file)))
     }
 
+    /// The compressed NAR with this hash and of this size, if it can be had at once; for the shard, which waits for no
+    /// disk.
+    pub(crate) fn find_inline(&self, nar_hash: &NarHash, size: u64) -> Option<File> {
+        let known = self.names.get(nar_hash).filter(|known| known.file_size == size)?;
+        self.folder.open_cached(&known)
+    }
+
     /// The compressed NAR of a path: from the folder, or being made now. `stored` is called when it was made and is
     /// in the folder.
     pub(crate) fn get(

@@ -20,9 +20,10 @@ use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
 use crate::error::ServeError;
 use crate::flat_nars::FlatNars;
 use crate::layouts::Planned;
+use crate::memo::Generation;
 use crate::metrics::Metrics;
 use crate::nar_cache::{FlightSource, Found};
-use crate::ready_nars::{SMALL_NAR_BYTES_MAX, is_plain};
+use crate::ready_nars::{Form, SMALL_NAR_BYTES_MAX, is_plain};
 use crate::service::Shared;
 
 /// What is left of a NAR after a large file for it to be made together with that: what closes the archive, hardly more.
@@ -31,16 +32,16 @@ const TAIL_BYTES_MAX: u64 = 1024;
 /// Answers with a NAR or ranges of it, compressed where the client asks for that.
 pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Result<Response, ServeError> {
     let head = request.head();
+    // Before the store is read: see the memo's description.
+    let generation = shared.store.stamp().map(|stamp| shared.memo.generation(stamp));
     let coded = route.zstd || (shared.nar_cache.is_some() && asks_for_zstd(&head));
-    if coded && let Some(response) = zstd(shared, route, &head)? {
+    if coded && let Some(response) = zstd(shared, route, &head, generation)? {
         return Ok(response);
     }
     let content_type = match shared.config.face {
         Face::NixServe => "text/plain",
         Face::Narval => "application/x-nix-nar",
     };
-    // Before the store is read: see the memo's description.
-    let generation = shared.store.stamp().map(|stamp| shared.memo.generation(stamp));
     let (planned, stream) = shared.plan(route.hash_part)?;
     let nar_hash = check_hash(route, &planned.nar_hash)?;
     if planned.layout.size_bytes() <= SMALL_NAR_BYTES_MAX && is_plain(&head) {
@@ -123,7 +124,12 @@ fn check_hash(route: &NarRoute, nar_hash: &NarHash) -> Result<String, ServeError
 }
 
 /// Answers with the compressed NAR: under its own URL, or as a coding of the NAR. Small NARs are not coded.
-fn zstd(shared: &Shared, route: &NarRoute, head: &HeadRef<'_>) -> Result<Option<Response>, ServeError> {
+fn zstd(
+    shared: &Shared,
+    route: &NarRoute,
+    head: &HeadRef<'_>,
+    generation: Option<Generation>,
+) -> Result<Option<Response>, ServeError> {
     let cache = shared.nar_cache.as_ref().ok_or(ServeError::NoRoute)?;
     let info = shared.store.path_info_by_hash_part(&route.hash_part)?.ok_or(ServeError::NoPath)?;
     let nar_hash = check_hash(route, &info.nar_hash)?;
@@ -140,7 +146,14 @@ fn zstd(shared: &Shared, route: &NarRoute, head: &HeadRef<'_>) -> Result<Option<
     let bytes = &shared.metrics.nar_bytes_zstd;
     if let Some((stored, file)) = cache.find(&info.nar_hash) {
         shared.metrics.nar_cache_hits.inc();
-        return send_file(&representation(stored.file_size), head, &file, bytes).map(Some);
+        let representation = representation(stored.file_size);
+        let response = send_file(&representation, head, &file, bytes)?;
+        if let Some(generation) = generation {
+            let form = if route.zstd { Form::Zstd } else { Form::Coded };
+            let key = (route.hash_part, form);
+            shared.ready_nars.is_compressed(generation, key, &info.nar_hash, representation);
+        }
+        return Ok(Some(response));
     }
     let (planned, _) = shared.plan(route.hash_part)?;
     // Rebuilt between the two looks.

@@ -158,10 +158,15 @@ fn decode(path: &str) -> Option<Cow<'_, str>> {
     percent_encoding::percent_decode_str(path).decode_utf8().ok()
 }
 
-/// Reads `/nar/<hash part>-<NAR hash>.nar` and nothing else: small NARs are answered inline.
-pub(crate) fn nar_hashes(path: &str) -> Option<(HashPart, &str)> {
-    let (hash, nar_hash) = path.strip_prefix("/nar/")?.strip_suffix(".nar")?.split_once('-')?;
-    Some((HashPart::parse(hash.as_bytes()).ok()?, nar_hash))
+/// Reads `/nar/<hash part>-<NAR hash>.nar`, or `.nar.zst` (true), and nothing else: what is ready is answered inline.
+pub(crate) fn nar_hashes(path: &str) -> Option<(HashPart, &str, bool)> {
+    let file = path.strip_prefix("/nar/")?;
+    let (stem, is_zstd) = match file.strip_suffix(".zst") {
+        Some(file) => (file, true),
+        None => (file, false),
+    };
+    let (hash, nar_hash) = stem.strip_suffix(".nar")?.split_once('-')?;
+    Some((HashPart::parse(hash.as_bytes()).ok()?, nar_hash, is_zstd))
 }
 
 /// Reads `/<hash part>.narinfo` and nothing else: what is remembered is answered inline.
