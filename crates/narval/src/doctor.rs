@@ -70,7 +70,9 @@ fn namespaces(args: &Args) -> Result<Finding, Failure> {
     let _ = std::fs::remove_dir_all(&scratch);
     Ok(match output {
         Ok(output) if output.status.success() => {
-            Finding { what: "namespaces", good: true, text: "narval run works without root".into() }
+            let root = rustix::process::getuid().is_root();
+            let text = if root { "narval run works" } else { "narval run works without root" };
+            Finding { what: "namespaces", good: true, text: text.into() }
         }
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();

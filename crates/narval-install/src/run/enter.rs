@@ -27,14 +27,12 @@ pub struct EnterError {
 /// [`EnterError`] says which step the kernel forbids, and how to allow it.
 pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
     let (uid, gid) = (getuid(), getgid());
-    let unshared = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS);
-    let own_user = match unshared {
-        Ok(()) => true,
-        // root needs no user namespace, and may be where there is none to be had.
-        Err(_) if uid.is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok() => false,
-        Err(error) => return Err(failed("make a user namespace", error.into())),
-    };
-    if own_user {
+    // root needs no user namespace: in one of its own it could not reach a store below a folder that only somebody else
+    // may enter. Where a container has taken root's rights it is like everybody else.
+    let as_root = uid.is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
+    if !as_root {
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+            .map_err(|error| failed("make a user namespace", error.into()))?;
         let write =
             |file: &str, text: String| fs::write(file, text).map_err(|error| failed(&format!("write {file}"), error));
         // Without setgroups denied, the kernel takes no group map from an unprivileged process (user_namespaces(7)).

@@ -76,6 +76,14 @@ fn programs_run_for_users_without_rights() {
     command.args(["run", "--store", &root, &lab.hello, "--", "sh", "-c", "hello $(id -u)"]).current_dir("/");
     command.env("HOME", lab.store.dir.path()).uid(NOBODY).gid(NOBODY);
     assert_eq!(stdout(command.output().unwrap()), format!("hello {NOBODY} from {}/bin/hello", lab.hello));
+    // root's own rights reach below a folder that is closed to all but that user; those of a namespace of its own would not.
+    let mount =
+        Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "probe", "/tmp"]).current_dir("/").output();
+    if mount.is_ok_and(|output| output.status.success()) {
+        std::os::unix::fs::chown(lab.store.dir.path(), Some(NOBODY), None).unwrap();
+        std::fs::set_permissions(lab.store.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        assert_eq!(lab.done(&["run", "--store", &root, &lab.hello]), format!("hello  from {}/bin/hello", lab.hello));
+    }
 }
 
 #[test]
