@@ -178,7 +178,7 @@ impl FlatNars {
         let file = tempfile::tempfile_in(&self.folder).map_err(NotKept::Folder)?;
         let layout = Arc::clone(&planned.layout);
         let (size, bytes) = (layout.size_bytes(), packed_bytes(&layout));
-        let packed = PackedNar::new(&layout, file, size <= WHOLE_BYTES_MAX);
+        let mut packed = PackedNar::new(&layout, file, size <= WHOLE_BYTES_MAX);
         let stream = NarStream::open(layout, &planned.real_path, 0..size, None);
         let mut nar = NarReader::of(stream.map_err(|error| NotKept::Nar(error.into()))?);
         let mut hasher = Sha256Hasher::new();
