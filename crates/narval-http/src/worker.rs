@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
-use crate::connection::{Close, TxLease};
+use crate::connection::{Close, Connection, TxLease};
 use crate::counters::ThreadCounters;
 use crate::driver::OutBuf;
 use crate::engine::Engine;
@@ -184,29 +184,11 @@ impl Worker {
 
     /// Works on a piece of a TLS handshake, and sends what it has to say.
     fn shake_hands(&mut self, lease: TxLease, received: &[u8]) {
-        let mut plaintext = Vec::new();
-        let outcome = match lease.connection().map(|connection| (connection, connection.secure.as_ref())) {
-            Some((connection, Some(secure))) => {
-                let opened = secure.open(received, &mut plaintext);
-                self.out.clear();
-                // An alert is worth sending too.
-                let sent = connection.seal(&mut self.out).and_then(|()| send_whole(&connection.socket, &mut self.out));
-                opened.and_then(|opened| sent.map(|_| opened))
-            }
-            _ => Err(io::ErrorKind::NotConnected.into()),
+        let outcome = match lease.connection() {
+            Some(connection) => shake_hands(connection, received, &mut self.out, &self.counters),
+            None => Err(io::ErrorKind::NotConnected.into()),
         };
         self.engine.admission.end_handshake();
-        let outcome = match outcome {
-            Ok(_) if !self.out.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
-            Ok(opened) => {
-                self.counters.handshakes.add(u64::from(!opened.is_handshaking));
-                Ok(plaintext)
-            }
-            Err(error) => {
-                self.counters.handshakes_failed.add(1);
-                Err(error)
-            }
-        };
         lease.handshaken(outcome);
     }
 
@@ -215,6 +197,33 @@ impl Worker {
             lease.finish(self.engine.clock.now(), sent > LARGE_ANSWER);
         } else {
             lease.finish_with(Some(Close::after(sent)));
+        }
+    }
+}
+
+/// Takes a received piece of a TLS handshake, and sends what there is to say to it, put together in `out`. Returns what the
+/// client said behind the handshake. The caller holds the lease.
+pub(crate) fn shake_hands(
+    connection: &Connection,
+    received: &[u8],
+    out: &mut OutBuf,
+    counters: &ThreadCounters,
+) -> io::Result<Vec<u8>> {
+    let Some(secure) = &connection.secure else { return Err(io::ErrorKind::NotConnected.into()) };
+    let mut plaintext = Vec::new();
+    let opened = secure.open(received, &mut plaintext);
+    out.clear();
+    // An alert is worth sending too.
+    let sent = connection.seal(out).and_then(|()| send_whole(&connection.socket, out));
+    match opened.and_then(|opened| sent.map(|_| opened)) {
+        Ok(_) if !out.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+        Ok(opened) => {
+            counters.handshakes.add(u64::from(!opened.is_handshaking));
+            Ok(plaintext)
+        }
+        Err(error) => {
+            counters.handshakes_failed.add(1);
+            Err(error)
         }
     }
 }

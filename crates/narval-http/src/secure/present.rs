@@ -80,6 +80,11 @@ impl Secure {
         self.lock().session.is_handshaking()
     }
 
+    /// Whether what is left of the handshake costs less than handing it to a worker.
+    pub(crate) fn rest_is_cheap(&self) -> bool {
+        self.lock().session.rest_is_cheap()
+    }
+
     /// Opens received bytes, appending what they say to `plaintext`.
     ///
     /// # Errors

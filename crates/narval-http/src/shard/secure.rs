@@ -9,6 +9,7 @@ use crate::driver::{Driver, OutBuf, Token};
 use crate::lease::Holder;
 use crate::pool::Job;
 use crate::secure::Opened;
+use crate::worker;
 
 impl<D: Driver> Shard<D> {
     /// Bytes came in on a TLS connection.
@@ -66,11 +67,20 @@ impl<D: Driver> Shard<D> {
         }
     }
 
-    /// Gives what was received of a handshake to a worker, if none has the last piece still.
+    /// Gives what was received of a handshake to a worker, if none has the last piece still. What costs less than that is done
+    /// here.
     fn shake_hands(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
         if slot.input.is_empty() || slot.connection.lease.holder() == Holder::Job {
             return;
+        }
+        if slot.connection.secure.as_ref().is_some_and(|secure| secure.rest_is_cheap()) {
+            let (connection, received) = (slot.connection.clone(), std::mem::take(&mut slot.input));
+            let mut out = std::mem::take(&mut self.out);
+            let outcome = worker::shake_hands(&connection, &received, &mut out, &self.counters);
+            out.clear();
+            self.reuse(out);
+            return self.go_on_after_handshake(token, outcome);
         }
         if !self.engine.admission.begin_handshake() {
             self.counters.handshakes_refused.add(1);
@@ -83,9 +93,15 @@ impl<D: Driver> Shard<D> {
 
     /// A worker is done with a piece of a handshake, and the lease is back.
     pub(super) fn on_handshaken(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
-        let deadline = self.now + millis(self.engine.limits.head_timeout);
         let Some(slot) = self.slots.get(token) else { return };
         slot.connection.lease.take_back();
+        self.go_on_after_handshake(token, plaintext);
+    }
+
+    /// A piece of a handshake is done, or failed.
+    fn go_on_after_handshake(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
+        let deadline = self.now + millis(self.engine.limits.head_timeout);
+        let Some(slot) = self.slots.get(token) else { return };
         let is_handshaking = slot.connection.secure.as_ref().is_some_and(|secure| secure.is_handshaking());
         match plaintext {
             Err(error) => {

@@ -462,7 +462,7 @@ impl<D: Driver> Shard<D> {
         self.close(token);
     }
 
-    fn reuse(&mut self, mut out: OutBuf) {
+    pub(super) fn reuse(&mut self, mut out: OutBuf) {
         if out.memory.capacity() > self.out.memory.capacity() && out.memory.capacity() <= 2 * INLINE_BATCH_MAX {
             out.clear();
             self.out = out;

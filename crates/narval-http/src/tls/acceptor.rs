@@ -107,7 +107,7 @@ impl TlsAcceptor {
     /// # Errors
     /// Only what the TLS library finds wrong with its configuration.
     pub fn accept(&self) -> Result<TlsSession, rustls::Error> {
-        TlsSession::new(&self.current.load().rustls, self.config.ktls)
+        TlsSession::new(&self.current.load().rustls, self.config.ktls, self.config.client_ca.is_some())
     }
 }
 

@@ -41,6 +41,8 @@ pub struct TlsSession {
     catcher: Arc<SecretCatcher>,
     /// Whether the kernel is to have it.
     ktls: bool,
+    /// Whether the client is asked for a certificate.
+    asks_client: bool,
     /// What we send is made by another: nothing may be sealed here, for its number is used.
     taken: bool,
     /// Records sent since the handshake ended: the sequence number of whoever takes over.
@@ -49,20 +51,43 @@ pub struct TlsSession {
 }
 
 impl TlsSession {
-    pub(super) fn new(config: &Arc<ServerConfig>, ktls: bool) -> Result<Self, rustls::Error> {
+    pub(super) fn new(config: &Arc<ServerConfig>, ktls: bool, asks_client: bool) -> Result<Self, rustls::Error> {
         let catcher = SecretCatcher::new();
         let mut own = ServerConfig::clone(config);
         own.key_log = catcher.clone();
         let mut connection = ServerConnection::new(Arc::new(own))?;
         // The caller bounds what it writes at a time and drains it at once.
         connection.set_buffer_limit(None);
-        Ok(Self { connection, partial: Vec::new(), catcher, ktls, taken: false, records_sent: 0, peer_closed: false })
+        Ok(Self {
+            connection,
+            partial: Vec::new(),
+            catcher,
+            ktls,
+            asks_client,
+            taken: false,
+            records_sent: 0,
+            peer_closed: false,
+        })
     }
 
     /// Whether the handshake is under way. Its records cost tens of microseconds and more: let a worker
     /// [`receive`](Self::receive) them.
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
+    }
+
+    /// Whether what is left of the handshake is the client's Finished alone, so that [receiving](Self::receive) it costs some
+    /// hashing and no arithmetic with keys: our part was said, no certificate of the client is to be checked, and no secret to
+    /// be agreed on.
+    pub fn rest_is_cheap(&self) -> bool {
+        // The kind is known once our hello is made; another than these two means that the client begins anew.
+        let (version, kind) = (self.connection.protocol_version(), self.connection.handshake_kind());
+        !self.asks_client
+            && match kind {
+                Some(HandshakeKind::Resumed) => true,
+                Some(HandshakeKind::Full) => version == Some(ProtocolVersion::TLSv1_3),
+                _ => false,
+            }
     }
 
     /// Whether the peer has ended what it sends with a close_notify. An end of file without it is a truncation.
