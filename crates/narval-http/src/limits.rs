@@ -116,8 +116,8 @@ pub(crate) const WRITER_ATTACH: Duration = Duration::from_secs(10);
 /// How long a connection at most waits for a source that has no more for now before it is asked anyhow.
 pub(crate) const SOURCE_WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// Files of inline answers up to this size are sent by the shard, where the kernel seems to have them in memory; larger
-/// ones hold up its other connections, and are worth a worker's wake-up.
+/// Bytes of the file of an inline answer that the shard sends itself at once, where the kernel seems to have them in memory; the
+/// rest when its other connections have had their turn.
 pub(crate) const SHARD_FILE_MAX: u64 = 1024 * 1024;
 
 /// Bytes of files that a shard sends itself for one connection before others get their turn; less than half a millisecond.

@@ -297,3 +297,41 @@ fn https_for_a_first_try_and_wrong_options() {
     let out = Command::new(NARVAL).args(["static", "/no/such/folder"]).output().unwrap();
     assert!(out.status.code() == Some(2) && String::from_utf8_lossy(&out.stderr).contains("'/no/such/folder'"));
 }
+
+/// An authority's word that the certificate is good goes out with it, to clients that ask, in both versions of TLS.
+#[test]
+fn an_ocsp_response_is_stapled() {
+    let folder = site();
+    let made = tempfile::tempdir().unwrap();
+    let script = "set -e; new='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
+        openssl req -x509 $new -days 2 -subj '/CN=an authority' -keyout ca.key -out ca.pem
+        openssl req $new -subj /CN=localhost -keyout key.pem -out request.pem
+        echo 'subjectAltName=DNS:localhost' > names
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -set_serial 4096 -days 2 -extfile names -out cert.pem
+        openssl ocsp -issuer ca.pem -cert cert.pem -reqout ask.der
+        printf 'V\\t351231235959Z\\t\\t1000\\tunknown\\t/CN=localhost\\n' > index
+        openssl ocsp -index index -CA ca.pem -rsigner ca.pem -rkey ca.key -reqin ask.der -respout good.der -ndays 2";
+    let out = Command::new("sh").args(["-c", script]).current_dir(made.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let file = |name: &str| made.path().join(name).to_str().unwrap().to_owned();
+    let (cert, key, response) = (file("cert.pem"), file("key.pem"), file("good.der"));
+    let tls = ["--tls-cert", &cert, "--tls-key", &key];
+    let asked = |server: &Server, version: &str| {
+        let mut client = Command::new("openssl");
+        client.args(["s_client", "-status", version, "-servername", "localhost", "-CAfile", &file("ca.pem")]);
+        let address = format!("127.0.0.1:{}", server.address.port());
+        let out = client.args(["-connect", &address]).stdin(std::process::Stdio::null()).output().unwrap();
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let (with, without) =
+        (serve(folder.path(), &[&tls[..], &["--tls-ocsp", &response]].concat()), serve(folder.path(), &tls));
+    for version in ["-tls1_2", "-tls1_3"] {
+        let said = asked(&with, version);
+        assert!(said.contains("Verify return code: 0 (ok)"), "{version}: {said}");
+        assert!(
+            said.contains("OCSP Response Status: successful") && said.contains("Cert Status: good"),
+            "{version}: {said}"
+        );
+        assert!(asked(&without, version).contains("OCSP response: no response sent"), "{version}");
+    }
+}

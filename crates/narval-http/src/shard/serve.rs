@@ -15,7 +15,7 @@ use crate::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::engine::reason_response;
 use crate::exchange::Exchange;
 use crate::lease::Holder;
-use crate::limits::{BYTES_PER_TURN, INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
+use crate::limits::{INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
 use crate::pool::{Call, Job};
 use crate::proto::ProtoError;
 use crate::proto::head::{Framing, ParsedHead};
@@ -265,9 +265,9 @@ impl<D: Driver> Shard<D> {
     fn answer_rest(&mut self, token: Token, outgoing: Outgoing, files_sent: &mut u64) -> Begun {
         if let Some(slot) = self.slots.get(token)
             && *files_sent < SHARD_FILE_BYTES_PER_TURN
-            && outgoing.is_at_hand(&slot.connection, &mut self.probes, self.now)
+            && let Some(budget) = outgoing.at_hand(&slot.connection, &mut self.probes, self.now)
         {
-            return self.send_at_once(token, outgoing, files_sent);
+            return self.send_at_once(token, outgoing, budget, files_sent);
         }
         if let Some(lease) = self.lease_to_job(token) {
             self.engine.pool.push_continued(Job::Continue { lease, outgoing: Box::new(outgoing) });
@@ -277,12 +277,12 @@ impl<D: Driver> Shard<D> {
 
     /// Sends an inline answer whose body hardly blocks. A worker would be woken for it, and often the shard for its end:
     /// that costs as much as sending 100 KB.
-    fn send_at_once(&mut self, token: Token, mut outgoing: Outgoing, files_sent: &mut u64) -> Begun {
+    fn send_at_once(&mut self, token: Token, mut outgoing: Outgoing, budget: u64, files_sent: &mut u64) -> Begun {
         let Some(slot) = self.slots.get(token) else { return Begun::Elsewhere };
         if !outgoing.keep_alive {
             slot.connection.socket.cork();
         }
-        match outgoing.drive(&slot.connection, BYTES_PER_TURN) {
+        match outgoing.drive(&slot.connection, budget) {
             Ok(Step::Complete) => {
                 slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
                 *files_sent += outgoing.sent();

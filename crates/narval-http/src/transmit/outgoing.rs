@@ -139,12 +139,10 @@ impl Outgoing {
         is_in_memory && (connection.secure.is_none() || (self.lead.is_empty() && self.segments_sent()))
     }
 
-    /// Whether the rest is, besides what is in memory, a file that is small, and in the kernel's memory: sending it hardly
-    /// blocks either.
-    pub(crate) fn is_at_hand(&self, connection: &Connection, probes: &mut Probes, now: Millis) -> bool {
-        let [(_, range)] = self.segments.files.as_slice() else { return false };
-        let left = range.length.saturating_sub(self.file_sent);
-        left <= SHARD_FILE_MAX && self.stream.is_none() && self.next_at_hand(connection, left, probes, now).is_some()
+    /// How much of an answer that is in memory but for one file the shard sends itself, at once. `None` where that may block.
+    pub(crate) fn at_hand(&self, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
+        let is_one_file = self.stream.is_none() && self.segments.files.len() == 1;
+        is_one_file.then(|| self.next_at_hand(connection, SHARD_FILE_MAX, probes, now)).flatten()
     }
 
     /// How much of what comes next can be sent without blocking: of a file, at most `window` bytes, where the kernel seems to
