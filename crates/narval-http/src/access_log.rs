@@ -76,16 +76,22 @@ pub trait AccessLog: Send + 'static {
 /// The engine's end of the log.
 #[derive(Debug)]
 pub(crate) struct LogQueue {
-    sender: SyncSender<Box<Entry>>,
+    /// `None`: that was the last one.
+    sender: SyncSender<Option<Box<Entry>>>,
     dropped: Arc<AtomicU64>,
 }
 
 impl LogQueue {
-    /// Starts the thread that writes to `log`; it ends with the queue.
+    /// Starts the thread that writes to `log`; it ends with the queue, or before it by [`end`](Self::end).
     pub(crate) fn start(log: Box<dyn AccessLog>) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
         let (sender, receiver) = sync_channel(QUEUE_MAX);
         let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(log, &receiver))?;
         Ok((Self { sender, dropped: Arc::default() }, thread))
+    }
+
+    /// Has the thread end when it has written what is queued. False: there is no room for this now.
+    pub(crate) fn end(&self) -> bool {
+        !matches!(self.sender.try_send(None), Err(TrySendError::Full(_)))
     }
 
     /// Lines dropped so far.
@@ -98,18 +104,25 @@ impl LogQueue {
         entry.bytes = bytes;
         entry.aborted = aborted;
         entry.duration = entry.started.elapsed();
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.sender.try_send(entry) {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.sender.try_send(Some(entry)) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-fn write_all(mut log: Box<dyn AccessLog>, entries: &Receiver<Box<Entry>>) {
-    while let Ok(entry) = entries.recv() {
+fn write_all(mut log: Box<dyn AccessLog>, entries: &Receiver<Option<Box<Entry>>>) {
+    while let Ok(Some(entry)) = entries.recv() {
         log.write(&entry);
-        while let Ok(entry) = entries.try_recv() {
-            log.write(&entry);
-        }
+        let is_last = loop {
+            match entries.try_recv() {
+                Ok(Some(entry)) => log.write(&entry),
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
         log.flush();
+        if is_last {
+            return;
+        }
     }
 }

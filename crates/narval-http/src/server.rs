@@ -27,6 +27,8 @@ const WORKERS_MAX: usize = 4096;
 const SHARDS_MAX: usize = 64;
 /// Descriptors that are left to handlers when the connection cap is fitted to the limit of open files.
 const DESCRIPTORS_RESERVED: u64 = 256;
+/// How long the access log has at the end to take what waits for it.
+const LOG_GRACE: Duration = Duration::from_secs(3);
 
 /// Why a server can't be built.
 #[derive(Debug, thiserror::Error)]
@@ -418,16 +420,13 @@ impl ServerHandle {
     pub fn wait(mut self) {
         self.inner.ended.wait(None);
         self.inner.clean_up();
-        let log_thread = self.log_thread.take();
-        let inner = Arc::downgrade(&self.inner);
-        drop(self);
-        // The log's thread ends with the last sender, which goes with the engine; a handler that never ends keeps it.
-        if let Some(thread) = log_thread
-            && inner.upgrade().is_none()
-        {
-            let until = Instant::now() + Duration::from_secs(1);
+        // What was answered is in the log before the process ends, unless the disk is that slow.
+        if let (Some(thread), Some(log)) = (self.log_thread.take(), &self.inner.engine.log) {
+            let until = Instant::now() + LOG_GRACE;
+            let mut told = false;
             while !thread.is_finished() && Instant::now() < until {
-                thread::sleep(Duration::from_millis(5));
+                told = told || log.end();
+                thread::sleep(Duration::from_millis(1));
             }
         }
     }
