@@ -49,6 +49,8 @@ fn histograms_have_a_sample_of_every_kind() {
         }
         let counters = || server.handle.counters();
         eventually("the last job has ended", || counters().job_time.count() == 64);
+        // The shard takes it down after it has given the job away.
+        eventually("the last depth is told", || counters().queue_depths.count() == 4);
         let snapshot = source();
         assert_eq!((snapshot.workers, snapshot.requests()), (4, 128));
         // Each request is also asked about inline.
