@@ -119,6 +119,7 @@ fn once(client: &Client, values: &[(&str, String)], scratch: &Path) -> Result<In
         return Err(failure!("{}: {command}: {status}: {}", client.name, errors.trim()));
     }
     let text = fs::read_to_string(&report).context(|| format!("cannot read {}", report.display()))?;
+    fs::remove_file(&report).context(|| format!("cannot remove {}", report.display()))?;
     let numbers = text.split_whitespace().filter_map(|n| n.parse::<f64>().ok()).collect::<Vec<_>>();
     let &[_, user_s, system_s, kilobytes] = numbers.as_slice() else {
         return Err(failure!("/usr/bin/time said '{}'", text.trim()));
