@@ -141,12 +141,12 @@ impl Socket {
         }
     }
 
-    /// From now on, what fills no packet waits for what follows, which has to be the connection's end. (The kernel waits for
+    /// Whether what fills no packet waits from now on for what follows, or for the connection's end. (The kernel waits for
     /// 200 ms.)
-    pub(crate) fn cork(&self) {
+    pub(crate) fn cork(&self, waits: bool) {
         if let Some(fd) = self.fd() {
             // Not a TCP socket: there are no packets to be saved.
-            let _ = rustix::net::sockopt::set_tcp_cork(fd, true);
+            let _ = rustix::net::sockopt::set_tcp_cork(fd, waits);
         }
     }
 

@@ -280,7 +280,7 @@ impl<D: Driver> Shard<D> {
     fn send_at_once(&mut self, token: Token, mut outgoing: Outgoing, budget: u64, files_sent: &mut u64) -> Begun {
         let Some(slot) = self.slots.get(token) else { return Begun::Elsewhere };
         if !outgoing.keep_alive {
-            slot.connection.socket.cork();
+            slot.connection.socket.cork(true);
         }
         match outgoing.drive(&slot.connection, budget) {
             Ok(Step::Complete) => {

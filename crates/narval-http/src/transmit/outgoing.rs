@@ -14,7 +14,7 @@ use crate::body::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::driver::OutBuf;
-use crate::limits::{SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SHARD_FILE_MAX};
+use crate::limits::{CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SHARD_FILE_MAX};
 use crate::proto::chunked::{CHUNK_END, encode_end, encode_size};
 use crate::proto::response::BodyFraming;
 use crate::secure::Secure;
@@ -52,6 +52,8 @@ pub(crate) struct Outgoing {
     is_blocked: bool,
     /// Everything there was is sent, and the source had no more for now.
     is_waiting: bool,
+    /// What fills no packet waits for what follows.
+    is_corked: bool,
 }
 
 /// What [`Outgoing::drive`] came to.
@@ -191,15 +193,24 @@ impl Outgoing {
                 return Ok(Step::Blocked);
             }
             if self.stream.is_none() && self.is_empty() {
+                self.uncork(connection);
                 return Ok(Step::Complete);
             }
             if waits && self.is_empty() {
+                self.uncork(connection);
                 self.is_waiting = true;
                 return Ok(Step::Waiting);
             }
             if self.sent() >= stop_at {
                 return Ok(Step::Yield);
             }
+        }
+    }
+
+    /// Nothing follows for now, unless it is the connection's end.
+    fn uncork(&mut self, connection: &Connection) {
+        if std::mem::take(&mut self.is_corked) && self.keep_alive {
+            connection.socket.cork(false);
         }
     }
 
@@ -347,6 +358,10 @@ impl Outgoing {
     fn send_file(&mut self, socket: &Socket) -> io::Result<()> {
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
+        if left > CORK_MIN && !self.is_corked {
+            socket.cork(true);
+            self.is_corked = true;
+        }
         if left > 0 {
             let count = usize::try_from(left).unwrap_or(usize::MAX).min(SENDFILE_QUANTUM);
             let sent = socket.send_file(&range.file, range.offset + self.file_sent, count)? as u64;
