@@ -1,10 +1,12 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use narval_http::{Body, BodySource, FileRange, Fill, Limits, Request, Response, SegmentBuf, StatusCode};
+use narval_http::{
+    Body, BodySource, FileRange, Fill, Handler, HeadRef, Limits, Request, Response, SegmentBuf, StatusCode,
+};
 
 use crate::harness::{TestServer, eventually, on_each_driver};
 
@@ -271,5 +273,46 @@ fn many_clients_take_large_answers_at_once() {
                 });
             }
         });
+    });
+}
+
+/// RFC 9112 section 9.6: what the client sent behind the request that ends the connection must not take the answer back.
+#[test]
+fn a_last_answer_is_not_lost_to_input_that_nobody_reads() {
+    struct WhenSent {
+        sent: Mutex<mpsc::Receiver<()>>,
+        file: Arc<File>,
+    }
+    impl Handler for WhenSent {
+        fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+            self.sent.lock().unwrap().recv().unwrap();
+            let length: u64 = head.path().trim_start_matches('/').parse().unwrap();
+            let range = FileRange { file: self.file.clone(), offset: 0, length };
+            let in_memory = pattern(0, if length < 50_000 { length as usize } else { 0 });
+            Some(ok(if in_memory.is_empty() { Body::file(range) } else { Body::bytes(in_memory) }))
+        }
+
+        fn handle(&self, _: Request) -> Response {
+            Response::new(StatusCode::NOT_FOUND)
+        }
+    }
+    on_each_driver(|driver| {
+        let (told, sent) = mpsc::channel();
+        let server = TestServer::start(driver, WhenSent { sent: Mutex::new(sent), file: file_of(1_500_000) });
+        for length in [10, 60_000, 200_000, 1_500_000] {
+            for more in [false, true] {
+                let mut client = server.connect();
+                client.send(format!("GET /{length} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n"));
+                if more {
+                    // The shard is in the handler, or will receive it with the head.
+                    std::thread::sleep(Duration::from_millis(20));
+                    client.send("GET /never HTTP/1.1\r\nHost: t\r\n\r\n");
+                }
+                told.send(()).unwrap();
+                let answer = client.answer();
+                assert!(answer.body == pattern(0, length), "{length} {more}");
+                assert!(client.rest().is_empty(), "a clean end");
+            }
+        }
     });
 }
