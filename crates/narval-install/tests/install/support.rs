@@ -57,6 +57,10 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start() -> Self {
+        // Both ends of all connections of all tests are files of this one process: what the user may have, it takes.
+        let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        files.current = files.maximum;
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let files = Arc::new(Mutex::new(HashMap::new()));
