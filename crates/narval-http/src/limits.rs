@@ -155,9 +155,10 @@ pub(crate) const KTLS_FILE_MIN: u64 = 1024 * 1024;
 /// file of 10 MB 2 to 6 % later.
 pub(crate) const SENDFILE_QUANTUM: usize = 256 * 1024;
 
-/// An answer with a file of which more is left is sent in full packets only. Otherwise the end of each `sendfile(2)` is pushed
-/// out at once, and acknowledgements that come in meanwhile are worked off by the thread that sends.
-pub(crate) const CORK_MIN: u64 = SENDFILE_QUANTUM as u64;
+/// An answer of which more is left than this is sent in full packets only, files included. Otherwise the end of each
+/// `sendfile(2)` is pushed out at once, and acknowledgements that come in meanwhile are worked off by the thread that sends. Of
+/// 10 MB a client on the same processor has something from that, since it begins earlier.
+pub(crate) const CORK_MIN: u64 = 16 * 1024 * 1024;
 
 /// Bytes that a worker sends of one answer before others get their turn.
 pub(crate) const BYTES_PER_TURN: u64 = 8 * 1024 * 1024;

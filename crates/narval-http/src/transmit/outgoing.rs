@@ -358,7 +358,7 @@ impl Outgoing {
     fn send_file(&mut self, socket: &Socket) -> io::Result<()> {
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
-        if left > CORK_MIN && !self.is_corked {
+        if !self.is_corked && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
             socket.cork(true);
             self.is_corked = true;
         }
@@ -398,6 +398,14 @@ impl std::fmt::Debug for Stream {
 impl Stream {
     pub(crate) fn new(source: Box<dyn BodySource>, framing: BodyFraming) -> Self {
         Self { source, framing }
+    }
+
+    /// Bytes still to be made, as far as that is known.
+    fn left(&self) -> u64 {
+        match self.framing {
+            BodyFraming::Length(left) => left,
+            BodyFraming::Chunked | BodyFraming::UntilClose | BodyFraming::None => 0,
+        }
     }
 
     /// Makes one piece: framing is appended to `lead`, the body goes to `segments`, which must be empty.
