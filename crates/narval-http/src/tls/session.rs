@@ -359,6 +359,19 @@ mod tests {
 
     const BOTH: &[&rustls::SupportedProtocolVersion] = rustls::ALL_VERSIONS;
 
+    /// What the client makes of all these records.
+    fn read_all(client: &mut ClientConnection, mut records: &[u8]) -> Vec<u8> {
+        let mut got = Vec::new();
+        while !records.is_empty() {
+            client.read_tls(&mut records).unwrap();
+            let state = client.process_new_packets().unwrap();
+            let mut piece = vec![0; state.plaintext_bytes_to_read()];
+            client.reader().read_exact(&mut piece).unwrap();
+            got.extend(piece);
+        }
+        got
+    }
+
     #[test]
     fn data_passes_both_ways_whatever_the_pieces() {
         let m = made(&["localhost"]);
@@ -373,16 +386,7 @@ mod tests {
                 let mut output = Vec::new();
                 session.send(&vec![9; 50_000], &mut output).unwrap();
                 session.close_notify(&mut output);
-                let mut rest = output.as_slice();
-                let mut got = Vec::new();
-                while !rest.is_empty() {
-                    client.read_tls(&mut rest).unwrap();
-                    let state = client.process_new_packets().unwrap();
-                    let mut piece = vec![0; state.plaintext_bytes_to_read()];
-                    client.reader().read_exact(&mut piece).unwrap();
-                    got.extend(piece);
-                }
-                assert_eq!(got, vec![9; 50_000]);
+                assert_eq!(read_all(&mut client, &output), vec![9; 50_000]);
             }
         }
     }
@@ -523,15 +527,6 @@ mod tests {
         sender.update_key(&mut wire).unwrap();
         seal(&mut sender, b"with the next key", &mut wire);
         sender.alert(1, 0, &mut wire).unwrap();
-        let mut rest = wire.as_slice();
-        let mut got = Vec::new();
-        while !rest.is_empty() {
-            client.read_tls(&mut rest).unwrap();
-            let state = client.process_new_packets().unwrap();
-            let mut piece = vec![0; state.plaintext_bytes_to_read()];
-            client.reader().read_exact(&mut piece).unwrap();
-            got.extend(piece);
-        }
-        assert_eq!(got, b"by the session, in place, with the next key");
+        assert_eq!(read_all(&mut client, &wire), b"by the session, in place, with the next key");
     }
 }
