@@ -52,6 +52,11 @@ impl Connection {
         self.secure.as_ref().map_or(Ok(()), |secure| secure.seal(&self.socket, out))
     }
 
+    /// Whether the client is of this machine and runs on this thread's processor.
+    pub(crate) fn is_near(&self) -> bool {
+        matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback()) && self.socket.comes_in_here()
+    }
+
     /// When a job last finished without a message.
     pub(crate) fn idle_since(&self) -> Millis {
         self.idle_since.load(Ordering::Relaxed)

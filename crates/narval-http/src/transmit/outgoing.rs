@@ -14,7 +14,9 @@ use crate::body::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::driver::OutBuf;
-use crate::limits::{CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SHARD_FILE_MAX};
+use crate::limits::{
+    CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
+};
 use crate::proto::chunked::{CHUNK_END, encode_end, encode_size};
 use crate::proto::response::BodyFraming;
 use crate::secure::Secure;
@@ -52,8 +54,18 @@ pub(crate) struct Outgoing {
     is_blocked: bool,
     /// Everything there was is sent, and the source had no more for now.
     is_waiting: bool,
-    /// What fills no packet waits for what follows.
-    is_corked: bool,
+    /// How files are sent, once that has been asked.
+    pace: Option<Pace>,
+}
+
+/// How the files of a large answer are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// In full packets: what fills none waits for what follows.
+    Corked,
+    /// In small pieces, each to its end: the client runs on this processor, nothing comes in from it meanwhile, and it begins
+    /// the earlier.
+    Near,
 }
 
 /// What [`Outgoing::drive`] came to.
@@ -209,7 +221,7 @@ impl Outgoing {
 
     /// Nothing follows for now, unless it is the connection's end.
     fn uncork(&mut self, connection: &Connection) {
-        if std::mem::take(&mut self.is_corked) && self.keep_alive {
+        if self.pace.take() == Some(Pace::Corked) && self.keep_alive {
             connection.socket.cork(false);
         }
     }
@@ -236,7 +248,7 @@ impl Outgoing {
                         self.seal_piece(socket, secure)
                     }
                 }
-                _ if at_file => self.send_file(socket),
+                _ if at_file => self.send_file(connection),
                 _ => self.send_memory(socket),
             };
             match result {
@@ -355,15 +367,19 @@ impl Outgoing {
         Ok(())
     }
 
-    fn send_file(&mut self, socket: &Socket) -> io::Result<()> {
+    fn send_file(&mut self, connection: &Connection) -> io::Result<()> {
+        let socket = &connection.socket;
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
-        if !self.is_corked && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
-            socket.cork(true);
-            self.is_corked = true;
+        if self.pace.is_none() && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
+            self.pace = Some(if connection.is_near() { Pace::Near } else { Pace::Corked });
+            if self.pace == Some(Pace::Corked) {
+                socket.cork(true);
+            }
         }
         if left > 0 {
-            let count = usize::try_from(left).unwrap_or(usize::MAX).min(SENDFILE_QUANTUM);
+            let quantum = if self.pace == Some(Pace::Near) { SENDFILE_QUANTUM_NEAR } else { SENDFILE_QUANTUM };
+            let count = usize::try_from(left).unwrap_or(usize::MAX).min(quantum);
             let sent = socket.send_file(&range.file, range.offset + self.file_sent, count)? as u64;
             if sent == 0 {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than promised"));
