@@ -2,8 +2,8 @@
 //!
 //! Opening, reading and closing a file costs about 3 µs however small it is, and its bytes are copied twice on their way.
 //! So what has to be gathered of a NAR (small files, framing) is put into a file without a name by a thread, once the NAR
-//! was sent, and goes by `sendfile(2)` from then on. Large files are sent from the store as ever, so that they take no
-//! room; of a NAR that is not large, all of it is kept: then it is answered like a file.
+//! was sent, and goes by `sendfile(2)` from then on. Large files (1 MiB and more) are sent from the store as ever, so that
+//! they take no room; of a NAR that is not large, all of it is kept: then it is answered like a file.
 //!
 //! The thread checks the NAR hash, and what is kept is named by it and nothing else: it is sent only as the NAR of a path
 //! that has that hash in the store's database now. The files have no names, so that nothing is left behind, by a killed

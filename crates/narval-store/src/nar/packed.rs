@@ -8,8 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::layout::NarLayout;
-use super::stream::is_whole;
+use super::layout::{NarLayout, Record};
 
 /// See the module's description.
 #[derive(Debug)]
@@ -26,6 +25,13 @@ pub struct PackedNar {
 /// Bytes that are written at once, and at a multiple of that: then the kernel has the file in large folios, and `sendfile(2)`
 /// takes three quarters of the time.
 const WRITE_LEN: usize = 1024 * 1024;
+
+/// Files from this size on stay where they are: what is spared of one is a few percent of what it takes to send it.
+const HOLE_MIN: u64 = 1024 * 1024;
+
+fn stays(record: &Record) -> bool {
+    record.contents_len() >= HOLE_MIN
+}
 
 /// The contents of a large file.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +58,7 @@ impl PackedNar {
     pub fn new(layout: &NarLayout, file: File, whole: bool) -> Self {
         let mut holes = Vec::new();
         let mut bytes_until = 0;
-        let records = layout.records.iter().enumerate().filter(|(_, record)| !whole && is_whole(record));
+        let records = layout.records.iter().enumerate().filter(|(_, record)| !whole && stays(record));
         for (index, record) in records {
             bytes_until += record.extent;
             let start = record.start + record.head_len();
@@ -133,7 +139,7 @@ impl PackedNar {
 impl NarLayout {
     /// How many files a [`PackedNar`] spares the opening of, and the bytes that are in it when large files are not.
     pub fn small_files(&self) -> (usize, u64) {
-        self.records.iter().fold((0, self.size_bytes), |(files, bytes), record| match is_whole(record) {
+        self.records.iter().fold((0, self.size_bytes), |(files, bytes), record| match stays(record) {
             true => (files, bytes.saturating_sub(record.extent)),
             false => (files + usize::from(record.is_regular()), bytes),
         })
@@ -149,11 +155,13 @@ mod tests {
 
     #[test]
     fn every_range_is_the_same_packed_and_not() {
-        let large = usize::try_from(WHOLE_FILE_MIN).unwrap();
+        let large = usize::try_from(HOLE_MIN).unwrap();
+        let whole_file = usize::try_from(WHOLE_FILE_MIN).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("path");
         std::fs::create_dir_all(path.join("d")).unwrap();
-        for (name, size) in [("a", 5), ("b", large + 3), ("c", large), ("d/e", 40_000), ("d/f", 0), ("z", large + 9)] {
+        let small = [("a", 5), ("d/e", 40_000), ("d/f", 0), ("d/g", whole_file + 1)];
+        for (name, size) in [("b", large + 3), ("c", large), ("z", large + 9)].into_iter().chain(small) {
             let bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8 ^ name.as_bytes()[0]).collect();
             std::fs::write(path.join(name), bytes).unwrap();
         }
@@ -161,7 +169,7 @@ mod tests {
         NarReader::open(&path).unwrap().read_to_end(&mut nar).unwrap();
         let layout = Arc::new(NarLayout::plan(&path).unwrap());
         let size = layout.size_bytes();
-        assert_eq!(layout.small_files(), (3, size - 3 * WHOLE_FILE_MIN - 12));
+        assert_eq!(layout.small_files(), (4, size - 3 * HOLE_MIN - 12));
         for whole in [false, true] {
             let mut packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), whole);
             // In pieces that end anywhere.
@@ -172,7 +180,7 @@ mod tests {
             assert_eq!(kept, if whole { size } else { layout.small_files().1 });
             assert_eq!(packed.whole().is_some(), whole);
             let packed = Arc::new(packed);
-            let ends = (0..size).step_by(9_973).chain([1, size - 1, size]);
+            let ends = (0..size).step_by(29_873).chain([1, size - 1, size]);
             let holes = packed.holes.iter().flat_map(|hole| [hole.start, hole.start + hole.length]);
             let edges: Vec<u64> = ends.chain(holes.flat_map(|at| [at - 1, at, at + 1])).collect();
             for (&start, &end) in edges.iter().zip(edges.iter().rev()).filter(|(start, end)| start <= end) {
