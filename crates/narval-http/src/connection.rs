@@ -54,7 +54,8 @@ impl Connection {
 
     /// Whether the client is of this machine and runs on this thread's processor.
     pub(crate) fn is_near(&self) -> bool {
-        matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback()) && self.socket.comes_in_here()
+        matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
+            && self.socket.comes_in_here()
     }
 
     /// When a job last finished without a message.
