@@ -46,9 +46,11 @@ impl Corrupt {
         Self { paths: Cache::new(PATHS_MAX), memo, layouts, metrics }
     }
 
-    /// Takes down a path.
+    /// Takes down a path. Several may find it out at the same time: it counts once.
     pub(crate) fn add(&self, hash_part: HashPart, nar_hash: &NarHash, real_path: &Path) {
-        self.metrics.corrupt_paths.inc();
+        if !self.has(hash_part, nar_hash, real_path) {
+            self.metrics.corrupt_paths.inc();
+        }
         if let Some(state) = RootState::of(real_path) {
             self.paths.insert(hash_part, (*nar_hash, state));
         }

@@ -117,16 +117,21 @@ impl Shared {
             None => self.plan_anew(&info)?,
         };
         self.layouts.entries.insert(hash_part, (generation, Arc::clone(&planned)));
+        // Found out by another one since it was looked at above: it would be remembered for good.
+        if self.corrupt.has(hash_part, &planned.nar_hash, &planned.real_path) {
+            self.layouts.forget(&hash_part);
+            return Err(not_as_registered(&planned.path));
+        }
         Ok((planned, stream))
     }
 
     fn plan_anew(&self, info: &PathInfo) -> Result<(Arc<Planned>, NarStream), ServeError> {
         self.metrics.layout_misses.inc();
         let real_path = self.store.real_path(&info.path);
-        let damaged = |reason: String| ServeError::Damaged { path: info.path.base_name().to_owned(), reason };
         if self.corrupt.has(info.path.hash_part(), &info.nar_hash, &real_path) {
-            return Err(damaged(NOT_AS_REGISTERED.to_owned()));
+            return Err(not_as_registered(&info.path));
         }
+        let damaged = |reason: String| ServeError::Damaged { path: info.path.base_name().to_owned(), reason };
         let layout = NarLayout::plan(&real_path).map_err(|error| damaged(error.to_string()))?;
         let size = layout.size_bytes();
         if size != info.nar_size {
@@ -137,4 +142,8 @@ impl Shared {
         let stream = planned.stream(0..size, &self.ahead).map_err(|error| damaged(error.to_string()))?;
         Ok((Arc::new(planned), stream))
     }
+}
+
+fn not_as_registered(path: &StorePath) -> ServeError {
+    ServeError::Damaged { path: path.base_name().to_owned(), reason: NOT_AS_REGISTERED.to_owned() }
 }

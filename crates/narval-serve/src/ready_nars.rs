@@ -13,6 +13,7 @@ use narval_store::{NarReader, NarStream};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::corrupt::NOT_AS_REGISTERED;
 use crate::error::ServeError;
 use crate::flat_nars::Kept;
 use crate::layouts::Planned;
@@ -170,14 +171,7 @@ impl Shared {
         stream: NarStream,
         content_type: &'static str,
     ) -> Result<Arc<Prepared>, ServeError> {
-        let damaged = |reason: String| ServeError::Damaged { path: planned.path.base_name().to_owned(), reason };
-        let mut nar = Vec::new();
-        NarReader::of(stream).read_to_end(&mut nar).map_err(|error| damaged(error.to_string()))?;
-        let hash_part = planned.path.hash_part();
-        if Sha256::of(&nar) != planned.nar_hash {
-            self.corrupt.add(hash_part, &planned.nar_hash, &planned.real_path);
-            return Err(damaged(crate::corrupt::NOT_AS_REGISTERED.to_owned()));
-        }
+        let nar = self.checked_nar(planned, stream)?;
         let nar_hash = planned.nar_hash.to_nix32();
         let mut fields = vec![(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"))];
         if let Ok(etag) = HeaderValue::from_str(&format!("\"{nar_hash}\"")) {
@@ -186,8 +180,20 @@ impl Shared {
         let response = prepared(StatusCode::OK, content_type, &fields, nar);
         if let Some(generation) = generation {
             let ready = Ready { nar_hash, answer: Answer::Memory(Arc::clone(&response)) };
-            self.ready_nars.entries.insert((hash_part, Form::Identity), (generation, Arc::new(ready)));
+            self.ready_nars.entries.insert((planned.path.hash_part(), Form::Identity), (generation, Arc::new(ready)));
         }
         Ok(response)
+    }
+
+    /// Makes a NAR in memory, and checks it.
+    pub(crate) fn checked_nar(&self, planned: &Planned, stream: NarStream) -> Result<Vec<u8>, ServeError> {
+        let damaged = |reason: String| ServeError::Damaged { path: planned.path.base_name().to_owned(), reason };
+        let mut nar = Vec::with_capacity(usize::try_from(planned.layout.size_bytes()).unwrap_or(0));
+        NarReader::of(stream).read_to_end(&mut nar).map_err(|error| damaged(error.to_string()))?;
+        if Sha256::of(&nar) != planned.nar_hash {
+            self.corrupt.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
+            return Err(damaged(NOT_AS_REGISTERED.to_owned()));
+        }
+        Ok(nar)
     }
 }

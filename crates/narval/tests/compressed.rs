@@ -125,13 +125,40 @@ fn what_is_wrong_does_not_end_well_and_is_not_kept() {
     // The same size: only a hash can tell.
     fs::write(&large, &changed).unwrap();
     let server = Server::narval(&store, &[]);
-    // A NAR of one frame is known to be wrong before anything of it is sent.
-    let request = format!("GET /nar/{hash}.nar HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{ZSTD}\r\n\r\n");
-    let answer = Answer::parse(&server.send(request.as_bytes()));
-    assert!(
-        answer.is_none_or(|answer| !answer.complete),
-        "a NAR that is not what the database says was sent to its end"
-    );
+    // A NAR of one frame is known to be wrong before anything of it is sent: it is not there, for any of those who wait.
+    std::thread::scope(|scope| {
+        for _ in 0..5 {
+            scope.spawn(|| assert_eq!(server.ask("GET", &format!("/nar/{hash}.nar"), &[ZSTD]).status, 404));
+        }
+    });
+    for gone in [format!("/nar/{hash}.nar"), format!("/nar/{hash}.nar.zst"), format!("/{hash}.narinfo")] {
+        assert_eq!(server.get(&gone).status, 404, "{gone}");
+    }
+    assert_eq!(metric(&server, "narval_corrupt_paths_total"), 1);
+    assert_eq!(metric(&server, "narval_stream_aborts_total"), 0);
+    assert!(server.log().contains(hash));
+    assert_eq!(files_in_cache(&store), 0);
+}
+
+#[test]
+fn a_wrong_nar_of_several_frames_is_broken_off() {
+    let store = Store::new();
+    let noise =
+        |length: u32| -> Vec<u8> { (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect() };
+    let path = store.add_file("noise", noise(9 << 20));
+    let real = store.real(&path);
+    fs::set_permissions(&real, PermissionsExt::from_mode(0o644)).unwrap();
+    let mut changed = noise(9 << 20);
+    changed[1000] ^= 1;
+    fs::write(&real, &changed).unwrap();
+    let server = Server::narval(&store, &[]);
+    let url = format!("/nar/{}.nar", hash_part(&path));
+    let first = server.ask("GET", &url, &[ZSTD]);
+    assert!(first.status == 200 && !first.complete, "the first frame was sent before anybody knew");
+    assert_eq!(server.ask("GET", &url, &[ZSTD]).status, 404);
+    assert_eq!(server.get(&url).status, 404);
+    assert_eq!(metric(&server, "narval_corrupt_paths_total"), 1);
+    assert_eq!(metric(&server, "narval_stream_aborts_total"), 1);
     assert_eq!(files_in_cache(&store), 0);
 }
 
@@ -151,8 +178,15 @@ fn verified_nars() {
     assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&bad))).status, 200, "nobody knows yet");
     assert!(!server.get(&url(&bad)).complete);
     assert_eq!(server.get(&url(&bad)).status, 404);
+    // What is one piece is known to be wrong before the status line.
+    let one = store.add_file("one", vec![7; 100_000]);
+    fs::set_permissions(store.real(&one), PermissionsExt::from_mode(0o644)).unwrap();
+    fs::write(store.real(&one), vec![8; 100_000]).unwrap();
+    assert_eq!(server.ask("HEAD", &url(&one), &[]).status, 200, "nobody knows yet");
+    assert_eq!(server.get(&url(&one)).status, 404);
+    assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&one))).status, 404);
     assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&bad))).status, 404);
-    assert_eq!(metric(&server, "narval_corrupt_paths_total"), 1);
+    assert_eq!(metric(&server, "narval_corrupt_paths_total"), 2);
     // Put right, in place of the old one as `nix-store --repair-path` does.
     let root = store.real(&bad);
     let aside = store.path("aside");

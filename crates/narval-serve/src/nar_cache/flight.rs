@@ -138,6 +138,20 @@ impl Flight {
         }
     }
 
+    /// Makes the first piece, before a status line is sent: a NAR of one frame is known to be wrong by then. Returns the size of
+    /// the file if that was all of it.
+    ///
+    /// # Errors
+    /// What is wrong with the NAR.
+    pub(crate) fn begin_answer(self: &Arc<Self>) -> Result<Option<u64>, String> {
+        self.advance(0);
+        match self.outcome.get() {
+            Some(Outcome::Finished) => Ok(Some(self.produced.load(Ordering::Acquire))),
+            Some(outcome) => outcome.trouble_with_nar().map_or(Ok(None), Err),
+            None => Ok(None),
+        }
+    }
+
     /// Makes pieces until there are more than `beyond` bytes, or it is over. Whoever comes while another one is at it
     /// waits for that piece.
     fn advance(self: &Arc<Self>, beyond: u64) {
@@ -150,7 +164,7 @@ impl Flight {
                 Err(outcome) => outcome,
             };
             if let Some(reason) = outcome.trouble_with_nar() {
-                tracing::error!("NAR of {} broken off: {reason}", self.planned.path);
+                tracing::error!("compressing the NAR of {} was broken off: {reason}", self.planned.path);
             }
             if outcome == Outcome::Corrupt {
                 self.corrupt.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use narval_http::proto::accept::{Coding, negotiate_coding};
 use narval_http::proto::range::{ByteRange, MultipartRanges};
 use narval_http::{
-    Body, BodySource, FileRange, Fill, HeadRef, HeaderValue, Request, Response, SegmentBuf, StatusCode, header,
+    Body, BodySource, FileRange, Fill, HeadRef, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header,
 };
 use narval_nix::{NarHash, Sha256Hasher};
 use narval_store::{NarReader, NarStream, PackedNar, ReadAhead, Step};
@@ -73,6 +73,10 @@ pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Re
     };
     representation.answer(&head, |selection| {
         Ok(match selection {
+            Selected::Whole if shared.config.verify_nars && is_made_at_once(&planned, &head) => {
+                shared.metrics.nar_bytes_identity.inc_by(planned.layout.size_bytes());
+                Body::bytes(shared.checked_nar(&planned, stream)?)
+            }
             Selected::Whole if shared.config.verify_nars => {
                 Body::source(VerifiedSource::new(shared, &planned, stream), Some(planned.layout.size_bytes()))
             }
@@ -97,6 +101,11 @@ pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Re
             }
         })
     })
+}
+
+/// Whether a NAR that is verified is one piece, which can be made before the status line: if it is wrong, it is not there.
+fn is_made_at_once(planned: &Planned, head: &HeadRef<'_>) -> bool {
+    planned.layout.size_bytes() <= SegmentBuf::QUANTUM as u64 && *head.method() != Method::HEAD
 }
 
 /// A stream that takes what it can from a packed NAR, where there is one.
@@ -163,7 +172,9 @@ fn zstd(
     match found.map_err(|error| damaged(&planned, error.to_string()))? {
         Found::File(stored, file) => send_file(&representation(stored.file_size), head, &file, bytes).map(Some),
         Found::Flight(flight) => {
-            let body = Body::source(FlightSource::new(flight, Arc::clone(&shared.metrics)), None);
+            let length = if *head.method() == Method::HEAD { Ok(None) } else { flight.begin_answer() };
+            let length = length.map_err(|reason| damaged(&planned, reason))?;
+            let body = Body::source(FlightSource::new(flight, Arc::clone(&shared.metrics)), length);
             Ok(Some(representation(0).fields(Response::new(StatusCode::OK), false).body(body)))
         }
     }
@@ -195,6 +206,7 @@ fn send_file(
 fn damaged(planned: &Planned, reason: String) -> ServeError {
     ServeError::Damaged { path: planned.path.base_name().to_owned(), reason }
 }
+
 /// A NAR, or one range of it.
 struct NarSource {
     planned: Arc<Planned>,

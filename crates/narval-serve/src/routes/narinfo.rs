@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narval_http::proto::conditional::{Outcome, Validators, evaluate};
 use narval_http::{Bytes, HeadRef, HeaderValue, Prepared, Request, Response, StatusCode, header};
-use narval_nix::{HashPart, Sha256, narinfo};
+use narval_nix::{HashPart, PathInfo, Sha256, narinfo};
 
 use crate::Face;
 use crate::error::ServeError;
@@ -26,21 +26,30 @@ pub(crate) fn look_up(shared: &Shared, hash_part: HashPart) -> Result<Answer, Se
         return Ok(answer);
     }
     shared.metrics.narinfo_memo_misses.inc();
-    let answer = match shared.store.path_info_by_hash_part(&hash_part)? {
+    let info = shared.store.path_info_by_hash_part(&hash_part)?;
+    let is_corrupt = || {
+        let corrupt =
+            |info: &PathInfo| shared.corrupt.has(hash_part, &info.nar_hash, &shared.store.real_path(&info.path));
+        info.as_ref().is_some_and(corrupt)
+    };
+    let answer = match &info {
         None => Answer::Absent,
         // Not remembered: repairing a path does not change the database.
-        Some(info) if shared.corrupt.has(hash_part, &info.nar_hash, &shared.store.real_path(&info.path)) => {
-            return Ok(Answer::Absent);
-        }
+        Some(_) if is_corrupt() => return Ok(Answer::Absent),
         Some(info) => {
             let compressed = shared.nar_cache.as_ref().and_then(|cache| cache.find(&info.nar_hash));
             let compressed = compressed.as_ref().map(|(stored, _)| stored);
-            let text = render(&shared.config, shared.store.store_dir(), hash_part, &info, compressed);
+            let text = render(&shared.config, shared.store.store_dir(), hash_part, info, compressed);
             Answer::Present(Arc::new(present(shared.config.face, text)))
         }
     };
     if let Some(generation) = generation {
         shared.memo.insert(generation, hash_part, answer.clone());
+        // Found out by another one since it was looked at above: it would be remembered for good.
+        if is_corrupt() {
+            shared.memo.forget(&hash_part);
+            return Ok(Answer::Absent);
+        }
     }
     Ok(answer)
 }
