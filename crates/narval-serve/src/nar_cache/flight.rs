@@ -1,24 +1,22 @@
 //! One compression of one NAR, for all who ask for it while it lasts.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
-use narval_nix::{NarHash, Sha256Hasher};
+use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead};
 
 use super::folder::{Filling, Folder};
-use super::frames::FrameEncoder;
+use super::frames::{FRAMES_AT_ONCE_MAX, FrameEncoder, Stop};
 use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
 use crate::layouts::Planned;
 use crate::metrics::Metrics;
 
-/// Bytes of the NAR that one turn compresses.
-const TURN_BYTES: usize = 256 * 1024;
 /// Pieces from this size on are sent from the file by the kernel.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
 
@@ -66,14 +64,10 @@ impl Outcome {
 
 struct Producer {
     nar: NarReader,
-    nar_left: u64,
-    nar_hash: Sha256Hasher,
     encoder: FrameEncoder,
     file_hash: Sha256Hasher,
     filling: Filling,
     folder: Arc<Folder>,
-    input: Vec<u8>,
-    output: Vec<u8>,
 }
 
 impl std::fmt::Debug for Producer {
@@ -96,14 +90,10 @@ impl Flight {
         let file = Arc::new(filling.file.try_clone()?);
         let producer = Producer {
             nar: NarReader::of(planned.stream(0..size, ahead)?),
-            nar_left: size,
-            nar_hash: Sha256Hasher::new(),
-            encoder: FrameEncoder::new(level, size)?,
+            encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
             file_hash: Sha256Hasher::new(),
             filling,
             folder,
-            input: vec![0; TURN_BYTES],
-            output: Vec::new(),
         };
         Ok(Self {
             planned: Arc::clone(planned),
@@ -158,17 +148,12 @@ impl Flight {
         let mut guard = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         while self.produced.load(Ordering::Acquire) <= beyond && self.outcome.get().is_none() {
             let Some(producer) = guard.as_mut() else { return };
-            let outcome = match producer.turn(&self.produced, &self.planned.nar_hash) {
+            let outcome = match producer.turn(&self.produced) {
                 Ok(false) => continue,
                 Ok(true) => Outcome::Finished,
                 Err(outcome) => outcome,
             };
-            if let Some(reason) = outcome.trouble_with_nar() {
-                tracing::error!("compressing the NAR of {} was broken off: {reason}", self.planned.path);
-            }
-            if outcome == Outcome::Corrupt {
-                self.corrupt.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);
-            }
+            self.note(&outcome);
             if let Some(producer) = guard.take()
                 && outcome == Outcome::Finished
             {
@@ -176,6 +161,16 @@ impl Flight {
             }
             // Set once: only the holder of the lock gets here, and only while it is not set.
             let _ = self.outcome.set(outcome);
+        }
+    }
+
+    /// Takes down what is wrong with the NAR, if that is why it ended.
+    fn note(&self, outcome: &Outcome) {
+        if let Some(reason) = outcome.trouble_with_nar() {
+            tracing::error!("compressing the NAR of {} was broken off: {reason}", self.planned.path);
+        }
+        if *outcome == Outcome::Corrupt {
+            self.corrupt.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);
         }
     }
 
@@ -216,29 +211,33 @@ impl std::fmt::Debug for Flight {
 
 impl Producer {
     /// Compresses the next piece; true when that was the last.
-    fn turn(&mut self, produced: &AtomicU64, expected: &NarHash) -> Result<bool, Outcome> {
-        let bad = |error: io::Error| Outcome::BadNar(error.to_string());
-        let got = self.nar.read(&mut self.input).map_err(bad)?;
-        let piece = self.input.get(..got).unwrap_or_default();
-        if got == 0 && self.nar_left > 0 {
-            return Err(Outcome::BadNar("it ended too early".to_owned()));
-        }
-        self.nar_hash.update(piece);
-        self.nar_left = self.nar_left.saturating_sub(got as u64);
-        // Before the last piece is out: a NAR that is wrong must not end well.
-        if self.nar_left == 0 && self.nar_hash.clone().finish() != *expected {
-            return Err(Outcome::Corrupt);
-        }
-        self.output.clear();
-        self.encoder.push(piece, &mut self.output).map_err(bad)?;
-        self.file_hash.update(&self.output);
-        let at = produced.load(Ordering::Relaxed);
-        self.filling.file.write_all_at(&self.output, at).map_err(|error| {
-            log_disk_error(&self.folder, &error);
-            Outcome::NoRoom
+    fn turn(&mut self, produced: &AtomicU64) -> Result<bool, Outcome> {
+        let Self { nar, encoder, file_hash, filling, .. } = self;
+        let mut sink = |made: &[u8]| {
+            file_hash.update(made);
+            let at = produced.load(Ordering::Relaxed);
+            filling.file.write_all_at(made, at)?;
+            produced.store(at + made.len() as u64, Ordering::Release);
+            Ok(())
+        };
+        let made = encoder.advance(nar, &mut sink);
+        made.map_err(|stop| {
+            if let Stop::Sink(error) = &stop {
+                log_disk_error(&self.folder, error);
+            }
+            Outcome::from(stop)
         })?;
-        produced.store(at + self.output.len() as u64, Ordering::Release);
         Ok(self.encoder.is_complete())
+    }
+}
+
+impl From<Stop> for Outcome {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Nar(error) => Self::BadNar(error.to_string()),
+            Stop::Corrupt => Self::Corrupt,
+            Stop::Sink(_) => Self::NoRoom,
+        }
     }
 }
 
@@ -254,7 +253,6 @@ pub(crate) struct FlightSource {
 struct Alone {
     nar: NarReader,
     encoder: FrameEncoder,
-    input: Vec<u8>,
     skip: u64,
 }
 
@@ -287,25 +285,34 @@ impl FlightSource {
             let (planned, size) = (&self.flight.planned, self.flight.planned.layout.size_bytes());
             self.alone = Some(Alone {
                 nar: NarReader::of(planned.stream(0..size, &self.flight.ahead)?),
-                encoder: FrameEncoder::new(self.flight.level, size)?,
-                input: vec![0; TURN_BYTES],
+                encoder: FrameEncoder::new(self.flight.level, size, planned.nar_hash, 1)?,
                 skip: self.sent,
             });
         }
-        let Some(alone) = &mut self.alone else { return Ok(Fill::Done) };
-        let mut piece = Vec::new();
-        while piece.is_empty() && !alone.encoder.is_complete() {
-            let got = alone.nar.read(&mut alone.input)?;
-            if got == 0 {
-                return Err(io::Error::other("the NAR ended too early"));
-            }
-            alone.encoder.push(alone.input.get(..got).unwrap_or_default(), &mut piece)?;
-        }
-        let skip = usize::try_from(alone.skip).unwrap_or(usize::MAX).min(piece.len());
-        alone.skip -= skip as u64;
-        out.memory().extend_from_slice(piece.get(skip..).unwrap_or_default());
-        Ok(if alone.encoder.is_complete() { Fill::Done } else { Fill::More })
+        let Some(Alone { nar, encoder, skip }) = &mut self.alone else { return Ok(Fill::Done) };
+        let memory = out.memory();
+        let before = memory.len();
+        let mut sink = |made: &[u8]| {
+            let skipped = usize::try_from(*skip).unwrap_or(usize::MAX).min(made.len());
+            *skip -= skipped as u64;
+            memory.extend_from_slice(made.get(skipped..).unwrap_or_default());
+            Ok(())
+        };
+        let made = encoder.advance(nar, &mut sink);
+        self.metrics.nar_bytes_zstd.inc_by((memory.len() - before) as u64);
+        made.map_err(|stop| {
+            let outcome = Outcome::from(stop);
+            self.flight.note(&outcome);
+            broken_off(&self.metrics, &outcome)
+        })?;
+        Ok(if encoder.is_complete() { Fill::Done } else { Fill::More })
     }
+}
+
+/// Counts an answer that can't be brought to its end.
+fn broken_off(metrics: &Metrics, outcome: &Outcome) -> io::Error {
+    metrics.stream_aborts.inc();
+    io::Error::new(io::ErrorKind::InvalidData, outcome.trouble_with_nar().unwrap_or_default())
 }
 
 impl BodySource for FlightSource {
@@ -327,11 +334,7 @@ impl BodySource for FlightSource {
                 None => self.flight.advance(self.sent),
                 Some(Outcome::Finished) => return Ok(Fill::Done),
                 Some(Outcome::NoRoom) => return self.fill_alone(out),
-                Some(outcome) => {
-                    self.metrics.stream_aborts.inc();
-                    let reason = outcome.trouble_with_nar().unwrap_or_default();
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-                }
+                Some(outcome) => return Err(broken_off(&self.metrics, &outcome)),
             }
         }
     }

@@ -1,19 +1,20 @@
 //! zstd in frames: a NAR cut into pieces, each compressed on its own and saying its size, so that a client can decompress
 //! a large NAR on several cores. The same NAR and level give the same bytes, whoever makes them.
 //!
-//! At the fast levels a frame is gathered and compressed in one go: zstd then looks for repetitions in one run of memory,
-//! and not in a buffer that it goes round in, which takes a quarter less time. At the others a frame takes seconds, and
-//! is compressed as it comes.
+//! At the fast levels a frame is read as a whole and compressed in one go: zstd then looks for repetitions in one run of memory,
+//! and not in a buffer that it goes round in, which takes a quarter less time; and several frames are compressed at the
+//! same time where processors are idle. At the others a frame takes seconds, and is compressed as it comes.
 
-use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::io::{self, Read};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use narval_nix::{NarHash, Sha256Hasher};
 use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::{CCtx, CParameter, ErrorCode, compress_bound, get_error_name};
 
 /// Bytes of the NAR in one frame that is compressed in one go; the last has what is left. With twice as
 /// much files get smaller by 0.2 %.
-const FRAME_BYTES: u64 = 4 * 1024 * 1024;
+const FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes of the NAR in other frames: there repetitions are found that are farther away.
 const STREAMED_FRAME_BYTES: u64 = 16 * 1024 * 1024;
 /// The last level whose frames are compressed in one go.
@@ -27,139 +28,182 @@ const LEVEL_1_MATCH: u32 = 7;
 const DESKS_MAX: usize = 8;
 /// Desks whose memory is kept for the next frame.
 const FREE_DESKS_MAX: usize = 2;
+/// Frames of one NAR that are compressed at the same time at most.
+pub(crate) const FRAMES_AT_ONCE_MAX: usize = 4;
+/// Bytes that are read and hashed at a time: they are still in the processor's cache when they are hashed.
+const READ_BYTES: usize = 256 * 1024;
 /// Output is taken in pieces of this size: `ZSTD_CStreamOutSize()` rounded up.
 const OUT_BYTES: usize = 256 * 1024;
 
-/// Compresses a NAR of a known size, piece by piece.
+/// Compresses a NAR of a known size and hash, piece by piece.
 pub(crate) struct FrameEncoder {
     level: i32,
     mode: Mode,
     /// Bytes of the NAR that are still to come.
     left: u64,
-    /// Bytes still to come in this frame.
-    frame_left: u64,
+    hasher: Sha256Hasher,
+    expected: NarHash,
 }
 
 enum Mode {
-    /// Frame by frame, each in one go. The desk is held until there is output, and by nobody who waits for a client: what
-    /// came of the next frame together with the end of one waits without a desk.
-    Gathered(Option<Desk>, Vec<u8>),
-    Streamed(Encoder<'static>, Box<[u8]>),
+    /// Frame by frame, each in one go; so many at the same time at most.
+    Gathered(usize),
+    Streamed(Box<Streamed>),
 }
 
+struct Streamed {
+    encoder: Encoder<'static>,
+    /// Bytes still to come in this frame.
+    frame_left: u64,
+    input: Box<[u8]>,
+    made: Box<[u8]>,
+}
+
+/// Why it does not go on.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The NAR can't be read or compressed.
+    Nar(io::Error),
+    /// It is not the one with that hash.
+    Corrupt,
+    /// What was made can't be put where it belongs.
+    Sink(io::Error),
+}
+
+/// Takes what was made.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
+
 impl FrameEncoder {
-    /// An encoder for `size` bytes in all.
-    pub(crate) fn new(level: i32, size: u64) -> io::Result<Self> {
+    /// An encoder for the NAR of this size and hash. Up to `at_once` of its frames are compressed at the same time.
+    pub(crate) fn new(level: i32, size: u64, expected: NarHash, at_once: usize) -> io::Result<Self> {
         let mode = if level <= FAST_LEVEL_MAX {
-            Mode::Gathered(None, Vec::new())
+            Mode::Gathered(at_once.clamp(1, FRAMES_AT_ONCE_MAX))
         } else {
             let mut encoder = Encoder::new(level)?;
             encoder.set_parameter(CParameter::ContentSizeFlag(true))?;
-            Mode::Streamed(encoder, vec![0; OUT_BYTES].into())
+            let (input, made) = (vec![0; READ_BYTES].into(), vec![0; OUT_BYTES].into());
+            Mode::Streamed(Streamed { encoder, frame_left: 0, input, made }.into())
         };
-        let mut this = Self { level, mode, left: size, frame_left: 0 };
-        this.begin_frame()?;
-        Ok(this)
+        Ok(Self { level, mode, left: size, hasher: Sha256Hasher::new(), expected })
     }
 
-    fn begin_frame(&mut self) -> io::Result<()> {
-        match &mut self.mode {
-            Mode::Gathered(..) => self.frame_left = self.left.min(FRAME_BYTES),
-            Mode::Streamed(encoder, _) => {
-                encoder.reinit()?;
-                self.frame_left = self.left.min(STREAMED_FRAME_BYTES);
-                encoder.set_pledged_src_size(Some(self.frame_left))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes the next bytes of the NAR, and appends what can be sent of them. Whoever begins should go on until there
-    /// is something: till then others may wait for the memory of a frame.
+    /// Reads more of the NAR, and puts what came of it into the sink, if there is something. The last piece is not put there
+    /// unless the NAR is the right one.
     ///
     /// # Errors
-    /// zstd's own, or more bytes than were announced.
-    pub(crate) fn push(&mut self, mut nar: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
-        if nar.len() as u64 > self.left {
-            return Err(io::Error::other("more bytes than the NAR has"));
-        }
-        let mut has_ended_one = false;
-        while !nar.is_empty() {
-            if let Mode::Gathered(_, waiting) = &mut self.mode
-                && has_ended_one
-                && (nar.len() as u64) < self.frame_left
-            {
-                waiting.extend_from_slice(nar);
-                self.left -= nar.len() as u64;
-                self.frame_left -= nar.len() as u64;
-                return Ok(());
+    /// See [`Stop`].
+    pub(crate) fn advance(&mut self, nar: &mut impl Read, sink: Sink<'_>) -> Result<(), Stop> {
+        match &mut self.mode {
+            Mode::Gathered(at_once) => {
+                let frames = usize::try_from(self.left.div_ceil(FRAME_BYTES as u64)).unwrap_or(usize::MAX);
+                let desks = Desk::take(self.level, frames.min(*at_once)).map_err(Stop::Nar)?;
+                self.gathered(desks, nar, sink)
             }
-            let take = usize::try_from(self.frame_left).unwrap_or(usize::MAX).min(nar.len());
-            let (now, rest) = nar.split_at(take);
-            self.compress(now, out)?;
-            nar = rest;
-            self.left -= take as u64;
-            self.frame_left -= take as u64;
-            if self.frame_left == 0 {
-                self.end_frame(out)?;
-                has_ended_one = true;
-                if self.left > 0 {
-                    self.begin_frame()?;
+            Mode::Streamed(streamed) => {
+                let left = &mut self.left;
+                if streamed.frame_left == 0 {
+                    streamed.begin_frame(*left).map_err(Stop::Nar)?;
                 }
+                let wanted = usize::try_from(streamed.frame_left).unwrap_or(usize::MAX).min(READ_BYTES);
+                let piece = streamed.input.get_mut(..wanted).unwrap_or_default();
+                read_and_hash(nar, piece, &mut self.hasher)?;
+                *left -= piece.len() as u64;
+                if *left == 0 && self.hasher.clone().finish() != self.expected {
+                    return Err(Stop::Corrupt);
+                }
+                streamed.compress(wanted, sink)
             }
         }
-        Ok(())
     }
 
-    /// Whether all bytes have come.
+    /// Whether all of it was made.
     pub(crate) fn is_complete(&self) -> bool {
         self.left == 0
     }
 
-    fn compress(&mut self, piece: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
-        let (encoder, made) = match &mut self.mode {
-            Mode::Gathered(desk, waiting) => {
-                let desk = match desk {
-                    Some(desk) => desk,
-                    None => desk.insert(Desk::take(self.level)?),
-                };
-                desk.0.frame.append(waiting);
-                desk.0.frame.extend_from_slice(piece);
-                return Ok(());
+    /// One frame at each desk; all but the last by threads of their own.
+    fn gathered(&mut self, mut desks: Vec<Desk>, nar: &mut impl Read, sink: Sink<'_>) -> Result<(), Stop> {
+        let Some((last, others)) = desks.split_last_mut() else { return Ok(()) };
+        std::thread::scope(|scope| {
+            for desk in others {
+                self.read_frame(desk, nar)?;
+                // Where no thread can be started, it is done below.
+                let _ = std::thread::Builder::new()
+                    .name("nar-frame".to_owned())
+                    .spawn_scoped(scope, || desk.compress().is_ok());
             }
-            Mode::Streamed(encoder, made) => (encoder, made),
-        };
-        let mut input = InBuffer::around(piece);
-        while input.pos < piece.len() {
-            let mut output = OutBuffer::around(&mut **made);
-            encoder.run(&mut input, &mut output)?;
-            out.extend_from_slice(output.as_slice());
+            self.read_frame(last, nar)?;
+            last.compress().map_err(Stop::Nar)
+        })?;
+        if self.left == 0 && self.hasher.clone().finish() != self.expected {
+            return Err(Stop::Corrupt);
+        }
+        for desk in &mut desks {
+            if desk.0.made.is_empty() {
+                desk.compress().map_err(Stop::Nar)?;
+            }
+            sink(&desk.0.made).map_err(Stop::Sink)?;
         }
         Ok(())
     }
 
-    fn end_frame(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        let (encoder, made) = match &mut self.mode {
-            Mode::Gathered(desk, _) => return desk.take().map_or(Ok(()), |mut desk| desk.compress(out)),
-            Mode::Streamed(encoder, made) => (encoder, made),
-        };
-        loop {
-            let mut output = OutBuffer::around(&mut **made);
-            let left = encoder.finish(&mut output, false)?;
-            out.extend_from_slice(output.as_slice());
+    fn read_frame(&mut self, desk: &mut Desk, nar: &mut impl Read) -> Result<(), Stop> {
+        let length = usize::try_from(self.left).unwrap_or(usize::MAX).min(FRAME_BYTES);
+        let frame = desk.begin(length);
+        for piece in frame.chunks_mut(READ_BYTES) {
+            read_and_hash(nar, piece, &mut self.hasher)?;
+        }
+        self.left -= length as u64;
+        Ok(())
+    }
+}
+
+/// Fills `piece`, and hashes it.
+fn read_and_hash(nar: &mut impl Read, piece: &mut [u8], hasher: &mut Sha256Hasher) -> Result<(), Stop> {
+    nar.read_exact(piece).map_err(Stop::Nar)?;
+    hasher.update(piece);
+    Ok(())
+}
+
+impl Streamed {
+    fn begin_frame(&mut self, left: u64) -> io::Result<()> {
+        self.encoder.reinit()?;
+        self.frame_left = left.min(STREAMED_FRAME_BYTES);
+        self.encoder.set_pledged_src_size(Some(self.frame_left))
+    }
+
+    /// Compresses the first `length` bytes of the input.
+    fn compress(&mut self, length: usize, sink: Sink<'_>) -> Result<(), Stop> {
+        let mut input = InBuffer::around(self.input.get(..length).unwrap_or_default());
+        while input.pos < length {
+            let mut output = OutBuffer::around(&mut *self.made);
+            self.encoder.run(&mut input, &mut output).map_err(Stop::Nar)?;
+            sink(output.as_slice()).map_err(Stop::Sink)?;
+        }
+        self.frame_left -= length as u64;
+        while self.frame_left == 0 {
+            let mut output = OutBuffer::around(&mut *self.made);
+            let left = self.encoder.finish(&mut output, false).map_err(Stop::Nar)?;
+            sink(output.as_slice()).map_err(Stop::Sink)?;
             if left == 0 {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 }
 
 /// A place to compress one frame at. There is one for each processor, up to [`DESKS_MAX`]: more would only take memory.
+/// Nobody who waits for a client has one.
 struct Desk(Memory);
 
 #[derive(Default)]
 struct Memory {
-    frame: Vec<u8>,
+    /// Room for a frame, as large as any has been.
+    room: Vec<u8>,
+    /// The frame's length.
+    length: usize,
+    /// What became of it.
     made: Vec<u8>,
     /// What zstd needs, for frames of this level.
     context: Option<(i32, CCtx<'static>)>,
@@ -167,50 +211,74 @@ struct Memory {
 
 struct Desks {
     in_use: usize,
+    waiting: usize,
     /// Memory to be used again.
     free: Vec<Memory>,
 }
 
-static DESKS: Mutex<Desks> = Mutex::new(Desks { in_use: 0, free: Vec::new() });
+static DESKS: Mutex<Desks> = Mutex::new(Desks { in_use: 0, waiting: 0, free: Vec::new() });
 static DESK_IS_FREE: Condvar = Condvar::new();
 
 fn desks() -> MutexGuard<'static, Desks> {
     DESKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn processors() -> usize {
+    // Finding out reads files.
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(2, usize::from))
+}
+
 impl Desk {
-    /// Takes one; waits while all are in use. Nobody who has one waits for another.
-    fn take(level: i32) -> io::Result<Self> {
-        let in_use_max = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, DESKS_MAX);
+    /// Takes one, and up to `wanted` where nobody else wants them; waits while all are in use. Nobody who has one waits for
+    /// another.
+    fn take(level: i32, wanted: usize) -> io::Result<Vec<Self>> {
+        let in_use_max = processors().clamp(2, DESKS_MAX);
         let mut desks = desks();
         while desks.in_use >= in_use_max {
+            desks.waiting += 1;
             desks = DESK_IS_FREE.wait(desks).unwrap_or_else(PoisonError::into_inner);
+            desks.waiting -= 1;
         }
-        desks.in_use += 1;
-        let mut desk = Self(desks.free.pop().unwrap_or_default());
+        let idle = processors().min(in_use_max).saturating_sub(desks.in_use);
+        let count = if desks.waiting > 0 { 1 } else { wanted.min(idle).max(1) };
+        desks.in_use += count;
+        let mut taken: Vec<_> = (0..count).map(|_| Self(desks.free.pop().unwrap_or_default())).collect();
         drop(desks);
-        if desk.0.context.as_ref().is_none_or(|(of, _)| *of != level) {
-            desk.0.context = Some((level, context(level)?));
+        for desk in &mut taken {
+            if desk.0.context.as_ref().is_none_or(|(of, _)| *of != level) {
+                desk.0.context = Some((level, context(level)?));
+            }
         }
-        Ok(desk)
+        Ok(taken)
     }
 
-    /// Appends the compressed frame.
-    fn compress(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        let Memory { frame, made, context } = &mut self.0;
+    /// Room for a frame of `length` bytes.
+    fn begin(&mut self, length: usize) -> &mut [u8] {
+        let Memory { room, length: of, made, .. } = &mut self.0;
+        made.clear();
+        *of = length;
+        if room.len() < length {
+            // Not `resize`: what is in there need not be copied.
+            *room = vec![0; length];
+        }
+        room.get_mut(..length).unwrap_or_default()
+    }
+
+    /// Compresses the frame.
+    fn compress(&mut self) -> io::Result<()> {
+        let Memory { room, length, made, context } = &mut self.0;
         let Some((_, context)) = context else { return Ok(()) };
         made.clear();
-        made.reserve(compress_bound(frame.len()));
-        context.compress2(made, frame).map_err(zstd_error)?;
-        out.extend_from_slice(made);
+        made.reserve(compress_bound(*length));
+        context.compress2(made, room.get(..*length).unwrap_or_default()).map_err(zstd_error)?;
         Ok(())
     }
 }
 
 impl Drop for Desk {
     fn drop(&mut self) {
-        let mut memory = std::mem::take(&mut self.0);
-        memory.frame.clear();
+        let memory = std::mem::take(&mut self.0);
         let mut desks = desks();
         desks.in_use -= 1;
         if desks.free.len() < FREE_DESKS_MAX {
@@ -239,6 +307,10 @@ fn zstd_error(code: ErrorCode) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use narval_nix::Sha256;
+
     use super::*;
 
     /// Bytes that compress somewhat.
@@ -254,11 +326,25 @@ mod tests {
         text
     }
 
-    fn encode(level: i32, nar: &[u8], piece: usize) -> Vec<u8> {
-        let mut encoder = FrameEncoder::new(level, nar.len() as u64).unwrap();
-        let mut out = Vec::new();
-        nar.chunks(piece).for_each(|piece| encoder.push(piece, &mut out).unwrap());
-        assert!(encoder.is_complete());
+    /// Gives out so many bytes at a time.
+    struct Pieces<'a>(&'a [u8], usize);
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            let most = out.len().min(self.1);
+            self.0.read(&mut out[..most])
+        }
+    }
+
+    fn encoder(level: i32, nar: &[u8], at_once: usize) -> FrameEncoder {
+        FrameEncoder::new(level, nar.len() as u64, Sha256::of(nar), at_once).unwrap()
+    }
+
+    fn encode(level: i32, nar: &[u8], piece: usize, at_once: usize) -> Vec<u8> {
+        let (mut encoder, mut nar, mut out) = (encoder(level, nar, at_once), Pieces(nar, piece), Vec::new());
+        while !encoder.is_complete() {
+            encoder.advance(&mut nar, &mut |made| out.write_all(made)).unwrap();
+        }
         out
     }
 
@@ -268,11 +354,11 @@ mod tests {
             [1, 112, frame - 1, frame, frame + 1, 2 * frame + 12345]
                 .map(|length| (frame, usize::try_from(length).unwrap()))
         };
-        let gathered = lengths(FRAME_BYTES).map(|length| (1, length));
+        let gathered = lengths(FRAME_BYTES as u64).map(|length| (1, length));
         let streamed = lengths(STREAMED_FRAME_BYTES).map(|length| (4, length));
         for (level, (frame, length)) in gathered.into_iter().chain(streamed) {
             let nar = text(length);
-            let out = encode(level, &nar, 200_000);
+            let out = encode(level, &nar, 200_000, 2);
             assert!(zstd::decode_all(&out[..]).unwrap() == nar, "{length}");
             let mut rest = &out[..];
             let mut sizes = Vec::new();
@@ -286,20 +372,23 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_do_not_matter() {
-        let nar = text(3_000_000);
+    fn the_pieces_and_who_makes_them_do_not_matter() {
+        let nar = text(13_000_000);
         for level in [1, 3, 4] {
-            assert!(encode(level, &nar, 1_000) == encode(level, &nar, 2_999_999), "{level}");
+            let expected = encode(level, &nar, 1_000, 1);
+            assert!(encode(level, &nar, 12_999_999, 1) == expected, "{level}");
+            assert!(encode(level, &nar, 100_000, 4) == expected, "{level}");
         }
     }
 
     #[test]
     fn more_at_once_than_there_are_desks_take_turns() {
         let nar = text(17_000_000);
-        let expected = encode(1, &nar, 100_000);
+        let expected = encode(1, &nar, 100_000, 1);
         std::thread::scope(|scope| {
-            for _ in 0..12 {
-                scope.spawn(|| assert!(encode(1, &nar, 100_000) == expected));
+            for number in 0..12 {
+                let (nar, expected) = (&nar, &expected);
+                scope.spawn(move || assert!(encode(1, nar, 100_000, 1 + number % 4) == *expected));
             }
         });
     }
@@ -307,24 +396,42 @@ mod tests {
     #[test]
     fn who_waits_for_a_client_has_no_desk() {
         let nar = text(9_000_000);
-        let mut waiting: Vec<_> = (0..2 * DESKS_MAX).map(|_| FrameEncoder::new(1, nar.len() as u64).unwrap()).collect();
+        let mut waiting: Vec<_> = (0..2 * DESKS_MAX).map(|_| encoder(1, &nar, 2)).collect();
         for encoder in &mut waiting {
-            let mut out = Vec::new();
-            for piece in nar.chunks(100_001) {
-                encoder.push(piece, &mut out).unwrap();
-                if !out.is_empty() {
-                    break;
-                }
-            }
-            assert!(encoder.left < nar.len() as u64 - FRAME_BYTES, "a piece of the next frame came, too");
+            encoder.advance(&mut &nar[..], &mut |_| Ok(())).unwrap();
+            assert!(!encoder.is_complete());
         }
-        assert!(!encode(1, &nar, 100_000).is_empty());
+        assert!(!encode(1, &nar, 100_000, 2).is_empty());
     }
 
     #[test]
-    fn more_than_announced_is_refused() {
-        let mut encoder = FrameEncoder::new(1, 3).unwrap();
-        assert!(encoder.push(b"four", &mut Vec::new()).is_err());
-        assert!(!encoder.is_complete());
+    fn what_is_wrong_does_not_come_to_its_end() {
+        let nar = text(9_000_000);
+        for level in [1, 4] {
+            let mut changed = nar.clone();
+            changed[8_999_999] ^= 1;
+            let (mut encoder, mut changed, mut out) = (encoder(level, &nar, 4), &changed[..], Vec::new());
+            let stop = loop {
+                let step = encoder.advance(&mut changed, &mut |made| out.write_all(made));
+                if let Err(stop) = step {
+                    break stop;
+                }
+            };
+            assert!(matches!(stop, Stop::Corrupt));
+            assert!(zstd::decode_all(&out[..]).map_or(true, |decoded| decoded.len() < nar.len()));
+        }
+    }
+
+    #[test]
+    fn a_short_nar_and_a_full_disk() {
+        let nar = text(9_000_000);
+        let mut short = encoder(1, &nar, 4);
+        let mut rest = &nar[..8_000_000];
+        let stop = (0..4).find_map(|_| short.advance(&mut rest, &mut |_| Ok(())).err());
+        assert!(matches!(stop, Some(Stop::Nar(error)) if error.kind() == io::ErrorKind::UnexpectedEof));
+        let full = |_: &[u8]| Err(io::ErrorKind::StorageFull.into());
+        assert!(matches!(encoder(1, &nar, 4).advance(&mut &nar[..], &mut { full }), Err(Stop::Sink(_))));
+        // Their desks are free again.
+        assert!(!encode(1, &nar, 100_000, 2).is_empty());
     }
 }
