@@ -172,7 +172,7 @@ pub(crate) const LARGE_ANSWER: u64 = 64 * 1024;
 /// After an answer that ends the connection, and of no more than this, the connection is closed at once, where the client has
 /// sent nothing that was not read: what is still in the kernel's send buffer goes out without its owner, to a client that does
 /// not pause for minutes. Waiting for the client's end costs a wake-up and three system calls.
-pub(crate) const CLOSE_AT_ONCE_MAX: u64 = 256 * 1024;
+pub(crate) const CLOSE_AT_ONCE_MAX: u64 = 1024 * 1024;
 
 /// Operations queued in a shard's ring before they are submitted; completions have four times the room.
 pub(crate) const URING_ENTRIES: u32 = 1024;

@@ -1,4 +1,5 @@
-//! The readiness back-end: every descriptor is registered once, edge-triggered, for its whole life.
+//! The readiness back-end: every descriptor is registered once, edge-triggered, for its whole life; for its being writable when
+//! that is first waited for.
 
 use std::collections::VecDeque;
 use std::io;
@@ -69,7 +70,13 @@ struct Entry {
     has_ended: bool,
     receive_wanted: bool,
     writable_wanted: bool,
+    /// The kernel tells when it is writable, too. Not from the start: a new connection is writable, which would make an event
+    /// that nobody waits for.
+    tells_writable: bool,
 }
+
+/// What the kernel tells of every connection.
+const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// Received bytes, in a buffer that the driver uses again.
 pub(crate) struct ScratchBuffer {
@@ -149,6 +156,15 @@ impl EpollDriver {
             }
         };
         Some(Completion::Received { token, result })
+    }
+
+    /// Has the kernel tell when a connection is writable, too; if it is now, that makes an event.
+    fn tell_writable(&self, token: Token) -> io::Result<()> {
+        let entry = self.connections.get(token.index as usize);
+        if let Some(fd) = entry.and_then(|entry| entry.connection.as_ref()?.socket.fd()) {
+            epoll::modify(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE | EventFlags::OUT)?;
+        }
+        Ok(())
     }
 
     /// Has the wait end at `until` or earlier.
@@ -247,8 +263,7 @@ impl Driver for EpollDriver {
 
     fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
         if let Some(fd) = connection.socket.fd() {
-            let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-            epoll::add(&self.epoll, fd, EventData::new_u64(token.to_u64()), flags)?;
+            epoll::add(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE)?;
         }
         let index = token.index as usize;
         if self.connections.len() <= index {
@@ -280,6 +295,14 @@ impl Driver for EpollDriver {
             Op::Send(token, buf) => self.send(token, buf),
             Op::AwaitWritable(token) => {
                 let entry = self.entry(token)?;
+                if !std::mem::replace(&mut entry.tells_writable, true) {
+                    entry.writable_wanted = true;
+                    if self.tell_writable(token).is_err() {
+                        // A descriptor that can't be watched is tried: the send will tell what is wrong.
+                        self.writable.push(token);
+                    }
+                    return None;
+                }
                 // The edge may have passed before this was asked. poll(2) tells, and arms the next edge where the
                 // socket is full.
                 if entry.connection.as_ref().is_none_or(|connection| is_writable(&connection.socket)) {
