@@ -153,7 +153,8 @@ impl Socket {
     /// Whether packets come in on this thread's processor (`SO_INCOMING_CPU`); no where that cannot be told.
     pub(crate) fn comes_in_here(&self) -> bool {
         let incoming = self.fd().and_then(|fd| rustix::net::sockopt::socket_incoming_cpu(fd).ok());
-        incoming.is_some_and(|cpu| cpu as usize == rustix::thread::sched_getcpu())
+        // By libc: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
+        incoming.is_some_and(|cpu| nix::sched::sched_getcpu().is_ok_and(|here| cpu as usize == here))
     }
 
     /// Says that nothing more is sent. Failing means that the connection is gone already.
