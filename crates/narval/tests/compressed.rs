@@ -306,6 +306,33 @@ fn a_folder_that_can_not_be_used() {
 }
 
 #[test]
+fn a_folder_that_is_lost_while_it_serves() {
+    let store = Store::new();
+    let (one, two) = (store.add_tree("one"), store.add_tree("two"));
+    let server = Server::narval(&store, &[]);
+    let folder = store.path("cache/narval/nars");
+    let url = |path: &str| format!("/nar/{}.nar", hash_part(path));
+    assert_eq!(server.ask("GET", &url(&one), &[ZSTD]).field("content-encoding"), Some("zstd"));
+    compressed_narinfo(&server, hash_part(&one));
+    // Emptied: it is made anew.
+    fs::remove_dir_all(&folder).unwrap();
+    let again = server.ask("GET", &url(&one), &[ZSTD]);
+    assert!(again.complete && zstd::decode_all(&again.body[..]).unwrap() == store.dump(&one));
+    compressed_narinfo(&server, hash_part(&one));
+    // Not to be had any more: NARs come as they are, and what a narinfo may have named comes all the same.
+    fs::remove_dir_all(&folder).unwrap();
+    fs::write(&folder, "").unwrap();
+    for path in [&one, &two] {
+        let answer = server.ask("GET", &url(path), &[ZSTD]);
+        assert_eq!((answer.status, answer.field("content-encoding")), (200, None));
+        assert!(answer.complete && answer.body == store.dump(path));
+        let answer = server.get(&format!("{}.zst", url(path)));
+        assert!(answer.complete && zstd::decode_all(&answer.body[..]).unwrap() == store.dump(path));
+    }
+    assert_eq!(server.log().matches("cannot write to the NAR cache").count(), 1);
+}
+
+#[test]
 fn a_tree_of_small_files_is_sent_from_one_file_the_next_time() {
     let store = Store::new();
     let path = store.add_tree("tree");

@@ -25,7 +25,8 @@ pub(crate) struct Flight {
     planned: Arc<Planned>,
     ahead: Arc<ReadAhead>,
     level: i32,
-    file: Arc<File>,
+    /// Where it goes; nowhere when everybody goes on alone from the beginning.
+    file: Option<Arc<File>>,
     /// Bytes of the file that anybody may have.
     produced: AtomicU64,
     /// What makes the next piece; nothing once it is over.
@@ -77,32 +78,36 @@ impl std::fmt::Debug for Producer {
 }
 
 impl Flight {
-    /// Begins to compress.
+    /// Begins to compress, into a file. Without one everybody goes on alone.
     pub(super) fn begin(
         planned: &Arc<Planned>,
         ahead: &Arc<ReadAhead>,
-        (folder, filling): (Arc<Folder>, Filling),
+        place: Option<(Arc<Folder>, Filling)>,
         level: i32,
         corrupt: Arc<Corrupt>,
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let size = planned.layout.size_bytes();
-        let file = Arc::new(filling.file.try_clone()?);
-        let producer = Producer {
-            nar: NarReader::of(planned.stream(0..size, ahead)?),
-            encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
-            file_hash: Sha256Hasher::new(),
-            filling,
-            folder,
+        let file = place.as_ref().map(|(_, filling)| filling.file.try_clone().map(Arc::new)).transpose()?;
+        let producer = |(folder, filling)| {
+            Ok::<_, io::Error>(Producer {
+                nar: NarReader::of(planned.stream(0..size, ahead)?),
+                encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
+                file_hash: Sha256Hasher::new(),
+                filling,
+                folder,
+            })
         };
+        let producer = place.map(producer).transpose()?;
+        let outcome = if producer.is_some() { OnceLock::new() } else { OnceLock::from(Outcome::NoRoom) };
         Ok(Self {
             planned: Arc::clone(planned),
             ahead: Arc::clone(ahead),
             level,
             file,
             produced: AtomicU64::new(0),
-            producer: Mutex::new(Some(producer)),
-            outcome: OnceLock::new(),
+            producer: Mutex::new(producer),
+            outcome,
             corrupt,
             stored: Box::new(stored),
             storing: Mutex::new(None),
@@ -112,6 +117,11 @@ impl Flight {
     /// Whether nothing good will come of it.
     pub(super) fn has_failed(&self) -> bool {
         self.outcome.get().is_some_and(|outcome| *outcome != Outcome::Finished)
+    }
+
+    /// Whether everybody goes on alone.
+    pub(crate) fn has_no_room(&self) -> bool {
+        self.outcome.get() == Some(&Outcome::NoRoom)
     }
 
     /// Makes all that is left, waits until the file has its name, and says how it ended.
@@ -187,7 +197,7 @@ impl Flight {
                     true
                 }
                 Err(error) => {
-                    log_disk_error(&folder, &error);
+                    folder.pause(&error);
                     false
                 }
             }
@@ -197,10 +207,6 @@ impl Flight {
             Err(error) => tracing::error!("a compressed NAR was not kept: no thread can be started: {error}"),
         }
     }
-}
-
-fn log_disk_error(folder: &Folder, error: &io::Error) {
-    tracing::error!("cannot write to the NAR cache '{}': {error}", folder.root().display());
 }
 
 impl std::fmt::Debug for Flight {
@@ -223,7 +229,7 @@ impl Producer {
         let made = encoder.advance(nar, &mut sink);
         made.map_err(|stop| {
             if let Stop::Sink(error) = &stop {
-                log_disk_error(&self.folder, error);
+                self.folder.pause(error);
             }
             Outcome::from(stop)
         })?;
@@ -264,10 +270,12 @@ impl FlightSource {
 
     /// Gives out what is there.
     fn take(&mut self, out: &mut SegmentBuf, produced: u64) -> io::Result<()> {
+        // There is one, or nothing would have been produced.
+        let Some(file) = &self.flight.file else { return Ok(()) };
         let there = produced - self.sent;
         let room = out.room() as u64;
         if there >= SENDFILE_BYTES_MIN {
-            out.push_file(FileRange { file: Arc::clone(&self.flight.file), offset: self.sent, length: there });
+            out.push_file(FileRange { file: Arc::clone(file), offset: self.sent, length: there });
             self.sent = produced;
             return Ok(());
         }
@@ -275,7 +283,7 @@ impl FlightSource {
         let memory = out.memory();
         let from = memory.len();
         memory.resize(from + length, 0);
-        self.flight.file.read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
+        file.read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
         self.sent += length as u64;
         Ok(())
     }

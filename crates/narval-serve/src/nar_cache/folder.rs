@@ -12,7 +12,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use narval_nix::{NarHash, Sha256};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, openat2};
@@ -21,6 +22,8 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, openat2
 const USE_RESOLUTION: Duration = Duration::from_secs(600);
 /// Room made beyond what is needed, so that not every new file looks through the whole folder: an eighth.
 const EVICT_TO: (u64, u64) = (7, 8);
+/// After trouble with writing, nothing is written for this long.
+const PAUSE: Duration = Duration::from_secs(30);
 /// Files looked at in one pass at most.
 const FILES_MAX: usize = 1 << 20;
 
@@ -45,6 +48,8 @@ pub(crate) struct Folder {
     /// What the folder holds, as far as this process knows.
     bytes: AtomicU64,
     next: AtomicU64,
+    /// Until when nothing is written.
+    paused_until: Mutex<Option<Instant>>,
 }
 
 impl Folder {
@@ -64,11 +69,12 @@ impl Folder {
             bytes_max,
             bytes: AtomicU64::new(0),
             next: AtomicU64::new(0),
+            paused_until: Mutex::new(None),
         };
         this.remove_left_over()?;
         // Fails early, and not at the first request, when the folder can't be written to.
         drop(this.begin()?);
-        this.make_room()?;
+        this.make_room(bytes_max)?;
         Ok(this)
     }
 
@@ -117,15 +123,17 @@ impl Folder {
     pub(crate) fn begin(&self) -> io::Result<Filling> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.filling.join(format!("{}-{number}", std::process::id()));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        let file = match file {
-            // A process of the same number left it behind: ours now.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                fs::remove_file(&path)?;
-                OpenOptions::new().read(true).write(true).create_new(true).open(&path)?
+        let create = || OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let file = create().or_else(|error| {
+            match error.kind() {
+                // A process of the same number left it behind: ours now.
+                io::ErrorKind::AlreadyExists => fs::remove_file(&path)?,
+                // Somebody emptied the cache.
+                io::ErrorKind::NotFound => fs::create_dir_all(&self.filling)?,
+                _ => return Err(error),
             }
-            other => other?,
-        };
+            create()
+        })?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Filling { file, path, finished: false })
     }
@@ -141,14 +149,42 @@ impl Folder {
         fs::rename(&filling.path, &path)?;
         filling.finished = true;
         if self.bytes.fetch_add(file_size, Ordering::Relaxed) + file_size > self.bytes_max {
-            self.make_room()?;
+            self.make_room(self.bytes_max)?;
         }
         Ok(Stored { path, file_hash: *file_hash, file_size })
     }
 
-    /// Where the folder is.
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
+    /// Whether there was trouble with writing a moment ago.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused_until().is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Logs trouble with writing, and writes nothing for a while. On a full disk, what was used longest ago gives way.
+    pub(crate) fn pause(&self, error: &io::Error) {
+        {
+            let mut paused_until = self.paused_until();
+            // Others that were writing run into the same.
+            if paused_until.is_some_and(|until| Instant::now() < until) {
+                return;
+            }
+            *paused_until = Some(Instant::now() + PAUSE);
+        }
+        tracing::error!(
+            "cannot write to the NAR cache '{}': {error}; NARs are not compressed for {} s",
+            self.root.display(),
+            PAUSE.as_secs()
+        );
+        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            // Less than there is: an eighth goes.
+            let there = self.make_room(u64::MAX).unwrap_or(0);
+            if let Err(error) = self.make_room(there.saturating_sub(1)) {
+                tracing::debug!("nothing was removed from the NAR cache: {error}");
+            }
+        }
+    }
+
+    fn paused_until(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.paused_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove_left_over(&self) -> io::Result<()> {
@@ -165,8 +201,8 @@ impl Folder {
     }
 
     /// Looks what is there, and when it is more than allowed, removes what was used longest ago. Other processes may
-    /// do the same at the same time: then more goes than had to.
-    fn make_room(&self) -> io::Result<()> {
+    /// do the same at the same time: then more goes than had to. Returns how much is there.
+    fn make_room(&self, bytes_max: u64) -> io::Result<u64> {
         let mut files = Vec::new();
         for level in fs::read_dir(&self.root)?.filter_map(Result::ok) {
             if !level.file_name().to_string_lossy().starts_with("zstd-") {
@@ -182,10 +218,10 @@ impl Folder {
             }
         }
         let mut bytes: u64 = files.iter().map(|(_, size, _)| size).sum();
-        if bytes > self.bytes_max {
+        if bytes > bytes_max {
             files.sort();
             let (numerator, denominator) = EVICT_TO;
-            let target = self.bytes_max / denominator * numerator;
+            let target = bytes_max / denominator * numerator;
             for (_, size, path) in files {
                 if bytes <= target {
                     break;
@@ -196,7 +232,7 @@ impl Folder {
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
-        Ok(())
+        Ok(bytes)
     }
 }
 
@@ -276,6 +312,35 @@ mod tests {
         let stored = put(&folder, b'a', b"compressed");
         fs::write(&stored.path, "comp").unwrap();
         assert!(folder.find(&Sha256::of(b"a")).is_none());
+    }
+
+    #[test]
+    fn a_full_disk_takes_the_longest_unused_and_a_pause() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        let stored: Vec<_> = (0..4).map(|name| put(&folder, name, &[name; 1000])).collect();
+        stored.iter().zip(0..).for_each(|(stored, index)| age(stored, 10_000 - index));
+        assert!(!folder.is_paused());
+        folder.pause(&io::ErrorKind::PermissionDenied.into());
+        assert!(folder.is_paused() && stored.iter().all(|stored| stored.path.exists()));
+        *folder.paused_until() = None;
+        for _ in 0..2 {
+            // Who runs into it during the pause takes nothing more.
+            folder.pause(&io::ErrorKind::StorageFull.into());
+        }
+        let there: Vec<_> = stored.iter().map(|stored| stored.path.exists()).collect();
+        assert_eq!(there, [false, true, true, true]);
+    }
+
+    #[test]
+    fn who_empties_the_folder_does_no_harm() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        put(&folder, b'a', b"compressed");
+        fs::remove_dir_all(root.path()).unwrap();
+        assert!(folder.find(&Sha256::of(b"a")).is_none());
+        put(&folder, b'a', b"compressed");
+        assert!(folder.find(&Sha256::of(b"a")).is_some());
     }
 
     #[test]

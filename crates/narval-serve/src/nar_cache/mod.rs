@@ -22,8 +22,8 @@ use crate::corrupt::Corrupt;
 use crate::layouts::Planned;
 use crate::metrics::Metrics;
 pub(crate) use flight::{Flight, FlightSource, Outcome};
-use folder::Folder;
 pub(crate) use folder::Stored;
+use folder::{Filling, Folder};
 
 /// Files whose names are remembered, so that finding them costs no look into a folder.
 const NAMES_MAX: usize = 16 * 1024;
@@ -116,11 +116,18 @@ impl NarCache {
             return Ok(Found::File(stored, file));
         }
         self.metrics.nar_cache_misses.inc();
-        let filling = self.folder.begin()?;
-        let (folder, corrupt) = (Arc::clone(&self.folder), Arc::clone(&self.corrupt));
-        let flight = Arc::new(Flight::begin(planned, ahead, (folder, filling), self.level, corrupt, stored)?);
+        let place = if self.folder.is_paused() { None } else { self.begin() };
+        let has_place = place.is_some();
+        let flight = Arc::new(Flight::begin(planned, ahead, place, self.level, Arc::clone(&self.corrupt), stored)?);
         flights.retain(|_, flight| flight.strong_count() > 0);
-        flights.insert(planned.nar_hash, Arc::downgrade(&flight));
+        if has_place {
+            flights.insert(planned.nar_hash, Arc::downgrade(&flight));
+        }
         Ok(Found::Flight(flight))
+    }
+
+    fn begin(&self) -> Option<(Arc<Folder>, Filling)> {
+        let begun = self.folder.begin().inspect_err(|error| self.folder.pause(error));
+        Some((Arc::clone(&self.folder), begun.ok()?))
     }
 }

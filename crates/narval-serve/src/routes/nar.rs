@@ -174,6 +174,10 @@ fn zstd(
         Found::Flight(flight) => {
             let length = if *head.method() == Method::HEAD { Ok(None) } else { flight.begin_answer() };
             let length = length.map_err(|reason| damaged(&planned, reason))?;
+            if !route.zstd && flight.has_no_room() {
+                // Compressing it for each client alone would take more than it spares.
+                return Ok(None);
+            }
             let body = Body::source(FlightSource::new(flight, Arc::clone(&shared.metrics)), length);
             Ok(Some(representation(0).fields(Response::new(StatusCode::OK), false).body(body)))
         }
