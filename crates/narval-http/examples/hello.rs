@@ -5,23 +5,22 @@
 
 use std::error::Error;
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 
 use narval_http::{
     Bytes, Handler, HeadRef, HeaderValue, Listen, Prepared, Request, Response, Server, StatusCode, header,
 };
 
 struct Hello {
-    answer: Arc<Prepared>,
+    answer: &'static Prepared,
 }
 
 impl Handler for Hello {
     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
-        (head.path() == "/").then(|| self.answer.clone().into())
+        (head.path() == "/").then(|| self.answer.into())
     }
 
     fn handle(&self, _request: Request) -> Response {
-        self.answer.clone().into()
+        self.answer.into()
     }
 }
 
@@ -41,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let text = HeaderValue::from_static("text/plain");
     let answer = Prepared::new(StatusCode::OK, &[(header::CONTENT_TYPE, text)], Bytes::from("x".repeat(600)));
-    let mut server = Server::builder(Hello { answer: Arc::new(answer) })
+    let mut server = Server::builder(Hello { answer: Box::leak(Box::new(answer)) })
         .listen(if inherited { Listen::Inherited } else { Listen::Tcp((Ipv4Addr::LOCALHOST, port).into()) })
         .driver(driver.parse()?);
     if let Some(workers) = workers {

@@ -31,6 +31,7 @@ mod compress;
 mod connection;
 mod cors;
 mod counters;
+mod doorbell;
 mod driver;
 mod early;
 mod engine;

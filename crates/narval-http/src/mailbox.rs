@@ -9,9 +9,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::Peer;
 use crate::connection::Close;
+use crate::doorbell::Doorbell;
 use crate::driver::Token;
 use crate::socket::Socket;
-use crate::sync::{AtomicBool, Ordering, fence};
 use crate::transmit::Outgoing;
 use crate::ws;
 
@@ -47,8 +47,7 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     queue: SegQueue<Message>,
-    /// The receiver is about to sleep, or sleeps: the next sender wakes it.
-    asleep: AtomicBool,
+    doorbell: Doorbell,
     waker: Waker,
 }
 
@@ -84,13 +83,13 @@ impl Mailbox {
     /// A mailbox that wakes through an eventfd.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { queue: SegQueue::new(), asleep: AtomicBool::new(false), waker: Waker::Eventfd(fd) }))
+        Ok(Arc::new(Self { queue: SegQueue::new(), doorbell: Doorbell::new(), waker: Waker::Eventfd(fd) }))
     }
 
     /// A mailbox of the simulated server.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn simulated() -> Arc<Self> {
-        Arc::new(Self { queue: SegQueue::new(), asleep: AtomicBool::new(false), waker: Waker::Nobody })
+        Arc::new(Self { queue: SegQueue::new(), doorbell: Doorbell::new(), waker: Waker::Nobody })
     }
 
     pub(crate) fn waker(&self) -> &Waker {
@@ -100,33 +99,28 @@ impl Mailbox {
     /// Any thread: sends a message.
     pub(crate) fn post(&self, message: Message) {
         self.queue.push(message);
-        // Pairs with the fence in `may_sleep`: either this thread sees that the receiver sleeps, or the receiver sees the
-        // message.
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
+        if self.doorbell.has_to_wake() {
             self.waker.wake();
         }
     }
 
     /// Receiver: announces that it is about to sleep. False: there is a message, and it must not.
     pub(crate) fn may_sleep(&self) -> bool {
-        self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if self.queue.is_empty() {
-            return true;
-        }
-        self.awake();
-        false
+        self.doorbell.may_sleep(|| self.queue.is_empty())
     }
 
     /// Receiver: it is awake.
     pub(crate) fn awake(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.doorbell.awake();
     }
 
     /// Receiver: the next message.
     pub(crate) fn take(&self) -> Option<Message> {
         // Looking costs less than popping, which begins with a fence.
-        if self.queue.is_empty() { None } else { self.queue.pop() }
+        if self.queue.is_empty() {
+            return None;
+        }
+        self.doorbell.has_message();
+        self.queue.pop()
     }
 }

@@ -1,4 +1,5 @@
 use std::error::Error;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -25,7 +26,25 @@ pub struct Response {
 #[derive(Debug)]
 pub(crate) enum ResponseKind {
     Plain { status: StatusCode, headers: Vec<(HeaderName, HeaderValue)>, body: Body },
-    Prepared(Arc<Prepared>),
+    Prepared(Held),
+}
+
+/// How an answer has what was prepared.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Shared(Arc<Prepared>),
+    Forever(&'static Prepared),
+}
+
+impl Deref for Held {
+    type Target = Prepared;
+
+    fn deref(&self) -> &Prepared {
+        match self {
+            Self::Shared(prepared) => prepared,
+            Self::Forever(prepared) => prepared,
+        }
+    }
 }
 
 impl Response {
@@ -111,7 +130,14 @@ impl Response {
 
 impl From<Arc<Prepared>> for Response {
     fn from(prepared: Arc<Prepared>) -> Self {
-        Self { kind: ResponseKind::Prepared(prepared), upgrade: None, late: None, failure: None }
+        Self { kind: ResponseKind::Prepared(Held::Shared(prepared)), upgrade: None, late: None, failure: None }
+    }
+}
+
+/// For answers that never change: nothing is counted each time one is sent.
+impl From<&'static Prepared> for Response {
+    fn from(prepared: &'static Prepared) -> Self {
+        Self { kind: ResponseKind::Prepared(Held::Forever(prepared)), upgrade: None, late: None, failure: None }
     }
 }
 

@@ -38,6 +38,7 @@ impl Socket {
     }
 
     /// Receives into `buffer`; 0: the peer sends no more.
+    #[inline(always)]
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -55,6 +56,7 @@ impl Socket {
     }
 
     /// Sends without waiting. `more`: a file, or the connection's end, follows at once.
+    #[inline(always)]
     pub(crate) fn send(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -87,6 +89,7 @@ impl Socket {
     }
 
     /// Sends what `out` holds, as much as fits, and takes it off.
+    #[inline(always)]
     pub(crate) fn send_buf(&self, out: &mut OutBuf) -> io::Result<usize> {
         let sent = match (out.rest(), &out.tail) {
             (rest, tail) if tail.is_empty() => self.send(rest, out.ends)?,

@@ -1,4 +1,4 @@
-//! The atomics of the lease: those of `std`, or those of `loom` when the state machine is model-checked
+//! The atomics of the lease and the doorbell: those of `std`, or those of `loom` when they are model-checked
 //! (`RUSTFLAGS="--cfg loom" cargo test -p narval-http --release --lib loom`). The code that ships is the code that is checked.
 
 #[cfg(all(loom, test))]

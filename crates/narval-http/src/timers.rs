@@ -39,6 +39,7 @@ impl TimerWheel {
     }
 
     /// Takes out everything that is due.
+    #[inline]
     pub(crate) fn take_due(&mut self, now: Millis, due: &mut Vec<Token>) {
         let target = now / TICK;
         if target <= self.tick {

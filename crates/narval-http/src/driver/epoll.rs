@@ -127,6 +127,7 @@ impl EpollDriver {
         self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
     }
 
+    #[inline(always)]
     fn receive(&mut self, token: Token) -> Option<Completion<ScratchBuffer>> {
         let mut bytes = self.scratch.pop().unwrap_or_else(|| vec![0; RECEIVE_BUFFER]);
         let Some(entry) = self.entry(token).filter(|entry| entry.receive_wanted) else {
@@ -183,11 +184,7 @@ impl EpollDriver {
         Ok(())
     }
 
-    fn send(&mut self, token: Token, mut buf: OutBuf) -> Option<Completion<ScratchBuffer>> {
-        let result = self.entry(token)?.connection.as_ref()?.socket.send_buf(&mut buf).map(drop);
-        Some(Completion::Sent { token, result, buf })
-    }
-
+    #[inline(always)]
     fn on_event(&mut self, event: Event) -> Option<Completion<ScratchBuffer>> {
         let data = event.data.u64();
         if data == WAKE {
@@ -292,7 +289,10 @@ impl Driver for EpollDriver {
                 }
                 None
             }
-            Op::Send(token, buf) => self.send(token, buf),
+            Op::Send(token, mut buf) => {
+                let result = self.send_now(token, &mut buf)?;
+                Some(Completion::Sent { token, result, buf })
+            }
             Op::AwaitWritable(token) => {
                 let entry = self.entry(token)?;
                 if !std::mem::replace(&mut entry.tells_writable, true) {
@@ -315,6 +315,12 @@ impl Driver for EpollDriver {
         }
     }
 
+    #[inline(always)]
+    fn send_now(&mut self, token: Token, buf: &mut OutBuf) -> Option<io::Result<()>> {
+        Some(self.entry(token)?.connection.as_ref()?.socket.send_buf(buf).map(drop))
+    }
+
+    #[inline(always)]
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
         debug_assert!(self.next_event >= self.events.len(), "wait before all completions were taken");
         let is_idle = self.readable.is_empty() && self.writable.is_empty() && self.accepting.is_none();
@@ -338,6 +344,7 @@ impl Driver for EpollDriver {
         }
     }
 
+    #[inline(always)]
     fn next(&mut self) -> Option<Completion<ScratchBuffer>> {
         loop {
             if let Some(completion) = self.done.pop_front() {

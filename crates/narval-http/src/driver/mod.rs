@@ -84,6 +84,11 @@ pub(crate) trait Driver {
     /// Starts an operation. What is done at once is returned at once.
     fn submit(&mut self, op: Op) -> Option<Completion<Self::Buffer>>;
 
+    /// Sends at once, as much as fits, where the driver can; what was sent is taken off `buf`.
+    fn send_now(&mut self, _token: Token, _buf: &mut OutBuf) -> Option<io::Result<()>> {
+        None
+    }
+
     /// Waits until there is a completion, or until `until`, which is compared with the present time, `now`.
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()>;
 

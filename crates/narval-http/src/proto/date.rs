@@ -11,6 +11,8 @@ const LINE_LENGTH: usize = LENGTH + b"date: \r\n".len();
 
 thread_local! {
     static CACHED: Cell<(u64, [u8; LINE_LENGTH])> = const { Cell::new((u64::MAX, [b' '; LINE_LENGTH])) };
+    /// The thread [sets](set) it itself.
+    static IS_SET: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The time now as an IMF-fixdate.
@@ -22,20 +24,34 @@ pub fn now() -> [u8; LENGTH] {
 
 /// The field line that says so.
 pub(crate) fn line() -> [u8; LINE_LENGTH] {
+    if IS_SET.get() { CACHED.get().1 } else { line_at(since_1970().as_secs()) }
+}
+
+/// Takes the time once for all lines of this thread, from now on. Returns for how many milliseconds that is right; then it is
+/// to be called again.
+pub(crate) fn set() -> u64 {
+    let now = since_1970();
+    line_at(now.as_secs());
+    IS_SET.set(true);
+    u64::from(1000 - now.subsec_millis())
+}
+
+fn since_1970() -> Duration {
     // By std: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
-    let second = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    CACHED.with(|cached| {
-        let (cached_second, line) = cached.get();
-        if cached_second == second {
-            return line;
-        }
-        let mut line = [b' '; LINE_LENGTH];
-        let value = format(UNIX_EPOCH + Duration::from_secs(second));
-        let bytes = b"date: ".iter().chain(&value).chain(b"\r\n");
-        line.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
-        cached.set((second, line));
-        line
-    })
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn line_at(second: u64) -> [u8; LINE_LENGTH] {
+    let (cached_second, line) = CACHED.get();
+    if cached_second == second {
+        return line;
+    }
+    let mut line = [b' '; LINE_LENGTH];
+    let value = format(UNIX_EPOCH + Duration::from_secs(second));
+    let bytes = b"date: ".iter().chain(&value).chain(b"\r\n");
+    line.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
+    CACHED.set((second, line));
+    line
 }
 
 /// `time` as an IMF-fixdate, cut to whole seconds. Times before 1970 and after 9999 become the nearest date there is.

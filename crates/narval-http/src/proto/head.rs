@@ -289,11 +289,30 @@ struct Target {
     authority: Option<Span>,
 }
 
+/// Whether a request target can't have this byte.
+fn is_bad(byte: u8) -> bool {
+    !(0x21..=0x7e).contains(&byte) || byte == b'#'
+}
+
+/// All bytes are looked at, many at a time, before the one is looked for that is hardly ever there.
+fn has_bad_byte(target: &[u8]) -> bool {
+    target.iter().fold(false, |bad, &byte| bad | is_bad(byte))
+}
+
+#[inline]
+fn path_and_query(target: &[u8], span: Span) -> (Span, Option<Span>) {
+    match memchr(b'?', target) {
+        Some(at) => {
+            let mark = span.start + at as u32;
+            (Span { start: span.start, end: mark }, Some(Span { start: mark + 1, end: span.end }))
+        }
+        None => (span, None),
+    }
+}
+
 impl Target {
     fn parse(method: &Method, target: &[u8], span: Span, limits: &HeadLimits) -> Result<Self, ProtoError> {
-        let is_bad = |byte: u8| !(0x21..=0x7e).contains(&byte) || byte == b'#';
-        // All bytes are looked at, many at a time, before the one is looked for that is hardly ever there.
-        if target.iter().fold(false, |bad, &byte| bad | is_bad(byte))
+        if has_bad_byte(target)
             && let Some(byte) = target.iter().find(|&&byte| is_bad(byte))
         {
             return Err(ProtoError::bad_request(match byte {
@@ -316,14 +335,8 @@ impl Target {
     }
 
     fn origin(target: &[u8], span: Span) -> Self {
-        match memchr(b'?', target) {
-            Some(at) => Self {
-                path: Span { start: span.start, end: span.start + at as u32 },
-                query: Some(Span { start: span.start + at as u32 + 1, end: span.end }),
-                authority: None,
-            },
-            None => Self { path: span, query: None, authority: None },
-        }
+        let (path, query) = path_and_query(target, span);
+        Self { path, query, authority: None }
     }
 
     fn absolute(target: &[u8], span: Span) -> Result<Self, ProtoError> {

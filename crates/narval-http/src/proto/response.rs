@@ -109,6 +109,7 @@ fn length_fields(out: &mut Vec<u8>, status: StatusCode, length: BodyLength, to: 
 }
 
 /// Appends the head of a [`Prepared`] response, the empty line included.
+#[inline]
 pub fn encode_prepared(out: &mut Vec<u8>, prepared: &Prepared, to: AnswerTo) -> EncodedHead {
     out.extend_from_slice(&prepared.head);
     date_line(out);

@@ -6,7 +6,7 @@ use super::serve::Begun;
 use super::slot::Phase;
 use super::{Shard, millis};
 use crate::connection::Close;
-use crate::driver::{Driver, OutBuf, Token};
+use crate::driver::{Driver, Token};
 use crate::engine::reason_response;
 use crate::intake::{BodyPipe, Intake, Sink};
 use crate::proto::ProtoError;
@@ -128,7 +128,7 @@ impl<D: Driver> Shard<D> {
     fn reject_body(&mut self, token: Token, error: ProtoError) {
         self.counters.rejected.add(1);
         let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
-        let mut out = OutBuf::default();
+        let mut out = self.take_out();
         let encoded = encode(reason_response(error.status, error.reason), to, &mut out);
         self.counters.status(encoded.status.as_u16());
         if let Some(slot) = self.slots.get(token) {

@@ -22,6 +22,7 @@ impl<D: Driver> Shard<D> {
     }
 
     /// Looks at the connections whose time has come.
+    #[inline]
     pub(super) fn expire(&mut self) {
         let mut due = std::mem::take(&mut self.due);
         self.wheel.take_due(self.now, &mut due);

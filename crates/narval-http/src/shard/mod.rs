@@ -27,7 +27,9 @@ use crate::lease::Holder;
 use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX};
 use crate::mailbox::{Mailbox, Message};
 use crate::pool::Job;
+use crate::proto::date;
 use crate::proto::head::LastHead;
+use crate::response::Held;
 use crate::socket::Socket;
 use crate::timers::TimerWheel;
 use crate::transmit::{Outgoing, Probes, Step};
@@ -49,7 +51,10 @@ pub(crate) struct Shard<D: Driver> {
     due: Vec<Token>,
     now: Millis,
     /// Where inline answers are put together.
-    out: OutBuf,
+    out: Option<Box<OutBuf>>,
+    /// The last answer that was encoded. A count that is changed right behind a copy waits for the copy to reach the cache:
+    /// it is let go of when the shard has slept.
+    spent: Option<Held>,
     /// Where the records of TLS connections are opened into.
     plaintext: Vec<u8>,
     probes: Probes,
@@ -57,6 +62,10 @@ pub(crate) struct Shard<D: Driver> {
     fields: Vec<(Span, Span)>,
     /// The last head that may come again.
     last_head: LastHead,
+    /// Until then the thread's `Date` line is that of the present second.
+    date_until: Millis,
+    /// As the engine's limits have it.
+    keep_alive_timeout: Millis,
     inline_calls: u64,
     dispatched: u64,
     stopping: bool,
@@ -68,6 +77,7 @@ impl<D: Driver> Shard<D> {
         let now = engine.clock.now();
         Self {
             counters: engine.counters.thread(),
+            keep_alive_timeout: millis(engine.limits.keep_alive_timeout),
             engine,
             driver,
             mailbox,
@@ -79,11 +89,13 @@ impl<D: Driver> Shard<D> {
             wheel: TimerWheel::new(now),
             due: Vec::new(),
             now,
-            out: OutBuf::default(),
+            out: None,
+            spent: None,
             plaintext: Vec::new(),
             probes: Probes::default(),
             fields: Vec::new(),
             last_head: LastHead::default(),
+            date_until: 0,
             inline_calls: 0,
             dispatched: 0,
             stopping: false,
@@ -107,6 +119,9 @@ impl<D: Driver> Shard<D> {
     }
 
     /// Waits for something to do, and does it. False: the shard has stopped.
+    ///
+    /// The way from here to the system calls of a request and back is inlined: the kernel's own calls use up the processor's memory
+    /// of where to return to, and each return behind a system call costs 20 to 30 ns. With ten of them a request took 0.15 µs more.
     pub(crate) fn turn(&mut self) -> io::Result<bool> {
         if self.halted || (self.stopping && self.slots.len() == 0) {
             return Ok(false);
@@ -114,10 +129,20 @@ impl<D: Driver> Shard<D> {
         let until = self.wait_until();
         self.driver.wait(self.now, until)?;
         self.counters.polls.add(1);
+        self.spent = None;
         self.now = self.engine.clock.now();
+        if self.now >= self.date_until {
+            self.date_until = self.now + date::set();
+        }
         let (mut completions, mut messages) = (0, 0);
         while let Some(completion) = self.driver.next() {
-            self.complete(completion);
+            match completion {
+                Completion::Received { token, result: Ok(buffer) } => {
+                    self.on_received(token, &buffer);
+                    self.driver.recycle(buffer);
+                }
+                other => self.complete(other),
+            }
             completions += 1;
         }
         while let Some(message) = self.mailbox.take() {
@@ -131,8 +156,11 @@ impl<D: Driver> Shard<D> {
     }
 
     fn wait_until(&mut self) -> Option<Millis> {
-        let resting = self.resting.iter().map(|(_, until)| *until).min();
-        [self.wheel.next_due(), resting].into_iter().flatten().min()
+        let due = self.wheel.next_due();
+        if self.resting.is_empty() {
+            return due;
+        }
+        self.resting.iter().map(|(_, until)| *until).chain(due).min()
     }
 
     fn complete(&mut self, completion: Completion<D::Buffer>) {
@@ -140,7 +168,7 @@ impl<D: Driver> Shard<D> {
             Completion::Accepted { listener, result } => self.on_accepted(listener, result),
             Completion::Received { token, result } => match result {
                 Ok(buffer) => {
-                    self.on_received(token, &buffer);
+                    self.received_again(token, &buffer);
                     self.driver.recycle(buffer);
                 }
                 Err(error) => self.on_broken(token, &error),
@@ -172,7 +200,13 @@ impl<D: Driver> Shard<D> {
         }
     }
 
+    #[inline(never)]
+    fn received_again(&mut self, token: Token, bytes: &[u8]) {
+        self.on_received(token, bytes);
+    }
+
     /// Bytes came in, or the end of them (none).
+    #[inline(always)]
     fn on_received(&mut self, token: Token, bytes: &[u8]) {
         let Some(slot) = self.slots.get(token) else { return };
         slot.receiving = false;
@@ -187,6 +221,7 @@ impl<D: Driver> Shard<D> {
     }
 
     /// The client has said something.
+    #[inline(always)]
     fn on_plaintext(&mut self, token: Token, bytes: &[u8]) {
         let Some(slot) = self.slots.get(token) else { return };
         match slot.phase {
@@ -198,7 +233,7 @@ impl<D: Driver> Shard<D> {
             Phase::Running => {
                 if slot.connection.lease.wait_for() == Holder::Shard {
                     slot.phase = Phase::Head;
-                    self.serve(token, bytes);
+                    self.serve_again(token, bytes);
                 } else {
                     slot.input.extend_from_slice(bytes);
                 }
@@ -216,6 +251,7 @@ impl<D: Driver> Shard<D> {
     }
 
     /// Asks for more input, if there is any use for it now.
+    #[inline(always)]
     fn receive(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
         if slot.receiving || slot.input_ended {
@@ -378,9 +414,9 @@ impl<D: Driver> Shard<D> {
             None => {}
         }
         slot.phase = Phase::Head;
-        slot.deadline = self.now + millis(self.engine.limits.keep_alive_timeout);
+        slot.deadline = self.now + self.keep_alive_timeout;
         if !slot.input.is_empty() {
-            self.serve(token, &[]);
+            self.serve_again(token, &[]);
         }
         self.watch(token);
         self.receive(token);

@@ -5,7 +5,7 @@ use std::io;
 use super::slot::Phase;
 use super::{Shard, millis};
 use crate::connection::{Close, TxLease};
-use crate::driver::{Driver, OutBuf, Token};
+use crate::driver::{Driver, Token};
 use crate::lease::Holder;
 use crate::pool::Job;
 use crate::secure::Opened;
@@ -63,7 +63,8 @@ impl<D: Driver> Shard<D> {
             && slot.phase == Phase::Head
             && slot.connection.lease.holder() == Holder::Shard
         {
-            self.send(token, OutBuf::default());
+            let out = self.take_out();
+            self.send(token, out);
         }
     }
 
@@ -76,10 +77,9 @@ impl<D: Driver> Shard<D> {
         }
         if slot.connection.secure.as_ref().is_some_and(|secure| secure.rest_is_cheap()) {
             let (connection, received) = (slot.connection.clone(), std::mem::take(&mut slot.input));
-            let mut out = std::mem::take(&mut self.out);
+            let mut out = self.take_out();
             let outcome = worker::shake_hands(&connection, &received, &mut out, &self.counters);
-            out.clear();
-            self.reuse(out);
+            self.give_back(out);
             return self.go_on_after_handshake(token, outcome);
         }
         if !self.engine.admission.begin_handshake() {

@@ -48,6 +48,7 @@ enum Stop {
 
 impl<D: Driver> Shard<D> {
     /// Answers the requests in what was received before and `bytes`. The shard holds the lease, and nothing is being sent.
+    #[inline(always)]
     pub(super) fn serve(&mut self, token: Token, bytes: &[u8]) {
         let Some(slot) = self.slots.get(token) else { return };
         if slot.input.is_empty() {
@@ -56,7 +57,7 @@ impl<D: Driver> Shard<D> {
         } else {
             let mut input = std::mem::take(&mut slot.input);
             input.extend_from_slice(bytes);
-            let used = self.serve_input(token, &input);
+            let used = self.serve_more(token, &input);
             self.keep(token, input.get(used..).unwrap_or_default());
         }
         self.serve_waiting(token);
@@ -89,23 +90,36 @@ impl<D: Driver> Shard<D> {
         }
         slot.phase = Phase::Head;
         let input = std::mem::take(&mut slot.input);
-        let used = self.serve_input(token, &input);
+        let used = self.serve_more(token, &input);
         self.keep(token, input.get(used..).unwrap_or_default());
         true
     }
 
+    #[inline(never)]
+    pub(super) fn serve_again(&mut self, token: Token, bytes: &[u8]) {
+        self.serve(token, bytes);
+    }
+
+    #[inline(never)]
+    fn serve_more(&mut self, token: Token, input: &[u8]) -> usize {
+        self.serve_input(token, input)
+    }
+
     /// Returns how many bytes of `input` were used.
+    #[inline(always)]
     fn serve_input(&mut self, token: Token, input: &[u8]) -> usize {
         let (mut used, mut files_sent) = (0, 0);
         loop {
-            let mut out = std::mem::take(&mut self.out);
+            let mut out = self.take_out();
             let stop = self.answer_inline(token, input, &mut used, &mut out);
             match stop {
                 Stop::Rest { rest, keep_alive, status, entry } => {
+                    let bytes = std::mem::take(&mut *out);
+                    self.give_back(out);
                     let mut outgoing = match rest {
-                        Rest::File(range) => Outgoing::file(out, range),
-                        Rest::Stream(stream) => Outgoing::stream(out, stream),
-                        Rest::None => Outgoing::memory(out),
+                        Rest::File(range) => Outgoing::file(bytes, range),
+                        Rest::Stream(stream) => Outgoing::stream(bytes, stream),
+                        Rest::None => Outgoing::memory(bytes),
                     };
                     (outgoing.keep_alive, outgoing.status) = (keep_alive, status);
                     outgoing.watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
@@ -155,27 +169,27 @@ impl<D: Driver> Shard<D> {
 
     /// The connection waits for (the rest of) a head.
     fn wait_for_head(&mut self, token: Token, has_begun: bool) {
-        let (now, limits) = (self.now, &self.engine.limits);
-        let (head, keep_alive) = (now + millis(limits.head_timeout), now + millis(limits.keep_alive_timeout));
+        let now = self.now;
         let Some(slot) = self.slots.get(token) else { return };
         if slot.input_ended {
             return self.close(token);
         }
         if !has_begun {
             slot.head_begun = false;
-            slot.deadline = keep_alive;
+            slot.deadline = now + self.keep_alive_timeout;
         } else if !slot.head_begun {
             // Absolute: bytes that trickle in don't move it.
             slot.head_begun = true;
-            slot.deadline = head.min(slot.deadline);
+            slot.deadline = slot.deadline.min(now + millis(self.engine.limits.head_timeout));
             self.watch(token);
         }
     }
 
+    #[inline(always)]
     fn answer_inline(&mut self, token: Token, input: &[u8], used: &mut usize, out: &mut OutBuf) -> Stop {
         let stopping = self.engine.is_stopping();
         let Some(slot) = self.slots.get(token) else { return Stop::InputUsed };
-        let idle_until = self.now + millis(self.engine.limits.keep_alive_timeout);
+        let idle_until = self.now + self.keep_alive_timeout;
         let peer = slot.connection.peer.clone();
         let mut scan = std::mem::take(&mut slot.scan);
         loop {
@@ -185,21 +199,21 @@ impl<D: Driver> Shard<D> {
             }
             let limits = &self.engine.limits.head;
             let known = if scan.is_fresh() { self.last_head.read(rest, limits, &mut self.fields) } else { None };
-            let parsed = match known {
-                Some(head) => Ok(Some(head)),
-                None => scan.parse_into(rest, limits, &mut self.fields).inspect(|head| {
-                    head.iter().for_each(|head| self.last_head.learn(rest, head));
-                }),
-            };
-            let mut head = match parsed {
-                Ok(Some(head)) => head,
-                Ok(None) => {
-                    if let Some(slot) = self.slots.get(token) {
-                        slot.scan = scan;
+            let mut head = match known {
+                Some(head) => head,
+                None => match scan.parse_into(rest, limits, &mut self.fields) {
+                    Ok(Some(head)) => {
+                        self.last_head.learn(rest, &head);
+                        head
                     }
-                    return Stop::InputUsed;
-                }
-                Err(error) => return Stop::Reject(error),
+                    Ok(None) => {
+                        if let Some(slot) = self.slots.get(token) {
+                            slot.scan = scan;
+                        }
+                        return Stop::InputUsed;
+                    }
+                    Err(error) => return Stop::Reject(error),
+                },
             };
             head.keep_alive &= !stopping;
             if head.framing != Framing::None {
@@ -218,6 +232,7 @@ impl<D: Driver> Shard<D> {
             let before = out.len();
             let encoded = encode(response, answer_to(&head), out);
             self.fields = head.parts.fields;
+            self.spent = encoded.spent;
             if !matches!(encoded.rest, Rest::None) {
                 let status = encoded.status.as_u16();
                 return Stop::Rest { rest: encoded.rest, keep_alive: encoded.keep_alive, status, entry };
@@ -238,6 +253,7 @@ impl<D: Driver> Shard<D> {
     }
 
     /// Asks the handler; measures a sample of the calls.
+    #[inline(always)]
     fn call_inline(&mut self, head: &HeadRef<'_>) -> Option<Response> {
         self.inline_calls = self.inline_calls.wrapping_add(1);
         let started = self.inline_calls.is_multiple_of(INLINE_SAMPLE).then(Instant::now);
@@ -340,7 +356,7 @@ impl<D: Driver> Shard<D> {
         let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         slot.head_begun = false;
         // Looked at from time to time: a job that finishes quietly starts the idle time itself.
-        slot.deadline = self.now + millis(self.engine.limits.keep_alive_timeout);
+        slot.deadline = self.now + self.keep_alive_timeout;
         let Some(lease) = self.lease_to_job(token) else { return Begun::Elsewhere };
         let streamed = pipe.is_some();
         let call = Call { lease, request, exchange: Exchange { to, body: pipe, watch } };
@@ -363,7 +379,7 @@ impl<D: Driver> Shard<D> {
     /// Answers 503 to a request that finds the queue full.
     fn refuse(&mut self, token: Token, mut to: AnswerTo, watch: Option<Box<Watch>>, streamed: bool) -> Begun {
         to.keep_alive &= !streamed;
-        let mut out = std::mem::take(&mut self.out);
+        let mut out = self.take_out();
         let encoded = encode(self.engine.overloaded.clone().into(), to, &mut out);
         self.engine.record(&self.counters, encoded.status.as_u16(), out.len() as u64, false, watch);
         if let Some(slot) = self.slots.get(token) {
@@ -391,7 +407,8 @@ impl<D: Driver> Shard<D> {
     }
 
     /// Sends what the shard made. True: it is all out. False: it is being sent (or the connection is gone).
-    pub(super) fn send(&mut self, token: Token, mut out: OutBuf) -> bool {
+    #[inline(always)]
+    pub(super) fn send(&mut self, token: Token, mut out: Box<OutBuf>) -> bool {
         if let Some(slot) = self.slots.get(token)
             && let Err(error) = slot.connection.seal(&mut out)
         {
@@ -401,7 +418,8 @@ impl<D: Driver> Shard<D> {
         self.send_sealed(token, out)
     }
 
-    fn send_sealed(&mut self, token: Token, mut out: OutBuf) -> bool {
+    #[inline(always)]
+    fn send_sealed(&mut self, token: Token, mut out: Box<OutBuf>) -> bool {
         let large = out.len() as u64 > LARGE_ANSWER;
         if !out.is_empty()
             && let Some(slot) = self.slots.get(token)
@@ -409,8 +427,16 @@ impl<D: Driver> Shard<D> {
             slot.connection.answered(self.now, large);
         }
         while !out.is_empty() {
-            match self.driver.submit(Op::Send(token, out)) {
-                Some(Completion::Sent { result: Ok(()), buf, .. }) => out = buf,
+            match self.driver.send_now(token, &mut out) {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => {
+                    self.on_unsent(token, &error, *out);
+                    return false;
+                }
+                None => {}
+            }
+            match self.driver.submit(Op::Send(token, std::mem::take(&mut *out))) {
+                Some(Completion::Sent { result: Ok(()), buf, .. }) => *out = buf,
                 Some(Completion::Sent { result: Err(error), buf, .. }) => {
                     self.on_unsent(token, &error, buf);
                     return false;
@@ -426,7 +452,7 @@ impl<D: Driver> Shard<D> {
                 }
             }
         }
-        self.reuse(out);
+        self.give_back(out);
         true
     }
 
@@ -441,7 +467,7 @@ impl<D: Driver> Shard<D> {
         if buf.is_empty() {
             self.reuse(buf);
             self.after_answer(token);
-        } else if self.send_sealed(token, buf) {
+        } else if self.send_sealed(token, Box::new(buf)) {
             self.after_answer(token);
         }
     }
@@ -462,10 +488,27 @@ impl<D: Driver> Shard<D> {
         self.close(token);
     }
 
+    /// A buffer for answers. It goes from hand to hand in its box: what was just written is not to be moved.
+    pub(super) fn take_out(&mut self) -> Box<OutBuf> {
+        self.out.take().unwrap_or_default()
+    }
+
+    /// Keeps it for the next answers.
+    #[inline]
+    pub(super) fn give_back(&mut self, mut out: Box<OutBuf>) {
+        if out.memory.capacity() > 2 * INLINE_BATCH_MAX {
+            out.memory = Vec::new();
+        }
+        out.clear();
+        self.out = Some(out);
+    }
+
+    /// Keeps the memory of a buffer that had another way.
     pub(super) fn reuse(&mut self, mut out: OutBuf) {
-        if out.memory.capacity() > self.out.memory.capacity() && out.memory.capacity() <= 2 * INLINE_BATCH_MAX {
+        let kept = self.out.get_or_insert_default();
+        if out.memory.capacity() > kept.memory.capacity() && out.memory.capacity() <= 2 * INLINE_BATCH_MAX {
             out.clear();
-            self.out = out;
+            **kept = out;
         }
     }
 }

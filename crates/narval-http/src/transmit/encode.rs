@@ -6,7 +6,7 @@ use crate::body::BodyKind;
 use crate::driver::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::proto::response::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
-use crate::response::ResponseKind;
+use crate::response::{Held, ResponseKind};
 use crate::{FileRange, Response};
 
 /// A response that was encoded into an [`OutBuf`].
@@ -16,6 +16,8 @@ pub(crate) struct Encoded {
     pub(crate) keep_alive: bool,
     /// What comes behind the bytes in the buffer.
     pub(crate) rest: Rest,
+    /// What was encoded, if it was prepared.
+    pub(crate) spent: Option<Held>,
 }
 
 /// The part of a body that is not in memory.
@@ -26,6 +28,7 @@ pub(crate) enum Rest {
 }
 
 /// Appends `response` to `out`, whose tail must be empty: the head, and the body if it is in memory.
+#[inline]
 pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Encoded {
     debug_assert!(out.tail.is_empty(), "nothing can be put behind a tail");
     let (status, fields, body) = match response.kind {
@@ -34,7 +37,8 @@ pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Enco
             if head.framing != BodyFraming::None {
                 append(&prepared.body, out);
             }
-            return Encoded { status: prepared.status, keep_alive: head.keep_alive, rest: Rest::None };
+            let status = prepared.status;
+            return Encoded { status, keep_alive: head.keep_alive, rest: Rest::None, spent: Some(prepared) };
         }
         ResponseKind::Plain { status, headers, body } => (status, headers, body),
     };
@@ -55,7 +59,7 @@ pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Enco
         BodyKind::File(range) => Rest::File(range),
         BodyKind::Source { source, .. } => Rest::Stream(Stream::new(source, head.framing)),
     };
-    Encoded { status, keep_alive: head.keep_alive, rest }
+    Encoded { status, keep_alive: head.keep_alive, rest, spent: None }
 }
 
 fn append(body: &Bytes, out: &mut OutBuf) {

@@ -6,7 +6,7 @@
 
 use http::{Method, Version};
 
-use super::{Framing, HeadLimits, ParsedHead, Target, span_in};
+use super::{Framing, HeadLimits, ParsedHead, has_bad_byte, path_and_query, span_in};
 use crate::{HeadParts, Span};
 
 /// Bytes behind the target that are kept, at most. Browsers send some 500 to 900.
@@ -53,6 +53,7 @@ impl LastHead {
 
     /// Reads the head that `buf` starts with, if it is the last one again but for its target. `None`: it is to be read as a
     /// whole. The field lines are put into the memory of `fields`, which a head takes with it.
+    #[inline(always)]
     pub(crate) fn read(&self, buf: &[u8], limits: &HeadLimits, fields: &mut Vec<(Span, Span)>) -> Option<ParsedHead> {
         let from = request_start(buf).filter(|_| !self.rest.is_empty())?;
         let tail = buf.get(from..)?;
@@ -63,9 +64,12 @@ impl LastHead {
         if !fits || !buf.get(end..)?.starts_with(&self.rest) {
             return None;
         }
-        let method = if from == GET.len() { Method::GET } else { Method::HEAD };
         let span = span_in(buf, target);
-        let Target { path, query, .. } = Target::parse(&method, target, span, limits).ok()?;
+        if has_bad_byte(target) {
+            return None;
+        }
+        // It begins with a slash.
+        let (path, query) = path_and_query(target, span);
         let moved = (end as u32).wrapping_sub(self.rest_at);
         let shift = |span: &Span| match span.end {
             // Nothing, which lies nowhere.
@@ -76,13 +80,17 @@ impl LastHead {
         fields.clear();
         fields.extend(self.fields.iter().map(|(name, value)| (shift(name), shift(value))));
         let host = self.host.as_ref().map(shift);
-        Some(ParsedHead {
-            parts: HeadParts { method, version: self.version, target: span, path, query, host, fields },
+        let mut parsed = ParsedHead {
+            parts: HeadParts { method: Method::GET, version: self.version, target: span, path, query, host, fields },
             head_len,
             framing: Framing::None,
             keep_alive: self.keep_alive,
             expect_continue: self.expect_continue,
-        })
+        };
+        if from != GET.len() {
+            parsed.parts.method = Method::HEAD;
+        }
+        Some(parsed)
     }
 }
 
