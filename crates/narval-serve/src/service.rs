@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use narval_http::{Handler, HeadRef, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header};
+use narval_nix::HashPart;
 use narval_store::{ReadAhead, Store};
 
 use crate::corrupt::Corrupt;
@@ -105,6 +106,10 @@ impl Service {
             store,
             engine: OnceLock::new(),
         };
+        // Not an error: a daemon may start later, and a disk may be mounted later.
+        if let Err(error) = shared.store.path_from_hash_part(&HashPart::from_digest(&[0; 20])) {
+            tracing::warn!("{error}; until that can be done, requests are answered with 500");
+        }
         Ok(Self { shared: Arc::new(shared) })
     }
 

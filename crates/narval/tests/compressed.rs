@@ -67,6 +67,11 @@ fn first_as_it_is_made_then_from_the_cache() {
     assert!(part.status == 206 && part.body == file.body[10..100]);
     let part = server.ask("GET", &url, &["Range: bytes=10-99", ZSTD]);
     assert!(part.status == 206 && part.field("content-encoding").is_none() && part.body == nar[10..100]);
+    // Who has it already is told so, whether it is there or would have to be made.
+    let condition = format!("If-None-Match: {}", first.field("etag").unwrap());
+    assert_eq!(server.ask("GET", &url, &[ZSTD, &condition]).status, 304);
+    fs::remove_dir_all(store.path("cache/narval/nars")).unwrap();
+    assert_eq!(server.ask("GET", &url, &[ZSTD, &condition]).status, 304);
     // Who does not ask for it does not get it.
     assert!(server.get(&url).body == nar);
     assert!(server.ask("GET", &url, &["Accept-Encoding: zstd;q=0"]).body == nar);
@@ -211,8 +216,14 @@ fn warmed_before_anybody_asks() {
         command.args(["warm", "--store", &store.uri()]).args(args).env("XDG_CACHE_HOME", store.path("cache"));
         command.output().unwrap()
     };
+    let server = Server::narval(&store, &[]);
+    assert_eq!(value(server.get(&format!("/{}.narinfo", hash_part(&path))).text(), "Compression"), Some("none"));
     let first = warm(&[&path]);
     assert!(String::from_utf8_lossy(&first.stderr).contains("1 compressed, 0 were there already"));
+    // A server that knew the path before it was compressed finds that out when it is asked for it compressed.
+    assert!(server.ask("GET", &format!("/nar/{}.nar", hash_part(&path)), &[ZSTD]).field("content-length").is_some());
+    assert_eq!(metric(&server, "narval_nar_cache_misses_total"), 0);
+    compressed_narinfo(&server, hash_part(&path));
     let second = warm(&["--all"]);
     assert!(String::from_utf8_lossy(&second.stderr).contains("0 compressed, 1 were there already"));
     assert_eq!(warm(&["/nix/store/nothing"]).status.code(), Some(2));

@@ -87,6 +87,11 @@ impl NarCache {
         Some((found, Arc::new(file)))
     }
 
+    /// Whether this process knows already of a compressed NAR with this hash. Others may have made one.
+    pub(crate) fn knows(&self, nar_hash: &NarHash) -> bool {
+        self.names.get(nar_hash).is_some()
+    }
+
     /// The compressed NAR with this hash and of this size, if it can be had at once; for the shard, which waits for no
     /// disk.
     pub(crate) fn find_inline(&self, nar_hash: &NarHash, size: u64) -> Option<File> {

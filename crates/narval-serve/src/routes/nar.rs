@@ -153,7 +153,12 @@ fn zstd(
         size,
     };
     let bytes = &shared.metrics.nar_bytes_zstd;
+    let is_news = !cache.knows(&info.nar_hash);
     if let Some((stored, file)) = cache.find(&info.nar_hash) {
+        if is_news {
+            // Another process made it: the narinfo that is remembered does not name it.
+            shared.memo.forget(&route.hash_part);
+        }
         shared.metrics.nar_cache_hits.inc();
         let representation = representation(stored.file_size);
         let response = send_file(&representation, head, &file, bytes)?;
@@ -162,6 +167,9 @@ fn zstd(
             let key = (route.hash_part, form);
             shared.ready_nars.is_compressed(generation, key, &info.nar_hash, representation);
         }
+        return Ok(Some(response));
+    }
+    if let Some(response) = representation(0).on_conditions(head) {
         return Ok(Some(response));
     }
     let (planned, _) = shared.plan(route.hash_part)?;

@@ -36,12 +36,10 @@ impl Representation {
         head: &HeadRef<'_>,
         body: impl FnOnce(Selected) -> Result<Body, ServeError>,
     ) -> Result<Response, ServeError> {
-        let validators = Validators { etag: self.etag.as_ref(), last_modified: None };
-        match evaluate(head, Some(&validators)) {
-            Outcome::Proceed => {}
-            Outcome::NotModified => return Ok(self.validators(Response::new(StatusCode::NOT_MODIFIED))),
-            Outcome::PreconditionFailed => return Ok(Response::new(StatusCode::PRECONDITION_FAILED)),
+        if let Some(response) = self.on_conditions(head) {
+            return Ok(response);
         }
+        let validators = self.validators_of();
         let selection = match head.header(header::RANGE.as_str()) {
             Some(value) if range_applies(head, &validators) => select(value, self.size),
             _ => Selection::Whole,
@@ -67,6 +65,19 @@ impl Representation {
                 .validators(Response::new(StatusCode::RANGE_NOT_SATISFIABLE))
                 .header(header::CONTENT_RANGE, unsatisfied_content_range(self.size)),
         })
+    }
+
+    /// The answer when the request's conditions leave nothing to be sent.
+    pub(crate) fn on_conditions(&self, head: &HeadRef<'_>) -> Option<Response> {
+        match evaluate(head, Some(&self.validators_of())) {
+            Outcome::Proceed => None,
+            Outcome::NotModified => Some(self.validators(Response::new(StatusCode::NOT_MODIFIED))),
+            Outcome::PreconditionFailed => Some(Response::new(StatusCode::PRECONDITION_FAILED)),
+        }
+    }
+
+    fn validators_of(&self) -> Validators<'_> {
+        Validators { etag: self.etag.as_ref(), last_modified: None }
     }
 
     /// Adds the field lines of an answer with a body; `ranges`: parts of it may be asked for.
