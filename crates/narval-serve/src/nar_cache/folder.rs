@@ -24,6 +24,8 @@ const USE_RESOLUTION: Duration = Duration::from_secs(600);
 const EVICT_TO: (u64, u64) = (7, 8);
 /// After trouble with writing, nothing is written for this long.
 const PAUSE: Duration = Duration::from_secs(30);
+/// After writing this part of what the folder may hold (a sixteenth), a process looks what others have written.
+const LOOK_AFTER: u64 = 16;
 /// Files looked at in one pass at most.
 const FILES_MAX: usize = 1 << 20;
 
@@ -47,6 +49,8 @@ pub(crate) struct Folder {
     bytes_max: u64,
     /// What the folder holds, as far as this process knows.
     bytes: AtomicU64,
+    /// What this process wrote since it looked.
+    written: AtomicU64,
     next: AtomicU64,
     /// Until when nothing is written.
     paused_until: Mutex<Option<Instant>>,
@@ -68,6 +72,7 @@ impl Folder {
             filling,
             bytes_max,
             bytes: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             next: AtomicU64::new(0),
             paused_until: Mutex::new(None),
         };
@@ -148,7 +153,9 @@ impl Folder {
         let path = folder.join(format!("{nar_hash}.{}.{file_size}.nar.zst", file_hash.to_nix32()));
         fs::rename(&filling.path, &path)?;
         filling.finished = true;
-        if self.bytes.fetch_add(file_size, Ordering::Relaxed) + file_size > self.bytes_max {
+        let bytes = self.bytes.fetch_add(file_size, Ordering::Relaxed) + file_size;
+        let written = self.written.fetch_add(file_size, Ordering::Relaxed) + file_size;
+        if bytes > self.bytes_max || written > self.bytes_max / LOOK_AFTER {
             self.make_room(self.bytes_max)?;
         }
         Ok(Stored { path, file_hash: *file_hash, file_size })
@@ -232,6 +239,7 @@ impl Folder {
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
+        self.written.store(0, Ordering::Relaxed);
         Ok(bytes)
     }
 }
@@ -312,6 +320,17 @@ mod tests {
         let stored = put(&folder, b'a', b"compressed");
         fs::write(&stored.path, "comp").unwrap();
         assert!(folder.find(&Sha256::of(b"a")).is_none());
+    }
+
+    #[test]
+    fn several_processes_keep_to_its_size_together() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = [(); 3].map(|()| Folder::open(root.path(), LEVEL, 32_000).unwrap());
+        for name in 0..=60 {
+            folders.iter().zip([0, 70, 140]).for_each(|(folder, from)| drop(put(folder, from + name, &[name; 1000])));
+            let there = folders[0].make_room(u64::MAX).unwrap();
+            assert!(there <= 32_000 + 3 * 32_000 / LOOK_AFTER, "{there}");
+        }
     }
 
     #[test]
