@@ -372,7 +372,8 @@ impl Outgoing {
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
         if self.pace.is_none() && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
-            self.pace = Some(if connection.is_near() { Pace::Near } else { Pace::Corked });
+            self.pace =
+                Some(if connection.secure.is_none() && connection.is_near() { Pace::Near } else { Pace::Corked });
             if self.pace == Some(Pace::Corked) {
                 socket.cork(true);
             }
