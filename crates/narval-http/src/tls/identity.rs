@@ -8,6 +8,7 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use thiserror::Error;
+use x509_parser::prelude::X509Version;
 
 use super::PemPair;
 
@@ -69,12 +70,17 @@ impl Identity {
     /// Reads and checks the files.
     pub(super) fn load(&self, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
         let chain = read_certificates("certificate", &self.cert)?;
-        check_validity(&self.cert, &chain)?;
+        check_leaf(&self.cert, &chain)?;
         let key = self.load_key()?;
         let mut certified = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => {
                 TlsError::KeyMismatch { cert: self.cert.clone(), key: self.key.clone() }
             }
+            rustls::Error::InvalidCertificate(error) => TlsError::Content {
+                what: "certificate",
+                path: self.cert.clone(),
+                problem: format!("can't be used: {error}"),
+            },
             other => TlsError::Content {
                 what: "private key",
                 path: self.key.clone(),
@@ -133,13 +139,17 @@ fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-/// An expired certificate is an error at the start, not a riddle for each client.
-fn check_validity(path: &Path, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
+/// An expired certificate, or one of a version that clients refuse, is an error at the start, not a riddle for each client.
+fn check_leaf(path: &Path, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
     let bad = |problem: String| TlsError::Content { what: "certificate", path: path.to_owned(), problem };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
     let Some(leaf) = chain.first() else { return Ok(()) };
     let (_, leaf) =
         x509_parser::parse_x509_certificate(leaf).map_err(|error| bad(format!("can't be parsed: {error}")))?;
+    if leaf.version() != X509Version::V3 {
+        let problem = format!("is of X.509 version {}, and TLS wants 3: {MAKE_VERSION_3}", leaf.version().0 + 1);
+        return Err(bad(problem));
+    }
     let validity = leaf.validity();
     if validity.not_after.timestamp() < now {
         return Err(bad(format!("expired on {}: renew it", validity.not_after)));
@@ -149,6 +159,9 @@ fn check_validity(path: &Path, chain: &[CertificateDer<'_>]) -> Result<(), TlsEr
     }
     Ok(())
 }
+
+/// OpenSSL before 3.4 makes version 1 where a certificate gets no extension.
+const MAKE_VERSION_3: &str = "have it issued again with its names in it (openssl x509 -req -extfile FILE, with 'subjectAltName=DNS:NAME' in FILE)";
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     memchr::memmem::find(haystack, needle).is_some()

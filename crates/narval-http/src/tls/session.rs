@@ -451,6 +451,19 @@ mod tests {
         assert!(error.contains("peer sent no certificates"), "{error}");
     }
 
+    /// By `openssl x509 -req -signkey` without extensions; its key is not kept.
+    const VERSION_1: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBIzCBywIUILuq7tqHFN50uXnp978Ob68bzq0wCgYIKoZIzj0EAwIwFDESMBAG
+A1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMjAzNTEwMFoYDzIxMjYxMDI5MDM1MTAw
+WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC
+AASryWT7Tl4IoBk4LOxtr2uFyjquEuGayPRTrBI0sq09h8p6IAelIJPS3lFxXK9Z
+qZE4Os4DFdzzGH28QAUTHvnpMAoGCCqGSM49BAMCA0cAMEQCIGMI+nv2UEr0zuco
+ZrbFzOmHz6/hObZ0Wt12lfF6UPd5AiBLlNY3CHjjOh+9YJmGZ3d28p0V9vNCR7zR
+LBlXjNPfdQ==
+-----END CERTIFICATE-----
+";
+
     #[test]
     fn wrong_files_are_named_with_what_is_wrong() {
         let m = made(&["localhost"]);
@@ -469,6 +482,9 @@ mod tests {
         std::fs::write(folder.join("old.key"), pair.serialize_pem()).unwrap();
         let error = load("old.pem", "old.key");
         assert!(error.contains("expired on Feb  3") && error.contains("2001"), "{error}");
+        std::fs::write(folder.join("version-1.pem"), VERSION_1).unwrap();
+        let error = load("version-1.pem", "key.pem");
+        assert!(error.contains("certificate '") && error.contains("version-1.pem' is of X.509 version 1"), "{error}");
         assert!(matches!(TlsAcceptor::new(TlsConfig::default()), Err(TlsError::NoIdentity)));
     }
 
