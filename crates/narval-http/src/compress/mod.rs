@@ -69,15 +69,26 @@ impl Compression {
 
     fn is_worth_it(&self, response: &Response) -> bool {
         let is_large = response.content_length().is_none_or(|bytes| bytes >= self.bytes_min.max(1));
-        let header = |name: HeaderName| response.header_value(&name);
-        is_large
-            && has_content(response.status())
-            && response.status() != StatusCode::PARTIAL_CONTENT
-            && header(CONTENT_ENCODING).is_none()
-            && header(CONTENT_RANGE).is_none()
-            && header(CONTENT_TYPE).is_some_and(|value| is_compressible(value.as_bytes()))
-            && !header(CACHE_CONTROL).is_some_and(|value| has_token(value.as_bytes(), b"no-transform"))
+        is_large && has_content(response.status()) && may_be_compressed(response)
     }
+}
+
+/// Whether its kind allows it.
+fn may_be_compressed(response: &Response) -> bool {
+    let header = |name: HeaderName| response.header_value(&name);
+    response.status() != StatusCode::PARTIAL_CONTENT
+        && header(CONTENT_ENCODING).is_none()
+        && header(CONTENT_RANGE).is_none()
+        && header(CONTENT_TYPE).is_some_and(|value| is_compressible(value.as_bytes()))
+        && !header(CACHE_CONTROL).is_some_and(|value| has_token(value.as_bytes(), b"no-transform"))
+}
+
+/// What is not compressed goes as it is. A 304 says of what the 200 would depend (RFC 9110 section 15.4.5); its size is not known.
+fn pass_on(response: Response) -> Response {
+    if response.status() == StatusCode::NOT_MODIFIED && may_be_compressed(&response) {
+        return add_vary(response);
+    }
+    response
 }
 
 impl Middleware for Compression {
@@ -86,7 +97,7 @@ impl Middleware for Compression {
         let is_head = *request.method() == Method::HEAD;
         let response = next.run(request);
         if !self.is_worth_it(&response) {
-            return response;
+            return pass_on(response);
         }
         let response = add_vary(response);
         match (coding, is_head) {
@@ -102,7 +113,7 @@ impl Middleware for Compression {
             return None;
         }
         let response = next.inline(head)?;
-        Some(if self.is_worth_it(&response) { add_vary(response) } else { response })
+        Some(if self.is_worth_it(&response) { add_vary(response) } else { pass_on(response) })
     }
 }
 

@@ -260,3 +260,19 @@ fn inline_answers_stay_inline_for_clients_that_do_not_compress() {
     let response = handler.inline(&request("GET", "identity").head()).expect("inline");
     assert!(response.header_value(&VARY).is_some());
 }
+
+#[test]
+fn a_304_says_what_its_200_depends_on() {
+    let unchanged = |content_type| {
+        let content_type = HeaderValue::from_static(content_type);
+        move || Response::new(StatusCode::NOT_MODIFIED).header(CONTENT_TYPE, content_type.clone())
+    };
+    for accept in ["gzip", "identity"] {
+        let response = answer(accept, unchanged("text/plain"));
+        assert_eq!(
+            (encoding(&response), response.header_value(&VARY)),
+            (None, Some(HeaderValue::from(ACCEPT_ENCODING)))
+        );
+        assert_eq!(answer(accept, unchanged("image/png")).header_value(&VARY), None);
+    }
+}
