@@ -3,20 +3,20 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_http::tls::{PemPair, TlsAcceptor, TlsConfig, probe};
 use narval_http::{Body, FileRange, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
+use nix::time::{ClockId, clock_gettime};
 use rustix::net::RecvFlags;
-use rustix::time::{ClockId, clock_gettime};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use serde_json::json;
 
 use crate::Failure;
+use crate::count::Count;
 
 /// Measure what this machine can do
 #[derive(Debug, clap::Args)]
@@ -30,19 +30,25 @@ enum Command {
     Tls(TlsArgs),
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  narval bench tls                                  a file of 16 MB, 20 downloads each way
+  narval bench tls --size-mb 64 --downloads 100     longer, for a machine that has other work
+  narval bench tls --json | jq .suggestion          'auto' or 'off', for a script";
+
 /// Compare encrypting in user space and in the kernel (kTLS), for --ktls
 ///
 /// Serves a file to itself over the loopback interface, in turn both ways, and counts the processor time of the serving
 /// threads alone. A network card that encrypts by itself is not part of it.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  narval bench tls --size-mb 64 --downloads 20")]
+#[command(after_help = EXAMPLES)]
 struct TlsArgs {
     /// Size of the file, in MB; those below 1 MB never go through the kernel
-    #[arg(long, value_name = "N", default_value = "16")]
-    size_mb: NonZero<u32>,
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=SIZE_MB_MAX))]
+    size_mb: u32,
     /// Downloads that are measured each way
-    #[arg(long, value_name = "N", default_value = "20")]
-    downloads: NonZero<u32>,
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=DOWNLOADS_MAX))]
+    downloads: u32,
     /// Print one line of JSON
     #[arg(long)]
     json: bool,
@@ -58,6 +64,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// The largest file, in MB: it has to fit into the page cache.
+const SIZE_MB_MAX: i64 = 65_536;
+/// Each is a sample that is kept.
+const DOWNLOADS_MAX: i64 = 1_000_000;
 /// Where the kernel needs this much less processor time, it is worth switching on.
 const WORTH_IT: f64 = 1.05;
 /// A server that says nothing for so long has failed.
@@ -73,8 +83,12 @@ struct Measured {
 #[expect(clippy::print_stdout, reason = "this is what was asked for")]
 fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     let failed = |what: &'static str| move |error: io::Error| Failure::runtime(format!("cannot {what}: {error}"));
-    let bytes = u64::from(args.size_mb.get()) * 1_000_000;
-    let file = Arc::new(noise(bytes).map_err(failed("write a file to serve"))?);
+    let bytes = u64::from(args.size_mb) * 1_000_000;
+    let file = noise(bytes).map_err(|error| {
+        let (size, folder) = (args.size_mb, std::env::temp_dir());
+        Failure::runtime(format!("cannot write {size} MB to be served in '{}' (TMPDIR): {error}", folder.display()))
+    })?;
+    let file = Arc::new(file);
     let kernel = probe();
     let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
         .map_err(|error| Failure::runtime(format!("cannot make a certificate: {error}")))?;
@@ -88,7 +102,9 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     let client = client(pair.cert.der()).map_err(|error| Failure::runtime(format!("cannot use TLS: {error}")))?;
     let mut suite = None;
     // In turn, so that whatever else the machine does meets both; the first of each only warms up.
-    for turn in 0..=args.downloads.get() {
+    let progress = Count::new("comparing", "downloads");
+    for turn in 0..=args.downloads {
+        progress.show(turn.into(), args.downloads.into());
         for (_, address, samples) in &mut runs {
             let download = download(*address, &client, bytes).map_err(failed("download from ourselves"))?;
             suite = suite.or(download.suite);
@@ -97,6 +113,7 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
             }
         }
     }
+    progress.end();
     for (server, ..) in &runs {
         server.shutdown(Duration::from_secs(1));
     }
@@ -216,19 +233,20 @@ struct Download {
 /// away as it is: to decrypt it would only slow down what is measured.
 fn download(address: SocketAddr, config: &Arc<ClientConfig>, bytes: u64) -> io::Result<Download> {
     let started = Instant::now();
-    let all_before = cpu(ClockId::ProcessCPUTime);
+    let all_before = cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID);
     let client = thread::scope(|scope| {
-        let thread = scope.spawn(|| fetch(address, config, bytes).map(|suite| (suite, cpu(ClockId::ThreadCPUTime))));
+        let thread =
+            scope.spawn(|| fetch(address, config, bytes).map(|suite| (suite, cpu(ClockId::CLOCK_THREAD_CPUTIME_ID))));
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the client's thread ended")))
     });
     let (suite, client_cpu) = client?;
-    let all = cpu(ClockId::ProcessCPUTime).saturating_sub(all_before);
+    let all = cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID).saturating_sub(all_before);
     Ok(Download { server_cpu: all.saturating_sub(client_cpu), wall: started.elapsed(), suite })
 }
 
+/// By libc: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
 fn cpu(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }
 
 fn fetch(address: SocketAddr, config: &Arc<ClientConfig>, bytes: u64) -> io::Result<Option<rustls::CipherSuite>> {

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod copy;
+mod count;
 pub mod demo;
 pub mod doctor;
 mod failure;

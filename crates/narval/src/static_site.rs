@@ -1,18 +1,18 @@
 //! `narval static`: the files of a folder over HTTP and HTTPS.
 
-use std::io::IsTerminal;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
 use narval_http::files::{CacheRule, PrecompressOptions, Site, SiteOptions, precompress};
 use narval_http::proto::accept::Coding;
 use narval_http::tls::PemPair;
-use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Request, Response, Server, wrap};
+use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Request, Response, Server, wrap};
 
 use crate::access_log::{self, LogForm};
+use crate::count::Count;
 use crate::listen::Listen;
 use crate::tls::TlsArgs;
 use crate::{Failure, log, server};
@@ -146,6 +146,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
 fn serve(args: ServeArgs) -> Result<(), Failure> {
     log::start(None)?;
     let folder = args.folder.ok_or_else(|| Failure::usage("which folder? narval static DIR"))?;
+    for (option, page) in [("--spa", &args.spa), ("--not-found", &args.not_found)] {
+        if let Some(page) = page.as_deref().filter(|page| !folder.join(page).is_file()) {
+            tracing::warn!("option {option}: there is no file '{page}' in '{}' yet", folder.display());
+        }
+    }
     let options = SiteOptions {
         index: args.index,
         listing: args.listing,
@@ -165,7 +170,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     if !args.cors.is_empty() {
         let any = args.cors.iter().any(|origin| origin == "*");
         let cors = if any { Cors::any_origin() } else { Cors::origins(args.cors) };
-        handler = Box::new(wrap(cors, Boxed(handler)));
+        handler = Box::new(wrap(cors.methods(&[Method::GET, Method::HEAD]), Boxed(handler)));
     }
     let mut builder = Server::builder(Boxed(handler)).driver(args.driver);
     if let Some(shards) = args.shards {
@@ -186,6 +191,9 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
         builder = builder.tls(tls.clone());
     }
     let server = builder.build().map_err(Failure::usage)?;
+    if args.tls_self_signed {
+        tracing::info!("a certificate that nobody has signed, made for this run: browsers warn, curl wants --insecure");
+    }
     server::run(server.spawn().map_err(Failure::runtime)?, tls)
 }
 
@@ -237,10 +245,10 @@ fn compress(args: &CompressArgs) -> Result<(), Failure> {
         Form::Gzip => Coding::Gzip,
     });
     let options = PrecompressOptions { into: args.into.clone(), codings: codings.collect(), threads };
-    let progress = Progress::new();
-    let done =
-        precompress(&args.folder, &options, |done, total| progress.show(done, total)).map_err(Failure::runtime)?;
+    let progress = Count::new("compressing", "files");
+    let done = precompress(&args.folder, &options, |done, total| progress.show(done, total));
     progress.end();
+    let done = done.map_err(Failure::runtime)?;
     print_summary(&args.folder, &done);
     Ok(())
 }
@@ -257,39 +265,4 @@ fn print_summary(folder: &Path, done: &narval_http::files::Precompressed) {
         get(&done.fresh),
         get(&done.larger),
     );
-}
-
-/// One line on a terminal that is written over, a line every few seconds elsewhere.
-struct Progress {
-    started: Instant,
-    shown_ms: AtomicU64,
-    every: Duration,
-    terminal: bool,
-}
-
-impl Progress {
-    fn new() -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        let every = Duration::from_millis(if terminal { 100 } else { 5000 });
-        Self { started: Instant::now(), shown_ms: AtomicU64::new(0), every, terminal }
-    }
-
-    fn show(&self, done: u64, total: u64) {
-        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let shown = self.shown_ms.load(Ordering::Relaxed);
-        let due = u128::from(now.saturating_sub(shown)) >= self.every.as_millis();
-        if due && self.shown_ms.compare_exchange(shown, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            if self.terminal {
-                eprint!("\rcompressing: {done} of {total} files\x1b[K");
-            } else {
-                eprintln!("compressing: {done} of {total} files");
-            }
-        }
-    }
-
-    fn end(&self) {
-        if self.terminal {
-            eprint!("\r\x1b[K");
-        }
-    }
 }

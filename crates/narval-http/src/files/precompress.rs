@@ -78,9 +78,7 @@ pub fn precompress(
                     let next = sources.lock().unwrap_or_else(PoisonError::into_inner).pop();
                     let Some(source) = next else { break };
                     if let Err(error) = encode_all(root, &source, options, &summary) {
-                        let name = root.join(&source.path);
-                        let error =
-                            io::Error::new(error.kind(), format!("cannot compress '{}': {error}", name.display()));
+                        let error = named("cannot compress", &root.join(&source.path), &error);
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                         sources.lock().unwrap_or_else(PoisonError::into_inner).clear();
                         break;
@@ -103,7 +101,7 @@ struct Source {
 
 fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -> io::Result<()> {
     let folder = root.join(below);
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot read '{}': {error}", folder.display()));
+    let named = |error: io::Error| named("cannot read", &folder, &error);
     for entry in fs::read_dir(&folder).map_err(named)? {
         let entry = entry.map_err(named)?;
         let path = below.join(entry.file_name());
@@ -139,7 +137,7 @@ fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summar
         if options.into.is_some()
             && let Some(folder) = target.parent()
         {
-            fs::create_dir_all(folder)?;
+            fs::create_dir_all(folder).map_err(|error| named("cannot make the folder", folder, &error))?;
         }
         match encode(&root.join(&source.path), source, coding, &target)? {
             Some(size) => {
@@ -159,7 +157,8 @@ fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summar
 fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Result<Option<u64>> {
     let partial = with_ending(target, ".tmp");
     let made = (|| {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(source.mode).open(&partial)?;
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(source.mode).open(&partial);
+        let file = file.map_err(|error| named("cannot write", &partial, &error))?;
         let mut limited = Limited { file, left: source.size.saturating_sub(1), over: false };
         let outcome = compress(BufReader::new(File::open(path)?), coding, &mut limited);
         if limited.over {
@@ -179,6 +178,10 @@ fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Re
             other
         }
     }
+}
+
+fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what} '{}': {error}", path.display()))
 }
 
 fn remove_if_there(path: &Path) -> io::Result<()> {
@@ -295,6 +298,17 @@ mod tests {
         assert_eq!((again.made.into_inner(), again.fresh.into_inner()), (0, 3));
         // Nothing but files and their encodings.
         assert_eq!(fs::read_dir(root.join("sub")).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_is_named() {
+        let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(folder.path().join("a.css"), "a { color: red }\n".repeat(100)).unwrap();
+        let occupied = cache.path().join("file");
+        fs::write(&occupied, "").unwrap();
+        let error =
+            precompress(folder.path(), &options(Some(occupied.join("below"))), |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("a.css': cannot make the folder '") && error.contains("file/below'"), "{error}");
     }
 
     #[test]

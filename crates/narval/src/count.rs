@@ -1,0 +1,46 @@
+//! How far work has come that can be counted, on standard error.
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// One line on a terminal that is written over, a line every few seconds elsewhere.
+pub(crate) struct Count {
+    what: &'static str,
+    of: &'static str,
+    started: Instant,
+    shown_ms: AtomicU64,
+    every: Duration,
+    terminal: bool,
+}
+
+impl Count {
+    /// `what` is done to so many `of`.
+    pub(crate) fn new(what: &'static str, of: &'static str) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let every = Duration::from_millis(if terminal { 100 } else { 5000 });
+        Self { what, of, started: Instant::now(), shown_ms: AtomicU64::new(0), every, terminal }
+    }
+
+    /// So many are done; written if the last time is long enough ago.
+    pub(crate) fn show(&self, done: u64, total: u64) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let shown = self.shown_ms.load(Ordering::Relaxed);
+        let due = u128::from(now.saturating_sub(shown)) >= self.every.as_millis();
+        if due && self.shown_ms.compare_exchange(shown, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let Self { what, of, .. } = self;
+            if self.terminal {
+                eprint!("\r{what}: {done} of {total} {of}\x1b[K");
+            } else {
+                eprintln!("{what}: {done} of {total} {of}");
+            }
+        }
+    }
+
+    /// Nothing of it stays on a terminal.
+    pub(crate) fn end(&self) {
+        if self.terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
