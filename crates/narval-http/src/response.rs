@@ -33,6 +33,7 @@ pub(crate) enum ResponseKind {
 #[derive(Debug)]
 pub(crate) enum Held {
     Shared(Arc<Prepared>),
+    Within(Arc<dyn HoldsPrepared>),
     Forever(&'static Prepared),
 }
 
@@ -42,6 +43,7 @@ impl Deref for Held {
     fn deref(&self) -> &Prepared {
         match self {
             Self::Shared(prepared) => prepared,
+            Self::Within(holder) => (**holder).as_ref(),
             Self::Forever(prepared) => prepared,
         }
     }
@@ -133,6 +135,21 @@ impl From<Arc<Prepared>> for Response {
         Self { kind: ResponseKind::Prepared(Held::Shared(prepared)), upgrade: None, late: None, failure: None }
     }
 }
+
+impl Response {
+    /// An answer that is kept within something larger: one count for both.
+    pub fn within<T>(holder: Arc<T>) -> Self
+    where
+        T: AsRef<Prepared> + std::fmt::Debug + Send + Sync + 'static,
+    {
+        Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
+    }
+}
+
+/// Something that a [`Prepared`] answer is kept in.
+pub(crate) trait HoldsPrepared: AsRef<Prepared> + std::fmt::Debug + Send + Sync {}
+
+impl<T: AsRef<Prepared> + std::fmt::Debug + Send + Sync> HoldsPrepared for T {}
 
 /// For answers that never change: nothing is counted each time one is sent.
 impl From<&'static Prepared> for Response {

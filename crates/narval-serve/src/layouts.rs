@@ -93,7 +93,7 @@ impl Shared {
     /// The plan of the valid path with this hash part, and the stream of its whole NAR, open.
     pub(crate) fn plan(&self, hash_part: HashPart) -> Result<(Arc<Planned>, NarStream), ServeError> {
         // Before the store is read: see the memo's description.
-        let generation = self.store.stamp().map(|stamp| self.memo.generation(stamp));
+        let generation = self.store.stamp();
         let known = self.layouts.entries.get(&hash_part);
         if let Some((of, planned)) = &known
             && of.is_some()

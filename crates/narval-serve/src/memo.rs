@@ -1,14 +1,14 @@
 //! Narinfos and absences that are remembered, and never told when stale.
 //!
 //! Everything remembered belongs to a *generation*: one state of the store's database, as its [`Stamp`] tells it. A
-//! request takes the stamp anew (two or three system calls that never wait), and only what belongs to that very state
+//! request takes the stamp anew (one system call while nothing changes; it never waits), and only what belongs to that very state
 //! is told. When the database changes, all of the memo is out of date at once, and is replaced entry by entry as it is
 //! asked for: a look into the database costs some 20 µs.
 //!
 //! The stamp is taken *before* the database is read, so that what is remembered can only be newer than its
 //! generation says: that costs a look, and is never wrong.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use narval_http::{Bytes, HeaderValue, Prepared};
 use narval_nix::HashPart;
@@ -17,8 +17,7 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 /// One state of the store's database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Generation(u64);
+pub(crate) type Generation = Stamp;
 
 /// What is remembered of a hash part.
 #[derive(Clone, Debug)]
@@ -33,17 +32,22 @@ pub(crate) enum Answer {
 #[derive(Debug)]
 pub(crate) struct Present {
     /// The answer.
-    pub(crate) response: Arc<Prepared>,
+    pub(crate) response: Prepared,
     /// Its entity tag, where the face has one.
     pub(crate) etag: Option<HeaderValue>,
     /// The narinfo; shared with the answer.
     pub(crate) text: Bytes,
 }
 
+impl AsRef<Prepared> for Present {
+    fn as_ref(&self) -> &Prepared {
+        &self.response
+    }
+}
+
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Memo {
-    current: RwLock<Option<(Stamp, Generation)>>,
     entries: Cache<HashPart, (Generation, Answer), ByBytes>,
 }
 
@@ -67,28 +71,7 @@ impl Memo {
     /// A memo of at most so many bytes.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let entries = usize::try_from(bytes_max / 1024).unwrap_or(usize::MAX).clamp(16, 1 << 24);
-        Self { current: RwLock::new(None), entries: Cache::with_weighter(entries, bytes_max, ByBytes) }
-    }
-
-    /// The generation of a state of the database: the current one if the state is still the same, else a new one.
-    pub(crate) fn generation(&self, stamp: Stamp) -> Generation {
-        if let Some(generation) = self.current_generation(&stamp) {
-            return generation;
-        }
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let next = match *current {
-            Some((have, generation)) if have == stamp => return generation,
-            Some((_, Generation(last))) => Generation(last + 1),
-            None => Generation(0),
-        };
-        *current = Some((stamp, next));
-        next
-    }
-
-    /// The generation of a state of the database, if it is the current one; for the shard, which waits for nothing.
-    pub(crate) fn generation_inline(&self, stamp: &Stamp) -> Option<Generation> {
-        let current = self.current.try_read().ok()?;
-        Some(current.filter(|(have, _)| have == stamp)?.1)
+        Self { entries: Cache::with_weighter(entries, bytes_max, ByBytes) }
     }
 
     /// What is known of a hash part in this generation.
@@ -105,10 +88,5 @@ impl Memo {
     /// Forgets a hash part: its narinfo is to be rendered anew.
     pub(crate) fn forget(&self, hash_part: &HashPart) {
         self.entries.remove(hash_part);
-    }
-
-    fn current_generation(&self, stamp: &Stamp) -> Option<Generation> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.filter(|(have, _)| have == stamp).map(|(_, generation)| generation)
     }
 }

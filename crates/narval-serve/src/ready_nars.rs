@@ -177,7 +177,7 @@ impl Shared {
         if let Ok(etag) = HeaderValue::from_str(&format!("\"{nar_hash}\"")) {
             fields.push((header::ETAG, etag));
         }
-        let response = prepared(StatusCode::OK, content_type, &fields, nar);
+        let response = Arc::new(prepared(StatusCode::OK, content_type, &fields, nar));
         if let Some(generation) = generation {
             let ready = Ready { nar_hash, answer: Answer::Memory(Arc::clone(&response)) };
             self.ready_nars.entries.insert((planned.path.hash_part(), Form::Identity), (generation, Arc::new(ready)));

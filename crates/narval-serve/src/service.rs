@@ -148,7 +148,7 @@ impl Handler for Service {
             return Some(Arc::clone(&shared.cache_info).into());
         }
         if let Some(hash_part) = narinfo_hash_part(path) {
-            let generation = shared.memo.generation_inline(&shared.store.stamp()?)?;
+            let generation = shared.store.stamp()?;
             let answer = shared.memo.get(generation, &hash_part)?;
             shared.metrics.narinfo_memo_hits.inc();
             let response = narinfo::respond(shared, head, answer);
@@ -162,7 +162,7 @@ impl Handler for Service {
             false => Form::Identity,
             true => return None,
         };
-        let generation = shared.memo.generation_inline(&shared.store.stamp()?)?;
+        let generation = shared.store.stamp()?;
         let response = shared.ready_nars.get(shared, generation, (hash_part, nar_hash, form))?;
         shared.metrics.request(RouteLabel::Nar, 200);
         Some(response)
@@ -210,8 +210,8 @@ pub(crate) fn prepared(
     content_type: &'static str,
     fields: &[(narval_http::HeaderName, HeaderValue)],
     body: impl Into<narval_http::Bytes>,
-) -> Arc<Prepared> {
+) -> Prepared {
     let mut all = vec![(header::CONTENT_TYPE, HeaderValue::from_static(content_type))];
     all.extend_from_slice(fields);
-    Arc::new(Prepared::new(status, &all, body.into()))
+    Prepared::new(status, &all, body.into())
 }

@@ -17,7 +17,6 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use self::slot::{Phase, Slots};
-use crate::Span;
 use crate::clock::Millis;
 use crate::connection::{Close, Connection, TxLease};
 use crate::counters::ThreadCounters;
@@ -58,8 +57,6 @@ pub(crate) struct Shard<D: Driver> {
     /// Where the records of TLS connections are opened into.
     plaintext: Vec<u8>,
     probes: Probes,
-    /// The memory of the last head's field lines.
-    fields: Vec<(Span, Span)>,
     /// The last head that may come again.
     last_head: LastHead,
     /// Until then the thread's `Date` line is that of the present second.
@@ -93,7 +90,6 @@ impl<D: Driver> Shard<D> {
             spent: None,
             plaintext: Vec::new(),
             probes: Probes::default(),
-            fields: Vec::new(),
             last_head: LastHead::default(),
             date_until: 0,
             inline_calls: 0,

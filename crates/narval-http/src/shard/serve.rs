@@ -198,10 +198,10 @@ impl<D: Driver> Shard<D> {
                 return Stop::InputUsed;
             }
             let limits = &self.engine.limits.head;
-            let known = if scan.is_fresh() { self.last_head.read(rest, limits, &mut self.fields) } else { None };
+            let known = if scan.is_fresh() { self.last_head.read(rest, limits) } else { None };
             let mut head = match known {
                 Some(head) => head,
-                None => match scan.parse_into(rest, limits, &mut self.fields) {
+                None => match scan.parse_into(rest, limits, self.last_head.spare()) {
                     Ok(Some(head)) => {
                         self.last_head.learn(rest, &head);
                         head
@@ -231,7 +231,7 @@ impl<D: Driver> Shard<D> {
             self.counters.requests_inline.add(1);
             let before = out.len();
             let encoded = encode(response, answer_to(&head), out);
-            self.fields = head.parts.fields;
+            self.last_head.give_back(head.parts.fields);
             self.spent = encoded.spent;
             if !matches!(encoded.rest, Rest::None) {
                 let status = encoded.status.as_u16();

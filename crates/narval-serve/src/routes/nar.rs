@@ -33,7 +33,7 @@ const TAIL_BYTES_MAX: u64 = 1024;
 pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Result<Response, ServeError> {
     let head = request.head();
     // Before the store is read: see the memo's description.
-    let generation = shared.store.stamp().map(|stamp| shared.memo.generation(stamp));
+    let generation = shared.store.stamp();
     let coded = route.zstd || (shared.nar_cache.is_some() && asks_for_zstd(&head));
     if coded && let Some(response) = zstd(shared, route, &head, generation)? {
         return Ok(response);

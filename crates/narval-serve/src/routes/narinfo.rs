@@ -20,7 +20,7 @@ pub(crate) fn answer(shared: &Shared, hash_part: HashPart, request: &Request) ->
 /// What there is to say of a hash part: from the memo, else from the store.
 pub(crate) fn look_up(shared: &Shared, hash_part: HashPart) -> Result<Answer, ServeError> {
     // Before the store is read: see the memo's description.
-    let generation = shared.store.stamp().map(|stamp| shared.memo.generation(stamp));
+    let generation = shared.store.stamp();
     if let Some(answer) = generation.and_then(|generation| shared.memo.get(generation, &hash_part)) {
         shared.metrics.narinfo_memo_hits.inc();
         return Ok(answer);
@@ -70,7 +70,7 @@ pub(crate) fn respond(shared: &Shared, head: &HeadRef<'_>, answer: Answer) -> Re
             Outcome::PreconditionFailed => return Response::new(StatusCode::PRECONDITION_FAILED),
         }
     }
-    Arc::clone(&present.response).into()
+    Response::within(present)
 }
 
 fn present(face: Face, text: String) -> Present {
@@ -92,5 +92,5 @@ fn etag(text: &[u8]) -> Option<HeaderValue> {
 /// The answer for a path that is not there. Nothing between may remember it: it may be built a moment later.
 pub(crate) fn absent() -> Arc<Prepared> {
     let no_store = (header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    prepared(StatusCode::NOT_FOUND, "text/plain", &[no_store], "No such path.\n")
+    Arc::new(prepared(StatusCode::NOT_FOUND, "text/plain", &[no_store], "No such path.\n"))
 }

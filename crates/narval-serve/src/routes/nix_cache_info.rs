@@ -27,5 +27,5 @@ pub(crate) fn prepare(config: &Config, store: &Store) -> Arc<Prepared> {
         Face::NixServe => "text/plain",
         Face::Narval => "text/x-nix-cache-info",
     };
-    prepared(StatusCode::OK, content_type, &[], info.to_string())
+    Arc::new(prepared(StatusCode::OK, content_type, &[], info.to_string()))
 }

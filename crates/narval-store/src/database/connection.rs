@@ -18,7 +18,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::os::unix::ffi::OsStrExt;
 
-use super::watch::{Identity, Stamp, Watch};
+use super::watch::{Identity, State, Watch};
 use crate::error::StoreError;
 
 /// Idle connections kept. More threads than this may ask at once; the surplus is closed after use.
@@ -52,7 +52,7 @@ struct Reader {
     connection: Connection,
     identity: Identity,
     /// Set on an immutable connection: the state in which it was opened.
-    immutable: Option<Stamp>,
+    immutable: Option<State>,
 }
 
 impl Pool {

@@ -61,16 +61,22 @@ const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// The most `-shm` files one process will hold open, see [`hold_open`].
 const HELD_FILES_MAX: usize = 4096;
 
-/// The state of a database at one moment. Two equal stamps of one store: nothing was committed in between.
+/// Stands for the state of a database at one moment. Two equal stamps of one store: nothing was committed in between.
+///
+/// A number: each state that is seen has the next one, one that comes back too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Stamp {
+pub struct Stamp(u64);
+
+/// What tells the contents of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct State {
     database: FileState,
     log: FileState,
     header: [u8; WAL_INDEX_HEADER_LEN],
 }
 
 /// What `stat` tells of a file's contents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct FileState {
     device: u64,
     inode: u64,
@@ -107,6 +113,8 @@ pub(super) struct Watch {
     /// The `-shm` file in use.
     open: RwLock<Option<(Identity, Arc<File>)>>,
     settled: RwLock<Settled>,
+    /// The last state that was seen, and its number.
+    last: Mutex<(Option<State>, u64)>,
 }
 
 /// The last look, while it holds.
@@ -135,6 +143,7 @@ impl Watch {
             shared: beside("-shm"),
             open: RwLock::default(),
             settled: RwLock::default(),
+            last: Mutex::default(),
         }
     }
 
@@ -181,6 +190,19 @@ impl Watch {
 
     /// The state now, by three or four system calls.
     fn look(&self) -> Option<(Stamp, Option<Headers>)> {
+        let (state, headers) = self.look_at_files()?;
+        Some((self.stamp_of(state), headers))
+    }
+
+    fn stamp_of(&self, state: State) -> Stamp {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0 != Some(state) {
+            *last = (Some(state), last.1 + 1);
+        }
+        Stamp(last.1)
+    }
+
+    fn look_at_files(&self) -> Option<(State, Option<Headers>)> {
         let database = FileState::of(&rustix::fs::stat(&self.database).ok()?);
         let Some(headers) = self.shared_file().and_then(|file| read_headers(&file)) else {
             return Some((self.quiet_state(database)?, None));
@@ -192,22 +214,22 @@ impl Watch {
         if no_frames && database.is_fresh() {
             return None;
         }
-        Some((Stamp { database, log: FileState::default(), header }, Some(headers)))
+        Some((State { database, log: FileState::default(), header }, Some(headers)))
     }
 
     /// The state of a database whose log holds nothing, as an `immutable` connection needs it.
-    pub(super) fn quiet(&self) -> Option<Stamp> {
+    pub(super) fn quiet(&self) -> Option<State> {
         self.quiet_state(FileState::of(&rustix::fs::stat(&self.database).ok()?))
     }
 
-    fn quiet_state(&self, database: FileState) -> Option<Stamp> {
+    fn quiet_state(&self, database: FileState) -> Option<State> {
         let log = match rustix::fs::stat(&self.log) {
             Ok(stat) if stat.st_size == 0 => FileState::of(&stat),
             Ok(_) => return None,
             Err(Errno::NOENT) => FileState::default(),
             Err(_) => return None,
         };
-        if database.is_fresh() { None } else { Some(Stamp { database, log, header: [0; _] }) }
+        if database.is_fresh() { None } else { Some(State { database, log, header: [0; _] }) }
     }
 
     /// Which file the database is now.

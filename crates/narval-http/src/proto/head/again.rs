@@ -26,11 +26,15 @@ pub(crate) struct LastHead {
     fields: Vec<(Span, Span)>,
     keep_alive: bool,
     expect_continue: bool,
+    /// Memory for the field lines of the next head, with those of a head in it whose target ended at `spare_for`.
+    spare: Vec<(Span, Span)>,
+    spare_for: usize,
 }
 
 impl LastHead {
     /// Remembers a head that was read from `head`.
     pub(crate) fn learn(&mut self, head: &[u8], parsed: &ParsedHead) {
+        self.spare_for = 0;
         let parts = &parsed.parts;
         let at = parts.target.end as usize;
         let rest = head.get(at..parsed.head_len).unwrap_or_default();
@@ -51,10 +55,21 @@ impl LastHead {
         (self.keep_alive, self.expect_continue) = (parsed.keep_alive, parsed.expect_continue);
     }
 
+    /// Memory for the field lines of a head that is read as a whole.
+    pub(crate) fn spare(&mut self) -> &mut Vec<(Span, Span)> {
+        self.spare_for = 0;
+        &mut self.spare
+    }
+
+    /// Gets back what the last head that was [read](Self::read) or [learned](Self::learn) took with it.
+    pub(crate) fn give_back(&mut self, fields: Vec<(Span, Span)>) {
+        self.spare = fields;
+    }
+
     /// Reads the head that `buf` starts with, if it is the last one again but for its target. `None`: it is to be read as a
-    /// whole. The field lines are put into the memory of `fields`, which a head takes with it.
+    /// whole.
     #[inline(always)]
-    pub(crate) fn read(&self, buf: &[u8], limits: &HeadLimits, fields: &mut Vec<(Span, Span)>) -> Option<ParsedHead> {
+    pub(crate) fn read(&mut self, buf: &[u8], limits: &HeadLimits) -> Option<ParsedHead> {
         let from = request_start(buf).filter(|_| !self.rest.is_empty())?;
         let tail = buf.get(from..)?;
         let target = tail.get(..memchr::memchr(b' ', tail)?)?;
@@ -76,9 +91,12 @@ impl LastHead {
             0 => *span,
             _ => Span { start: span.start.wrapping_add(moved), end: span.end.wrapping_add(moved) },
         };
-        let mut fields = std::mem::take(fields);
-        fields.clear();
-        fields.extend(self.fields.iter().map(|(name, value)| (shift(name), shift(value))));
+        if self.spare_for != end || self.spare.len() != self.fields.len() {
+            self.spare.clear();
+            self.spare.extend(self.fields.iter().map(|(name, value)| (shift(name), shift(value))));
+            self.spare_for = end;
+        }
+        let fields = std::mem::take(&mut self.spare);
         let host = self.host.as_ref().map(shift);
         let mut parsed = ParsedHead {
             parts: HeadParts { method: Method::GET, version: self.version, target: span, path, query, host, fields },
@@ -114,11 +132,18 @@ mod tests {
         let (mut last, mut known) = (LastHead::default(), 0);
         for head in heads {
             let alone = parse_head(head, limits);
-            if let Some(again) = last.read(head, limits, &mut Vec::new()) {
+            let again = last.read(head, limits);
+            if let Some(again) = again {
                 known += 1;
-                assert_eq!(format!("{:?}", Ok::<_, crate::proto::ProtoError>(Some(again))), format!("{alone:?}"));
+                let said = Ok::<_, crate::proto::ProtoError>(Some(again.clone()));
+                assert_eq!(format!("{said:?}"), format!("{alone:?}"));
+                // Some go to a worker, and take their fields along.
+                if known % 3 > 0 {
+                    last.give_back(again.parts.fields);
+                }
             } else if let Ok(Some(parsed)) = alone {
                 last.learn(head, &parsed);
+                last.give_back(parsed.parts.fields);
             }
         }
         known
