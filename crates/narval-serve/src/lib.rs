@@ -12,6 +12,7 @@ mod narinfo;
 mod ready_nars;
 mod routes;
 mod service;
+mod striped;
 mod warm;
 
 pub use config::{Config, Face, NARINFO_MEMO_BYTES_DEFAULT};

@@ -4,10 +4,14 @@ use std::fmt;
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::striped::Striped;
+
+pub(crate) type Counter = counter::Counter<u64, Striped>;
 
 /// The statuses that are counted one by one; others count as `other`.
 const STATUSES: [u16; 10] = [200, 206, 304, 400, 404, 405, 412, 413, 416, 500];
@@ -30,7 +34,7 @@ pub(crate) enum RouteLabel {
 
 const ROUTES: [&str; 8] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "other"];
 
-/// Every counter. Those of requests are looked up once, so that counting is one atomic addition.
+/// Every counter. Those of requests are looked up once, so that counting is one addition.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Vec<Vec<Counter>>,

@@ -137,6 +137,7 @@ pub enum ServiceError {
 }
 
 impl Handler for Service {
+    #[inline]
     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
         let shared = &*self.shared;
         if shared.config.face == Face::Narval && !is_read(head.method()) {

@@ -58,6 +58,7 @@ impl Store {
 
     /// The state of the store's metadata now. Take it *before* asking; what was answered holds as long as the stamp is
     /// the same. `None`: can't be told (a daemon, a database in motion), and then nothing remembered may be used.
+    #[inline(always)]
     pub fn stamp(&self) -> Option<Stamp> {
         self.database.as_ref()?.stamp()
     }

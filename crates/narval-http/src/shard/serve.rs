@@ -201,10 +201,10 @@ impl<D: Driver> Shard<D> {
             let known = if scan.is_fresh() { self.last_head.read(rest, limits) } else { None };
             let mut head = match known {
                 Some(head) => head,
-                None => match scan.parse_into(rest, limits, self.last_head.spare()) {
+                None => match scan.parse_into(rest, limits, &mut self.last_head.spare_fields()) {
                     Ok(Some(head)) => {
                         self.last_head.learn(rest, &head);
-                        head
+                        self.last_head.place(head)
                     }
                     Ok(None) => {
                         if let Some(slot) = self.slots.get(token) {
@@ -217,11 +217,11 @@ impl<D: Driver> Shard<D> {
             };
             head.keep_alive &= !stopping;
             if head.framing != Framing::None {
-                return Stop::Job(Box::new(head));
+                return Stop::Job(head);
             }
             let bytes = rest.get(..head.head_len).unwrap_or_default();
             let view = HeadRef::new(bytes, &head.parts, &peer);
-            let Some(response) = self.call_inline(&view) else { return Stop::Job(Box::new(head)) };
+            let Some(response) = self.call_inline(&view) else { return Stop::Job(head) };
             let entry = self.engine.log.is_some().then(|| Box::new(Entry::new(&view)));
             *used += head.head_len;
             if let Some(slot) = self.slots.get(token) {
@@ -231,7 +231,7 @@ impl<D: Driver> Shard<D> {
             self.counters.requests_inline.add(1);
             let before = out.len();
             let encoded = encode(response, answer_to(&head), out);
-            self.last_head.give_back(head.parts.fields);
+            self.last_head.give_back(head);
             self.spent = encoded.spent;
             if !matches!(encoded.rest, Rest::None) {
                 let status = encoded.status.as_u16();

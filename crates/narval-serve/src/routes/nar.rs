@@ -11,7 +11,6 @@ use narval_http::{
 };
 use narval_nix::{NarHash, Sha256Hasher};
 use narval_store::{NarReader, NarStream, PackedNar, ReadAhead, Step};
-use prometheus_client::metrics::counter::Counter;
 
 use super::representation::{Representation, Selected};
 use super::target::NarRoute;
@@ -21,6 +20,7 @@ use crate::error::ServeError;
 use crate::flat_nars::FlatNars;
 use crate::layouts::Planned;
 use crate::memo::Generation;
+use crate::metrics::Counter;
 use crate::metrics::Metrics;
 use crate::nar_cache::{FlightSource, Found};
 use crate::ready_nars::{Form, SMALL_NAR_BYTES_MAX, is_plain};

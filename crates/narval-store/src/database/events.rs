@@ -108,6 +108,9 @@ impl Events {
     }
 
     /// Whether nothing has happened since the last [`Events::take`]. In doubt it says no.
+    ///
+    /// Inlined, as its callers are, for each return behind a system call is mispredicted (20 to 30 ns).
+    #[inline(always)]
     pub(super) fn none(&self) -> bool {
         thread_local! {
             static NUMBER: usize = {

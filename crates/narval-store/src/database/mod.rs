@@ -35,6 +35,7 @@ impl Database {
     /// system call while nothing changes, and no lock that waits.
     ///
     /// Take it *before* a question: the answer holds as long as the stamp stays the same.
+    #[inline(always)]
     pub fn stamp(&self) -> Option<Stamp> {
         self.pool.watch.stamp()
     }

@@ -149,6 +149,7 @@ impl Watch {
 
     /// The state now; `None` when it can't be told, and then nothing remembered may be used. One system call while
     /// nothing changes; it never waits.
+    #[inline(always)]
     pub(super) fn stamp(&self) -> Option<Stamp> {
         if let Ok(settled) = self.settled.try_read()
             && let Some(stamp) = settled.stamp
@@ -160,6 +161,7 @@ impl Watch {
     }
 
     /// Looks, and sees to it that later stamps need not; the steps are those of the module's description.
+    #[cold]
     fn settle(&self) -> Option<Stamp> {
         // Another thread is at it: its answer may be from before this was asked.
         let Ok(mut settled) = self.settled.try_write() else { return Some(self.look()?.0) };

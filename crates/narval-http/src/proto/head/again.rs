@@ -26,8 +26,9 @@ pub(crate) struct LastHead {
     fields: Vec<(Span, Span)>,
     keep_alive: bool,
     expect_continue: bool,
-    /// Memory for the field lines of the next head, with those of a head in it whose target ended at `spare_for`.
-    spare: Vec<(Span, Span)>,
+    /// Where the next head is put, so that it is not moved. It has the field lines of a head whose target ended at
+    /// `spare_for`.
+    spare: Option<Box<ParsedHead>>,
     spare_for: usize,
 }
 
@@ -56,20 +57,31 @@ impl LastHead {
     }
 
     /// Memory for the field lines of a head that is read as a whole.
-    pub(crate) fn spare(&mut self) -> &mut Vec<(Span, Span)> {
+    pub(crate) fn spare_fields(&mut self) -> Vec<(Span, Span)> {
         self.spare_for = 0;
-        &mut self.spare
+        self.spare.as_mut().map(|spare| std::mem::take(&mut spare.parts.fields)).unwrap_or_default()
     }
 
-    /// Gets back what the last head that was [read](Self::read) or [learned](Self::learn) took with it.
-    pub(crate) fn give_back(&mut self, fields: Vec<(Span, Span)>) {
-        self.spare = fields;
+    /// Puts a head that was read as a whole in the place of one that is read here.
+    pub(crate) fn place(&mut self, head: ParsedHead) -> Box<ParsedHead> {
+        match self.spare.take() {
+            Some(mut place) => {
+                *place = head;
+                place
+            }
+            None => Box::new(head),
+        }
+    }
+
+    /// Gets back the last head that was [read](Self::read) or [learned](Self::learn), when it is answered.
+    pub(crate) fn give_back(&mut self, head: Box<ParsedHead>) {
+        self.spare = Some(head);
     }
 
     /// Reads the head that `buf` starts with, if it is the last one again but for its target. `None`: it is to be read as a
     /// whole.
     #[inline(always)]
-    pub(crate) fn read(&mut self, buf: &[u8], limits: &HeadLimits) -> Option<ParsedHead> {
+    pub(crate) fn read(&mut self, buf: &[u8], limits: &HeadLimits) -> Option<Box<ParsedHead>> {
         let from = request_start(buf).filter(|_| !self.rest.is_empty())?;
         let tail = buf.get(from..)?;
         let target = tail.get(..memchr::memchr(b' ', tail)?)?;
@@ -91,24 +103,40 @@ impl LastHead {
             0 => *span,
             _ => Span { start: span.start.wrapping_add(moved), end: span.end.wrapping_add(moved) },
         };
-        if self.spare_for != end || self.spare.len() != self.fields.len() {
-            self.spare.clear();
-            self.spare.extend(self.fields.iter().map(|(name, value)| (shift(name), shift(value))));
+        let mut head = self.spare.take().unwrap_or_else(|| Box::new(blank()));
+        let parts = &mut head.parts;
+        if self.spare_for != end || parts.fields.len() != self.fields.len() {
+            parts.fields.clear();
+            parts.fields.extend(self.fields.iter().map(|(name, value)| (shift(name), shift(value))));
             self.spare_for = end;
         }
-        let fields = std::mem::take(&mut self.spare);
-        let host = self.host.as_ref().map(shift);
-        let mut parsed = ParsedHead {
-            parts: HeadParts { method: Method::GET, version: self.version, target: span, path, query, host, fields },
-            head_len,
-            framing: Framing::None,
-            keep_alive: self.keep_alive,
-            expect_continue: self.expect_continue,
-        };
-        if from != GET.len() {
-            parsed.parts.method = Method::HEAD;
-        }
-        Some(parsed)
+        parts.method = if from == GET.len() { Method::GET } else { Method::HEAD };
+        parts.version = self.version;
+        (parts.target, parts.path, parts.query) = (span, path, query);
+        parts.host = self.host.as_ref().map(shift);
+        head.head_len = head_len;
+        head.framing = Framing::None;
+        (head.keep_alive, head.expect_continue) = (self.keep_alive, self.expect_continue);
+        Some(head)
+    }
+}
+
+fn blank() -> ParsedHead {
+    let nothing = Span { start: 0, end: 0 };
+    ParsedHead {
+        parts: HeadParts {
+            method: Method::GET,
+            version: Version::HTTP_11,
+            target: nothing,
+            path: nothing,
+            query: None,
+            host: None,
+            fields: Vec::new(),
+        },
+        head_len: 0,
+        framing: Framing::None,
+        keep_alive: false,
+        expect_continue: false,
     }
 }
 
@@ -139,11 +167,12 @@ mod tests {
                 assert_eq!(format!("{said:?}"), format!("{alone:?}"));
                 // Some go to a worker, and take their fields along.
                 if known % 3 > 0 {
-                    last.give_back(again.parts.fields);
+                    last.give_back(again);
                 }
             } else if let Ok(Some(parsed)) = alone {
                 last.learn(head, &parsed);
-                last.give_back(parsed.parts.fields);
+                let parsed = last.place(parsed);
+                last.give_back(parsed);
             }
         }
         known

@@ -1,0 +1,67 @@
+//! A counter that costs its thread an addition and no more.
+//!
+//! A locked addition waits until everything that was written before has reached the cache; right behind the system calls of a
+//! request that is 20 to 40 ns. So each of the first threads has a number of its own, and they are summed up when somebody
+//! asks.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use prometheus_client::metrics::counter::Atomic;
+
+/// Threads with a number of their own; all others share one more.
+const OWN_MAX: usize = 31;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(crate) struct Striped {
+    own: [AtomicU64; OWN_MAX],
+    shared: AtomicU64,
+}
+
+thread_local! {
+    static PLACE: Cell<usize> = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Cell::new(NEXT.fetch_add(1, Ordering::Relaxed))
+    };
+}
+
+impl Atomic<u64> for Striped {
+    fn inc(&self) -> u64 {
+        self.inc_by(1)
+    }
+
+    fn inc_by(&self, by: u64) -> u64 {
+        match self.own.get(PLACE.get()) {
+            // Nobody else writes here.
+            Some(own) => {
+                let before = own.load(Ordering::Relaxed);
+                own.store(before.wrapping_add(by), Ordering::Relaxed);
+                before
+            }
+            None => self.shared.fetch_add(by, Ordering::Relaxed),
+        }
+    }
+
+    fn get(&self) -> u64 {
+        let own = self.own.iter().map(|own| own.load(Ordering::Relaxed));
+        own.fold(self.shared.load(Ordering::Relaxed), u64::wrapping_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_with_more_threads_than_places() {
+        let counter = Striped::default();
+        std::thread::scope(|scope| {
+            for _ in 0..OWN_MAX + 10 {
+                scope.spawn(|| (0..1000).for_each(|_| _ = counter.inc()));
+            }
+        });
+        assert_eq!(counter.get(), (OWN_MAX as u64 + 10) * 1000);
+        assert!(counter.shared.load(Ordering::Relaxed) >= 10_000);
+    }
+}
