@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
@@ -13,6 +12,7 @@ use narval_store::{NarReader, ReadAhead};
 
 use super::folder::{Filling, Folder};
 use super::frames::{FRAMES_AT_ONCE_MAX, FrameEncoder, Stop};
+use super::storing::Storing;
 use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
 use crate::layouts::Planned;
 use crate::metrics::Metrics;
@@ -35,8 +35,8 @@ pub(crate) struct Flight {
     corrupt: Arc<Corrupt>,
     /// Called when the file has its name.
     stored: Box<dyn Fn() + Send + Sync>,
-    /// The thread that gives it its name.
-    storing: Mutex<Option<JoinHandle<bool>>>,
+    /// Whether it has; nothing as long as that is not known.
+    is_stored: (Mutex<Option<bool>>, Condvar),
 }
 
 /// How a flight ended.
@@ -69,6 +69,15 @@ struct Producer {
     file_hash: Sha256Hasher,
     filling: Filling,
     folder: Arc<Folder>,
+    storing: Arc<Storing>,
+}
+
+/// Where the compressed NAR goes.
+pub(super) struct Place {
+    pub(super) folder: Arc<Folder>,
+    pub(super) filling: Filling,
+    /// What gives it its name.
+    pub(super) storing: Arc<Storing>,
 }
 
 impl std::fmt::Debug for Producer {
@@ -82,20 +91,21 @@ impl Flight {
     pub(super) fn begin(
         planned: &Arc<Planned>,
         ahead: &Arc<ReadAhead>,
-        place: Option<(Arc<Folder>, Filling)>,
+        place: Option<Place>,
         level: i32,
         corrupt: Arc<Corrupt>,
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let size = planned.layout.size_bytes();
-        let file = place.as_ref().map(|(_, filling)| filling.file.try_clone().map(Arc::new)).transpose()?;
-        let producer = |(folder, filling)| {
+        let file = place.as_ref().map(|place| place.filling.file.try_clone().map(Arc::new)).transpose()?;
+        let producer = |Place { folder, filling, storing }| {
             Ok::<_, io::Error>(Producer {
                 nar: NarReader::of(planned.stream(0..size, ahead)?),
                 encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
                 file_hash: Sha256Hasher::new(),
                 filling,
                 folder,
+                storing,
             })
         };
         let producer = place.map(producer).transpose()?;
@@ -110,7 +120,7 @@ impl Flight {
             outcome,
             corrupt,
             stored: Box::new(stored),
-            storing: Mutex::new(None),
+            is_stored: Default::default(),
         })
     }
 
@@ -127,15 +137,21 @@ impl Flight {
     /// Makes all that is left, waits until the file has its name, and says how it ended.
     pub(crate) fn finish_and_store(self: &Arc<Self>) -> Outcome {
         loop {
-            if let Some(outcome) = self.outcome.get() {
-                let storing = self.storing.lock().unwrap_or_else(PoisonError::into_inner).take();
-                if storing.is_some_and(|storing| !matches!(storing.join(), Ok(true))) {
-                    return Outcome::NoRoom;
-                }
-                return outcome.clone();
+            match self.outcome.get() {
+                None => {}
+                Some(Outcome::Finished) if !self.wait_until_stored() => return Outcome::NoRoom,
+                Some(outcome) => return outcome.clone(),
             }
             self.advance(self.produced.load(Ordering::Acquire));
         }
+    }
+
+    /// Whether it came to disk.
+    fn wait_until_stored(&self) -> bool {
+        let (is_stored, told) = &self.is_stored;
+        let is_stored = is_stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_stored = told.wait_while(is_stored, |is_stored| is_stored.is_none());
+        is_stored.unwrap_or_else(PoisonError::into_inner).unwrap_or(false)
     }
 
     /// Makes the first piece, before a status line is sent: a NAR of one frame is known to be wrong by then. Returns the size of
@@ -167,7 +183,7 @@ impl Flight {
             if let Some(producer) = guard.take()
                 && outcome == Outcome::Finished
             {
-                Self::store(self, producer);
+                self.store(producer);
             }
             // Set once: only the holder of the lock gets here, and only while it is not set.
             let _ = self.outcome.set(outcome);
@@ -184,28 +200,21 @@ impl Flight {
         }
     }
 
-    /// Brings the file to disk and gives it its name, on a thread of its own: no client waits for the disk. Meanwhile
+    /// Has the file brought to disk and given its name, by a thread: no client waits for the disk. Meanwhile
     /// the flight lives on, for those who ask.
-    fn store(flight: &Arc<Self>, producer: Producer) {
-        let this = Arc::clone(flight);
-        let work = move || {
-            let folder = Arc::clone(&producer.folder);
-            let file_hash = producer.file_hash.finish();
-            match folder.finish(producer.filling, &this.planned.nar_hash, &file_hash) {
-                Ok(_) => {
-                    (this.stored)();
-                    true
-                }
-                Err(error) => {
-                    folder.pause(&error);
-                    false
-                }
+    fn store(self: &Arc<Self>, producer: Producer) {
+        let this = Arc::clone(self);
+        let Producer { filling, folder, storing, file_hash, .. } = producer;
+        let job = move || {
+            let finished = folder.finish(filling, &this.planned.nar_hash, &file_hash.finish());
+            match &finished {
+                Ok(_) => (this.stored)(),
+                Err(error) => folder.pause(error),
             }
+            *this.is_stored.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(finished.is_ok());
+            this.is_stored.1.notify_all();
         };
-        match std::thread::Builder::new().name("nar-cache".to_owned()).spawn(work) {
-            Ok(thread) => *flight.storing.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread),
-            Err(error) => tracing::error!("a compressed NAR was not kept: no thread can be started: {error}"),
-        }
+        storing.run(Box::new(job));
     }
 }
 

@@ -7,6 +7,7 @@
 mod flight;
 mod folder;
 mod frames;
+mod storing;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,9 +22,11 @@ use quick_cache::sync::Cache;
 use crate::corrupt::Corrupt;
 use crate::layouts::Planned;
 use crate::metrics::Metrics;
+use flight::Place;
 pub(crate) use flight::{Flight, FlightSource, Outcome};
+use folder::Folder;
 pub(crate) use folder::Stored;
-use folder::{Filling, Folder};
+use storing::Storing;
 
 /// Files whose names are remembered, so that finding them costs no look into a folder.
 const NAMES_MAX: usize = 16 * 1024;
@@ -43,6 +46,7 @@ pub struct NarCacheConfig {
 #[derive(Debug)]
 pub(crate) struct NarCache {
     folder: Arc<Folder>,
+    storing: Arc<Storing>,
     level: i32,
     names: Cache<NarHash, Stored>,
     flights: Mutex<HashMap<NarHash, Weak<Flight>>>,
@@ -66,6 +70,7 @@ impl NarCache {
     pub(crate) fn open(config: &NarCacheConfig, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> io::Result<Self> {
         Ok(Self {
             folder: Arc::new(Folder::open(&config.folder, config.level, config.bytes_max)?),
+            storing: Arc::default(),
             level: config.level,
             names: Cache::new(NAMES_MAX),
             flights: Mutex::default(),
@@ -131,8 +136,8 @@ impl NarCache {
         Ok(Found::Flight(flight))
     }
 
-    fn begin(&self) -> Option<(Arc<Folder>, Filling)> {
+    fn begin(&self) -> Option<Place> {
         let begun = self.folder.begin().inspect_err(|error| self.folder.pause(error));
-        Some((Arc::clone(&self.folder), begun.ok()?))
+        Some(Place { folder: Arc::clone(&self.folder), filling: begun.ok()?, storing: Arc::clone(&self.storing) })
     }
 }

@@ -1,0 +1,117 @@
+//! Threads that bring finished files to disk, so that no client waits for that.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Threads at the same time at most: they only wait, and a journal takes several files at once.
+const THREADS_MAX: usize = 4;
+/// Files that wait for a thread at most; each is open. Whoever makes one more brings it to disk himself.
+const WAITING_MAX: usize = 64;
+
+/// What is to be done with one file.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// See the module's description.
+#[derive(Default)]
+pub(super) struct Storing {
+    work: Mutex<Work>,
+}
+
+#[derive(Default)]
+struct Work {
+    waiting: VecDeque<Job>,
+    threads: usize,
+}
+
+impl Storing {
+    /// Does a job: soon, or now if too many wait.
+    pub(super) fn run(self: &Arc<Self>, job: Job) {
+        let mut work = self.lock();
+        if work.waiting.len() >= WAITING_MAX {
+            drop(work);
+            return job();
+        }
+        work.waiting.push_back(job);
+        if work.threads >= THREADS_MAX {
+            return;
+        }
+        let this = Arc::clone(self);
+        match std::thread::Builder::new().name("nar-cache".to_owned()).spawn(move || this.work()) {
+            Ok(_) => work.threads += 1,
+            // Those that there are will do it.
+            Err(_) if work.threads > 0 => {}
+            Err(_) => {
+                // Counts as one.
+                work.threads += 1;
+                drop(work);
+                self.work();
+            }
+        }
+    }
+
+    /// Does what is waiting.
+    fn work(&self) {
+        loop {
+            let mut work = self.lock();
+            let Some(job) = work.waiting.pop_front() else {
+                work.threads -= 1;
+                return;
+            };
+            drop(work);
+            job();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Storing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let work = self.lock();
+        write!(f, "Storing({} waiting, {} threads)", work.waiting.len(), work.threads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn few_threads_do_all_and_whoever_comes_too_often_helps() {
+        let storing = Arc::new(Storing::default());
+        let (busy, busiest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (done, all) = mpsc::channel();
+        let (go, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let job = || -> Job {
+            let (busy, busiest, done, gate) = (busy.clone(), busiest.clone(), done.clone(), gate.clone());
+            Box::new(move || {
+                busiest.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                // Until the other end is gone.
+                let _ = gate.lock().unwrap().recv();
+                busy.fetch_sub(1, Ordering::SeqCst);
+                done.send(()).unwrap();
+            })
+        };
+        (0..THREADS_MAX).for_each(|_| storing.run(job()));
+        while !storing.lock().waiting.is_empty() {
+            std::thread::yield_now();
+        }
+        (0..WAITING_MAX).for_each(|_| storing.run(job()));
+        let (mine, by_me) = mpsc::channel();
+        storing.run(Box::new(move || mine.send(std::thread::current().id()).unwrap()));
+        assert_eq!(by_me.try_recv(), Ok(std::thread::current().id()), "there was no room for one more");
+        drop((go, done));
+        assert_eq!(all.iter().count(), THREADS_MAX + WAITING_MAX);
+        assert_eq!(busiest.load(Ordering::SeqCst), THREADS_MAX);
+        while storing.lock().threads > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
