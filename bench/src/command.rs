@@ -233,7 +233,13 @@ fn hello(common: &Common, target: &str) -> Result<()> {
     let sizes = HashMap::from([("/hello".to_owned(), nginx::HELLO_BYTES as u64)]);
     let mut servers = vec![start_echo(&common.work, &sizes)?, nginx::start(&[], &common.work)?];
     servers.extend(peers(common)?);
-    let rows = [(1, Placement::Together), (1, Placement::Apart), (64, Placement::Apart), (256, Placement::Apart)];
+    let rows = [
+        (1, Placement::Together),
+        (1, Placement::Apart),
+        (64, Placement::Apart),
+        (128, Placement::Apart),
+        (256, Placement::Apart),
+    ];
     measure(common, &servers, |run| {
         rows.iter().try_for_each(|&(connections, placement)| {
             let processors = if placement == Placement::Together { "one processor" } else { "two processors" };
