@@ -118,6 +118,7 @@ impl<D: Driver> Shard<D> {
     ///
     /// The way from here to the system calls of a request and back is inlined: the kernel's own calls use up the processor's memory
     /// of where to return to, and each return behind a system call costs 20 to 30 ns. With ten of them a request took 0.15 µs more.
+    #[inline(always)]
     pub(crate) fn turn(&mut self) -> io::Result<bool> {
         if self.halted || (self.stopping && self.slots.len() == 0) {
             return Ok(false);
