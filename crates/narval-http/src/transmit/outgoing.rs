@@ -248,7 +248,7 @@ impl Outgoing {
                         self.seal_piece(socket, secure)
                     }
                 }
-                _ if at_file => self.send_file(connection),
+                _ if at_file => self.send_file(connection, stop_at - self.sent()),
                 _ => self.send_memory(socket),
             };
             match result {
@@ -367,7 +367,8 @@ impl Outgoing {
         Ok(())
     }
 
-    fn send_file(&mut self, connection: &Connection) -> io::Result<()> {
+    /// At most `room` bytes: what comes behind may have to be read, or be more than a key is good for.
+    fn send_file(&mut self, connection: &Connection, room: u64) -> io::Result<()> {
         let socket = &connection.socket;
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
@@ -380,7 +381,7 @@ impl Outgoing {
         }
         if left > 0 {
             let quantum = if self.pace == Some(Pace::Near) { SENDFILE_QUANTUM_NEAR } else { SENDFILE_QUANTUM };
-            let count = usize::try_from(left).unwrap_or(usize::MAX).min(quantum);
+            let count = usize::try_from(left.min(room)).unwrap_or(usize::MAX).min(quantum);
             let sent = socket.send_file(&range.file, range.offset + self.file_sent, count)? as u64;
             if sent == 0 {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than promised"));
