@@ -5,7 +5,7 @@
  *
  * All files are found and opened, and their heads written, before the first request. A request is one recv, one lookup of its
  * target by hash, and one send (files up to 32 KiB, from memory) or a send of the head and sendfile(2) of the rest. It reads
- * nothing of a request but its target and whether it has "Connection: close" in it, checks nothing, has no deadlines and knows
+ * nothing of a request but its target, version and whether it has "Connection: close" in it, checks nothing, has no deadlines and knows
  * no other answer: no server of static files can do with less, except by fewer system calls.
  */
 #define _GNU_SOURCE
@@ -96,7 +96,7 @@ static void answer(int fd) {
   char *end = length > 4 ? memchr(head + 4, ' ', length - 4) : NULL;
   struct file *file = end ? *place(head + 4, end - (head + 4)) : NULL;
   if (!file) { close(fd); return; }
-  connections[fd] = (struct connection){file, 0, strcasestr(head, "connection: close") != NULL};
+  connections[fd] = (struct connection){file, 0, strcasestr(head, "connection: close") || strstr(head, " HTTP/1.0\r\n")};
   int from_memory = file->size <= MEMORY_MAX;
   if (file->size > CORK_MIN) setsockopt(fd, IPPROTO_TCP, TCP_CORK, &(int){1}, sizeof(int));
   int ends = connections[fd].close;

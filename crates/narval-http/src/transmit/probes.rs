@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use rustix::io::ReadWriteFlags;
 
 use crate::clock::Millis;
-use crate::limits::{PROBE_BELIEVED_MS, PROBES_KEPT};
+use crate::limits::{PROBE_BELIEVED_MS, PROBES_KEPT, SHARD_DRAIN_MAX};
 
 /// Which parts of which files were found in the kernel's memory a moment ago. To ask for each answer costs a tenth of sending
 /// a file of 60 KB, and what has just been sent is not what the kernel forgets next.
@@ -24,6 +24,9 @@ struct Probe {
     until: Millis,
 }
 
+/// Between pieces that far apart the kernel very likely has the rest: a piece may be that long itself.
+const GAP_MAX: u64 = SHARD_DRAIN_MAX;
+
 impl Probes {
     /// Whether the kernel has the range in memory, as far as its first and its last byte can tell: files are read ahead in
     /// order, so that the bytes between them are very likely there as well. No where the file system can't tell.
@@ -35,11 +38,17 @@ impl Probes {
         let address = Arc::as_ptr(file);
         // Allocations of this size begin at multiples of 16 or 32.
         let Some(place) = self.places.get_mut((address.addr() >> 5) % PROBES_KEPT) else { return false };
-        if place.until > now && place.from <= offset && place.to >= to && place.file.as_ptr() == address {
+        let is_known = place.until > now && place.file.as_ptr() == address;
+        if is_known && place.from <= offset && place.to >= to {
             return true;
         }
         let is_cached = length == 0 || (has_byte(file, offset) && has_byte(file, to - 1));
-        if is_cached {
+        let meets = offset <= place.to.saturating_add(GAP_MAX) && to.saturating_add(GAP_MAX) >= place.from;
+        if is_cached && is_known && meets {
+            // Clients are at different places of a large file: what was found piece by piece counts as one, for as long as its
+            // oldest piece.
+            (place.from, place.to) = (place.from.min(offset), place.to.max(to));
+        } else if is_cached {
             *place = Probe { file: Arc::downgrade(file), from: offset, to, until: now + PROBE_BELIEVED_MS };
         }
         is_cached
@@ -77,5 +86,20 @@ mod tests {
         assert!(!probes.seems_cached(PROBE_BELIEVED_MS + 1, &long, 0, 10_000), "too long ago");
         assert!(!probes.seems_cached(1, &short, 0, 11), "another file");
         assert!(probes.seems_cached(1, &short, 0, 10));
+    }
+
+    #[test]
+    fn pieces_that_meet_are_one_for_as_long_as_the_oldest() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 10_000]).unwrap();
+        let (file, mut probes) = (Arc::new(file), Probes::default());
+        if !probes.seems_cached(1, &file, 0, 4_000) {
+            return; // A file system that can't tell.
+        }
+        assert!(probes.seems_cached(5, &file, 4_000, 6_000));
+        // Nothing is there any more, which only looking again can tell.
+        file.set_len(0).unwrap();
+        assert!(probes.seems_cached(PROBE_BELIEVED_MS, &file, 0, 10_000));
+        assert!(!probes.seems_cached(PROBE_BELIEVED_MS + 1, &file, 4_000, 6_000), "the first piece is too old");
     }
 }
