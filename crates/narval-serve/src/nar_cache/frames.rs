@@ -211,12 +211,15 @@ struct Memory {
 
 struct Desks {
     in_use: usize,
-    waiting: usize,
+    /// Numbers given to those who want desks, in the order they come.
+    numbers: u64,
+    /// Whose turn it is.
+    turn: u64,
     /// Memory to be used again.
     free: Vec<Memory>,
 }
 
-static DESKS: Mutex<Desks> = Mutex::new(Desks { in_use: 0, waiting: 0, free: Vec::new() });
+static DESKS: Mutex<Desks> = Mutex::new(Desks { in_use: 0, numbers: 0, turn: 0, free: Vec::new() });
 static DESK_IS_FREE: Condvar = Condvar::new();
 
 fn desks() -> MutexGuard<'static, Desks> {
@@ -230,19 +233,24 @@ fn processors() -> usize {
 }
 
 impl Desk {
-    /// Takes one, and up to `wanted` where nobody else wants them; waits while all are in use. Nobody who has one waits for
-    /// another.
+    /// Takes one, and up to `wanted` where nobody else wants them; waits while all are in use. First come, first served: a
+    /// large NAR, which comes for every frame, must not pass by small ones. Nobody who has one waits for another.
     fn take(level: i32, wanted: usize) -> io::Result<Vec<Self>> {
         let in_use_max = processors().clamp(2, DESKS_MAX);
         let mut desks = desks();
-        while desks.in_use >= in_use_max {
-            desks.waiting += 1;
+        let number = desks.numbers;
+        desks.numbers += 1;
+        while desks.in_use >= in_use_max || desks.turn != number {
             desks = DESK_IS_FREE.wait(desks).unwrap_or_else(PoisonError::into_inner);
-            desks.waiting -= 1;
         }
+        desks.turn += 1;
+        let others_wait = desks.turn != desks.numbers;
         let idle = processors().min(in_use_max).saturating_sub(desks.in_use);
-        let count = if desks.waiting > 0 { 1 } else { wanted.min(idle).max(1) };
+        let count = if others_wait { 1 } else { wanted.min(idle).max(1) };
         desks.in_use += count;
+        if others_wait && desks.in_use < in_use_max {
+            DESK_IS_FREE.notify_all();
+        }
         let mut taken: Vec<_> = (0..count).map(|_| Self(desks.free.pop().unwrap_or_default())).collect();
         drop(desks);
         for desk in &mut taken {
@@ -285,7 +293,8 @@ impl Drop for Desk {
             desks.free.push(memory);
         }
         drop(desks);
-        DESK_IS_FREE.notify_one();
+        // Whose turn it is, is for them to find out.
+        DESK_IS_FREE.notify_all();
     }
 }
 
