@@ -88,7 +88,15 @@ impl<'a> HeadRef<'a> {
 
     /// The values of all field lines with this name, in the order sent.
     pub fn header_all<'n>(&self, name: &'n str) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a, 'n> {
-        self.headers().filter(move |(have, _)| have.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        let buf = self.buf;
+        let named =
+            self.parts.fields.iter().filter(move |(have, _)| have.of(buf).eq_ignore_ascii_case(name.as_bytes()));
+        named.map(move |(_, value)| value.of(buf))
+    }
+
+    /// Whether any field's name begins as those of conditions do; hardly any request has one.
+    pub(crate) fn may_have_conditions(&self) -> bool {
+        self.parts.fields.iter().any(|(name, _)| matches!(name.of(self.buf), [b'i' | b'I', b'f' | b'F', b'-', ..]))
     }
 
     /// All field lines, in the order sent: name as sent, and value.

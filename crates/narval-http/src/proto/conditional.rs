@@ -95,6 +95,9 @@ pub enum Outcome {
 /// }
 /// ```
 pub fn evaluate(head: &HeadRef<'_>, current: Option<&Validators<'_>>) -> Outcome {
+    if !head.may_have_conditions() {
+        return Outcome::Proceed;
+    }
     let is_read = *head.method() == Method::GET || *head.method() == Method::HEAD;
     let modified = current.and_then(Validators::modified_second);
 
