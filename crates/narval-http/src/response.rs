@@ -50,6 +50,14 @@ impl Deref for Held {
 }
 
 impl Response {
+    /// An answer that is kept within something larger: one count for both.
+    pub fn within<T>(holder: Arc<T>) -> Self
+    where
+        T: AsRef<Prepared> + std::fmt::Debug + Send + Sync + 'static,
+    {
+        Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
+    }
+
     /// An answer with this status, no field lines and no body.
     pub fn new(status: StatusCode) -> Self {
         Self {
@@ -133,16 +141,6 @@ impl Response {
 impl From<Arc<Prepared>> for Response {
     fn from(prepared: Arc<Prepared>) -> Self {
         Self { kind: ResponseKind::Prepared(Held::Shared(prepared)), upgrade: None, late: None, failure: None }
-    }
-}
-
-impl Response {
-    /// An answer that is kept within something larger: one count for both.
-    pub fn within<T>(holder: Arc<T>) -> Self
-    where
-        T: AsRef<Prepared> + std::fmt::Debug + Send + Sync + 'static,
-    {
-        Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
     }
 }
 

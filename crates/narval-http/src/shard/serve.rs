@@ -442,6 +442,7 @@ impl<D: Driver> Shard<D> {
                     return false;
                 }
                 Some(_) | None => {
+                    self.give_back(out);
                     let stall = millis(self.engine.limits.write_stall_timeout);
                     if let Some(slot) = self.slots.get(token) {
                         slot.phase = Phase::Sending;
