@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::count::Count;
+use crate::output::out;
 
 /// Measure what this machine can do
 #[derive(Debug, clap::Args)]
@@ -80,7 +81,6 @@ struct Measured {
     bytes_per_second: f64,
 }
 
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     let failed = |what: &'static str| move |error: io::Error| Failure::runtime(format!("cannot {what}: {error}"));
     let bytes = u64::from(args.size_mb) * 1_000_000;
@@ -129,18 +129,18 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
             )
         };
         let reason = kernel.err().map(|error| error.to_string());
-        println!(
+        out!(
             "{}",
             json!({"v": 1, "file_bytes": bytes, "downloads": args.downloads, "suite": suite, "user": figures(user),
                 "kernel": figures(by_kernel), "kernel_error": reason, "kernel_to_user": ratio, "suggestion": suggestion})
         );
         return Ok(());
     }
-    println!("a file of {} MB, {} downloads each way, {suite}", args.size_mb, args.downloads);
+    out!("a file of {} MB, {} downloads each way, {suite}", args.size_mb, args.downloads);
     let line = |name: &str, m: Measured| {
         let per_gb = 1e12 / m.bytes_per_cpu_second;
         let gb = m.bytes_per_cpu_second / 1e9;
-        println!("  {name:<12} {gb:>6.2} GB per second of processor time, {per_gb:>6.0} ms for each GB");
+        out!("  {name:<12} {gb:>6.2} GB per second of processor time, {per_gb:>6.0} ms for each GB");
     };
     if let Some(user) = user {
         line("user space", user);
@@ -148,9 +148,9 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     match (by_kernel, ratio, kernel) {
         (Some(by_kernel), Some(ratio), _) => {
             line("kernel", by_kernel);
-            println!("the kernel sends {ratio:.2} times as much with the same processor time: --ktls {suggestion}");
+            out!("the kernel sends {ratio:.2} times as much with the same processor time: --ktls {suggestion}");
         }
-        (.., Err(error)) => println!(
+        (.., Err(error)) => out!(
             "  kernel       none: this kernel has no TLS ({error}); where it is a module, 'modprobe tls' loads it\n\
              there is nothing to choose: --ktls off"
         ),

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{
-    Failure, bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, run, serve, static_site, warm,
+    Failure, bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, output, run, serve, static_site,
+    warm,
 };
 
 /// Serve, move and install Nix packages.
@@ -63,7 +64,7 @@ pub fn main() -> ExitCode {
         }
     };
     match dispatch(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => output::finish("narval"),
         Err(failure) => failure.report("narval"),
     }
 }

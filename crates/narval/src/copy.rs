@@ -10,6 +10,7 @@ use narval_nix::StoreDir;
 
 use crate::client::{ClientArgs, StoreArgs, parse_cache};
 use crate::install::parse_wanted;
+use crate::output::note;
 use crate::{Failure, key};
 
 /// Copy closures from caches (--from) or a store (--store) to a cache folder (file://…) or a store (a folder)
@@ -42,7 +43,6 @@ Examples:
 ///
 /// # Errors
 /// When a path is nowhere, can't be trusted, or can't be written.
-#[expect(clippy::print_stderr, reason = "this is what was asked for")]
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let store_dir = StoreDir::default();
@@ -79,7 +79,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         into_store(&args, &to, &wanted)?
     };
     if !args.client.output.quiet {
-        eprintln!("Copied {copied} paths");
+        note!("Copied {copied} paths");
     }
     Ok(())
 }

@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::output::{note, to_stderr};
+
 /// One line on a terminal that is written over, a line every few seconds elsewhere.
 pub(crate) struct Count {
     what: &'static str,
@@ -30,9 +32,9 @@ impl Count {
         if due && self.shown_ms.compare_exchange(shown, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let Self { what, of, .. } = self;
             if self.terminal {
-                eprint!("\r{what}: {done} of {total} {of}\x1b[K");
+                to_stderr(format_args!("\r{what}: {done} of {total} {of}\x1b[K"));
             } else {
-                eprintln!("{what}: {done} of {total} {of}");
+                note!("{what}: {done} of {total} {of}");
             }
         }
     }
@@ -40,7 +42,7 @@ impl Count {
     /// Nothing of it stays on a terminal.
     pub(crate) fn end(&self) {
         if self.terminal {
-            eprint!("\r\x1b[K");
+            to_stderr(format_args!("\r\x1b[K"));
         }
     }
 }

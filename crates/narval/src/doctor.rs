@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::client::{ClientArgs, human_bytes};
+use crate::output::out;
 
 /// Check namespaces, proxies, certificates, caches and disk
 #[derive(Debug, clap::Args)]
@@ -25,16 +26,15 @@ struct Finding {
 ///
 /// # Errors
 /// Exit code 1 when something does not work.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn run(args: &Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let mut findings = vec![disk(args)?, namespaces(args)?, certificates()];
     findings.extend(caches(args)?);
     for found in &findings {
         if args.client.output.json {
-            println!("{}", json!({"v": 1, "check": found.what, "ok": found.good, "text": found.text}));
+            out!("{}", json!({"v": 1, "check": found.what, "ok": found.good, "text": found.text}));
         } else {
-            println!("{} {:<12} {}", if found.good { "ok  " } else { "FAIL" }, found.what, found.text);
+            out!("{} {:<12} {}", if found.good { "ok  " } else { "FAIL" }, found.what, found.text);
         }
     }
     let bad = findings.iter().filter(|found| !found.good).count();

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use crate::output::note;
+
 /// Why a command ended without doing what was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -32,7 +34,7 @@ impl Failure {
             Self::Runtime(message) => (message, 1),
             Self::Coded(code, message) => (message, *code),
         };
-        eprintln!("{program}: {message}");
+        note!("{program}: {message}");
         ExitCode::from(code)
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::client::{ClientArgs, human_bytes};
 use crate::install::parse_wanted;
+use crate::output::out;
 
 /// What is known of paths: sizes, closure, and who needs whom
 #[derive(Debug, clap::Args)]
@@ -51,7 +52,6 @@ pub struct CatArgs {
 ///
 /// # Errors
 /// When a path is nowhere to be found.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn path_info(args: PathInfoArgs) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
@@ -64,9 +64,9 @@ pub fn path_info(args: PathInfoArgs) -> Result<(), Failure> {
         let chain = to.and_then(|to| closure.why(to));
         let chain = chain.ok_or_else(|| Failure::Coded(3, format!("nothing here needs {why}")))?;
         if args.client.output.json {
-            println!("{}", json!({"v": 1, "why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
+            out!("{}", json!({"v": 1, "why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
         } else {
-            chain.iter().enumerate().for_each(|(depth, path)| println!("{}{path}", "  ".repeat(depth)));
+            chain.iter().enumerate().for_each(|(depth, path)| out!("{}{path}", "  ".repeat(depth)));
         }
         return Ok(());
     }
@@ -75,7 +75,7 @@ pub fn path_info(args: PathInfoArgs) -> Result<(), Failure> {
         let Some(node) = closure.nodes.get(path) else { continue };
         let (info, total) = (&node.info, closure.size_of(path));
         if args.client.output.json {
-            println!(
+            out!(
                 "{}",
                 json!({
                     "v": 1, "path": path.base_name(), "narHash": info.nar_hash.to_sri(), "narSize": info.nar_size,
@@ -86,11 +86,11 @@ pub fn path_info(args: PathInfoArgs) -> Result<(), Failure> {
                 })
             );
         } else {
-            println!("{:>8} {:>8}  {path}", human_bytes(info.nar_size), human_bytes(total));
+            out!("{:>8} {:>8}  {path}", human_bytes(info.nar_size), human_bytes(total));
         }
     }
     if !args.client.output.json && !args.client.output.quiet {
-        println!("{} paths, {} in all", closure.nodes.len(), human_bytes(closure.size()));
+        out!("{} paths, {} in all", closure.nodes.len(), human_bytes(closure.size()));
     }
     Ok(())
 }
@@ -110,30 +110,28 @@ fn open(client: &ClientArgs, path: &str) -> Result<(Caches, Wanted, String), Fai
 ///
 /// # Errors
 /// When there is no such path.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn ls(args: LsArgs) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
     let listing = listing(&caches, wanted.hash_part())?;
     let node = entry(&listing, &below).ok_or_else(|| Failure::Coded(3, format!("{} is not there", args.path)))?;
     if args.client.output.json {
-        println!("{node}");
+        out!("{node}");
     } else {
         show(node, &below, args.recursive, true);
     }
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 fn show(node: &Value, name: &str, recursive: bool, root: bool) {
     let text = |key: &str| node.get(key).and_then(Value::as_str).unwrap_or_default();
     let size = node.get("size").and_then(Value::as_u64).unwrap_or(0);
     match text("type") {
-        "regular" if node.get("executable") == Some(&json!(true)) => println!("-r-xr-xr-x {size:>12} {name}"),
-        "regular" => println!("-r--r--r-- {size:>12} {name}"),
-        "symlink" => println!("lrwxrwxrwx {:>12} {name} -> {}", 0, text("target")),
+        "regular" if node.get("executable") == Some(&json!(true)) => out!("-r-xr-xr-x {size:>12} {name}"),
+        "regular" => out!("-r--r--r-- {size:>12} {name}"),
+        "symlink" => out!("lrwxrwxrwx {:>12} {name} -> {}", 0, text("target")),
         _ => {
             if !root {
-                println!("dr-xr-xr-x {:>12} {name}", 0);
+                out!("dr-xr-xr-x {:>12} {name}", 0);
             }
             if root || recursive {
                 for (child, node) in node.get("entries").and_then(Value::as_object).into_iter().flatten() {

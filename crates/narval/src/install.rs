@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::client::{ClientArgs, OutputArgs, human_bytes};
+use crate::output::{note, out};
 use crate::progress::Display;
 use crate::signals;
 
@@ -90,14 +91,13 @@ pub(crate) fn parse_wanted(texts: &[String], store_dir: &narval_nix::StoreDir) -
     Ok(texts.iter().map(|text| Wanted::parse(text, store_dir)).collect::<Result<_, _>>()?)
 }
 
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 fn show_plan(report: &Report, output: OutputArgs) {
     let (download, unpacked) = sums(report);
     if output.json {
         let paths = report.planned.iter().map(|one| {
             json!({"path": one.path.base_name(), "narSize": one.nar_size, "fileSize": one.file_size, "cache": one.cache})
         });
-        println!(
+        out!(
             "{}",
             json!({"v": 1, "type": "plan", "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked})
         );
@@ -105,9 +105,9 @@ fn show_plan(report: &Report, output: OutputArgs) {
     }
     for one in &report.planned {
         let size = one.file_size.map_or_else(|| "?".to_owned(), human_bytes);
-        println!("{size:>8} → {:>8}  {}", human_bytes(one.nar_size), one.path);
+        out!("{size:>8} → {:>8}  {}", human_bytes(one.nar_size), one.path);
     }
-    println!(
+    out!(
         "{} to install: {} to download, {} unpacked",
         paths(report.planned.len()),
         human_bytes(download),
@@ -124,10 +124,9 @@ fn paths(count: usize) -> String {
     if count == 1 { "1 path".to_owned() } else { format!("{count} paths") }
 }
 
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is what was asked for")]
 fn show_report(report: &Report, output: OutputArgs, destination: &narval_install::Destination) {
     if output.json {
-        println!(
+        out!(
             "{}",
             json!({
                 "v": 1, "type": "summary", "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
@@ -141,13 +140,13 @@ fn show_report(report: &Report, output: OutputArgs, destination: &narval_install
         return;
     }
     if report.planned.is_empty() {
-        eprintln!("Everything is there already");
+        note!("Everything is there already");
     } else {
         let (unpacked, downloaded) = (human_bytes(report.unpacked), human_bytes(report.downloaded));
         let seconds = report.elapsed.as_secs_f64();
-        eprintln!("Installed {} ({unpacked}, {downloaded} downloaded) in {seconds:.1}s", paths(report.planned.len()));
+        note!("Installed {} ({unpacked}, {downloaded} downloaded) in {seconds:.1}s", paths(report.planned.len()));
     }
     for root in &report.roots {
-        println!("{}", destination.store().real_path(root).display());
+        out!("{}", destination.store().real_path(root).display());
     }
 }

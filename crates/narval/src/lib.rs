@@ -19,6 +19,7 @@ pub mod manual;
 pub mod nar;
 pub mod nar_cache;
 pub mod nix_serve;
+mod output;
 mod progress;
 pub mod run;
 pub mod serve;

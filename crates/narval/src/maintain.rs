@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::client::{ClientArgs, OutputArgs, StoreArgs, human_bytes};
 use crate::install::parse_wanted;
+use crate::output::out;
 
 /// Remove what no profile and no other root needs
 #[derive(Debug, clap::Args)]
@@ -64,7 +65,6 @@ pub struct VerifyArgs {
 ///
 /// # Errors
 /// When the store can't be written.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn gc(args: GcArgs) -> Result<(), Failure> {
     args.output.start_log();
     let config = args.store.config()?;
@@ -78,16 +78,16 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
     let garbage = collector.collect(&options).map_err(Failure::runtime)?;
     if args.output.json {
         let paths: Vec<_> = garbage.paths.iter().map(|path| path.base_name()).collect();
-        println!(
+        out!(
             "{}",
             json!({"v": 1, "paths": paths, "bytes": garbage.bytes_freed, "kept": garbage.kept, "dryRun": args.dry_run})
         );
     } else if !args.output.quiet {
         if args.dry_run {
-            garbage.paths.iter().for_each(|path| println!("{path}"));
+            garbage.paths.iter().for_each(|path| out!("{path}"));
         }
         let verb = if args.dry_run { "would remove" } else { "removed" };
-        println!("{verb} {} paths ({}); {} stay", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
+        out!("{verb} {} paths ({}); {} stay", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
     }
     Ok(())
 }
@@ -96,11 +96,10 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When there is no such generation.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn rollback(args: RollbackArgs) -> Result<(), Failure> {
     let profile = Profile::at(&args.profile)?;
     let number = profile.roll_back(args.to)?;
-    println!("{} shows generation {number}", profile.link().display());
+    out!("{} shows generation {number}", profile.link().display());
     Ok(())
 }
 
@@ -108,7 +107,6 @@ pub fn rollback(args: RollbackArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When a profile can't be read.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn profiles(args: ProfilesArgs) -> Result<(), Failure> {
     for profile in Profile::all(&args.store.config()?.state_dir) {
         let current = profile.current()?;
@@ -116,12 +114,12 @@ pub fn profiles(args: ProfilesArgs) -> Result<(), Failure> {
             let (paths, shown) = (profile.paths(number)?, Some(number) == current);
             let names: Vec<_> = paths.iter().map(|path| path.base_name()).collect();
             if args.output.json {
-                println!(
+                out!(
                     "{}",
                     json!({"v": 1, "profile": profile.link(), "generation": number, "current": shown, "paths": names})
                 );
             } else {
-                println!(
+                out!(
                     "{} {number}{} {}",
                     profile.link().display(),
                     if shown { " (current)" } else { "" },
@@ -137,7 +135,6 @@ pub fn profiles(args: ProfilesArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Exit code 4 when something is wrong that was not repaired.
-#[expect(clippy::print_stdout, reason = "this is what was asked for")]
 pub fn check(args: VerifyArgs) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
@@ -160,9 +157,9 @@ pub fn check(args: VerifyArgs) -> Result<(), Failure> {
             Fault::Untrusted => "no trusted key signed it",
         };
         if args.client.output.json {
-            println!("{}", json!({"v": 1, "path": one.info.path.base_name(), "fault": what}));
+            out!("{}", json!({"v": 1, "path": one.info.path.base_name(), "fault": what}));
         } else {
-            println!("{}: {what}", one.info.path);
+            out!("{}: {what}", one.info.path);
         }
     }
     let broken: Vec<_> =
@@ -174,7 +171,7 @@ pub fn check(args: VerifyArgs) -> Result<(), Failure> {
         left -= broken.len();
     }
     if !args.client.output.quiet && !args.client.output.json {
-        println!("{} paths checked, {} wrong, {} repaired", paths.len(), faulty.len(), faulty.len() - left);
+        out!("{} paths checked, {} wrong, {} repaired", paths.len(), faulty.len(), faulty.len() - left);
     }
     if left == 0 {
         Ok(())

@@ -12,6 +12,7 @@ use narval_install::Progress;
 use serde_json::json;
 
 use crate::client::{OutputArgs, human_bytes};
+use crate::output::{note, out};
 
 /// How often the display is brought up to date.
 const TICK: Duration = Duration::from_millis(100);
@@ -135,12 +136,10 @@ fn redraw(bar: &ProgressBar, progress: &Progress, start: Instant) {
     bar.set_message(format!("{}{others}", named.join(", ")));
 }
 
-#[expect(clippy::print_stdout, reason = "this is the output")]
 fn emit(event: &serde_json::Value) {
-    println!("{event}");
+    out!("{event}");
 }
 
-#[expect(clippy::print_stderr, reason = "this is the output")]
 fn say(line: &str) {
-    eprintln!("{line}");
+    note!("{line}");
 }

@@ -13,6 +13,7 @@ use narval_nix::StorePath;
 use crate::Failure;
 use crate::client::{CacheArgs, ClientArgs, OutputArgs};
 use crate::install::parse_wanted;
+use crate::output::note;
 use crate::progress::Display;
 
 /// Run a program of the store, which is installed first if need be
@@ -133,7 +134,6 @@ fn start(destination: &Destination, paths: &[StorePath], command: &[OsString]) -
 ///
 /// # Errors
 /// When the kernel forbids namespaces and there is no helper, or the program does not start.
-#[expect(clippy::print_stderr, reason = "the log is not that of a program that is run")]
 pub fn enter_and_run(args: EnterArgs) -> Result<(), Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
     let Err(error) = enter(&args.real_store, &args.store_dir, &args.scratch) else {
@@ -143,7 +143,7 @@ pub fn enter_and_run(args: EnterArgs) -> Result<(), Failure> {
     let Some((name, view)) = helper(&args.real_store, &args.store_dir, &this) else {
         return Err(Failure::runtime(error));
     };
-    eprintln!("narval: cannot {}: {}; using {name} instead", error.step, error.source);
+    note!("narval: cannot {}: {}; using {name} instead", error.step, error.source);
     Err(not_started(program.as_ref(), &Command::new(name).args(view).args(&args.command).exec()))
 }
 

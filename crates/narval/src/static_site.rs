@@ -14,6 +14,7 @@ use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Req
 use crate::access_log::{self, LogForm};
 use crate::count::Count;
 use crate::listen::Listen;
+use crate::output::out;
 use crate::tls::TlsArgs;
 use crate::{Failure, log, server};
 
@@ -255,7 +256,7 @@ fn compress(args: &CompressArgs) -> Result<(), Failure> {
 
 fn print_summary(folder: &Path, done: &narval_http::files::Precompressed) {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    println!(
+    out!(
         "{}: {} compressible files ({:.1} MB): {} forms made ({:.1} MB), {} were there, {} would not be smaller",
         folder.display(),
         get(&done.files),

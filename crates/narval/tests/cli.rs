@@ -167,3 +167,28 @@ fn help_and_version() {
     }
     assert_eq!(narval(&["nonsense"], b"").status.code(), Some(2));
 }
+
+/// Output that nobody reads, or that finds no room: no panic, and what is lost is said.
+#[test]
+fn output_that_goes_nowhere() {
+    let run = |stdout: Stdio, stderr: Stdio, arguments: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        command.spawn().unwrap().wait_with_output().unwrap()
+    };
+    // A pipe whose reader is gone.
+    let unread = || Stdio::from(std::io::pipe().unwrap().1);
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.txt"), "text ".repeat(1000)).unwrap();
+    let compress = ["static", "compress", folder.path().to_str().unwrap()];
+
+    assert_eq!(run(unread(), unread(), &compress).status.code(), Some(0));
+    assert_eq!(run(Stdio::null(), full(), &compress).status.code(), Some(0));
+    let lost = run(full(), Stdio::piped(), &compress);
+    let said = String::from_utf8(lost.stderr).unwrap();
+    assert_eq!((lost.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("cannot write to standard output: No space left on device"), "{said}");
+    let failed = ["static", "compress", "/nowhere/at/all"];
+    assert_eq!(run(unread(), unread(), &failed).status.code(), Some(1));
+}

@@ -16,6 +16,7 @@ use narval_nix::{SecretKey, TrustedKeys};
 use narval_serve::{Config, Face, Service};
 use narval_store::{LocalStore, Store, StoreConfig};
 
+use crate::output::note;
 use crate::signals::Interrupt;
 use crate::{Failure, log, server};
 use contents::Made;
@@ -190,7 +191,7 @@ impl Drop for Folder {
     fn drop(&mut self) {
         unlock(&self.path);
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            eprintln!("narval: cannot remove '{}': {error}", self.path.display());
+            note!("narval: cannot remove '{}': {error}", self.path.display());
         }
     }
 }
