@@ -3,7 +3,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny};
 
 use crate::Peer;
 use crate::driver::OutBuf;
@@ -136,10 +136,7 @@ impl Socket {
             Self::Sim(_) | Self::Nowhere => Err(io::ErrorKind::WouldBlock.into()),
             Self::Os(fd) => {
                 let (socket, address) = acceptfrom_with(fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-                let peer = address
-                    .and_then(|address| std::net::SocketAddr::try_from(address).ok())
-                    .map_or(Peer::Unix, Peer::Tcp);
-                Ok((Self::Os(socket), peer))
+                Ok((Self::Os(socket), peer(address)?))
             }
         }
     }
@@ -195,8 +192,51 @@ fn send_flags(more: bool) -> SendFlags {
     if more { flags | SendFlags::MORE } else { flags }
 }
 
-/// The other end of an accepted connection.
-pub(crate) fn peer_of(fd: &OwnedFd) -> Peer {
-    let address = rustix::net::getpeername(fd).ok().flatten();
-    address.and_then(|address| std::net::SocketAddr::try_from(address).ok()).map_or(Peer::Unix, Peer::Tcp)
+/// What the connections of a listening socket are. It decides what they must speak, and which limits they count in; what a
+/// connection itself tells does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    Tcp,
+    Unix,
+}
+
+impl Family {
+    /// Of a listening socket.
+    ///
+    /// # Errors
+    /// Neither TCP nor a unix socket, or no socket.
+    pub(crate) fn of(listener: BorrowedFd<'_>) -> io::Result<Self> {
+        match rustix::net::getsockname(listener)?.address_family() {
+            AddressFamily::INET | AddressFamily::INET6 => Ok(Self::Tcp),
+            AddressFamily::UNIX => Ok(Self::Unix),
+            _ => Err(io::Error::new(io::ErrorKind::Unsupported, "neither a TCP nor a unix socket")),
+        }
+    }
+
+    /// The other end of a connection that was accepted from a listener of this family.
+    ///
+    /// # Errors
+    /// It can't be named: a TCP client that has reset the connection already.
+    pub(crate) fn peer_of(self, accepted: &OwnedFd) -> io::Result<Peer> {
+        match self {
+            Self::Unix => Ok(Peer::Unix),
+            Self::Tcp => match peer(rustix::net::getpeername(accepted)?)? {
+                Peer::Unix => Err(nameless()),
+                peer => Ok(peer),
+            },
+        }
+    }
+}
+
+fn peer(address: Option<SocketAddrAny>) -> io::Result<Peer> {
+    let address = address.ok_or_else(nameless)?;
+    if address.address_family() == AddressFamily::UNIX {
+        return Ok(Peer::Unix);
+    }
+    Ok(Peer::Tcp(address.try_into()?))
+}
+
+/// As accept(2) says of a connection that is gone.
+fn nameless() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the client of an accepted connection has no address")
 }

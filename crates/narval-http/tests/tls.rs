@@ -11,13 +11,14 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use narval_http::tls::{Identity, TlsAcceptor, TlsConfig, probe};
+use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, probe};
 use narval_http::{
-    Body, BodySource, Event, EventOptions, FileRange, Fill, Limits, Listen, ListenAddress, Request, Response,
-    SegmentBuf, Server, ServerHandle, StatusCode, ws,
+    Body, BodySource, DriverChoice, Event, EventOptions, FileRange, Fill, Limits, Listen, ListenAddress, Peer, Request,
+    Response, SegmentBuf, Server, ServerHandle, StatusCode, ws,
 };
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -341,6 +342,50 @@ fn web_sockets_over_tls() {
     }
     socket.close(None).unwrap();
     assert!(matches!(socket.read().unwrap(), tungstenite::Message::Close(_)));
+}
+
+/// What a connection must speak is a property of its listener. io_uring tells no address with a connection, and the kernel
+/// does not tell who was at the other end of one that was reset.
+#[test]
+fn a_client_that_resets_before_it_is_accepted_gets_past_neither_tls_nor_the_limit_per_address() {
+    for driver in DriverChoice::working() {
+        let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
+        let acceptor = Arc::new(TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap());
+        for secure in [true, false] {
+            let (called, peers) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+            let (calls, seen) = (called.clone(), peers.clone());
+            let handler = move |request: Request| {
+                calls.fetch_add(1, Ordering::SeqCst);
+                seen.lock().unwrap().push(request.peer().clone());
+                Response::text(StatusCode::OK, "secret")
+            };
+            let listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+            let builder = Server::builder(handler).listen(listen).driver(driver);
+            let builder = if secure { builder.tls(acceptor.clone()) } else { builder };
+            let server = builder.build().unwrap();
+            let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("not TCP") };
+            // Nobody accepts yet: all that these clients do is done before the server sees them.
+            for _ in 0..10 {
+                let mut client = TcpStream::connect(address).unwrap();
+                client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+                rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+            }
+            let handle = server.spawn().unwrap();
+            // Behind them in the queue.
+            let mut last = TcpStream::connect(address).unwrap();
+            last.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+            let mut said = String::new();
+            last.read_to_string(&mut said).unwrap();
+            assert!(said.starts_with(if secure { "HTTP/1.1 400 " } else { "HTTP/1.1 200 " }), "{said}");
+            assert!(handle.shutdown(Duration::from_secs(20)));
+            if secure {
+                assert_eq!(called.load(Ordering::SeqCst), 0, "{driver:?}: a handler ran without TLS");
+            }
+            let peers = peers.lock().unwrap();
+            assert!(!peers.contains(&Peer::Unix), "{driver:?}: a client of a TCP port without an address");
+        }
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::clock::Millis;
 use crate::connection::Connection;
 use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES};
 use crate::mailbox::Mailbox;
-use crate::socket::{Socket, peer_of};
+use crate::socket::{Family, Socket};
 
 /// Completions of cancellations say nothing that matters.
 const IGNORED: u64 = u64::MAX;
@@ -68,7 +68,7 @@ struct Entry {
 /// An operation under way, and all that it refers to.
 enum InFlight {
     Wake,
-    Accept { listener: usize, socket: Arc<Socket> },
+    Accept { listener: usize, socket: Arc<Socket>, family: Family },
     Receive { token: Token, connection: Arc<Connection> },
     Send { token: Token, connection: Arc<Connection>, buf: OutBuf },
     Writable { token: Token, _connection: Arc<Connection> },
@@ -176,10 +176,10 @@ impl UringDriver {
         }
     }
 
-    fn accept_from(&mut self, listener: usize, socket: Arc<Socket>) {
+    fn accept_from(&mut self, listener: usize, socket: Arc<Socket>, family: Family) {
         if let Some(fd) = socket.fd().map(|fd| Fd(fd.as_raw_fd())) {
             let accept = opcode::AcceptMulti::new(fd).flags(SOCK_NONBLOCK_CLOEXEC).build();
-            let place = self.start(InFlight::Accept { listener, socket }, accept);
+            let place = self.start(InFlight::Accept { listener, socket, family }, accept);
             if let Some(slot) = self.accepts.get_mut(listener) {
                 *slot = Some(place);
             }
@@ -237,7 +237,7 @@ impl UringDriver {
         let place = usize::try_from(data).ok().filter(|place| *place < self.ops.len())?;
         if cqueue::more(flags) {
             return match self.ops.get(place)? {
-                Some(InFlight::Accept { listener, .. }) => Some(accepted(*listener, result)),
+                Some(InFlight::Accept { listener, family, .. }) => Some(accepted(*listener, *family, result)),
                 _ => Some(Completion::Woken),
             };
         }
@@ -249,12 +249,12 @@ impl UringDriver {
                 self.await_wake();
                 Some(Completion::Woken)
             }
-            InFlight::Accept { listener, socket } => {
+            InFlight::Accept { listener, socket, family } => {
                 let is_current = self.accepts.get(listener) == Some(&Some(place));
                 if is_current && result != -ECANCELED {
-                    self.accept_from(listener, socket);
+                    self.accept_from(listener, socket, family);
                 }
-                (result != -ECANCELED).then(|| accepted(listener, result))
+                (result != -ECANCELED).then(|| accepted(listener, family, result))
             }
             InFlight::Receive { token, connection } => self.received(token, &connection, result, flags, error),
             InFlight::Send { token, connection: _connection, mut buf } => {
@@ -315,14 +315,15 @@ impl UringDriver {
     }
 }
 
-fn accepted(listener: usize, result: i32) -> Completion<Received> {
+/// Accepting many at once tells no addresses: the connection is asked, unless its listener says enough.
+fn accepted(listener: usize, family: Family, result: i32) -> Completion<Received> {
     if result < 0 {
         return Completion::Accepted { listener, result: Err(io::Error::from_raw_os_error(-result)) };
     }
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
     let fd = unsafe { OwnedFd::from_raw_fd(result as RawFd) };
-    let peer = peer_of(&fd);
-    Completion::Accepted { listener, result: Ok((Socket::Os(fd), peer)) }
+    let result = family.peer_of(&fd).map(|peer| (Socket::Os(fd), peer));
+    Completion::Accepted { listener, result }
 }
 
 impl Driver for UringDriver {
@@ -332,7 +333,8 @@ impl Driver for UringDriver {
         if self.accepts.len() <= listener {
             self.accepts.resize(listener + 1, None);
         }
-        self.accept_from(listener, socket);
+        let family = socket.fd().map_or(Ok(Family::Unix), Family::of)?;
+        self.accept_from(listener, socket, family);
         Ok(())
     }
 
