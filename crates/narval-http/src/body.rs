@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue};
 
 use crate::connection::Connection;
 use crate::driver::Token;
+use crate::guard::Guarded;
 use crate::mailbox::{Mailbox, Message};
 use crate::push::{self, BodyWriter};
 
@@ -47,9 +48,9 @@ impl Body {
     }
 
     /// A body that is made piece by piece as the client takes it. With `length` it is sent with `Content-Length`, and a
-    /// source that makes more or less aborts the connection; without, it is sent chunked.
+    /// source that makes more or less aborts the connection; without, it is sent chunked. So does one that panics.
     pub fn source(source: impl BodySource + 'static, length: Option<u64>) -> Self {
-        Self { kind: BodyKind::Source { source: Box::new(source), length } }
+        Self { kind: BodyKind::Source { source: Box::new(Guarded::new(source)), length } }
     }
 
     /// A body that is written, by any thread, while it is sent: the other end is a [`BodyWriter`]. With `length` it is

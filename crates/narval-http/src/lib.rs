@@ -38,6 +38,7 @@ mod engine;
 mod events;
 mod exchange;
 pub mod files;
+mod guard;
 mod handler;
 mod head;
 mod histogram;

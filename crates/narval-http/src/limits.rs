@@ -181,3 +181,6 @@ pub(crate) const URING_ENTRIES: u32 = 1024;
 pub(crate) const URING_BUFFERS: u16 = 128;
 /// Size of one of them.
 pub(crate) const URING_BUFFER: usize = 16 * 1024;
+
+/// How long a shard pauses when the kernel has no memory for an operation of its ring.
+pub(crate) const URING_PAUSE: Duration = Duration::from_millis(1);

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
 use rustix::event::{EventfdFlags, eventfd};
@@ -49,6 +50,8 @@ pub(crate) struct Mailbox {
     queue: SegQueue<Message>,
     doorbell: Doorbell,
     waker: Waker,
+    /// The receiver has ended.
+    closed: AtomicBool,
 }
 
 /// Interrupts a driver's `wait`.
@@ -83,25 +86,46 @@ impl Mailbox {
     /// A mailbox that wakes through an eventfd.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { queue: SegQueue::new(), doorbell: Doorbell::new(), waker: Waker::Eventfd(fd) }))
+        Ok(Arc::new(Self {
+            queue: SegQueue::new(),
+            doorbell: Doorbell::new(),
+            waker: Waker::Eventfd(fd),
+            closed: AtomicBool::new(false),
+        }))
     }
 
     /// A mailbox of the simulated server.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn simulated() -> Arc<Self> {
-        Arc::new(Self { queue: SegQueue::new(), doorbell: Doorbell::new(), waker: Waker::Nobody })
+        Arc::new(Self {
+            queue: SegQueue::new(),
+            doorbell: Doorbell::new(),
+            waker: Waker::Nobody,
+            closed: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// Any thread: sends a message.
+    /// Any thread: sends a message. Once the receiver has ended, it is dropped, and what it holds with it: a socket is closed.
     pub(crate) fn post(&self, message: Message) {
         self.queue.push(message);
+        // Begins with a fence, which pairs with the one in `close`: either this thread sees that nobody receives, or the
+        // receiver sees the message when it looks for the last time.
         if self.doorbell.has_to_wake() {
             self.waker.wake();
         }
+        if self.closed.load(Ordering::Relaxed) {
+            while self.queue.pop().is_some() {}
+        }
+    }
+
+    /// Receiver: this was the last time but one that it looked: it takes what is there, and nothing more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// Receiver: announces that it is about to sleep. False: there is a message, and it must not.
@@ -122,5 +146,34 @@ impl Mailbox {
         }
         self.doorbell.has_message();
         self.queue.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_for_a_shard_that_has_ended_is_closed() {
+        let mailbox = Mailbox::new().unwrap();
+        let mut clients: Vec<_> = [false, true]
+            .into_iter()
+            .map(|has_ended| {
+                let (client, socket) = UnixStream::pair().unwrap();
+                if has_ended {
+                    mailbox.close();
+                }
+                mailbox.post(Message::Accepted { socket: Socket::Os(socket.into()), peer: Peer::Unix });
+                client
+            })
+            .collect();
+        assert!(mailbox.take().is_none(), "both are closed");
+        for client in &mut clients {
+            client.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ const WORKERS_MAX: usize = 4096;
 const SHARDS_MAX: usize = 64;
 /// Descriptors that are left to handlers when the connection cap is fitted to the limit of open files.
 const DESCRIPTORS_RESERVED: u64 = 256;
+/// How long running requests have to finish after a shard has ended by itself.
+const SHARD_ENDED_GRACE: Duration = Duration::from_secs(5);
 /// How long the access log has at the end to take what waits for it.
 const LOG_GRACE: Duration = Duration::from_secs(3);
 
@@ -56,6 +58,9 @@ pub enum ServerError {
         /// What was tried, and failed.
         reason: String,
     },
+    /// One of the threads that serve connections has ended while the server ran; the others have been stopped.
+    #[error("a thread that serves connections ended: {0}: start the server again")]
+    ShardEnded(String),
 }
 
 /// Which kernel interface moves the bytes.
@@ -264,12 +269,11 @@ impl Server {
     /// Serves until a SIGTERM, SIGINT or SIGQUIT, then lets running requests finish (30 s at most).
     ///
     /// # Errors
-    /// The server can't be started.
+    /// The server can't be started, or one of its threads ended.
     pub fn run(self) -> Result<(), ServerError> {
         let handle = self.spawn()?;
         handle.stop_on_signals(Duration::from_secs(30))?;
-        handle.wait();
-        Ok(())
+        handle.wait()
     }
 
     /// Starts the server's threads.
@@ -322,6 +326,7 @@ fn start_shard<D: Driver>(
     driver: impl FnOnce(Arc<Mailbox>) -> io::Result<D> + Send + 'static,
 ) -> io::Result<()> {
     let (started, starts) = std::sync::mpsc::sync_channel(1);
+    let mailboxes = parts.mailboxes.clone();
     thread::Builder::new().name(format!("shard-{at}")).spawn(move || {
         let made = driver(parts.mailbox.clone()).and_then(|driver| {
             let mut shard = Shard::new(parts.engine, driver, parts.mailbox, parts.mailboxes);
@@ -334,10 +339,13 @@ fn start_shard<D: Driver>(
         };
         // The receiver waits for this one message.
         drop(started.send(result));
-        if let Some(Err(error)) = shard.map(Shard::run) {
-            tracing::error!(%error, "a shard ended");
+        let failure = shard.and_then(|shard| shard.run().err());
+        if let Some(error) = &failure {
+            tracing::error!(%error, "a shard ended: the server stops");
+            // It answers for its part of the connections no more, and new ones would be dealt to it.
+            mailboxes.iter().for_each(|mailbox| mailbox.post(Message::Stop));
         }
-        ended.one();
+        ended.one(failure.map(|error| error.to_string()));
     })?;
     starts.recv().unwrap_or_else(|_| Err(io::Error::other("the shard's thread ended at once")))
 }
@@ -417,8 +425,15 @@ impl ServerHandle {
     }
 
     /// Waits until the server has stopped.
-    pub fn wait(mut self) {
-        self.inner.ended.wait(None);
+    ///
+    /// # Errors
+    /// It has not stopped because it was told to: [`ServerError::ShardEnded`]. What ran on other threads was given some
+    /// seconds to finish. The process should end, and be started again.
+    pub fn wait(mut self) -> Result<(), ServerError> {
+        let failure = self.inner.ended.wait_for_all_or_failure();
+        if failure.is_some() {
+            self.inner.shutdown(SHARD_ENDED_GRACE);
+        }
         self.inner.clean_up();
         // What was answered is in the log before the process ends, unless the disk is that slow.
         if let (Some(thread), Some(log)) = (self.log_thread.take(), &self.inner.engine.log) {
@@ -429,6 +444,7 @@ impl ServerHandle {
                 thread::sleep(Duration::from_millis(1));
             }
         }
+        failure.map_or(Ok(()), |reason| Err(ServerError::ShardEnded(reason)))
     }
 }
 
@@ -437,20 +453,20 @@ impl Running {
         for mailbox in &self.mailboxes {
             mailbox.post(Message::Stop);
         }
-        let finished = self.ended.wait(Some(grace));
+        let finished = self.ended.wait(grace);
         if !finished {
             self.halt();
         }
         self.engine.pool.close();
         self.clean_up();
-        finished
+        finished && self.ended.lock().failure.is_none()
     }
 
     fn halt(&self) {
         for mailbox in &self.mailboxes {
             mailbox.post(Message::Halt);
         }
-        self.ended.wait(Some(Duration::from_secs(1)));
+        self.ended.wait(Duration::from_secs(1));
     }
 
     fn clean_up(&self) {
@@ -464,33 +480,45 @@ impl Running {
 /// Counts the shards that have ended.
 #[derive(Debug)]
 struct Ended {
-    running: Mutex<usize>,
+    state: Mutex<EndedState>,
     changed: Condvar,
+}
+
+#[derive(Debug)]
+struct EndedState {
+    running: usize,
+    /// Why the first one ended that was not told to.
+    failure: Option<String>,
 }
 
 impl Ended {
     fn new(shards: usize) -> Self {
-        Self { running: Mutex::new(shards), changed: Condvar::new() }
+        Self { state: Mutex::new(EndedState { running: shards, failure: None }), changed: Condvar::new() }
     }
 
-    fn one(&self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        *running = running.saturating_sub(1);
+    fn lock(&self) -> MutexGuard<'_, EndedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn one(&self, failure: Option<String>) {
+        let mut state = self.lock();
+        state.running = state.running.saturating_sub(1);
+        if state.failure.is_none() {
+            state.failure = failure;
+        }
         self.changed.notify_all();
     }
 
+    /// Waits until all have ended, or one has that was not told to: why.
+    fn wait_for_all_or_failure(&self) -> Option<String> {
+        let goes_on = |state: &mut EndedState| state.running > 0 && state.failure.is_none();
+        let state = self.changed.wait_while(self.lock(), goes_on).unwrap_or_else(PoisonError::into_inner);
+        state.failure.clone()
+    }
+
     /// Waits until all have ended; false: `timeout` came first.
-    fn wait(&self, timeout: Option<Duration>) -> bool {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        match timeout {
-            None => {
-                drop(self.changed.wait_while(running, |running| *running > 0).unwrap_or_else(PoisonError::into_inner));
-                true
-            }
-            Some(timeout) => {
-                let waited = self.changed.wait_timeout_while(running, timeout, |running| *running > 0);
-                *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
-            }
-        }
+    fn wait(&self, timeout: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, |state| state.running > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.running == 0
     }
 }

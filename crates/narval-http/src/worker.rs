@@ -13,6 +13,7 @@ use crate::counters::ThreadCounters;
 use crate::driver::OutBuf;
 use crate::engine::Engine;
 use crate::exchange::Exchange;
+use crate::guard;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
 use crate::mailbox::Message;
 use crate::pool::{Call, Job, Sleeper};
@@ -44,7 +45,7 @@ impl Worker {
         }
     }
 
-    /// Runs one job. A panic in a body source ends the connection, and nothing else.
+    /// Runs one job. A panic ends the connection, and nothing else.
     pub(crate) fn run_job(&mut self, job: Job) {
         let done = catch_unwind(AssertUnwindSafe(|| match job {
             Job::Answer(call) => self.answer(*call),
@@ -59,7 +60,7 @@ impl Worker {
         }));
         if done.is_err() {
             self.counters.panics.add(1);
-            tracing::error!("a response body panicked: its connection was aborted");
+            tracing::error!("a job panicked: its connection was aborted");
         }
     }
 
@@ -176,6 +177,7 @@ impl Worker {
             Ok(Step::Yield) => self.engine.pool.push_continued(Job::Continue { lease, outgoing }),
             Err(error) => {
                 tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
+                self.counters.panics.add(u64::from(guard::is_panic(&error)));
                 self.engine.record_outgoing(&self.counters, &mut outgoing, true);
                 lease.finish_with(Some(Close::Abort));
             }

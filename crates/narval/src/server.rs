@@ -116,7 +116,7 @@ pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
 /// Says that the server is up, to people and to systemd; then serves until a signal ends it.
 ///
 /// # Errors
-/// Signals can't be caught.
+/// Signals can't be caught, or the server ended by itself.
 pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     if let Some(tls) = tls {
@@ -138,6 +138,5 @@ pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Fa
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::warn!("cannot notify systemd: {error}");
     }
-    handle.wait();
-    Ok(())
+    handle.wait().map_err(Failure::runtime)
 }

@@ -73,7 +73,6 @@ impl Arguments {
         let handle = server.spawn()?;
         handle.stop_on_signals(GRACE)?;
         started(&handle);
-        handle.wait();
-        Ok(())
+        Ok(handle.wait()?)
     }
 }

@@ -40,6 +40,14 @@ impl Token {
     }
 }
 
+/// Whether accepting failed for want of descriptors or memory: not because of the connection that was about to be accepted
+/// (accept(2)), so that the next one will fail as well.
+pub(crate) fn lacks_resources(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
 /// An operation on a connection. At most one of each kind is under way per connection.
 pub(crate) enum Op {
     /// Receive once, whatever is there.
@@ -52,7 +60,8 @@ pub(crate) enum Op {
 
 /// What came of an operation.
 pub(crate) enum Completion<Buffer> {
-    /// A connection was accepted, or could not be.
+    /// A connection was accepted, or could not be. Where that [lacks resources](lacks_resources), nothing more may be accepted
+    /// from there before the driver is told to [`listen`](Driver::listen) again.
     Accepted { listener: usize, result: io::Result<(Socket, Peer)> },
     /// Bytes were received; none: the client sends no more.
     Received { token: Token, result: io::Result<Buffer> },
@@ -69,7 +78,7 @@ pub(crate) trait Driver {
     /// Received bytes. Given back with [`recycle`](Self::recycle).
     type Buffer: Deref<Target = [u8]>;
 
-    /// Starts to accept connections; `listener` names it in completions.
+    /// Starts to accept connections, if it does not already; `listener` names it in completions.
     fn listen(&mut self, listener: usize, socket: Arc<Socket>) -> io::Result<()>;
 
     /// Stops accepting from `listener`: for a while (`pause`d, then `listen`ed to again), or for good.

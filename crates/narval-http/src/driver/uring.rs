@@ -20,10 +20,10 @@ use std::time::Duration;
 use io_uring::types::{BufRingEntry, CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-use super::{Completion, Driver, Op, OutBuf, Token};
+use super::{Completion, Driver, Op, OutBuf, Token, lacks_resources};
 use crate::clock::Millis;
 use crate::connection::Connection;
-use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES};
+use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES, URING_PAUSE};
 use crate::mailbox::Mailbox;
 use crate::socket::{Family, Socket};
 
@@ -39,8 +39,11 @@ const MSG_DONTWAIT: i32 = 0x40;
 const MSG_NOSIGNAL: i32 = 0x4000;
 const MSG_MORE: i32 = 0x8000;
 const SOCK_NONBLOCK_CLOEXEC: i32 = 0o4000 | 0o2_000_000;
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+const EBUSY: i32 = 16;
+const ETIME: i32 = 62;
 const ENOBUFS: i32 = 105;
-const ECANCELED: i32 = 125;
 
 /// The io_uring driver.
 pub(crate) struct UringDriver {
@@ -55,6 +58,8 @@ pub(crate) struct UringDriver {
     accepts: Vec<Option<usize>>,
     completed: VecDeque<(u64, i32, u32)>,
     scratch: Vec<Vec<u8>>,
+    /// Why the ring takes no more operations.
+    broken: Option<io::Error>,
 }
 
 #[derive(Default)]
@@ -132,6 +137,7 @@ impl UringDriver {
             accepts: Vec::new(),
             completed: VecDeque::new(),
             scratch: vec![Vec::with_capacity(RECEIVE_BUFFER)],
+            broken: None,
         };
         driver.await_wake();
         Ok(driver)
@@ -143,16 +149,34 @@ impl UringDriver {
 
     /// Queues an operation; submits what is queued if there is no room.
     fn push(&mut self, entry: &squeue::Entry) {
-        loop {
+        while self.broken.is_none() {
             // SAFETY: whatever the entry refers to is owned by `InFlight` (or is this driver's own) until its completion
             // has come, and the descriptors in it are kept open by the same.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // A full queue is emptied by submitting; EBUSY means that completions have to be taken first.
-            if self.ring.submit().is_err() {
-                self.reap();
+            // A full queue is emptied by submitting.
+            let submitted = self.ring.submit().map(drop);
+            self.reap();
+            // Where that can't be any more, the next wait says so.
+            self.broken = self.settle(submitted).err();
+        }
+    }
+
+    /// What is left of an io_uring_enter(2) that failed in passing.
+    fn settle(&self, entered: io::Result<()>) -> io::Result<()> {
+        match entered.as_ref().map_err(io::Error::raw_os_error) {
+            // The time is over, a signal came, or completions had to be taken first, which was done.
+            Err(Some(ETIME | EINTR | EBUSY)) => Ok(()),
+            Err(Some(EAGAIN)) => {
+                // The kernel had no memory for an operation, or no room for another completion: it has them when others are
+                // done, and until then asking again without a pause would keep a processor busy.
+                if self.completed.is_empty() {
+                    std::thread::sleep(URING_PAUSE);
+                }
+                Ok(())
             }
+            _ => entered,
         }
     }
 
@@ -249,13 +273,7 @@ impl UringDriver {
                 self.await_wake();
                 Some(Completion::Woken)
             }
-            InFlight::Accept { listener, socket, family } => {
-                let is_current = self.accepts.get(listener) == Some(&Some(place));
-                if is_current && result != -ECANCELED {
-                    self.accept_from(listener, socket, family);
-                }
-                (result != -ECANCELED).then(|| accepted(listener, family, result))
-            }
+            InFlight::Accept { listener, socket, family } => self.accept_ended(place, listener, socket, family, result),
             InFlight::Receive { token, connection } => self.received(token, &connection, result, flags, error),
             InFlight::Send { token, connection: _connection, mut buf } => {
                 *self.entry(token)?.ops.get_mut(1)? = None;
@@ -273,6 +291,28 @@ impl UringDriver {
                 Some(Completion::Writable { token })
             }
         }
+    }
+
+    /// Accepting has come to an end, which each error is. Only what was armed last is armed again, and not where the next attempt
+    /// would fail at once, too: then whoever is told of it lets it rest, and two of them would be armed after that.
+    fn accept_ended(
+        &mut self,
+        place: usize,
+        listener: usize,
+        socket: Arc<Socket>,
+        family: Family,
+        result: i32,
+    ) -> Option<Completion<Received>> {
+        let armed = self.accepts.get_mut(listener).filter(|armed| **armed == Some(place));
+        let is_armed = armed.map(Option::take).is_some();
+        let completion = accepted(listener, family, result);
+        match &completion {
+            Completion::Accepted { result: Err(_), .. } if !is_armed => return None,
+            Completion::Accepted { result: Err(error), .. } if lacks_resources(error) => {}
+            _ if is_armed => self.accept_from(listener, socket, family),
+            _ => {}
+        }
+        Some(completion)
     }
 
     fn received(
@@ -333,8 +373,10 @@ impl Driver for UringDriver {
         if self.accepts.len() <= listener {
             self.accepts.resize(listener + 1, None);
         }
-        let family = socket.fd().map_or(Ok(Family::Unix), Family::of)?;
-        self.accept_from(listener, socket, family);
+        if self.accepts.get(listener).is_some_and(Option::is_none) {
+            let family = socket.fd().map_or(Ok(Family::Unix), Family::of)?;
+            self.accept_from(listener, socket, family);
+        }
         Ok(())
     }
 
@@ -381,6 +423,9 @@ impl Driver for UringDriver {
     }
 
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
         let may_sleep = self.mailbox.may_sleep();
         let timeout = if may_sleep && self.completed.is_empty() {
             until.map(|until| Duration::from_millis(until.saturating_sub(now).max(1)))
@@ -396,12 +441,7 @@ impl Driver for UringDriver {
         };
         self.mailbox.awake();
         self.reap();
-        match waited.map_err(|error| (error.raw_os_error(), error)) {
-            Ok(_) => Ok(()),
-            // The time is over, a signal came, or completions have to be taken first.
-            Err((Some(62 | 4 | 16), _)) => Ok(()),
-            Err((_, error)) => Err(error),
-        }
+        self.settle(waited.map(drop))
     }
 
     fn next(&mut self) -> Option<Completion<Received>> {

@@ -7,7 +7,7 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::Peer;
 use crate::connection::Connection;
-use crate::driver::{Driver, OutBuf};
+use crate::driver::{Driver, OutBuf, lacks_resources};
 use crate::limits::ACCEPT_PAUSE;
 use crate::mailbox::Message;
 use crate::proto::response::AnswerTo;
@@ -43,11 +43,8 @@ impl<D: Driver> Shard<D> {
     }
 
     fn on_accept_error(&mut self, listener: usize, error: &io::Error) {
-        use rustix::io::Errno;
         self.counters.accept_errors.add(1);
-        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-        // Other errors concern the one connection that was about to be accepted (accept(2)).
-        if let Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) = errno {
+        if lacks_resources(error) && self.resting.iter().all(|(resting, _)| *resting != listener) {
             tracing::warn!(%error, "cannot accept connections, trying again in {ACCEPT_PAUSE:?}");
             self.driver.unlisten(listener);
             self.resting.push((listener, self.now + millis(ACCEPT_PAUSE)));

@@ -9,6 +9,8 @@ use crate::connection::Close;
 use crate::driver::{Driver, Token};
 use crate::lease::Holder;
 use crate::limits::LAST_TRY;
+use crate::mailbox::Message;
+use crate::ws;
 
 impl<D: Driver> Shard<D> {
     /// Sees to it that the timer wheel looks at the connection at its deadline.
@@ -192,6 +194,30 @@ impl<D: Driver> Shard<D> {
         self.driver.detach(token);
         self.engine.admission.leave(&slot.connection.peer);
         self.counters.connections_closed.add(1);
+    }
+
+    /// The shard ends: whoever waits for one of its connections hears that it is closed, and so does every client. What is sent
+    /// to it from now on is dropped.
+    pub(super) fn leave(&mut self) {
+        for token in self.slots.tokens() {
+            if let Some(slot) = self.slots.get(token)
+                && matches!(slot.phase, Phase::Sending | Phase::Draining | Phase::Waiting)
+            {
+                slot.connection.socket.abort();
+            }
+            self.close(token);
+        }
+        self.mailbox.close();
+        while let Some(message) = self.mailbox.take() {
+            match message {
+                Message::Accepted { peer, .. } => {
+                    self.engine.admission.leave(&peer);
+                    self.counters.connections_closed.add(1);
+                }
+                Message::Upgraded { socket, .. } => ws::Stream::new(socket, self.now).release(&self.engine.pool),
+                _ => {}
+            }
+        }
     }
 
     /// Accepts no more, closes what is idle, and lets the rest finish.

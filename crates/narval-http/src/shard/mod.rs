@@ -10,7 +10,9 @@ mod slot;
 mod source;
 mod websocket;
 
+use std::any::Any;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +24,7 @@ use crate::connection::{Close, Connection, TxLease};
 use crate::counters::ThreadCounters;
 use crate::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::engine::Engine;
+use crate::guard;
 use crate::lease::Holder;
 use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX};
 use crate::mailbox::{Mailbox, Message};
@@ -109,9 +112,20 @@ impl<D: Driver> Shard<D> {
     }
 
     /// Runs until the server has stopped.
+    ///
+    /// # Errors
+    /// The driver failed, or there was a panic. Either way, all connections are closed.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        while self.turn()? {}
-        Ok(())
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            while self.turn()? {}
+            Ok(())
+        }));
+        let left = catch_unwind(AssertUnwindSafe(|| self.leave()));
+        let result = ran.unwrap_or_else(|panic| Err(io::Error::other(format!("a panic: {}", message_of(&*panic)))));
+        if left.is_err() {
+            tracing::error!("a shard panicked when it closed its connections");
+        }
+        result
     }
 
     /// Waits for something to do, and does it. False: the shard has stopped.
@@ -371,8 +385,10 @@ impl<D: Driver> Shard<D> {
                 self.submit(Op::AwaitWritable(token));
             }
             Ok(Step::Waiting) => self.wait_for_source(token, outgoing),
-            Err(_) => {
+            Err(error) => {
+                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
                 slot.closing = Some(Close::Abort);
+                self.counters.panics.add(u64::from(guard::is_panic(&error)));
                 self.engine.record_outgoing(&self.counters, &mut outgoing, true);
                 self.after_answer(token);
             }
@@ -426,6 +442,12 @@ fn budget_of_shard(outgoing: &Outgoing, connection: &Connection, probes: &mut Pr
         return Some(BYTES_PER_TURN);
     }
     outgoing.next_at_hand(connection, SHARD_DRAIN_MAX, probes, now)
+}
+
+/// What a panic said.
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 fn millis(duration: Duration) -> Millis {

@@ -14,6 +14,7 @@ use crate::connection::Close;
 use crate::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::engine::reason_response;
 use crate::exchange::Exchange;
+use crate::guard;
 use crate::lease::Holder;
 use crate::limits::{INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
 use crate::pool::{Call, Job};
@@ -317,6 +318,7 @@ impl<D: Driver> Shard<D> {
             Err(error) => {
                 tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
                 slot.closing = Some(Close::Abort);
+                self.counters.panics.add(u64::from(guard::is_panic(&error)));
                 self.engine.record_outgoing(&self.counters, &mut outgoing, true);
                 self.after_answer(token);
             }

@@ -15,6 +15,8 @@ mod drivers;
 mod harness;
 mod observed;
 mod overload;
+mod panics;
 mod pushed;
+mod shards;
 mod stopping;
 mod websocket;

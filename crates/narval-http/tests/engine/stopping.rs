@@ -62,6 +62,25 @@ fn the_deadline_of_a_shutdown_is_kept() {
     });
 }
 
+#[test]
+fn a_handler_that_waits_for_a_body_hears_of_the_end() {
+    on_each_driver(|driver| {
+        let (told, tells) = std::sync::mpsc::channel();
+        let server = TestServer::start(driver, move |mut request: Request| {
+            told.send(None).unwrap();
+            told.send(Some(request.body().read_to_end(&mut Vec::new()))).unwrap();
+            Response::new(StatusCode::NO_CONTENT)
+        });
+        let mut client = server.connect();
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\n");
+        client.send(vec![0; 500_000]);
+        assert!(tells.recv_timeout(PATIENCE).unwrap().is_none(), "it has begun");
+        assert!(!server.handle.shutdown(Duration::from_millis(100)));
+        let read = tells.recv_timeout(PATIENCE).expect("the handler hears of it").expect("its second message");
+        assert!(read.is_err());
+    });
+}
+
 /// The example `hello`, as a process of its own.
 pub(crate) struct Process {
     pub(crate) child: Child,

@@ -1,0 +1,93 @@
+//! The bugs of body sources, kept to their connection. The engine calls a source on a worker, on the thread that multiplexes a
+//! shard's connections, and wherever an answer is dropped; a panic there would end that thread, and all connections with it.
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use crate::{BodySource, BodyWaker, Fill, SegmentBuf};
+
+/// A source that does not panic. After one that did, its next piece is an error, which aborts the connection.
+pub(crate) struct Guarded<S> {
+    /// None once it is to be dropped.
+    source: Option<S>,
+    /// Asked for as part of its last piece: where it fails, that piece does.
+    trailers: Vec<(HeaderName, HeaderValue)>,
+    has_panicked: bool,
+}
+
+/// The error that a panic of a source has become.
+#[derive(Debug)]
+struct Panicked;
+
+impl fmt::Display for Panicked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the source of a response body panicked")
+    }
+}
+
+impl std::error::Error for Panicked {}
+
+/// Whether an answer was aborted because its source panicked.
+pub(crate) fn is_panic(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Panicked>())
+}
+
+impl<S: BodySource> Guarded<S> {
+    pub(crate) fn new(source: S) -> Self {
+        Self { source: Some(source), trailers: Vec::new(), has_panicked: false }
+    }
+
+    /// Calls the source; `None` if it panics, now or before.
+    fn call<T>(&mut self, method: impl FnOnce(&mut S) -> T) -> Option<T> {
+        let source = self.source.as_mut().filter(|_| !self.has_panicked)?;
+        let called = catch_unwind(AssertUnwindSafe(|| method(source)));
+        self.has_panicked = called.is_err();
+        called.inspect_err(|_| tracing::error!("{Panicked}: its connection is aborted")).ok()
+    }
+}
+
+impl<S: BodySource> BodySource for Guarded<S> {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        let filled = self.call(|source| {
+            let fill = source.fill(out)?;
+            Ok((fill, if fill == Fill::Done { source.trailers() } else { Vec::new() }))
+        });
+        let (fill, trailers) = filled.unwrap_or_else(|| Err(io::Error::other(Panicked)))?;
+        self.trailers = trailers;
+        Ok(fill)
+    }
+
+    fn wait(&mut self, waker: BodyWaker) -> Duration {
+        // At once, it is asked for its next piece, and that is the error.
+        self.call(|source| source.wait(waker)).unwrap_or(Duration::ZERO)
+    }
+
+    fn hang_up(&mut self) -> bool {
+        self.call(S::hang_up).unwrap_or(true)
+    }
+
+    fn never_blocks(&self) -> bool {
+        let Some(source) = self.source.as_ref().filter(|_| !self.has_panicked) else { return true };
+        catch_unwind(AssertUnwindSafe(|| source.never_blocks())).unwrap_or_else(|_| {
+            tracing::error!("{Panicked} when it was asked whether it may block: taken for one that may");
+            false
+        })
+    }
+
+    fn trailers(&mut self) -> Vec<(HeaderName, HeaderValue)> {
+        std::mem::take(&mut self.trailers)
+    }
+}
+
+impl<S> Drop for Guarded<S> {
+    fn drop(&mut self) {
+        let source = self.source.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(source))).is_err() {
+            tracing::error!("{Panicked} when it was dropped");
+        }
+    }
+}

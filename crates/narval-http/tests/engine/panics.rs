@@ -1,0 +1,119 @@
+use std::io;
+use std::net::Shutdown;
+use std::time::Duration;
+
+use narval_http::{
+    Body, BodySource, BodyWaker, Fill, Handler, HeadRef, HeaderName, HeaderValue, Limits, Request, Response,
+    SegmentBuf, StatusCode,
+};
+
+use crate::harness::{TestServer, eventually, on_each_driver};
+
+/// A source with a bug in one of its methods, which most often the thread of the connections calls.
+struct Buggy {
+    bug: String,
+    pieces: u32,
+}
+
+impl Buggy {
+    fn reaches(&self, method: &str) {
+        assert!(self.bug != method, "a bug in {method}");
+    }
+}
+
+impl BodySource for Buggy {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        self.pieces += 1;
+        out.memory().extend_from_slice(b"piece");
+        if self.pieces < 3 {
+            return Ok(Fill::Wait);
+        }
+        self.reaches("fill");
+        // One that is hung up on has to be waiting for that.
+        Ok(if self.bug == "hang_up" { Fill::Wait } else { Fill::Done })
+    }
+
+    fn wait(&mut self, waker: BodyWaker) -> Duration {
+        self.reaches("wait");
+        if self.pieces < 3 {
+            waker.wake();
+        }
+        Duration::from_secs(60)
+    }
+
+    fn hang_up(&mut self) -> bool {
+        self.reaches("hang_up");
+        false
+    }
+
+    fn never_blocks(&self) -> bool {
+        if self.pieces == 2 {
+            self.reaches("never_blocks");
+        }
+        true
+    }
+
+    fn trailers(&mut self) -> Vec<(HeaderName, HeaderValue)> {
+        self.reaches("trailers");
+        Vec::new()
+    }
+}
+
+impl Drop for Buggy {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.reaches("drop");
+        }
+    }
+}
+
+struct Buggies;
+
+impl Buggies {
+    fn answer(path: &str) -> Response {
+        let bug = path.rsplit('/').next().unwrap_or_default().to_owned();
+        Response::new(StatusCode::OK).body(Body::source(Buggy { bug, pieces: 0 }, None))
+    }
+}
+
+impl Handler for Buggies {
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        head.path().starts_with("/inline/").then(|| Self::answer(head.path()))
+    }
+
+    fn handle(&self, request: Request) -> Response {
+        Self::answer(request.path())
+    }
+}
+
+#[test]
+fn a_bug_in_a_body_source_ends_its_connection_and_nothing_more() {
+    on_each_driver(|driver| {
+        let server = TestServer::with(driver, Buggies, Limits::default(), |builder| builder.shards(1));
+        let mut panics = 0;
+        for place in ["inline", "worker"] {
+            for bug in ["fill", "wait", "hang_up", "trailers", "drop", "never_blocks", "none"] {
+                let mut client = server.connect();
+                client.send(format!("GET /{place}/{bug} HTTP/1.1\r\nHost: t\r\n\r\n"));
+                if bug == "hang_up" {
+                    client.until("5\r\npiece\r\n5\r\npiece\r\n5\r\npiece\r\n");
+                    client.stream.shutdown(Shutdown::Write).unwrap();
+                    client.wait_for_end();
+                } else if bug == "none" || bug == "never_blocks" || bug == "drop" {
+                    assert_eq!(client.answer().text(), "piecepiecepiece", "{place} {bug}");
+                } else {
+                    assert!(client.try_answer(false).is_err(), "{place} {bug}: a body that was cut off ends cleanly");
+                    panics += 1;
+                }
+                assert_eq!(server.get("/worker/none").text(), "piecepiecepiece", "after {place} {bug}");
+            }
+            // A source that is not even asked.
+            let mut client = server.connect();
+            client.send(format!("HEAD /{place}/drop HTTP/1.1\r\nHost: t\r\n\r\n"));
+            assert_eq!(client.answer_to_head().status, 200);
+        }
+        assert_eq!(server.get("/inline/none").status, 200);
+        eventually("each is counted", || server.handle.counters().panics >= panics);
+        assert!(server.handle.shutdown(Duration::from_secs(20)), "all shards are there to stop");
+    });
+}
