@@ -77,7 +77,7 @@ pub(super) struct State {
 
 /// What `stat` tells of a file's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct FileState {
+pub(super) struct FileState {
     device: u64,
     inode: u64,
     size: u64,
@@ -91,6 +91,15 @@ impl FileState {
         Self { device: stat.st_dev as u64, inode: stat.st_ino as u64, size: stat.st_size as u64, modified }
     }
 
+    /// The state, if the next change of the file must give it another one.
+    pub(super) fn unless_fresh(self) -> Option<Self> {
+        if self.is_fresh() { None } else { Some(self) }
+    }
+
+    fn identity(&self) -> Identity {
+        Identity(self.device, self.inode)
+    }
+
     fn is_fresh(&self) -> bool {
         let modified = UNIX_EPOCH
             .checked_add(Duration::from_secs(self.modified.0.max(0).unsigned_abs()))
@@ -100,9 +109,18 @@ impl FileState {
     }
 }
 
-/// Which file a database is: it changes when the database is replaced.
+/// Which file a path means: the numbers of its device and its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity(u64, u64);
+struct Identity(u64, u64);
+
+/// Which files a database consists of: it changes when one of them is replaced, removed or made. They can't have the
+/// numbers of files that a connection still has open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Files {
+    database: Identity,
+    log: Option<Identity>,
+    shared: Option<Identity>,
+}
 
 /// Watches one database. Shared by threads.
 #[derive(Debug)]
@@ -110,6 +128,7 @@ pub(super) struct Watch {
     database: PathBuf,
     log: PathBuf,
     shared: PathBuf,
+    journal: PathBuf,
     /// The `-shm` file in use.
     open: RwLock<Option<(Identity, Arc<File>)>>,
     settled: RwLock<Settled>,
@@ -141,6 +160,7 @@ impl Watch {
             database: database.to_owned(),
             log: beside("-wal"),
             shared: beside("-shm"),
+            journal: beside("-journal"),
             open: RwLock::default(),
             settled: RwLock::default(),
             last: Mutex::default(),
@@ -219,25 +239,34 @@ impl Watch {
         Some((State { database, log: FileState::default(), header }, Some(headers)))
     }
 
-    /// The state of a database whose log holds nothing, as an `immutable` connection needs it.
+    /// The state of a database of which nothing is in the log or the journal, as an `immutable` connection needs it.
     pub(super) fn quiet(&self) -> Option<State> {
-        self.quiet_state(FileState::of(&rustix::fs::stat(&self.database).ok()?))
+        let state = self.quiet_state(FileState::of(&rustix::fs::stat(&self.database).ok()?))?;
+        // What is in the journal may be half overwritten in the database.
+        empty_or_absent(&self.journal)?;
+        Some(state)
     }
 
     fn quiet_state(&self, database: FileState) -> Option<State> {
-        let log = match rustix::fs::stat(&self.log) {
-            Ok(stat) if stat.st_size == 0 => FileState::of(&stat),
-            Ok(_) => return None,
-            Err(Errno::NOENT) => FileState::default(),
-            Err(_) => return None,
-        };
+        let log = empty_or_absent(&self.log)?;
         if database.is_fresh() { None } else { Some(State { database, log, header: [0; _] }) }
     }
 
-    /// Which file the database is now.
-    pub(super) fn identity(&self) -> Result<Identity, Errno> {
-        let state = FileState::of(&rustix::fs::stat(&self.database)?);
-        Ok(Identity(state.device, state.inode))
+    /// Which files the database consists of now, and what tells the contents of the first of them.
+    pub(super) fn files(&self) -> Result<(Files, FileState), Errno> {
+        let beside = |path| match rustix::fs::stat(path) {
+            Ok(stat) => Ok(Some(FileState::of(&stat).identity())),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let contents = FileState::of(&rustix::fs::stat(&self.database)?);
+        let files = Files { database: contents.identity(), log: beside(&self.log)?, shared: beside(&self.shared)? };
+        Ok((files, contents))
+    }
+
+    /// Whether there is a write-ahead log.
+    pub(super) fn has_log(&self) -> bool {
+        self.files().is_ok_and(|(files, _)| files.log.is_some())
     }
 
     /// The `-shm` file that is beside the database now.
@@ -256,6 +285,16 @@ impl Watch {
         let (identity, file) = hold_open(&self.shared)?;
         *self.open.write().unwrap_or_else(PoisonError::into_inner) = Some((identity, file.clone()));
         Some(file)
+    }
+}
+
+/// The state of a file that holds nothing; `None` if it holds something, or that can't be told.
+fn empty_or_absent(path: &Path) -> Option<FileState> {
+    match rustix::fs::stat(path) {
+        Ok(stat) if stat.st_size == 0 => Some(FileState::of(&stat)),
+        Ok(_) => None,
+        Err(Errno::NOENT) => Some(FileState::default()),
+        Err(_) => None,
     }
 }
 
