@@ -272,6 +272,51 @@ fn damage_is_an_error_and_never_absence() {
     assert!(matches!(store.path_info(&first), Err(StoreError::Database { .. })));
 }
 
+/// A path that is absent is looked up at the next row there is, whatever is wrong with that.
+#[test]
+fn a_damaged_row_is_no_trouble_of_its_neighbours() {
+    let lab = Lab::new(Nix::New);
+    let first = lab.add_file("first", "1");
+    let writer = rusqlite::Connection::open(lab.config().database()).unwrap();
+    let store = Store::new(lab.config());
+    let absent_before = |first: &StorePath| {
+        let neighbour = HashPart::parse(b"00000000000000000000000000000000").unwrap();
+        assert!(neighbour.to_string() < first.base_name().to_owned());
+        assert_eq!(store.path_from_hash_part(&neighbour).unwrap(), None);
+        assert_eq!(store.path_info_by_hash_part(&neighbour).unwrap(), None);
+    };
+    let damages = [
+        "hash = 'damaged'",
+        "hash = 7",
+        "hash = x'ff'",
+        "ca = 'damaged'",
+        "deriver = 'damaged'",
+        "narSize = -1",
+        "narSize = 'many'",
+        "registrationTime = -1",
+        "sigs = x'ff'",
+        "path = path || '/'",
+        "path = path || cast(x'ff' as text)",
+        "path = cast(path as blob)",
+    ];
+    for damage in damages {
+        writer
+            .execute_batch(&format!(
+                "create temp table kept as select * from ValidPaths; update ValidPaths set {damage}"
+            ))
+            .unwrap();
+        absent_before(&first);
+        // The row itself is never "absent" for being damaged, unless it has no path any more.
+        if damage != "path = cast(path as blob)" {
+            assert!(store.path_info_by_hash_part(&first.hash_part()).is_err(), "{damage}");
+        }
+        writer
+            .execute_batch("delete from ValidPaths; insert into ValidPaths select * from kept; drop table kept")
+            .unwrap();
+        assert!(store.path_info(&first).unwrap().is_some());
+    }
+}
+
 #[test]
 fn a_replaced_or_vacuumed_database_is_noticed() {
     let (lab, other) = (Lab::new(Nix::New), Lab::new(Nix::Old));

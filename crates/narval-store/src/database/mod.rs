@@ -49,12 +49,9 @@ impl Database {
         self.pool.query(|connection| {
             let path = connection
                 .prepare_cached("select path from ValidPaths where path >= ?1 order by path limit 1")?
-                .query_row([&first], |row| row.get::<_, String>(0))
+                .query_row([&first], |row| Ok(row::text(row, 0)?.filter(|path| path.starts_with(&first))))
                 .optional()?;
-            match path {
-                Some(path) if path.starts_with(&first) => Ok(Some(self.rows.path(&path, "path", &path)?)),
-                _ => Ok(None),
-            }
+            path.flatten().map(|path| self.rows.path(&path, "path", &path)).transpose()
         })
     }
 
@@ -109,10 +106,9 @@ impl Database {
         let mut statement = connection.prepare_cached(sql)?;
         let mut found = statement.query([parameter])?;
         let Some(row) = found.next()? else { return Ok(None) };
-        let mut info = match self.rows.path_info(row)? {
-            Some(info) if wanted(&info.full) => info,
-            _ => return Ok(None),
-        };
+        // The first row at or after a hash part may be any row: what is wrong with another one is not asked.
+        let Some(full) = row::text(row, 1)?.filter(|path| wanted(path)) else { return Ok(None) };
+        let mut info = self.rows.path_info(row, full)?;
         // The first statement is still open, and with it the read transaction: both see one state.
         let sql = "select v.path from Refs r join ValidPaths v on r.reference = v.id where r.referrer = ?1";
         let mut statement = connection.prepare_cached(sql)?;

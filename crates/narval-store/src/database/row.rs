@@ -2,6 +2,7 @@
 
 use narval_nix::{ContentAddress, HashPart, NarHash, PathInfo, Signature, StoreDir, StorePath};
 use rusqlite::Row;
+use rusqlite::types::ValueRef;
 
 use super::connection::QueryError;
 use crate::error::StoreError;
@@ -33,11 +34,9 @@ impl Rows {
         self.store_dir.parse(full).map_err(|error| bad(of, column, error))
     }
 
-    /// The columns `id, path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca`.
-    pub(super) fn path_info(&self, row: &Row<'_>) -> Result<Option<InfoRow>, QueryError> {
-        let full: String = row.get(1)?;
-        // The first row at or after a hash part may be any row: one of another store directory is not an error here.
-        let Ok(path) = self.store_dir.parse(&full) else { return Ok(None) };
+    /// The row with this path, from the columns `id, path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca`.
+    pub(super) fn path_info(&self, row: &Row<'_>, full: String) -> Result<InfoRow, QueryError> {
+        let path = self.path(&full, "path", &full)?;
         let hash: String = row.get(2)?;
         let deriver: Option<String> = row.get(4)?;
         let signatures: Option<String> = row.get(7)?;
@@ -56,8 +55,16 @@ impl Rows {
             references: Default::default(),
             path,
         };
-        Ok(Some(InfoRow { id: row.get(0)?, full, info }))
+        Ok(InfoRow { id: row.get(0)?, full, info })
     }
+}
+
+/// A column's text; `None` if it is not text, and so no path. What is not UTF-8 in it can't be read as a path later.
+pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
+    Ok(match row.get_ref(column)? {
+        ValueRef::Text(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    })
 }
 
 /// The column `sigs`. A signature that can't be read can't be checked either, by us or by a client that knows its kind:
