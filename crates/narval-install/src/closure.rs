@@ -42,7 +42,7 @@ impl Closure {
         for one in wanted {
             match destination.find(one)? {
                 Some(path) => roots.push(path),
-                None => missing.push(one.hash_part()),
+                None => missing.push(one.clone()),
             }
         }
         let mut queue: Vec<_> = roots.clone();
@@ -52,7 +52,7 @@ impl Closure {
                 Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
             for found in closure(&caches, &missing, &|path| destination.is_valid(path))? {
                 let (info, file_size) = (found.info.path_info(0), found.info.file_size);
-                roots.extend(missing.contains(&info.path.hash_part()).then(|| info.path.clone()));
+                roots.extend(missing.iter().any(|one| one.is(&info.path)).then(|| info.path.clone()));
                 queue.extend(info.references.iter().cloned());
                 nodes.insert(info.path.clone(), Node { info, file_size });
             }

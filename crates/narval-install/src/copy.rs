@@ -1,150 +1,32 @@
 //! Copying a closure into a cache folder: from caches as it is, or from a store with compression.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 
-use narval_nix::{CacheInfo, Compression, NarInfo, PathInfo, SecretKey, Sha256, Sha256Hasher, StoreDir};
-use narval_store::NarReader;
+use narval_nix::nar::{Decoder as NarDecoder, NarError};
+use narval_nix::{Compression, NarInfo, PathInfo, SecretKey, Sha256, Sha256Hasher, StoreDir, StorePath};
+use narval_store::{CacheFolder, NarReader, WrittenFile};
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
 use crate::cache::{Caches, Found};
-use crate::http::ResumingBody;
-use crate::{Destination, Error};
+use crate::pipeline::{Cores, Surroundings, VerifiedNar};
+use crate::{Destination, Error, Progress, Trace, Wanted};
 
 /// Bytes of NAR in one zstd frame, so that clients can decompress in parallel (as Nix ≥ 2.35 writes them).
 const FRAME_LEN: u64 = 16 * 1024 * 1024;
 const BUFFER_LEN: usize = 256 * 1024;
 
-/// A folder that is a binary cache, as `nix copy --to file://` makes it.
-pub struct CacheFolder {
-    folder: PathBuf,
-    store_dir: StoreDir,
-}
-
-impl CacheFolder {
-    /// Opens it, or makes it.
-    ///
-    /// # Errors
-    /// When it can't be written, or is a cache of another store directory.
-    pub fn open(folder: &Path, store_dir: &StoreDir) -> Result<Self, Error> {
-        let opened = Self { folder: folder.to_owned(), store_dir: store_dir.clone() };
-        opened.attempt("", fs::create_dir_all(folder.join("nar")))?;
-        let name = folder.join("nix-cache-info");
-        match fs::read(&name) {
-            Ok(text) => {
-                let refused = |reason: String| Error::Cache { cache: folder.display().to_string(), reason };
-                let info = CacheInfo::parse(&text).map_err(|error| refused(error.to_string()))?;
-                if info.store_dir != *store_dir {
-                    return Err(refused(format!("is a cache of the store {}", info.store_dir)));
-                }
-            }
-            Err(_) => opened.put("nix-cache-info", format!("StoreDir: {store_dir}\n").as_bytes())?,
-        }
-        Ok(opened)
-    }
-
-    /// Whether it has a path.
-    pub fn has(&self, info: &PathInfo) -> bool {
-        self.folder.join(format!("{}.narinfo", info.path.hash_part())).exists()
-    }
-
-    fn attempt<T>(&self, name: &str, result: io::Result<T>) -> Result<T, Error> {
-        result.map_err(|source| Error::Usage(format!("{}: {source}", self.folder.join(name).display())))
-    }
-
-    /// Writes a small file: whole, or not at all.
-    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
-        let temporary = self.folder.join(format!(".{name}.{}", std::process::id()));
-        self.attempt(name, fs::write(&temporary, bytes))?;
-        self.attempt(name, fs::rename(temporary, self.folder.join(name)))
-    }
-
-    /// Takes a path over from a cache: the file as it is, its hash checked.
-    ///
-    /// # Errors
-    /// When the file does not come, or is not what its narinfo says.
-    pub(crate) fn take_from_cache(&self, found: &Found) -> Result<(), Error> {
-        let url = found.cache.nar_url(&found.info)?;
-        let failed = |error| found.cache.fetch_error(&found.info.url, error);
-        let gone = || Error::NarGone {
-            cache: found.cache.url().to_string(),
-            path: found.info.path.clone(),
-            url: url.to_string(),
-        };
-        let mut body = ResumingBody::open(found.cache.client(), &url).map_err(failed)?.ok_or_else(gone)?;
-        let temporary = self.folder.join(format!("nar/.{}.{}", found.info.path.hash_part(), std::process::id()));
-        let mut file = self.attempt("nar", File::create(&temporary))?;
-        let (mut hasher, mut len, mut buffer) = (Sha256Hasher::new(), 0, vec![0; BUFFER_LEN]);
-        loop {
-            let read = body.read_some(&mut buffer).map_err(failed)?;
-            let bytes = buffer.get(..read).unwrap_or_default();
-            if bytes.is_empty() {
-                break;
-            }
-            hasher.update(bytes);
-            self.attempt("nar", file.write_all(bytes))?;
-            len += read as u64;
-        }
-        let hash = hasher.finish();
-        let wrong_hash =
-            found.info.file_hash.as_ref().is_some_and(|expected| expected.sha256().is_ok_and(|sha| sha != hash));
-        if wrong_hash || found.info.file_size.is_some_and(|size| size != len) {
-            self.attempt("nar", fs::remove_file(&temporary))?;
-            return Err(Error::Damaged {
-                cache: found.cache.url().to_string(),
-                path: found.info.path.clone(),
-                reason: "the file is not the one of the narinfo".into(),
-            });
-        }
-        let mut info = found.info.clone();
-        info.url = nar_name(hash, info.compression);
-        (info.file_hash, info.file_size) = (Some(hash.into()), Some(len));
-        self.attempt(&info.url, fs::rename(temporary, self.folder.join(&info.url)))?;
-        self.put(&format!("{}.narinfo", info.path.hash_part()), info.render(&self.store_dir).as_bytes())
-    }
-
-    /// Packs a path of a store.
-    ///
-    /// # Errors
-    /// When it can't be read, or is not what the store has registered.
-    pub(crate) fn pack(
-        &self,
-        real: &Path,
-        info: &PathInfo,
-        compress: bool,
-        key: Option<&SecretKey>,
-    ) -> Result<(), Error> {
-        let mut nar = NarReader::open(real).map_err(|error| Error::LocalStore { error: error.into() })?;
-        let temporary = self.folder.join(format!("nar/.{}.{}", info.path.hash_part(), std::process::id()));
-        let file = self.attempt("nar", File::create(&temporary))?;
-        let mut out =
-            Hashing { inner: BufWriter::with_capacity(BUFFER_LEN, file), hasher: Sha256Hasher::new(), len: 0 };
-        let packed = if compress { pack_zstd(&mut nar, &mut out) } else { copy_hashed(&mut nar, &mut out) };
-        let nar_hash = self.attempt("nar", packed.and_then(|hash| out.flush().map(|()| hash)))?;
-        if nar_hash != info.nar_hash {
-            self.attempt("nar", fs::remove_file(&temporary))?;
-            return Err(Error::Usage(format!("{}: its files have been changed; see 'narval verify'", info.path)));
-        }
-        let (compression, hash) = (if compress { Compression::Zstd } else { Compression::None }, out.hasher.finish());
-        let mut narinfo = NarInfo::new(info, nar_name(hash, compression), compression);
-        (narinfo.file_hash, narinfo.file_size) = (Some(hash.into()), Some(out.len));
-        narinfo.signatures.extend(key.map(|key| key.sign(info.fingerprint(&self.store_dir).as_bytes())));
-        self.attempt(&narinfo.url, fs::rename(temporary, self.folder.join(&narinfo.url)))?;
-        self.put(&format!("{}.narinfo", info.path.hash_part()), narinfo.render(&self.store_dir).as_bytes())
-    }
-}
-
-/// Copies closures from caches.
+/// Copies closures from caches. The file of a path is taken over as it is, and published once it has been decompressed
+/// and its NAR found to be the one of the narinfo.
 ///
 /// # Errors
 /// As for each path; what was copied stays.
-pub fn copy_from_caches(caches: &Caches, roots: &[narval_nix::HashPart], to: &CacheFolder) -> Result<usize, Error> {
+pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &CacheFolder) -> Result<usize, Error> {
     let mut copied = 0;
     for found in crate::install::closure(caches, roots, &|_| Ok(false))? {
-        if !to.has(&found.info.path_info(0)) {
-            to.take_from_cache(&found)?;
+        if !has(to, &found.info.path)? {
+            take_from_cache(&found, caches.store_dir(), to)?;
             copied += 1;
         }
     }
@@ -163,34 +45,74 @@ pub fn copy_from_store(
     key: Option<&SecretKey>,
 ) -> Result<usize, Error> {
     let mut copied = 0;
-    for info in infos.iter().filter(|info| !to.has(info)) {
-        to.pack(&from.store().real_path(&info.path), info, compress, key)?;
-        copied += 1;
+    for info in infos {
+        if !has(to, &info.path)? {
+            pack(&from.store().real_path(&info.path), info, from.store_dir(), to, (compress, key))?;
+            copied += 1;
+        }
     }
     Ok(copied)
 }
 
-fn nar_name(file_hash: Sha256, compression: Compression) -> String {
-    format!("nar/{}.nar{}", file_hash.to_nix32(), compression.file_extension())
+fn has(folder: &CacheFolder, path: &StorePath) -> Result<bool, Error> {
+    Ok(folder.narinfo(&path.hash_part())?.is_some_and(|info| info.path == *path))
 }
 
-struct Hashing<W> {
-    inner: W,
-    hasher: Sha256Hasher,
-    len: u64,
+/// Takes a path over from a cache.
+fn take_from_cache(found: &Found, store_dir: &StoreDir, to: &CacheFolder) -> Result<(), Error> {
+    let mut incoming = to.write_nar()?;
+    let (cores, progress, trace) = (Cores::new(1), Progress::default(), Trace::new(false));
+    cores.take(0, 0);
+    let around = Surroundings { cores: &cores, progress: &progress, trace: &trace, size: 0, number: 0 };
+    let mut nar = VerifiedNar::open(found, store_dir, &around, Some(&mut incoming))?;
+    let damaged = |error: NarError| Error::Damaged {
+        cache: found.cache.url().to_string(),
+        path: found.info.path.clone(),
+        reason: format!("it is no valid NAR: {error}"),
+    };
+    let (mut parser, mut buffer) = (NarDecoder::with_nar_size(found.info.nar_size), vec![0; BUFFER_LEN]);
+    loop {
+        let len = nar.next(&mut buffer)?;
+        let mut bytes = buffer.get(..len).unwrap_or_default();
+        if bytes.is_empty() {
+            break;
+        }
+        while let (used, Some(_)) = parser.next(bytes).map_err(damaged)? {
+            bytes = bytes.get(used..).unwrap_or_default();
+        }
+    }
+    parser.finish().map_err(damaged)?;
+    drop(nar);
+    let mut info = found.info.clone();
+    set_file(&mut info, incoming.commit(found.info.compression)?);
+    Ok(to.write_narinfo(&info)?)
 }
 
-impl<W: Write> Write for Hashing<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let len = self.inner.write(bytes)?;
-        self.hasher.update(bytes.get(..len).unwrap_or_default());
-        self.len += len as u64;
-        Ok(len)
+/// Packs a path of a store.
+fn pack(
+    real: &Path,
+    info: &PathInfo,
+    store_dir: &StoreDir,
+    to: &CacheFolder,
+    (compress, key): (bool, Option<&SecretKey>),
+) -> Result<(), Error> {
+    let mut nar = NarReader::open(real).map_err(|error| Error::LocalStore { error: error.into() })?;
+    let mut incoming = to.write_nar()?;
+    let packed = if compress { pack_zstd(&mut nar, &mut incoming) } else { copy_hashed(&mut nar, &mut incoming) };
+    let nar_hash = packed.map_err(|source| Error::Copy { path: info.path.clone(), source })?;
+    if nar_hash != info.nar_hash {
+        return Err(Error::Usage(format!("{}: its files have been changed; see 'narval verify'", info.path)));
     }
+    let compression = if compress { Compression::Zstd } else { Compression::None };
+    let mut narinfo = NarInfo::new(info, "", compression);
+    set_file(&mut narinfo, incoming.commit(compression)?);
+    narinfo.signatures.extend(key.map(|key| key.sign(info.fingerprint(store_dir).as_bytes())));
+    Ok(to.write_narinfo(&narinfo)?)
+}
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
+fn set_file(info: &mut NarInfo, written: WrittenFile) {
+    info.url = written.url;
+    (info.file_hash, info.file_size) = (Some(written.file_hash.into()), Some(written.file_size));
 }
 
 fn copy_hashed(nar: &mut impl Read, out: &mut impl Write) -> io::Result<Sha256> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use narval_nix::narinfo::NarInfoError;
 use narval_nix::{HashPart, StorePath};
-use narval_store::{LocalStoreError, StoreError, UnpackError};
+use narval_store::{CacheFolderError, LocalStoreError, StoreError, UnpackError};
 
 use crate::decode::DecodeError;
 use crate::http::{HttpError, UrlError};
@@ -129,6 +129,20 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
+    /// A file of a cache folder can't be written or read.
+    #[error("{error}{}", folder_hint(.error))]
+    CacheFolder {
+        /// Why.
+        error: CacheFolderError,
+    },
+    /// The NAR of a path can't be written to a cache folder.
+    #[error("cannot write the NAR of {path}: {source}")]
+    Copy {
+        /// The path.
+        path: StorePath,
+        /// The system's error.
+        source: io::Error,
+    },
     /// What was given is no store path, key, address and so on.
     #[error("{0}")]
     Usage(String),
@@ -174,6 +188,12 @@ impl Error {
             Self::Fetch { .. } | Self::NarGone { .. } => 5,
             Self::Space { .. } => 6,
             Self::LocalStore { error } if is_full(error) => 6,
+            Self::CacheFolder { error: CacheFolderError::Io { source, .. } } | Self::Copy { source, .. }
+                if no_room(source) =>
+            {
+                6
+            }
+            Self::CacheFolder { .. } | Self::Copy { .. } => 1,
             Self::Locked(_) => 7,
             Self::Usage(_) | Self::Url(_) => 2,
             Self::Interrupted => 130,
@@ -208,6 +228,12 @@ impl From<LocalStoreError> for Error {
     }
 }
 
+impl From<CacheFolderError> for Error {
+    fn from(error: CacheFolderError) -> Self {
+        Self::CacheFolder { error }
+    }
+}
+
 fn is_full(error: &LocalStoreError) -> bool {
     let source = match error {
         LocalStoreError::Io { source, .. } => source,
@@ -217,7 +243,18 @@ fn is_full(error: &LocalStoreError) -> bool {
         }
         _ => return false,
     };
-    matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    no_room(source)
+}
+
+fn no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+const fn folder_hint(error: &CacheFolderError) -> &'static str {
+    match error {
+        CacheFolderError::StoreDir { .. } => "; use another folder",
+        _ => "",
+    }
 }
 
 fn space_hint(error: &LocalStoreError) -> &'static str {

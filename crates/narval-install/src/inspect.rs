@@ -3,14 +3,14 @@
 use std::io::{Read, Write};
 use std::sync::Arc;
 
+use narval_nix::Compression;
 use narval_nix::nar::{Decoder as NarDecoder, Event};
-use narval_nix::{Compression, HashPart};
 use serde_json::{Map, Value, json};
 
-use crate::Error;
 use crate::cache::{Caches, Found};
 use crate::decode::{Decoder, OUTPUT_LEN};
 use crate::http::{Request, ResumingBody};
+use crate::{Error, Wanted};
 
 /// The largest listing read.
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;
@@ -23,9 +23,9 @@ fn damaged(found: &Found, reason: impl ToString) -> Error {
 ///
 /// # Errors
 /// When no cache has the path, or its NAR is damaged.
-pub fn listing(caches: &Caches, hash_part: HashPart) -> Result<Value, Error> {
-    let found = caches.find(hash_part)?;
-    let url = found.cache.url().child(&format!("{hash_part}.ls"))?;
+pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Value, Error> {
+    let found = caches.find(wanted)?;
+    let url = found.cache.url().child(&format!("{}.ls", found.info.path.hash_part()))?;
     if let Ok(Some(text)) = found.cache.client().metadata(&url, LISTING_LEN_MAX)
         && let Ok(listing) = serde_json::from_slice::<Value>(&text)
         && listing.get("version") == Some(&json!(1))
@@ -51,9 +51,9 @@ pub fn entry<'a>(listing: &'a Value, below: &str) -> Option<&'a Value> {
 ///
 /// # Errors
 /// [`Error::NotFound`] when there is no such file.
-pub fn cat(caches: &Caches, hash_part: HashPart, below: &str, out: &mut dyn Write) -> Result<(), Error> {
-    let found = caches.find(hash_part)?;
-    let listing = listing(caches, hash_part)?;
+pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -> Result<(), Error> {
+    let found = caches.find(wanted)?;
+    let listing = listing(caches, wanted)?;
     let absent = |why: &str| Error::NotFound {
         what: format!("{below} in {} ({why})", found.info.path),
         caches: found.cache.url().to_string(),

@@ -99,7 +99,6 @@ pub fn install(
     let pipeline = Pipeline::new(&caches, &store, progress, trace, options.cores);
     let planned = std::sync::Mutex::new(Vec::new());
     let is_there = |path: &StorePath| destination.is_valid(path);
-    let hash_parts: Vec<_> = missing.iter().map(Wanted::hash_part).collect();
     let walked = std::thread::scope(|scope| {
         let pipeline = &pipeline;
         let on_found = |found: Found| {
@@ -118,7 +117,7 @@ pub fn install(
             pipeline.add(found, scope);
             Ok(())
         };
-        let walk = Walk::new(&caches, &hash_parts, &is_there, &on_found);
+        let walk = Walk::new(&caches, &missing, &is_there, &on_found);
         // The walk's threads live in a scope of their own, which ends with it.
         let walked = std::thread::scope(|scope| walk.run(scope));
         progress.walk_done();
@@ -132,6 +131,7 @@ pub fn install(
     if let Err(error) = walked {
         errors.insert(0, error);
     }
+    let unpacked = done.clone();
     let complete = closed_subset(destination, done)?;
     if options.durable {
         store.sync()?;
@@ -142,6 +142,10 @@ pub fn install(
     if let Some(error) = combined(errors) {
         return Err(error);
     }
+    // Without any other failure all of it must have become valid: that is what the exit code 0 says.
+    if let Some(error) = left_out(destination, &unpacked, &complete)? {
+        return Err(error);
+    }
     report.planned = planned.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     report.roots.extend(roots_of(&missing, &report.planned));
     fill_report(&mut report, client, progress, start);
@@ -150,8 +154,7 @@ pub fn install(
 
 /// The same for a store that has a daemon: the whole closure is known before the first path goes to it.
 fn through_daemon(destination: &Destination, way: &ToDaemon<'_>, missing: &[Wanted]) -> Result<Vec<Planned>, Error> {
-    let hash_parts: Vec<_> = missing.iter().map(Wanted::hash_part).collect();
-    let found = closure(way.caches, &hash_parts, &|path| destination.is_valid(path))?;
+    let found = closure(way.caches, missing, &|path| destination.is_valid(path))?;
     let folder = destination.config().real_store_dir.clone();
     let size: u64 = found.iter().map(|one| one.info.nar_size).sum();
     let needed = size.saturating_add(size / SPACE_OVERHEAD);
@@ -182,9 +185,8 @@ pub fn plan(
     let (mut report, missing) = split_wanted(destination, wanted)?;
     if !missing.is_empty() {
         let caches = open_caches(destination, options, client)?;
-        let hash_parts: Vec<_> = missing.iter().map(Wanted::hash_part).collect();
         let is_there = |path: &StorePath| destination.is_valid(path);
-        let found = closure(&caches, &hash_parts, &is_there)?;
+        let found = closure(&caches, &missing, &is_there)?;
         report.planned = found.iter().map(plan_of).collect();
         report.roots.extend(roots_of(&missing, &report.planned));
     }
@@ -195,7 +197,7 @@ pub fn plan(
 /// All narinfos of a closure, without what `is_there`.
 pub(crate) fn closure(
     caches: &Caches,
-    roots: &[narval_nix::HashPart],
+    roots: &[Wanted],
     is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
 ) -> Result<Vec<Found>, Error> {
     let all = std::sync::Mutex::new(Vec::new());
@@ -259,6 +261,19 @@ fn closed_subset(destination: &Destination, mut done: Vec<PathInfo>) -> Result<V
         }
         names = done.iter().map(|info| info.path.clone()).collect();
     }
+}
+
+/// The first path that was unpacked and not registered, with the reference for which it was not.
+fn left_out(destination: &Destination, unpacked: &[PathInfo], complete: &[PathInfo]) -> Result<Option<Error>, Error> {
+    let registered: HashSet<_> = complete.iter().map(|info| &info.path).collect();
+    for info in unpacked.iter().filter(|info| !registered.contains(&info.path)) {
+        for reference in &info.references {
+            if !registered.contains(reference) && !destination.is_valid(reference)? {
+                return Ok(Some(Error::Reference { path: info.path.clone(), reference: reference.clone() }));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn combined(errors: Vec<Error>) -> Option<Error> {

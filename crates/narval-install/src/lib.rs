@@ -21,7 +21,7 @@ mod trace;
 mod verify;
 
 pub use closure::{Closure, Node};
-pub use copy::{CacheFolder, copy_from_caches, copy_from_store};
+pub use copy::{copy_from_caches, copy_from_store};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, entry, listing};

@@ -1,7 +1,9 @@
 //! Finds the closure: a walk over the narinfos that never waits for a level to be complete. What is found is handed on at
 //! once, so that NARs flow while the walk goes on.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 
@@ -52,17 +54,59 @@ impl Wanted {
             Self::HashPart(hash_part) => *hash_part,
         }
     }
+
+    /// Whether a path is the one meant.
+    pub fn is(&self, path: &StorePath) -> bool {
+        match self {
+            Self::Path(wanted) => wanted == path,
+            Self::HashPart(hash_part) => *hash_part == path.hash_part(),
+        }
+    }
 }
 
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.fmt(f),
+            Self::HashPart(hash_part) => hash_part.fmt(f),
+        }
+    }
+}
+
+#[derive(Default)]
 struct State {
-    queue: VecDeque<HashPart>,
-    seen: HashSet<HashPart>,
+    queue: VecDeque<Wanted>,
+    /// What was asked for, by hash part: two names with one hash part can't both be right.
+    seen: HashMap<HashPart, Wanted>,
     /// Answers that came before they were asked for, from a batch.
     early: HashMap<HashPart, Found>,
     threads: usize,
     idle: usize,
     done: bool,
     error: Option<Error>,
+}
+
+impl State {
+    /// Puts a path on the queue, unless it was there before under the same name. `referrer`: what refers to it.
+    fn want(&mut self, wanted: Wanted, referrer: Option<&StorePath>) -> Result<(), Error> {
+        match (self.seen.entry(wanted.hash_part()), &wanted) {
+            (Entry::Vacant(entry), _) => {
+                entry.insert(wanted.clone());
+                self.queue.push_back(wanted);
+                Ok(())
+            }
+            (Entry::Occupied(entry), Wanted::Path(path)) if !entry.get().is(path) => match referrer {
+                Some(referrer) => Err(Error::Reference { path: referrer.clone(), reference: path.clone() }),
+                None => Err(Error::Usage(format!("{} and {path} cannot both be store paths", entry.get()))),
+            },
+            (Entry::Occupied(mut entry), Wanted::Path(_)) => {
+                // Known by its hash part alone until now. Whoever looks it up compares the names afterwards.
+                entry.insert(wanted);
+                Ok(())
+            }
+            (Entry::Occupied(_), Wanted::HashPart(_)) => Ok(()),
+        }
+    }
 }
 
 /// One walk.
@@ -79,14 +123,16 @@ pub(crate) struct Walk<'a> {
 impl<'a> Walk<'a> {
     pub(crate) fn new(
         caches: &'a Caches,
-        roots: &[HashPart],
+        roots: &[Wanted],
         is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
         on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
     ) -> Self {
-        let mut seen = HashSet::new();
-        let queue = roots.iter().copied().filter(|root| seen.insert(*root)).collect();
-        let early = HashMap::new();
-        let state = State { queue, seen, early, threads: 0, idle: 0, done: false, error: None };
+        let mut state = State::default();
+        for root in roots {
+            if let Err(error) = state.want(root.clone(), None) {
+                state.error.get_or_insert(error);
+            }
+        }
         Self { caches, is_there, on_found, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -96,9 +142,12 @@ impl<'a> Walk<'a> {
 
     /// Walks until everything is found, or something failed. Threads are started as the queue grows.
     pub(crate) fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<(), Error> {
-        let roots: Vec<_> = self.lock().queue.iter().copied().take(BATCH_MAX).collect();
+        let roots: Vec<_> = self.lock().queue.iter().map(Wanted::hash_part).take(BATCH_MAX).collect();
         let early = self.caches.find_many(&roots);
         let mut state = self.lock();
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
         state.early.extend(early.into_iter().map(|found| (found.info.path.hash_part(), found)));
         self.start_threads(&mut state, scope);
         while !(state.done && state.threads == 0) {
@@ -128,7 +177,7 @@ impl<'a> Walk<'a> {
             if state.done {
                 break;
             }
-            let Some(hash_part) = state.queue.pop_front() else {
+            let Some(wanted) = state.queue.pop_front() else {
                 if state.idle == state.threads {
                     state.done = true;
                     break;
@@ -137,17 +186,17 @@ impl<'a> Walk<'a> {
                 continue;
             };
             state.idle -= 1;
-            let early = state.early.remove(&hash_part);
+            let early = state.early.remove(&wanted.hash_part()).filter(|found| wanted.is(&found.info.path));
             drop(state);
-            let new = self.visit(hash_part, early);
+            let new = self.visit(&wanted, early);
             state = self.lock();
             state.idle += 1;
-            match new {
-                Ok(references) => {
-                    let new: Vec<_> = references.into_iter().filter(|part| state.seen.insert(*part)).collect();
-                    state.queue.extend(new);
-                    self.start_threads(&mut state, scope);
-                }
+            let taken = new.and_then(|(path, references)| {
+                state.want(Wanted::Path(path.clone()), None)?;
+                references.into_iter().try_for_each(|one| state.want(Wanted::Path(one), Some(&path)))
+            });
+            match taken {
+                Ok(()) => self.start_threads(&mut state, scope),
                 Err(error) => {
                     state.error.get_or_insert(error);
                     state.done = true;
@@ -160,20 +209,21 @@ impl<'a> Walk<'a> {
         self.changed.notify_all();
     }
 
-    /// Looks one path up, hands it on, and says which of its references are not there yet.
-    fn visit(&self, hash_part: HashPart, early: Option<Found>) -> Result<Vec<HashPart>, Error> {
+    /// Looks one path up, hands it on, and says what it is and which of its references are not there yet.
+    fn visit(&self, wanted: &Wanted, early: Option<Found>) -> Result<(StorePath, Vec<StorePath>), Error> {
         let found = match early {
             Some(found) => found,
-            None => self.caches.find(hash_part)?,
+            None => self.caches.find(wanted)?,
         };
+        let path = found.info.path.clone();
         let mut missing = Vec::new();
         for reference in &found.info.references {
-            let known = self.lock().seen.contains(&reference.hash_part());
-            if !known && *reference != found.info.path && !(self.is_there)(reference)? {
-                missing.push(reference.hash_part());
+            let known = self.lock().seen.get(&reference.hash_part()) == Some(&Wanted::Path(reference.clone()));
+            if !known && *reference != path && !(self.is_there)(reference)? {
+                missing.push(reference.clone());
             }
         }
         (self.on_found)(found)?;
-        Ok(missing)
+        Ok((path, missing))
     }
 }

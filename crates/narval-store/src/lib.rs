@@ -32,7 +32,7 @@ pub use local::{
 pub use logs::{BuildLog, LogCompression};
 pub use nar::{
     FilePart, NarEntry, NarIoError, NarLayout, NarNode, NarReader, NarStream, PackedNar, ReadAhead, Step,
-    WHOLE_FILE_MIN,
+    WHOLE_FILE_MIN, open_in_folder,
 };
 pub use realisation::Realisation;
 pub use store::Store;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use narval_install::cache::Caches;
 use narval_install::http::Scheme;
-use narval_install::{CacheFolder, Closure, Destination, Progress, Trace, copy_from_caches, copy_from_store, install};
+use narval_install::{Closure, Destination, Progress, Trace, copy_from_caches, copy_from_store, install};
 use narval_nix::StoreDir;
+use narval_store::CacheFolder;
 
 use crate::client::{ClientArgs, StoreArgs, parse_cache};
 use crate::install::parse_wanted;
@@ -54,7 +55,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 "--to {url}: only file:// caches can be written; serve the folder with 'narval static'"
             )));
         }
-        let folder = CacheFolder::open(&url.file_path(), &store_dir)?;
+        let folder = CacheFolder::create(&url.file_path(), store_dir.clone()).map_err(narval_install::Error::from)?;
         if args.client.caches.from.is_empty() {
             let from = args.client.store.destination()?;
             let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
@@ -71,8 +72,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 options.keys,
                 options.check_signatures,
             )?;
-            let roots: Vec<_> = wanted.iter().map(narval_install::Wanted::hash_part).collect();
-            copy_from_caches(&caches, &roots, &folder)?
+            copy_from_caches(&caches, &wanted, &folder)?
         }
     } else {
         let to = StoreArgs { store: Some(args.to.clone()) }.destination()?;

@@ -112,7 +112,7 @@ fn open(client: &ClientArgs, path: &str) -> Result<(Caches, Wanted, String), Fai
 /// When there is no such path.
 pub fn ls(args: LsArgs) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
-    let listing = listing(&caches, wanted.hash_part())?;
+    let listing = listing(&caches, &wanted)?;
     let node = entry(&listing, &below).ok_or_else(|| Failure::Coded(3, format!("{} is not there", args.path)))?;
     if args.client.output.json {
         out!("{node}");
@@ -149,5 +149,5 @@ fn show(node: &Value, name: &str, recursive: bool, root: bool) {
 /// When there is no such file.
 pub fn cat(args: CatArgs) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
-    Ok(write_file(&caches, wanted.hash_part(), &below, &mut std::io::stdout().lock())?)
+    Ok(write_file(&caches, &wanted, &below, &mut std::io::stdout().lock())?)
 }

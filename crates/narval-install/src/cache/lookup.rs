@@ -5,8 +5,8 @@ use std::sync::{Arc, mpsc};
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 
 use super::{Cache, HEDGE_AFTER};
-use crate::Error;
 use crate::http::{Client, Url};
+use crate::{Error, Wanted};
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
 #[derive(Clone)]
@@ -103,18 +103,18 @@ impl Caches {
     }
 
     /// The narinfo of a path, from the best cache that has it and can be trusted with it.
-    pub fn find(&self, hash_part: HashPart) -> Result<Found, Error> {
-        self.find_except(hash_part, &[])
+    pub fn find(&self, wanted: &Wanted) -> Result<Found, Error> {
+        self.find_except(wanted, &[])
     }
 
     /// As [`find`](Self::find), leaving out caches that have failed for this path.
-    pub(crate) fn find_except(&self, hash_part: HashPart, except: &[Arc<Cache>]) -> Result<Found, Error> {
+    pub(crate) fn find_except(&self, wanted: &Wanted, except: &[Arc<Cache>]) -> Result<Found, Error> {
         let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
         let closed: Vec<_> = all.iter().filter(|cache| all.len() == 1 || !cache.breaker.is_open()).cloned().collect();
         let first = match closed.as_slice() {
-            [only] => ask(only, &self.trust, hash_part, true),
-            several => self.race(several, hash_part),
+            [only] => ask(only, &self.trust, wanted, true),
+            several => self.race(several, wanted),
         };
         // Those that were left alone are asked when nobody else knows: better late than wrong.
         match first {
@@ -126,26 +126,27 @@ impl Caches {
             all.iter().filter(|cache| !closed.iter().any(|other| Arc::ptr_eq(other, cache))).collect();
         let mut failure = first.err();
         for cache in resting {
-            match ask(cache, &self.trust, hash_part, false) {
+            match ask(cache, &self.trust, wanted, false) {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        Err(failure.unwrap_or_else(|| Error::NotFound { what: hash_part.to_string(), caches: self.names() }))
+        Err(failure.unwrap_or_else(|| Error::NotFound { what: wanted.to_string(), caches: self.names() }))
     }
 
     /// Asks one after the other, each a little after the one before; takes the first good answer.
-    fn race(&self, caches: &[Arc<Cache>], hash_part: HashPart) -> Result<Option<Found>, Error> {
+    fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> Result<Option<Found>, Error> {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
         let (mut asked, mut answered, mut failure) = (0, 0, None);
         loop {
             if let Some(cache) = waiting.next() {
                 let (cache, trust, sender) = (Arc::clone(cache), Arc::clone(&self.trust), sender.clone());
+                let wanted = wanted.clone();
                 asked += 1;
                 // The receiver is gone when another cache was faster: nobody wants this answer then.
-                std::thread::spawn(move || drop(sender.send(ask(&cache, &trust, hash_part, true))));
+                std::thread::spawn(move || drop(sender.send(ask(&cache, &trust, &wanted, true))));
             }
             let answer = if asked < caches.len() {
                 match receiver.recv_timeout(HEDGE_AFTER) {
@@ -187,8 +188,8 @@ impl Caches {
     }
 }
 
-fn ask(cache: &Arc<Cache>, trust: &Trust, hash_part: HashPart, patient: bool) -> Result<Option<Found>, Error> {
-    let Some(info) = cache.narinfo(hash_part, patient)? else { return Ok(None) };
+fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patient: bool) -> Result<Option<Found>, Error> {
+    let Some(info) = cache.narinfo(wanted, patient)? else { return Ok(None) };
     trust.check(cache, &info)?;
     Ok(Some(Found { info, cache: Arc::clone(cache) }))
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
 
-use crate::Error;
 use crate::http::{Client, HttpError, Method, Request, Url};
+use crate::{Error, Wanted};
 use breaker::Breaker;
 
 /// Nix's default where a cache states no priority.
@@ -99,20 +99,29 @@ impl Cache {
     }
 
     /// The NAR of a narinfo of this cache.
+    ///
+    /// # Errors
+    /// [`Error::NarInfo`] when its `URL` leads where a cache of this kind must not send anybody: from the network to a
+    /// local file, or out of the folder of a `file` cache.
     pub fn nar_url(&self, info: &NarInfo) -> Result<Url, Error> {
-        Ok(self.url.child(&info.url)?)
+        self.url.child(&info.url).map_err(|error| Error::NarInfo {
+            cache: self.url.to_string(),
+            what: info.path.hash_part(),
+            reason: format!("its URL: {error}"),
+        })
     }
 
     /// Asks for one narinfo; `None` when the cache has none. `patient`: try again as the retry policy says, unless
     /// the breaker opens; otherwise one attempt.
-    fn narinfo(&self, hash_part: HashPart, patient: bool) -> Result<Option<NarInfo>, Error> {
+    fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, Error> {
+        let hash_part = wanted.hash_part();
         let url = self.url.child(&format!("{hash_part}.narinfo"))?;
         let mut failures = 0;
         loop {
             match self.client.metadata_once(&url, NARINFO_LEN_MAX as u64) {
                 Ok(answer) => {
                     self.breaker.succeeded();
-                    return answer.map(|text| self.parse(hash_part, &text)).transpose();
+                    return answer.map(|text| self.parse(wanted, &text)).transpose();
                 }
                 Err(error) => {
                     failures += 1;
@@ -126,12 +135,17 @@ impl Cache {
         }
     }
 
-    /// Parses a narinfo, and checks that it is the one asked for.
-    fn parse(&self, hash_part: HashPart, text: &[u8]) -> Result<NarInfo, Error> {
-        let cache = self.url.to_string();
+    /// Parses a narinfo, and checks that it is the one asked for: by its whole name where that is known, as Nix does
+    /// (`binary-cache-store.cc`). One of another name would be dropped later as nothing that anybody refers to.
+    fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, Error> {
+        let (cache, hash_part) = (self.url.to_string(), wanted.hash_part());
         let info = NarInfo::parse(text, &self.store_dir).map_err(|error| Error::narinfo(&cache, hash_part, &error))?;
-        if info.path.hash_part() != hash_part {
-            return Err(Error::NarInfo { cache, what: hash_part, reason: format!("it is that of {}", info.path) });
+        if !wanted.is(&info.path) {
+            let reason = match wanted {
+                Wanted::Path(path) => format!("it is that of {}, and {path} was asked for", info.path),
+                Wanted::HashPart(_) => format!("it is that of {}", info.path),
+            };
+            return Err(Error::NarInfo { cache, what: hash_part, reason });
         }
         Ok(info)
     }
@@ -166,7 +180,7 @@ impl Cache {
                     let (narinfo, tail) =
                         len.parse().ok().and_then(|len| rest.split_at_checked(len)).ok_or_else(broken)?;
                     rest = tail;
-                    infos.push(self.parse(hash_part, narinfo)?);
+                    infos.push(self.parse(&Wanted::HashPart(hash_part), narinfo)?);
                 }
             }
         }

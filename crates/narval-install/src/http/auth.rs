@@ -1,5 +1,10 @@
 //! Credentials: netrc, `user:password@` in the address, and extra fields (`--header`). All of them only ever go to the
 //! origin they were given for: a redirect or an absolute `URL:` elsewhere gets none.
+//!
+//! A netrc names hosts, and no scheme or port. What it holds is given for the caches that the user has named: their scheme,
+//! host and port. An entry with the name of a host is given for that host's `https` on its usual port, too, where a cache
+//! may keep its NARs. The `default` entry goes to the named caches alone, and the password of a host of which an `https`
+//! cache is named never goes out over `http`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +13,7 @@ use std::{fs, io};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::url::{Origin, Url};
+use super::url::{Origin, Scheme, Url};
 
 /// The largest netrc file read.
 const NETRC_LEN_MAX: u64 = 1024 * 1024;
@@ -72,10 +77,14 @@ impl Netrc {
         Ok(Self::default())
     }
 
-    /// Login and password for a host.
+    /// Login and password for a host, from the entry with its name or from the default entry.
     pub fn login(&self, host: &str) -> Option<(&str, &str)> {
-        let found = self.machines.get(host).or(self.default.as_ref())?;
-        Some((&found.0, &found.1))
+        self.machine(host).or_else(|| self.default.as_ref().map(|(login, password)| (&**login, &**password)))
+    }
+
+    /// Login and password from the entry with the name of a host.
+    fn machine(&self, host: &str) -> Option<(&str, &str)> {
+        self.machines.get(host).map(|(login, password)| (&**login, &**password))
     }
 }
 
@@ -117,9 +126,10 @@ fn words(text: &str) -> Vec<String> {
 #[derive(Default, Clone)]
 pub struct Credentials {
     netrc: Netrc,
-    /// `Name: value` lines for the origins named.
+    /// `Name: value` lines for the origins of the caches.
     headers: Vec<(String, String)>,
-    header_origins: Vec<Origin>,
+    /// Of the caches that were named.
+    origins: Vec<Origin>,
     basic: HashMap<Origin, String>,
 }
 
@@ -132,12 +142,7 @@ impl Credentials {
                 basic.insert(cache.origin().clone(), format!("Basic {}", STANDARD.encode(userinfo)));
             }
         }
-        Self {
-            netrc,
-            headers: Vec::new(),
-            header_origins: caches.iter().map(|url| url.origin().clone()).collect(),
-            basic,
-        }
+        Self { netrc, headers: Vec::new(), origins: caches.iter().map(|url| url.origin().clone()).collect(), basic }
     }
 
     /// Adds a `Name: value` line to every request to the caches.
@@ -156,7 +161,7 @@ impl Credentials {
     /// The field lines for a request to `origin`.
     pub(crate) fn lines_for(&self, origin: &Origin) -> Vec<(String, String)> {
         let mut lines = Vec::new();
-        if self.header_origins.contains(origin) {
+        if self.origins.contains(origin) {
             lines.extend(self.headers.iter().cloned());
         }
         if lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("authorization")) {
@@ -164,11 +169,22 @@ impl Credentials {
         }
         if let Some(basic) = self.basic.get(origin) {
             lines.push(("Authorization".to_owned(), basic.clone()));
-        } else if let Some((login, password)) = self.netrc.login(&origin.host) {
+        } else if let Some((login, password)) = self.netrc_login(origin) {
             let basic = STANDARD.encode(format!("{login}:{password}"));
             lines.push(("Authorization".to_owned(), format!("Basic {basic}")));
         }
         lines
+    }
+
+    fn netrc_login(&self, origin: &Origin) -> Option<(&str, &str)> {
+        let given_for_https =
+            || self.origins.iter().any(|named| named.scheme == Scheme::Https && named.host == origin.host);
+        match (self.origins.contains(origin), origin.scheme) {
+            (true, Scheme::Http) if given_for_https() => None,
+            (true, _) => self.netrc.login(&origin.host),
+            (false, Scheme::Https) if origin.has_usual_port() => self.netrc.machine(&origin.host),
+            (false, _) => None,
+        }
     }
 }
 
@@ -185,6 +201,38 @@ mod tests {
         assert_eq!(netrc.login("other"), Some(("d", "e")));
         assert_eq!(netrc.login("a").unwrap().0, "x");
         assert!(!netrc.machines.contains_key("evil"));
+    }
+
+    #[test]
+    fn netrc_entries_go_where_they_were_given_for() {
+        let netrc = Netrc::parse(
+            "machine cache login a password b\nmachine cdn login c password d\ndefault login e password f",
+        );
+        let named = ["https://cache/x", "http://lan:81", "http://both", "https://both:444"];
+        let caches: Vec<_> = named.iter().map(|url| Url::parse(url).unwrap()).collect();
+        let credentials = Credentials::new(netrc, &caches);
+        let login = |url: &str| {
+            let line = credentials.lines_for(Url::parse(url).unwrap().origin()).pop()?;
+            let basic = line.1.strip_prefix("Basic ").unwrap().to_owned();
+            Some(String::from_utf8(STANDARD.decode(basic).unwrap()).unwrap())
+        };
+        for (url, expected) in [
+            ("https://cache/nar/x", Some("a:b")),
+            // A redirect or a URL of the same host, in the clear or to another user's port.
+            ("http://cache/nar/x", None),
+            ("https://cache:8443/", None),
+            ("https://cdn/nar/x", Some("c:d")),
+            ("http://cdn/nar/x", None),
+            ("https://cdn:8443/nar/x", None),
+            ("http://lan:81/", Some("e:f")),
+            ("http://lan/", None),
+            ("https://lan/", None),
+            ("https://evil/", None),
+            ("http://both/", None),
+            ("https://both:444/", Some("e:f")),
+        ] {
+            assert_eq!(login(url).as_deref(), expected, "{url}");
+        }
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Requests: one attempt each, redirects followed, connections reused.
 
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +16,7 @@ use super::proxy::{Proxies, Proxy};
 use super::retry::RetryPolicy;
 use super::url::{Scheme, Url};
 use super::{
-    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, REDIRECTS_MAX, STALL_TIMEOUT, tls,
+    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, REDIRECTS_MAX, STALL_TIMEOUT, file, tls,
 };
 
 /// The method of a request.
@@ -153,10 +151,8 @@ impl Client {
             }
             let location = response.head.field("location").ok_or(HttpError::Redirect("it names no Location"))?;
             let next = url.join(location)?;
-            match (url.scheme(), next.scheme()) {
-                (_, Scheme::File) => return Err(HttpError::Redirect("to a local file")),
-                (Scheme::Https, Scheme::Http) => return Err(HttpError::Redirect("from https:// to http://")),
-                _ => {}
+            if (url.scheme(), next.scheme()) == (Scheme::Https, Scheme::Http) {
+                return Err(HttpError::Redirect("from https:// to http://"));
             }
             response.body.drain();
             url = next;
@@ -166,7 +162,7 @@ impl Client {
 
     fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         if request.url.scheme() == Scheme::File {
-            return open_file(request);
+            return file::answer(request);
         }
         if self.options.offline {
             return Err(HttpError::Offline);
@@ -287,25 +283,4 @@ fn exchange(connection: &mut Connection, bytes: &[u8]) -> Result<Head, HttpError
             _ => return Ok(head),
         }
     }
-}
-
-/// A `file://` cache answers as a server would.
-fn open_file(request: &Request<'_>) -> Result<Response, HttpError> {
-    let path = request.url.file_path();
-    let named = |source| HttpError::File { path: path.display().to_string(), source };
-    let opened = File::open(&path).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-    let (mut file, metadata) = match opened {
-        Ok(opened) => opened,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Ok(Response { head: Head::local(404), body: Body::empty() });
-        }
-        Err(error) => return Err(named(error)),
-    };
-    if !metadata.is_file() {
-        return Err(named(io::Error::from(io::ErrorKind::IsADirectory)));
-    }
-    file.seek(SeekFrom::Start(request.from)).map_err(named)?;
-    let left = if request.method == Method::Head { 0 } else { metadata.len().saturating_sub(request.from) };
-    let head = Head::local(if request.from > 0 { 206 } else { 200 });
-    Ok(Response { head, body: Body::file(file, path.display().to_string(), left) })
 }

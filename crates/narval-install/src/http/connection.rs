@@ -78,7 +78,10 @@ impl Connection {
 
     /// Asks the proxy for a tunnel (RFC 9110 section 9.3.6).
     fn tunnel(&mut self, origin: &Origin, proxy: &Proxy) -> Result<(), HttpError> {
-        let target = format!("{}:{}", origin.host, origin.port);
+        let target = match origin.host.contains(':') {
+            true => format!("[{}]:{}", origin.host, origin.port),
+            false => format!("{}:{}", origin.host, origin.port),
+        };
         let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n");
         if let Some(credentials) = &proxy.authorization {
             request.push_str(&format!("Proxy-Authorization: {credentials}\r\n"));

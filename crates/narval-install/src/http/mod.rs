@@ -12,6 +12,7 @@ mod client;
 mod coding;
 mod connection;
 mod error;
+mod file;
 mod head;
 mod pool;
 mod proxy;

@@ -2,6 +2,7 @@
 //! narinfo `URL:` fields and `Location:` headers hold them (RFC 3986 section 5, without fragments).
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// How a cache is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,10 +45,15 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// Whether the port is the scheme's own.
+    pub(crate) const fn has_usual_port(&self) -> bool {
+        self.port == self.scheme.default_port()
+    }
+
     /// The `Host` field: the port only where it is not the scheme's own.
     pub fn host_field(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        if self.port == self.scheme.default_port() { host } else { format!("{host}:{}", self.port) }
+        if self.has_usual_port() { host } else { format!("{host}:{}", self.port) }
     }
 }
 
@@ -63,8 +69,10 @@ pub struct Url {
     origin: Origin,
     /// `user:password`, percent-decoded.
     userinfo: Option<String>,
-    /// Starts with `/`.
+    /// Starts with `/`. That of a `file` URL is as it was written: what `..` means after a symlink, only the kernel knows.
     path: String,
+    /// Of a `file` URL: the bytes of the path that name the folder. What follows lies below that folder.
+    folder_len: usize,
     query: Option<String>,
 }
 
@@ -83,6 +91,12 @@ pub enum UrlError {
     /// Control characters or blanks.
     #[error("the address holds a blank or a control character")]
     Character,
+    /// What came over the network names a file of this machine.
+    #[error("'{0}' names a local file, and only http:// and https:// may be named over the network")]
+    Local(String),
+    /// What lies in a folder names something elsewhere.
+    #[error("'{0}' does not name a file below the folder of the cache")]
+    Outside(String),
     /// Longer than [`URL_LEN_MAX`].
     #[error("the address is longer than {URL_LEN_MAX} bytes")]
     TooLong,
@@ -127,7 +141,12 @@ impl Url {
         }
         let origin = Origin { scheme, host: host.to_ascii_lowercase(), port };
         let (path, query) = split_query(tail);
-        Ok(Self { origin, userinfo, path: normal_path(path), query })
+        let path = match scheme {
+            Scheme::File if path.is_empty() => "/".to_owned(),
+            Scheme::File => path.to_owned(),
+            _ => normal_path(path),
+        };
+        Ok(Self { origin, userinfo, folder_len: path.len(), path, query })
     }
 
     /// The URL of a folder of this machine.
@@ -138,12 +157,22 @@ impl Url {
     }
 
     /// Resolves a reference against this URL as RFC 3986 does: relative to the folder that holds it.
+    ///
+    /// # Errors
+    /// [`UrlError::Local`] when a reference that came over the network leads to a `file` URL, and [`UrlError::Outside`] when
+    /// one that lies in a folder is anything but a relative path. That such a path stays below the folder, symlinks
+    /// included, is checked when it is opened.
     pub fn join(&self, reference: &str) -> Result<Self, UrlError> {
         check_characters(reference)?;
+        if self.origin.scheme == Scheme::File {
+            return self.join_file(reference);
+        }
         let scheme_len =
             reference.find("://").filter(|end| reference.bytes().take(*end).all(|b| b.is_ascii_alphanumeric()));
         if scheme_len.is_some() {
-            return Self::parse(reference);
+            let absolute = Self::parse(reference)?;
+            let local = absolute.origin.scheme == Scheme::File;
+            return if local { Err(UrlError::Local(redacted(reference))) } else { Ok(absolute) };
         }
         if let Some(rest) = reference.strip_prefix("//") {
             return Self::parse(&format!("{}://{rest}", self.origin.scheme.name()));
@@ -160,6 +189,15 @@ impl Url {
         Ok(Self { path, query, ..self.clone() })
     }
 
+    fn join_file(&self, reference: &str) -> Result<Self, UrlError> {
+        let (below, query) = split_query(reference.split('#').next().unwrap_or_default());
+        if below.starts_with('/') || below.contains("://") {
+            return Err(UrlError::Outside(redacted(reference)));
+        }
+        let folder = self.path.rfind('/').map_or("/", |slash| &self.path[..=slash]);
+        Ok(Self { path: format!("{folder}{below}"), query, ..self.clone() })
+    }
+
     /// What lies below this URL taken as a cache's base, which may lack its final slash. The base's own query (`?priority=`) is dropped.
     pub fn child(&self, reference: &str) -> Result<Self, UrlError> {
         let mut base = self.clone();
@@ -167,6 +205,7 @@ impl Url {
         if !base.path.ends_with('/') {
             base.path.push('/');
         }
+        base.folder_len = base.path.len();
         base.join(reference)
     }
 
@@ -201,8 +240,15 @@ impl Url {
     }
 
     /// The folder or file of a `file://` URL.
-    pub fn file_path(&self) -> std::path::PathBuf {
+    pub fn file_path(&self) -> PathBuf {
         percent_decoded(&self.path).into()
+    }
+
+    /// The folder of a `file://` URL that is a [`child`](Self::child), and the path of the file below it. Of another one,
+    /// the file itself, and nothing below it.
+    pub(crate) fn folder_and_below(&self) -> (PathBuf, String) {
+        let (folder, below) = self.path.split_at_checked(self.folder_len).unwrap_or((&self.path, ""));
+        (percent_decoded(folder).into(), percent_decoded(below))
     }
 }
 
@@ -341,5 +387,21 @@ mod tests {
         assert!(matches!(Url::parse("http://h/a b"), Err(UrlError::Character)));
         assert_eq!(Url::parse("file:///a%20b/c+d").unwrap().file_path(), std::path::Path::new("/a b/c+d"));
         assert!(matches!(Url::parse("file://elsewhere/a"), Err(UrlError::Host(_))));
+    }
+
+    #[test]
+    fn references_stay_with_their_kind() {
+        let remote = Url::parse("https://h/cache").unwrap();
+        for local in ["file:///etc/passwd", "file://localhost/etc/passwd"] {
+            assert!(matches!(remote.child(local), Err(UrlError::Local(_))), "{local}");
+        }
+        assert!(matches!(remote.child("ftp://h/x"), Err(UrlError::Scheme(_))));
+        assert_eq!(remote.child("http://other/x").unwrap().origin().scheme, Scheme::Http);
+        let folder = Url::parse("file:///a/link/../cache?priority=1").unwrap();
+        for outside in ["file:///etc/passwd", "http://h/x", "/etc/passwd", "//h/x"] {
+            assert!(matches!(folder.child(outside), Err(UrlError::Outside(_))), "{outside}");
+        }
+        let nar = folder.child("nar/x%2Bz.nar").unwrap();
+        assert_eq!(nar.folder_and_below(), ("/a/link/../cache/".into(), "nar/x+z.nar".to_owned()));
     }
 }

@@ -1,15 +1,38 @@
 //! What a decoder reads from: the download, counted and hashed, with the core given back while the network is waited for.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, Read, Write};
 
 use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
 use super::cores::Cores;
 use super::progress::Progress;
+use crate::Error;
+use crate::cache::Found;
 use crate::decode::INPUT_LEN;
 use crate::http::{HttpError, ResumingBody};
 use crate::trace::{Span, Trace};
+
+/// How many bytes of a file are taken beyond twice the size of its NAR. No compression doubles its input, and a file that
+/// goes on without giving anything (empty frames) must end. `FileSize` is no such limit: no signature covers it.
+const OVERHEAD_LEN_MAX: u64 = 64 * 1024 * 1024;
+
+/// Why an [`Input`] ended too early.
+pub(super) enum Failure {
+    /// The download failed.
+    Http(HttpError),
+    /// The copy of the file can't be written.
+    Copy(io::Error),
+}
+
+impl Failure {
+    pub(super) fn about(self, found: &Found) -> Error {
+        match self {
+            Self::Http(error) => found.cache.fetch_error(found.info.path.base_name(), error),
+            Self::Copy(source) => Error::Copy { path: found.info.path.clone(), source },
+        }
+    }
+}
 
 pub(super) struct Input<'a> {
     body: ResumingBody,
@@ -20,27 +43,28 @@ pub(super) struct Input<'a> {
     hasher: Option<Sha256Hasher>,
     received: u64,
     /// No more than this may come.
-    limit: Option<u64>,
+    limit: u64,
+    copy_to: Option<&'a mut (dyn Write + Send)>,
     cores: &'a Cores,
     size: u64,
     number: u64,
     progress: &'a Progress,
     trace: &'a Trace,
-    failure: Option<HttpError>,
+    failure: Option<Failure>,
 }
 
 /// Where an [`Input`] reports and waits.
-pub(super) struct Surroundings<'a> {
-    pub(super) cores: &'a Cores,
-    pub(super) progress: &'a Progress,
-    pub(super) trace: &'a Trace,
-    pub(super) size: u64,
-    pub(super) number: u64,
+pub(crate) struct Surroundings<'a> {
+    pub(crate) cores: &'a Cores,
+    pub(crate) progress: &'a Progress,
+    pub(crate) trace: &'a Trace,
+    pub(crate) size: u64,
+    pub(crate) number: u64,
 }
 
 impl<'a> Input<'a> {
     /// The caller holds a core.
-    pub(super) fn new(body: ResumingBody, hashes: bool, limit: Option<u64>, around: &Surroundings<'a>) -> Self {
+    pub(super) fn new(body: ResumingBody, hashes: bool, nar_size: u64, around: &Surroundings<'a>) -> Self {
         let hasher = hashes.then(Sha256Hasher::new);
         let buffer = vec![0; INPUT_LEN];
         let &Surroundings { cores, progress, trace, size, number } = around;
@@ -51,7 +75,8 @@ impl<'a> Input<'a> {
             end: 0,
             hasher,
             received: 0,
-            limit,
+            limit: nar_size.saturating_mul(2).saturating_add(OVERHEAD_LEN_MAX),
+            copy_to: None,
             cores,
             size,
             number,
@@ -61,12 +86,17 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// Writes all that comes from now on there, too.
+    pub(super) fn copy_to(&mut self, to: Option<&'a mut (dyn Write + Send)>) {
+        self.copy_to = to;
+    }
+
     pub(super) const fn received_len(&self) -> u64 {
         self.received
     }
 
-    /// The error behind the `io::Error` that a decoder passed on, if the download failed.
-    pub(super) const fn take_failure(&mut self) -> Option<HttpError> {
+    /// The error behind the `io::Error` that a decoder passed on, if it came from here.
+    pub(super) const fn take_failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 
@@ -92,7 +122,7 @@ impl<'a> Input<'a> {
         self.trace.end(span, Span::Fetch);
         read.map_err(|error| {
             let passed_on = io::Error::other(error.to_string());
-            self.failure = Some(error);
+            self.failure = Some(Failure::Http(error));
             passed_on
         })
     }
@@ -105,8 +135,15 @@ impl BufRead for Input<'_> {
             (self.start, self.end) = (0, len);
             self.received += len as u64;
             self.progress.downloaded(len as u64);
-            if self.limit.is_some_and(|limit| self.received > limit) {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is longer than its FileSize"));
+            if self.received > self.limit {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is much longer than its NAR"));
+            }
+            if let Some(to) = &mut self.copy_to
+                && let Err(error) = to.write_all(self.buffer.get(..len).unwrap_or_default())
+            {
+                let passed_on = io::Error::new(error.kind(), error.to_string());
+                self.failure = Some(Failure::Copy(error));
+                return Err(passed_on);
             }
             if let Some(hasher) = &mut self.hasher {
                 hasher.update(self.buffer.get(..len).unwrap_or_default());

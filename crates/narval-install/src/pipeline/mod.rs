@@ -8,13 +8,16 @@ mod one;
 mod progress;
 mod stages;
 mod to_daemon;
+mod verified;
 
 pub use progress::{Progress, Snapshot};
 
 pub(crate) use cores::Cores;
 pub(crate) use hashes::{Hashed, Hashes};
+pub(crate) use input::Surroundings;
 pub(crate) use one::Job;
 pub(crate) use to_daemon::ToDaemon;
+pub(crate) use verified::VerifiedNar;
 
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,9 +28,9 @@ use std::time::Duration;
 use narval_nix::PathInfo;
 use narval_store::LocalStore;
 
-use crate::Error;
 use crate::cache::{Caches, Found};
 use crate::trace::Trace;
+use crate::{Error, Wanted};
 
 /// NARs under way at the same time, at most: half of the connections to an origin.
 pub const DOWNLOADS_MAX: usize = 32;
@@ -147,7 +150,7 @@ impl<'a> Pipeline<'a> {
 
     /// Fetches a path that is valid and broken, and exchanges it.
     pub(crate) fn repair(&self, info: &PathInfo) -> Result<(), Error> {
-        let found = self.caches.find(info.path.hash_part())?;
+        let found = self.caches.find(&Wanted::Path(info.path.clone()))?;
         Job { pipeline: self, number: 0, threads: 1 }.repair(&found, info)
     }
 

@@ -10,15 +10,13 @@ use narval_nix::StorePath;
 use narval_store::{Daemon, DaemonError, StoreError};
 
 use super::cores::Cores;
-use super::hashes::Hashes;
-use super::input::{Input, Surroundings};
-use super::one::{check_file, check_hashes, damaged, hashes_file, mismatch, now};
+use super::input::Surroundings;
+use super::one::now;
 use super::progress::Progress;
-use crate::Error;
+use super::verified::VerifiedNar;
 use crate::cache::{Cache, Caches, Found};
-use crate::decode::Decoder;
-use crate::http::ResumingBody;
-use crate::trace::{Span, Trace};
+use crate::trace::Trace;
+use crate::{Error, Wanted};
 
 /// The way of an install through a daemon.
 pub(crate) struct ToDaemon<'a> {
@@ -52,7 +50,9 @@ impl ToDaemon<'_> {
                         return Err(error);
                     }
                     tracing::debug!(%error, "trying the next cache");
-                    let Ok(other) = self.caches.find_except(path.hash_part(), failed) else { return Err(error) };
+                    let Ok(other) = self.caches.find_except(&Wanted::Path(path.clone()), failed) else {
+                        return Err(error);
+                    };
                     // Another build of it may refer to other paths, of which nothing is known here.
                     if other.info.references != at.info.references {
                         return Err(error);
@@ -73,9 +73,11 @@ impl ToDaemon<'_> {
         // This thread waits for the network and the daemon by itself, and decodes alone.
         let cores = Cores::new(1);
         cores.take(0, 0);
+        let around = Surroundings { cores: &cores, progress: self.progress, trace: self.trace, size: 0, number: 0 };
         let nars = found.iter().map(|found| {
-            let nar = Nar::open(found, self, &cores).map_err(|error| carried(found, error))?;
-            Ok((found.info.path_info(now()), nar))
+            let nar = VerifiedNar::open(found, self.caches.store_dir(), &around, None);
+            let nar = nar.map_err(|error| carried(found, error))?;
+            Ok((found.info.path_info(now()), Carrying { found, nar }))
         });
         // Signatures were checked against the keys that count here; a daemon that does not trust us checks them again.
         let added = self.daemon.add_multiple_to_store(found.len() as u64, nars, false);
@@ -129,80 +131,14 @@ fn in_order(found: Vec<Found>) -> Vec<Found> {
     ordered
 }
 
-/// A NAR as it is decoded, checked at its end.
-struct Nar<'a> {
+/// Carries an error of a NAR through the daemon's stream.
+struct Carrying<'a> {
     found: &'a Found,
-    decoder: Decoder<Input<'a>>,
-    hashes: Option<Hashes>,
-    len: u64,
-    progress: &'a Progress,
-    trace: &'a Trace,
+    nar: VerifiedNar<'a>,
 }
 
-impl<'a> Nar<'a> {
-    fn open(found: &'a Found, way: &ToDaemon<'a>, cores: &'a Cores) -> Result<Self, Error> {
-        let (info, cache) = (&found.info, &found.cache);
-        let url = cache.nar_url(info)?;
-        let opened = ResumingBody::open(cache.client(), &url);
-        let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
-        let gone = || Error::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
-        let body = body.ok_or_else(gone)?;
-        let &ToDaemon { progress, trace, caches, .. } = way;
-        progress.started(&info.path);
-        let around = Surroundings { cores, progress, trace, size: 0, number: 0 };
-        let input = Input::new(body, hashes_file(info), info.file_size, &around);
-        let decoder = Decoder::new(&info.compression, input, 1).map_err(|source| Error::Decoder {
-            cache: cache.url().to_string(),
-            path: info.path.clone(),
-            source,
-        })?;
-        let hashes = Some(Hashes::of(&info.path_info(0), caches.store_dir()));
-        Ok(Self { found, decoder, hashes, len: 0, progress, trace })
-    }
-
-    fn next(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        if self.progress.is_interrupted() {
-            return Err(Error::Interrupted);
-        }
-        let (found, info) = (self.found, &self.found.info);
-        let span = self.trace.begin();
-        let len = self.decoder.read(buffer).map_err(|error| match self.decoder.source_mut().take_failure() {
-            Some(failure) => found.cache.fetch_error(info.path.base_name(), failure),
-            None => damaged(found, error.to_string()),
-        })?;
-        self.trace.end(span, Span::Decompress);
-        self.len += len as u64;
-        if self.len > info.nar_size {
-            return Err(mismatch(found, "NarSize", "more", info.nar_size));
-        }
-        if let Some(hashes) = &mut self.hashes {
-            hashes.update(buffer.get(..len).unwrap_or_default());
-        }
-        self.progress.unpacked(len as u64);
-        // The last bytes are not sent before everything is right: the daemon never sees the whole of what is wrong.
-        if self.len == info.nar_size
-            && let Some(hashes) = self.hashes.take()
-        {
-            let hashed = hashes.finish();
-            check_hashes(found, &hashed)?;
-            if self.decoder.read(&mut [0]).is_ok_and(|more| more > 0) {
-                return Err(mismatch(found, "NarSize", "more", info.nar_size));
-            }
-            check_file(found, self.decoder.source_mut(), hashed.nar)?;
-            self.progress.ended(&info.path, Some(info.nar_size));
-        } else if len == 0 && self.len < info.nar_size {
-            return Err(mismatch(found, "NarSize", self.len, info.nar_size));
-        }
-        Ok(len)
-    }
-}
-
-impl Read for Nar<'_> {
+impl Read for Carrying<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Exactly NarSize bytes are given.
-        if buffer.is_empty() || self.hashes.is_none() {
-            return Ok(0);
-        }
-        self.next(buffer).map_err(|error| carried(self.found, error))
+        self.nar.next(buffer).map_err(|error| carried(self.found, error))
     }
 }

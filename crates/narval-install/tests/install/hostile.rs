@@ -1,6 +1,6 @@
 //! Caches that mean harm: refused with a reason, and nothing outside the store touched, nothing left in it.
 
-use crate::support::{Server, file_nar, install_from, names_in};
+use crate::support::{Act, Server, file_nar, install_from, names_in};
 use narval_install::Error;
 use narval_nix::Sha256;
 use narval_nix::nar::wire;
@@ -108,12 +108,10 @@ fn wrong_lengths_and_hashes_are_refused() {
     let other = Sha256::of(b"other").to_string();
     let right = Sha256::of(&nar).to_string();
     type Change<'a> = Box<dyn Fn(String) -> String + 'a>;
-    let changes: [(&str, Change<'_>); 6] = [
+    let changes: [(&str, Change<'_>); 4] = [
         ("NarSize", Box::new(|text| text.replace(&size, &format!("NarSize: {}", nar.len() - 8)))),
         ("NarSize", Box::new(|text| text.replace(&size, "NarSize: 4000000"))),
-        ("FileSize", Box::new(|text| text.replace("FileSize: ", "FileSize: 1"))),
         ("NarHash", Box::new(|text| text.replace(&format!("NarHash: {right}"), &format!("NarHash: {other}")))),
-        ("FileHash", Box::new(|text| text.replace(&format!("FileHash: {right}"), &format!("FileHash: {other}")))),
         ("damaged", Box::new(|text| text.replace("Compression: none", "Compression: xz"))),
     ];
     for (what, change) in &changes {
@@ -212,4 +210,142 @@ fn unsigned_paths_are_refused_without_a_download() {
     let error = install_checked(&server, root.path(), &path).unwrap_err();
     assert!(matches!(error, Error::Untrusted { .. }), "{error}");
     assert_eq!(server.requests_for("/nar/a.nar"), 0);
+}
+
+/// No signature covers them, and Nix looks at neither.
+#[test]
+fn what_is_said_of_the_file_is_not_decisive() {
+    let nar = file_nar(b"hello");
+    let (right, other) = (Sha256::of(&nar).to_string(), Sha256::of(b"other").to_string());
+    for (from, to) in [
+        ("FileSize: ".to_owned(), "FileSize: 1".to_owned()),
+        (format!("FileSize: {}", nar.len()), "FileSize: 8".to_owned()),
+        (format!("FileHash: {right}"), format!("FileHash: {other}")),
+    ] {
+        let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+        let path = server.add("a", &nar, &[], |text| text.replace(&from, &to));
+        install_from(&[&server.url], root.path(), &[&path]).unwrap_or_else(|error| panic!("{to}: {error}"));
+        assert_eq!(std::fs::read(root.path().join("nix/store").join(&path)).unwrap(), b"hello");
+    }
+}
+
+/// A secret of this machine as an unpacked file would be: a NAR.
+fn secret() -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret.nar");
+    std::fs::write(&file, file_nar(b"secret")).unwrap();
+    (folder, file)
+}
+
+#[test]
+fn a_cache_on_the_network_names_no_local_file() {
+    let (_folder, file) = secret();
+    for url in [format!("file://{}", file.display()), format!("file://localhost{}", file.display())] {
+        // Everything else is right: the signed part of the narinfo would be.
+        let error = refused(&file_nar(b"secret"), |narinfo| narinfo.replace("nar/evil.nar", &url));
+        assert_eq!(error.exit_code(), 4, "{url}: {error}");
+        assert!(error.to_string().contains("names a local file"), "{error}");
+    }
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("evil", &file_nar(b"secret"), &[], |narinfo| narinfo);
+    for scheme in ["file://", "file:", "FILE://", "ftp://localhost"] {
+        let location = format!("Location: {scheme}{}\r\n", file.display());
+        server.script("/nar/evil.nar", &[Act::Status(302, Box::leak(location.into_boxed_str()))]);
+        let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err();
+        assert_eq!(error.exit_code(), 5, "{scheme}: {error}");
+        assert_eq!(names_in(root.path()), Vec::<String>::new(), "{error}");
+    }
+}
+
+/// A cache folder with one path, whose NAR is made by `nar` at the place that `url` names.
+fn cache_folder(url: &str, nar: impl Fn(&std::path::Path)) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("nar")).unwrap();
+    let contents = file_nar(b"secret");
+    let (hash, len) = (Sha256::of(&contents), contents.len());
+    let path = "0000000000000000000000000000000a-evil";
+    let narinfo = format!(
+        "StorePath: /nix/store/{path}\nURL: {url}\nCompression: none\nNarHash: {hash}\nNarSize: {len}\nReferences: \n"
+    );
+    std::fs::write(folder.path().join("0000000000000000000000000000000a.narinfo"), narinfo).unwrap();
+    std::fs::write(folder.path().join("nix-cache-info"), "StoreDir: /nix/store\n").unwrap();
+    nar(&folder.path().join("nar/evil.nar"));
+    (folder, path.to_owned())
+}
+
+#[test]
+fn a_cache_folder_gives_nothing_from_elsewhere() {
+    let (outside, file) = secret();
+    let from_folder = |folder: &std::path::Path, root: &std::path::Path, path: &str| {
+        install_from(&[&format!("file://{}", folder.display())], root, &[path])
+    };
+    let climbing = format!("nar/{}{}", "../".repeat(20), file.display());
+    let escaped = climbing.replace("..", "%2e%2E");
+    type Make<'a> = Box<dyn Fn(&std::path::Path) + 'a>;
+    let cases: [(&str, Make<'_>); 6] = [
+        (&climbing, Box::new(|_| {})),
+        (&escaped, Box::new(|_| {})),
+        (file.to_str().unwrap(), Box::new(|_| {})),
+        (&format!("file://{}", file.display()), Box::new(|_| {})),
+        ("nar/evil.nar", Box::new(|nar| std::os::unix::fs::symlink(&file, nar).unwrap())),
+        ("nar/evil.nar/secret.nar", Box::new(|nar| std::os::unix::fs::symlink(outside.path(), nar).unwrap())),
+    ];
+    for (url, make) in cases {
+        let (folder, path) = cache_folder(url, make);
+        let root = tempfile::tempdir().unwrap();
+        let error = from_folder(folder.path(), root.path(), &path).unwrap_err();
+        assert!(matches!(error.exit_code(), 4 | 5), "{url}: {error}");
+        assert_eq!(names_in(root.path()), Vec::<String>::new(), "{url}: {error}");
+    }
+    // A symlink that stays below the folder is one way to keep a NAR.
+    let (folder, path) = cache_folder("nar/evil.nar", |nar| {
+        std::fs::write(nar.with_file_name("kept.nar"), file_nar(b"secret")).unwrap();
+        std::os::unix::fs::symlink("kept.nar", nar).unwrap();
+    });
+    from_folder(folder.path(), tempfile::tempdir().unwrap().path(), &path).unwrap();
+}
+
+#[test]
+fn a_fifo_in_a_cache_folder_is_an_error_and_not_waited_for() {
+    let make_fifo = |path: &std::path::Path| {
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    };
+    let root = tempfile::tempdir().unwrap();
+    let (folder, path) = cache_folder("nar/evil.nar", make_fifo);
+    let url = format!("file://{}", folder.path().display());
+    let error = install_from(&[&url], root.path(), &[&path]).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+    for name in ["0000000000000000000000000000000a.narinfo", "nix-cache-info"] {
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+        make_fifo(&folder.path().join(name));
+        let error = install_from(&[&url], root.path(), &[&path]).unwrap_err();
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+    }
+}
+
+/// What `..` means after a symlink, the kernel says.
+#[test]
+fn the_folder_of_a_cache_is_where_the_kernel_finds_it() {
+    let (folder, path) = cache_folder("nar/evil.nar", |nar| std::fs::write(nar, file_nar(b"secret")).unwrap());
+    let (elsewhere, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::os::unix::fs::symlink(folder.path().join("nar"), elsewhere.path().join("link")).unwrap();
+    let url = format!("file://{}/link/..", elsewhere.path().display());
+    install_from(&[&url], root.path(), &[&path]).unwrap();
+}
+
+/// A narinfo with the right hash part and another name than the reference that led to it, or than what was asked for.
+#[test]
+fn a_path_of_another_name_is_not_the_one_referred_to() {
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let foo = server.add("foo", &file_nar(b"dep"), &[], |narinfo| narinfo.replace("-foo", "-bar"));
+    let top = server.add("top", &file_nar(b"top"), &[&foo], |narinfo| narinfo);
+    let error = install_from(&[&server.url], root.path(), &[&top]).unwrap_err();
+    assert!(error.to_string().contains("-bar"), "{error}");
+    assert_eq!(error.exit_code(), 4, "{error}");
+    let error = install_from(&[&server.url], root.path(), &[&foo]).unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
+    // By its hash part alone it is what the cache says; but then `top` refers to what is nowhere.
+    let error = install_from(&[&server.url], root.path(), &[&foo[..32], &top]).unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
+    install_from(&[&server.url], tempfile::tempdir().unwrap().path(), &[&foo[..32]]).unwrap();
 }

@@ -7,6 +7,7 @@
     reason = "a test fails by panicking, its helpers too"
 )]
 
+mod copies;
 mod hostile;
 mod support;
 mod traps;

@@ -59,12 +59,31 @@ impl Root {
 
 /// Opens a file by a path without `.` and `..`, not through a symlink: `openat2` where it is allowed; old container run-times forbid it, and then one step per directory does the same.
 pub(crate) fn open_beneath(root: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
+    open_resolved(root, below, FILE_FLAGS, BENEATH)
+}
+
+/// Opens a file of a folder for reading by its path below the folder. Symlinks are followed as long as they stay below
+/// the folder, and not at all where the kernel has no `openat2` or a container forbids it. A FIFO or a terminal does not
+/// block; whether it is a regular file is for the caller to check.
+///
+/// # Errors
+/// `EXDEV` for a path or a symlink that leads out of the folder, and the errors of `open`.
+pub fn open_in_folder(folder: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+    open_resolved(folder, below, FILE_FLAGS.difference(OFlags::NOFOLLOW), resolve)
+}
+
+fn open_resolved(root: BorrowedFd<'_>, below: &CStr, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     static FORBIDDEN: AtomicBool = AtomicBool::new(false);
     if !FORBIDDEN.load(Ordering::Relaxed) {
-        match rustix::fs::openat2(root, below, FILE_FLAGS, Mode::empty(), BENEATH) {
+        match rustix::fs::openat2(root, below, flags, Mode::empty(), resolve) {
             Err(Errno::NOSYS | Errno::PERM) => FORBIDDEN.store(true, Ordering::Relaxed),
             opened => return opened,
         }
+    }
+    let dots = |part: &[u8]| matches!(part, b"." | b"..");
+    if below.to_bytes().starts_with(b"/") || below.to_bytes().split(|byte| *byte == b'/').any(dots) {
+        return Err(Errno::XDEV);
     }
     open_by_steps(root, below)
 }

@@ -134,3 +134,35 @@ fn a_killed_install_is_gone_on_with() {
     lab.assert_accepted(&root, &[&lab.tree]);
     stdout(lab.run(&["verify", "--store", &root]));
 }
+
+/// Names in a cache folder that are neither narinfos nor NARs.
+fn hidden_names(cache: &Path) -> Vec<String> {
+    let names = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let all = names(cache.to_owned()).chain(names(cache.join("nar")));
+    all.map(|name| name.into_string().unwrap()).filter(|name| name.starts_with('.')).collect()
+}
+
+#[test]
+fn a_killed_copy_leaves_nothing_for_ever() {
+    let lab = Lab::new();
+    let to = lab.store.path("mirror");
+    let (url, was_asked, _go_on) = hesitant_server(lab.cache());
+    let to_url = format!("file://{}", to.display());
+    let args = ["copy", "--no-check-sigs", "--from", &url, "--to", &to_url, &lab.tree];
+    let mut child = lab.command(&args).stdin(Stdio::null()).spawn().unwrap();
+    was_asked.recv_timeout(PATIENCE).unwrap();
+    // Another copy to the same folder meets one that is at work, and leaves it alone.
+    lab.done(&["copy", "--quiet", "--store", &lab.store.uri(), "--to", &to_url, &lab.hello]);
+    assert_eq!(hidden_names(&to).len(), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(hidden_names(&to).len(), 1);
+    // As earlier versions named them, and left them behind.
+    let day = Duration::from_secs(25 * 60 * 60);
+    for old in ["nar/.0000000000000000000000000000000a.77", ".0000000000000000000000000000000a.narinfo.77"] {
+        let file = std::fs::File::create(to.join(old)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    }
+    lab.done(&["copy", "--quiet", "--from", &lab.cache_url(), "--to", &to_url, &lab.tree]);
+    assert_eq!(hidden_names(&to), Vec::<String>::new());
+}

@@ -1,0 +1,58 @@
+//! The files of a `file://` cache, answered as a server would.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsFd;
+
+use narval_store::open_in_folder;
+use rustix::io::Errno;
+
+use super::HttpError;
+use super::body::Body;
+use super::client::{Method, Request, Response};
+use super::head::Head;
+use super::url::Url;
+
+/// Answers a request for a `file` URL: 200 or 206 with the file, 404 without one. What is no regular file is an error,
+/// and never waited for: opening a FIFO would block until somebody writes to it.
+pub(super) fn answer(request: &Request<'_>) -> Result<Response, HttpError> {
+    let path = request.url.file_path();
+    let named = |source| HttpError::File { path: path.display().to_string(), source };
+    let mut file = match open(request.url) {
+        Ok(file) => file,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Response { head: Head::local(404), body: Body::empty() });
+        }
+        Err(error) => return Err(named(error)),
+    };
+    let metadata = file.metadata().map_err(named)?;
+    if !metadata.is_file() {
+        return Err(named(io::Error::other("it is not a regular file")));
+    }
+    file.seek(SeekFrom::Start(request.from)).map_err(named)?;
+    let left = if request.method == Method::Head { 0 } else { metadata.len().saturating_sub(request.from) };
+    let head = Head::local(if request.from > 0 { 206 } else { 200 });
+    Ok(Response { head, body: Body::file(file, path.display().to_string(), left) })
+}
+
+/// Opens the file below the URL's folder, and nowhere else.
+fn open(url: &Url) -> io::Result<File> {
+    let (folder, below) = url.folder_and_below();
+    // A URL that was given as a whole: the folder is the one that holds the file.
+    let (folder, below) = match (below.as_str(), folder.parent(), folder.file_name().and_then(|name| name.to_str())) {
+        ("", Some(parent), Some(name)) => (parent.to_owned(), name.to_owned()),
+        _ => (folder, below),
+    };
+    let below = CString::new(below).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // Not for reading: a folder may be entered that may not be listed.
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let folder = rustix::fs::open(&folder, flags, rustix::fs::Mode::empty())?;
+    match open_in_folder(folder.as_fd(), &below) {
+        Ok(file) => Ok(file.into()),
+        Err(Errno::XDEV | Errno::LOOP) => Err(io::Error::other("it leads out of the folder of the cache")),
+        // A socket; a FIFO can be opened, and is found to be one.
+        Err(Errno::NXIO) => Err(io::Error::other("it is not a regular file")),
+        Err(error) => Err(error.into()),
+    }
+}
