@@ -38,35 +38,55 @@ impl Closure {
         client: &Arc<Client>,
         wanted: &[Wanted],
     ) -> Result<Self, Error> {
-        let (mut roots, mut missing, mut nodes) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let (mut missing, mut found) = (Vec::new(), Self { roots: Vec::new(), nodes: BTreeMap::new() });
         for one in wanted {
             match destination.find(one)? {
-                Some(path) => roots.push(path),
+                Some(path) => found.roots.push(path),
                 None => missing.push(one.clone()),
             }
         }
-        let mut queue: Vec<_> = roots.clone();
+        let mut queue: Vec<_> = found.roots.clone();
         if !missing.is_empty() {
             let keys = options.keys.clone();
             let caches =
                 Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
-            for found in closure(&caches, &missing, &|path| destination.is_valid(path))? {
-                let (info, file_size) = (found.info.path_info(0), found.info.file_size);
-                roots.extend(missing.iter().any(|one| one.is(&info.path)).then(|| info.path.clone()));
+            for one in closure(&caches, &missing, &|path| destination.is_valid(path))? {
+                let (info, file_size) = (one.info.path_info(0), one.info.file_size);
+                found.roots.extend(missing.iter().any(|wanted| wanted.is(&info.path)).then(|| info.path.clone()));
                 queue.extend(info.references.iter().cloned());
-                nodes.insert(info.path.clone(), Node { info, file_size });
+                found.nodes.insert(info.path.clone(), Node { info, file_size });
             }
         }
+        found.add_from(destination, queue)?;
+        Ok(found)
+    }
+
+    /// Finds the closure of paths of a store, in that store alone.
+    ///
+    /// # Errors
+    /// When the store has not all of it.
+    pub fn in_store(store: &Destination, wanted: &[Wanted]) -> Result<Self, Error> {
+        let mut found = Self { roots: Vec::new(), nodes: BTreeMap::new() };
+        for one in wanted {
+            let absent = || Error::NotInStore { what: one.to_string(), store: store.name() };
+            found.roots.push(store.find(one)?.ok_or_else(absent)?);
+        }
+        found.add_from(store, found.roots.clone())?;
+        Ok(found)
+    }
+
+    /// Adds paths of a store, with all that they refer to.
+    fn add_from(&mut self, store: &Destination, mut queue: Vec<StorePath>) -> Result<(), Error> {
         while let Some(path) = queue.pop() {
-            if nodes.contains_key(&path) {
+            if self.nodes.contains_key(&path) {
                 continue;
             }
-            let unknown = || Error::NotFound { what: path.to_string(), caches: "the store".into() };
-            let info = destination.store().path_info(&path)?.ok_or_else(unknown)?;
+            let absent = || Error::NotInStore { what: path.to_string(), store: store.name() };
+            let info = store.store().path_info(&path)?.ok_or_else(absent)?;
             queue.extend(info.references.iter().cloned());
-            nodes.insert(path, Node { info, file_size: None });
+            self.nodes.insert(path, Node { info, file_size: None });
         }
-        Ok(Self { roots, nodes })
+        Ok(())
     }
 
     /// Bytes of all its NARs.

@@ -23,6 +23,11 @@ impl Destination {
         &self.config
     }
 
+    /// How it is named in messages: by its store directory on the disk.
+    pub fn name(&self) -> String {
+        self.config.real_store_dir.display().to_string()
+    }
+
     /// The store, to be asked.
     pub const fn store(&self) -> &Store {
         &self.store

@@ -21,6 +21,14 @@ pub enum Error {
         /// The caches asked.
         caches: String,
     },
+    /// A store has not got it.
+    #[error("the store {store} does not have {what}; check the path, or name another source")]
+    NotInStore {
+        /// Path or hash part.
+        what: String,
+        /// The store.
+        store: String,
+    },
     /// Neither "yes" nor "no" could be had from a cache.
     #[error("{cache}: cannot fetch {what}: {source}{}", hint(.source))]
     Fetch {
@@ -182,7 +190,7 @@ impl Error {
     /// 6 no space, 7 locked, 130 interrupted.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NotFound { .. } => 3,
+            Self::NotFound { .. } | Self::NotInStore { .. } => 3,
             Self::NarInfo { .. } | Self::Untrusted { .. } | Self::Mismatch { .. } | Self::Damaged { .. } => 4,
             Self::Reference { .. } => 4,
             Self::Fetch { .. } | Self::NarGone { .. } => 5,

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod between;
 pub mod cache;
 mod closure;
 mod copy;
@@ -20,6 +21,7 @@ pub mod run;
 mod trace;
 mod verify;
 
+pub use between::copy_between_stores;
 pub use closure::{Closure, Node};
 pub use copy::{copy_from_caches, copy_from_store};
 pub use destination::Destination;

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use narval_install::cache::Caches;
 use narval_install::http::Scheme;
-use narval_install::{Closure, Destination, Progress, Trace, copy_from_caches, copy_from_store, install};
-use narval_nix::StoreDir;
+use narval_install::{
+    Closure, Destination, Error, Progress, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
+    install,
+};
+use narval_nix::{PathInfo, StoreDir};
 use narval_store::CacheFolder;
 
 use crate::client::{ClientArgs, StoreArgs, parse_cache};
@@ -24,6 +27,9 @@ pub struct Args {
     /// Where to: file:///folder for a binary cache, a folder or `local` for a store
     #[arg(long, value_name = "WHERE")]
     to: String,
+    // Before the arguments it asks for: these are taken out of the matches as they are read.
+    #[command(flatten)]
+    named: Named,
     #[command(flatten)]
     client: ClientArgs,
     /// Write NARs as they are, when copying from a store to a cache
@@ -38,7 +44,67 @@ const EXAMPLES: &str = "\
 Examples:
   narval copy --from https://cache.nixos.org --to file:///media/cache …-hello-2.12     a mirror to carry
   narval copy --from file:///media/cache --to ./root …-hello-2.12                       into a store
-  narval copy --store ./root --to file:///media/cache --sign-key cache.sec …-hello-2.12";
+  narval copy --store ./root --to file:///media/cache --sign-key cache.sec …-hello-2.12
+  narval copy --store ./root --to ./other …-hello-2.12                                  from store to store
+
+The source that is named is the only one. Without one it is NARVAL_CACHES; without that, your own store for a cache, and
+cache.nixos.org for a store.";
+
+/// Which of the two sources were named on the command line itself. The environment only says which ones are usual.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    store: bool,
+    caches: bool,
+}
+
+impl clap::Args for Named {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        command
+    }
+}
+
+impl clap::FromArgMatches for Named {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let named = |id: &str| matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+        Ok(Self { store: named("store"), caches: named("from") })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Where the paths come from.
+enum Source {
+    Store(Box<Destination>),
+    Caches,
+}
+
+impl Args {
+    /// Whether --to is the address of a cache, and not a store.
+    fn goes_to_a_cache(&self) -> bool {
+        self.to.contains("://") && !self.to.starts_with("unix://")
+    }
+
+    /// The source that was named; without one, the caches of the environment, and otherwise this user's store for a cache
+    /// and cache.nixos.org for a store.
+    fn source(&self) -> Result<Source, Failure> {
+        let store = match (self.named.store, self.named.caches) {
+            (true, true) => {
+                return Err(Failure::usage("--store and --from each name a source: give the one to copy from"));
+            }
+            (true, false) => true,
+            (false, true) => false,
+            (false, false) => self.client.caches.from.is_empty() && self.goes_to_a_cache(),
+        };
+        Ok(if store { Source::Store(Box::new(self.client.store.destination()?)) } else { Source::Caches })
+    }
+}
 
 /// Runs `narval copy`.
 ///
@@ -46,37 +112,16 @@ Examples:
 /// When a path is nowhere, can't be trusted, or can't be written.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
-    let store_dir = StoreDir::default();
+    let source = args.source()?;
+    let store_dir = match &source {
+        Source::Store(from) => from.store_dir().clone(),
+        Source::Caches => StoreDir::default(),
+    };
     let wanted = parse_wanted(&args.paths, &store_dir)?;
-    let copied = if args.to.contains("://") {
-        let url = parse_cache(&args.to)?;
-        if url.scheme() != Scheme::File {
-            return Err(Failure::usage(format!(
-                "--to {url}: only file:// caches can be written; serve the folder with 'narval static'"
-            )));
-        }
-        let folder = CacheFolder::create(&url.file_path(), store_dir.clone()).map_err(narval_install::Error::from)?;
-        if args.client.caches.from.is_empty() {
-            let from = args.client.store.destination()?;
-            let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
-            let closure = Closure::find(&from, &options, &client, &wanted)?;
-            let infos: Vec<_> = closure.nodes.into_values().map(|node| Arc::new(node.info)).collect();
-            let key = args.sign_key.as_deref().map(key::read_secret_key).transpose()?;
-            copy_from_store(&from, &infos, &folder, !args.no_compression, key.as_ref())?
-        } else {
-            let options = args.client.caches.options(None, false)?;
-            let caches = Caches::open(
-                &options.caches,
-                &args.client.caches.client()?,
-                &store_dir,
-                options.keys,
-                options.check_signatures,
-            )?;
-            copy_from_caches(&caches, &wanted, &folder)?
-        }
+    let copied = if args.goes_to_a_cache() {
+        to_cache(&args, &source, &wanted, &store_dir)?
     } else {
-        let to = StoreArgs { store: Some(args.to.clone()) }.destination()?;
-        into_store(&args, &to, &wanted)?
+        to_store(&args, &source, &wanted)?
     };
     if !args.client.output.quiet {
         note!("Copied {copied} paths");
@@ -84,7 +129,44 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn into_store(args: &Args, to: &Destination, wanted: &[narval_install::Wanted]) -> Result<usize, Failure> {
-    let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
-    Ok(install(to, &options, &client, wanted, &Progress::default(), &Trace::new(false))?.planned.len())
+fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDir) -> Result<usize, Failure> {
+    let url = parse_cache(&args.to)?;
+    if url.scheme() != Scheme::File {
+        return Err(Failure::usage(format!(
+            "--to {url}: only file:// caches can be written; serve the folder with 'narval static'"
+        )));
+    }
+    let open = || CacheFolder::create(&url.file_path(), store_dir.clone()).map_err(Error::from);
+    match source {
+        Source::Store(from) => {
+            let infos = closure_of(from, wanted)?;
+            let key = args.sign_key.as_deref().map(key::read_secret_key).transpose()?;
+            Ok(copy_from_store(from, &infos, &open()?, !args.no_compression, key.as_ref())?)
+        }
+        Source::Caches => {
+            let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
+            let caches = Caches::open(&options.caches, &client, store_dir, options.keys, options.check_signatures)?;
+            Ok(copy_from_caches(&caches, wanted, &open()?)?)
+        }
+    }
+}
+
+fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Failure> {
+    let to = StoreArgs { store: Some(args.to.clone()) }.destination()?;
+    let options = args.client.caches.options(None, false)?;
+    match source {
+        Source::Store(from) => {
+            let keys = options.check_signatures.then_some(&options.keys);
+            Ok(copy_between_stores(from, &closure_of(from, wanted)?, &to, keys)?)
+        }
+        Source::Caches => {
+            let client = args.client.caches.client()?;
+            Ok(install(&to, &options, &client, wanted, &Progress::default(), &Trace::new(false))?.planned.len())
+        }
+    }
+}
+
+fn closure_of(from: &Destination, wanted: &[Wanted]) -> Result<Vec<Arc<PathInfo>>, Failure> {
+    let closure = Closure::in_store(from, wanted)?;
+    Ok(closure.nodes.into_values().map(|node| Arc::new(node.info)).collect())
 }

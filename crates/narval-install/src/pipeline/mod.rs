@@ -16,7 +16,7 @@ pub(crate) use cores::Cores;
 pub(crate) use hashes::{Hashed, Hashes};
 pub(crate) use input::Surroundings;
 pub(crate) use one::Job;
-pub(crate) use to_daemon::ToDaemon;
+pub(crate) use to_daemon::{ToDaemon, in_order};
 pub(crate) use verified::VerifiedNar;
 
 use std::collections::BinaryHeap;

@@ -32,7 +32,7 @@ impl ToDaemon<'_> {
         let names: Vec<StorePath> = found.iter().map(|found| found.info.path.clone()).collect();
         // Kept from a garbage collection until all of them are there.
         let _kept = self.daemon.keep(&names).map_err(StoreError::from)?;
-        let mut left = in_order(found);
+        let mut left = in_order(found, |one| (one.info.path.clone(), one.info.references.clone()));
         let mut failed: BTreeMap<StorePath, Vec<Arc<Cache>>> = BTreeMap::new();
         while !left.is_empty() {
             let names: Vec<StorePath> = left.iter().map(|found| found.info.path.clone()).collect();
@@ -110,10 +110,9 @@ fn carried(found: &Found, error: Error) -> io::Error {
     io::Error::other(Failed { path: Some(found.info.path.clone()), error })
 }
 
-/// Each after what it refers to, as far as that is among them.
-fn in_order(found: Vec<Found>) -> Vec<Found> {
-    let mut waiting: BTreeMap<StorePath, Found> =
-        found.into_iter().map(|found| (found.info.path.clone(), found)).collect();
+/// Each after what it refers to, as far as that is among them. `names`: the path of one, and what it refers to.
+pub(crate) fn in_order<T>(all: Vec<T>, names: impl Fn(&T) -> (StorePath, Vec<StorePath>)) -> Vec<T> {
+    let mut waiting: BTreeMap<StorePath, T> = all.into_iter().map(|one| (names(&one).0, one)).collect();
     let mut ordered = Vec::with_capacity(waiting.len());
     // Depth first, without recursion: a path is taken when its references have been.
     let mut stack: Vec<(StorePath, bool)> = waiting.keys().map(|path| (path.clone(), false)).collect();
@@ -121,11 +120,11 @@ fn in_order(found: Vec<Found>) -> Vec<Found> {
     while let Some((path, references_taken)) = stack.pop() {
         if references_taken {
             ordered.extend(waiting.remove(&path));
-        } else if let Some(found) = waiting.get(&path).filter(|_| begun.insert(path.clone())) {
+        } else if let Some(one) = waiting.get(&path).filter(|_| begun.insert(path.clone())) {
             stack.push((path, true));
             // A circle ends where it began, and the daemon refuses it.
-            let references = found.info.references.iter().filter(|other| !begun.contains(other));
-            stack.extend(references.map(|other| (other.clone(), false)));
+            let references = names(one).1.into_iter().filter(|other| !begun.contains(other));
+            stack.extend(references.map(|other| (other, false)));
         }
     }
     ordered

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use crate::lab::{Lab, add_program};
-use crate::support::{Nix, stdout};
+use crate::support::{Nix, hash_part, stdout};
 
 #[test]
 fn nix_accepts_the_store_and_everything_there_needs_no_cache() {
@@ -113,4 +113,45 @@ fn a_timeline_is_written() {
     for kind in ["fetch", "decompress", "hash", "write", "path"] {
         assert!(events.iter().any(|event| event["cat"] == kind), "no {kind} in {events:?}");
     }
+}
+
+#[test]
+fn a_source_that_is_named_is_the_source() {
+    let lab = Lab::new();
+    let (store, other, mirror) = (lab.store.uri(), lab.folder("other"), format!("file://{}", lab.folder("mirror")));
+    // Nobody answers there, and nothing of it is wanted.
+    let nowhere = "http://127.0.0.1:1";
+    let with_env = |name: &str, value: &str, args: &[&str]| {
+        let output = lab.command(args).env(name, value).output().unwrap();
+        stdout(output)
+    };
+    with_env("NARVAL_CACHES", nowhere, &["copy", "--quiet", "--store", &store, "--to", &mirror, &lab.top]);
+    with_env("NARVAL_CACHES", nowhere, &["copy", "--quiet", "--store", &store, "--to", &other, &lab.top]);
+    lab.assert_accepted(&other, &[&lab.top, &lab.tree]);
+    assert!(
+        lab.store.dump(&lab.tree)
+            == Nix::Newest.nix_store(lab.store.dir.path(), &["--dump", &format!("{other}{}", lab.tree)]).stdout
+    );
+    // The store of the environment is not a source that was named.
+    let third = lab.folder("third");
+    with_env("NARVAL_STORE", &lab.folder("empty"), &["copy", "--quiet", "--from", &mirror, "--to", &third, &lab.top]);
+    lab.assert_accepted(&third, &[&lab.top, &lab.tree]);
+    let empty = lab.folder("empty");
+    for to in [&mirror, &other] {
+        let said = lab.fails(3, &["copy", "--store", &empty, "--to", to, &lab.hello]);
+        assert!(said.contains("empty"), "{said}");
+    }
+    let said = lab.fails(2, &["copy", "--store", &store, "--from", &mirror, "--to", &other, &lab.hello]);
+    assert!(said.contains("--store") && said.contains("--from"), "{said}");
+    // A signature is asked for as from a cache: of a path that its contents do not name.
+    let (plain, narinfo) = (lab.folder("plain"), lab.cache().join(format!("{}.narinfo", hash_part(&lab.tree))));
+    let text = std::fs::read_to_string(&narinfo).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with("CA: "));
+    std::fs::write(&narinfo, lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
+    lab.done(&["install", "--quiet", "--no-check-sigs", "--from", &lab.cache_url(), "--store", &plain, &lab.tree]);
+    let copy = ["copy", "--store", &plain, "--to", &lab.folder("unsigned"), &lab.tree];
+    let said = lab.fails(4, &copy);
+    assert!(said.contains("not signed"), "{said}");
+    lab.done(&[&copy[..], &["--no-check-sigs"]].concat());
+    lab.assert_accepted(&lab.folder("unsigned"), &[&lab.tree]);
 }
