@@ -273,6 +273,26 @@ fn a_key_update_between_answers_that_are_sealed_in_place() {
 }
 
 #[test]
+fn key_updates_before_the_first_answer_that_is_sealed_in_place() {
+    for ktls in [false, true] {
+        let server = Running::start(ktls, Limits::default());
+        for updates in 1..4 {
+            let mut client = server.client(&rustls::version::TLS13);
+            assert_eq!(get(&mut client, "/small").0, 200);
+            for answered in 0..updates {
+                client.conn.refresh_traffic_keys().unwrap();
+                // One after the other, or several behind each other.
+                if answered > 0 {
+                    assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
+                }
+            }
+            assert!(get(&mut client, "/file") == (200, content()), "after {updates} key updates");
+            assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
+        }
+    }
+}
+
+#[test]
 fn request_bodies_and_pipelined_requests() {
     let server = Running::start(false, Limits::default());
     let mut client = server.client(&rustls::version::TLS13);

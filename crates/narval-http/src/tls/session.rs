@@ -14,6 +14,9 @@ const RECORD_MAX: usize = RECORD_HEADER + (1 << 14) + 2048;
 /// The outer type of every encrypted TLS 1.3 record.
 const APPLICATION_DATA: u8 = 23;
 
+/// Records sent by the library before a connection stays with it: half of what one key may protect (RFC 8446 section 5.5).
+const RECORDS_BEFORE_TAKING_MAX: u64 = 1 << 23;
+
 /// The connection can't go on; an alert may stand in the output, to be sent before it is closed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -45,7 +48,9 @@ pub struct TlsSession {
     asks_client: bool,
     /// What we send is made by another: nothing may be sealed here, for its number is used.
     taken: bool,
-    /// Records sent since the handshake ended: the sequence number of whoever takes over.
+    /// How often the key of what we send was changed since the handshake ended, each time because the client asked for it.
+    key_updates: u32,
+    /// Records sent with the present key: the sequence number of whoever takes over.
     records_sent: u64,
     peer_closed: bool,
 }
@@ -65,6 +70,7 @@ impl TlsSession {
             ktls,
             asks_client,
             taken: false,
+            key_updates: 0,
             records_sent: 0,
             peer_closed: false,
         })
@@ -151,6 +157,7 @@ impl TlsSession {
         plaintext: &mut Vec<u8>,
         output: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
+        let established = !self.connection.is_handshaking();
         while !record.is_empty() {
             // Reading from memory fails only where rustls refuses more before it is emptied, which is done each time.
             let read = self.connection.read_tls(&mut record);
@@ -172,13 +179,19 @@ impl TlsSession {
                 let got = self.connection.reader().read(into).unwrap_or(0);
                 plaintext.truncate(start + got);
             }
-            if self.taken {
+            if established && available == 0 {
                 // The answer to a KeyUpdate stays inside until something is written; whoever sends has to hear of it now.
                 // (`write_all` of nothing would not even ask.)
                 let flushed = self.connection.writer().write(&[]);
                 flushed.map_err(|error| rustls::Error::General(error.to_string()))?;
             }
+            let before = output.len();
             self.drain(output);
+            // Once a connection is established, receiving makes no other record: the next ones have another key.
+            if established && output.len() > before && !self.taken {
+                self.key_updates += 1;
+                self.records_sent = 0;
+            }
         }
         Ok(())
     }
@@ -215,9 +228,11 @@ impl TlsSession {
         }
     }
 
-    /// Whether another could take over what we send: TLS 1.3, handshake done, not taken over before.
+    /// Whether another could take over what we send: TLS 1.3, handshake done, not taken over before, and the library is far from
+    /// changing the key by itself, which it would not say.
     pub fn may_take_output(&self) -> bool {
         !self.taken
+            && self.records_sent < RECORDS_BEFORE_TAKING_MAX
             && !self.connection.is_handshaking()
             && self.connection.protocol_version() == Some(ProtocolVersion::TLSv1_3)
     }
@@ -246,8 +261,12 @@ impl TlsSession {
         }
         let suite = self.connection.negotiated_cipher_suite().ok_or_else(|| unsupported("no cipher suite"))?;
         let secret = self.catcher.take().ok_or_else(|| unsupported("the secret was taken before"))?;
-        TrafficSecret::new(suite.suite(), secret)
-            .ok_or_else(|| unsupported("the cipher suite is not one of the kernel's"))
+        let mut secret = TrafficSecret::new(suite.suite(), secret)
+            .ok_or_else(|| unsupported("the cipher suite is not one of the kernel's"))?;
+        for _ in 0..self.key_updates {
+            secret.update().ok_or_else(|| unsupported("no next key"))?;
+        }
+        Ok(secret)
     }
 
     /// Version, suite, and whether the session was resumed, for logs and metrics.
@@ -515,6 +534,32 @@ LBlXjNPfdQ==
         let old = client_config(&[&m], &[&rustls::version::TLS12]);
         converse(&mut client(&old, "localhost"), &mut session, 4096).unwrap();
         assert!(!session.may_take_output());
+    }
+
+    #[test]
+    fn whoever_takes_over_after_key_updates_has_the_key_of_the_last() {
+        let m = made(&["localhost"]);
+        let acceptor = acceptor(&[&m]);
+        for updates in 0..4 {
+            let mut client = client(&client_config(&[&m], &[&rustls::version::TLS13]), "localhost");
+            let mut session = acceptor.accept().unwrap();
+            converse(&mut client, &mut session, 4096).unwrap();
+            let mut wire = Vec::new();
+            session.send(b"before, ", &mut wire).unwrap();
+            for _ in 0..updates {
+                client.refresh_traffic_keys().unwrap();
+                let mut asked = Vec::new();
+                client.write_tls(&mut asked).unwrap();
+                session.receive(&asked, &mut Vec::new(), &mut wire).unwrap();
+                session.send(b"between, ", &mut wire).unwrap();
+            }
+            let mut sender = session.take_output().unwrap();
+            let mut record = [&[0; 5][..], b"by another", &[0; 17]].concat();
+            sender.seal(&mut record).unwrap();
+            wire.extend(record);
+            let expected = format!("before, {}by another", "between, ".repeat(updates));
+            assert_eq!(String::from_utf8(read_all(&mut client, &wire)).unwrap(), expected);
+        }
     }
 
     #[test]
