@@ -27,9 +27,14 @@ impl TimerWheel {
         Self { buckets: vec![Vec::new(); TICKS], occupied: [0; TICKS / 64], tick: now / TICK, next: None }
     }
 
-    /// Remembers to look at `token` at `at`, or earlier.
+    /// When it would look at what is scheduled now for `at`.
+    pub(crate) fn looks_at(&self, at: Millis) -> Millis {
+        at.div_ceil(TICK).clamp(self.tick + 1, self.tick + TICKS as u64 - 1) * TICK
+    }
+
+    /// Remembers to look at `token` at `at`, or earlier: when [`looks_at`](Self::looks_at) says.
     pub(crate) fn schedule(&mut self, token: Token, at: Millis) {
-        let tick = at.div_ceil(TICK).clamp(self.tick + 1, self.tick + TICKS as u64 - 1);
+        let tick = self.looks_at(at) / TICK;
         let at = (tick % TICKS as u64) as usize;
         if let (Some(bucket), Some(bits)) = (self.buckets.get_mut(at), self.occupied.get_mut(at / 64)) {
             bucket.push(token);
@@ -68,6 +73,12 @@ impl TimerWheel {
             Some(next) => next,
             None => *self.next.insert(self.find_next()),
         }
+    }
+
+    /// How many places are taken.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.buckets.iter().map(Vec::len).sum()
     }
 
     fn find_next(&self) -> Option<Millis> {

@@ -15,11 +15,12 @@ use crate::ws;
 impl<D: Driver> Shard<D> {
     /// Sees to it that the timer wheel looks at the connection at its deadline.
     pub(super) fn watch(&mut self, token: Token) {
-        if let Some(slot) = self.slots.get(token)
-            && (slot.look_at == 0 || slot.deadline < slot.look_at)
-        {
-            slot.look_at = slot.deadline;
-            self.wheel.schedule(token, slot.deadline);
+        if let Some(slot) = self.slots.get(token) {
+            let looks_at = self.wheel.looks_at(slot.deadline);
+            if slot.look_at == 0 || looks_at < slot.look_at {
+                slot.look_at = looks_at;
+                self.wheel.schedule(token, slot.deadline);
+            }
         }
     }
 
@@ -30,7 +31,8 @@ impl<D: Driver> Shard<D> {
         self.wheel.take_due(self.now, &mut due);
         for token in due.drain(..) {
             let now = self.now;
-            let Some(slot) = self.slots.get(token) else { continue };
+            // A look that was scheduled before an earlier one is for nothing: it must not bring forth another.
+            let Some(slot) = self.slots.get(token).filter(|slot| slot.look_at <= now) else { continue };
             slot.look_at = 0;
             if slot.deadline <= now {
                 self.on_deadline(token);

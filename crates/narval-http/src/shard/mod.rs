@@ -8,6 +8,8 @@ mod secure;
 mod serve;
 mod slot;
 mod source;
+#[cfg(test)]
+mod tests;
 mod websocket;
 
 use std::any::Any;

@@ -31,7 +31,7 @@ pub(super) struct Slot {
     /// How to end when what is being sent is out.
     pub(super) closing: Option<Close>,
     pub(super) deadline: Millis,
-    /// When the timer wheel will look here; 0: it won't.
+    /// When the timer wheel will look here next; 0: it won't.
     pub(super) look_at: Millis,
     /// A head has begun, and its deadline stands.
     pub(super) head_begun: bool,
