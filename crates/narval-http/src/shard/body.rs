@@ -85,8 +85,9 @@ impl<D: Driver> Shard<D> {
                 if buffered {
                     self.reject_body(token, error);
                 } else {
-                    // The handler that reads it finds out, and answers what it wants; the connection ends after that.
-                    slot.input_ended = true;
+                    // The handler that reads it finds out, and answers what it wants; the connection ends after that. What the
+                    // client still sends is read then, so that the answer is not lost to a reset.
+                    slot.must_linger = true;
                 }
                 return input.len();
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use http::{Method, Version};
 
-use super::slot::Phase;
+use super::slot::{Phase, Slot};
 use super::{Shard, millis};
 use crate::access_log::{Entry, Watch};
 use crate::connection::Close;
@@ -334,7 +334,9 @@ impl<D: Driver> Shard<D> {
         if head.framing != Framing::None {
             let rest = input.get(*used..).unwrap_or_default();
             *used += self.begin_body(token, bytes, head, rest);
-            return Begun::Elsewhere;
+            // All of it was there, and the queue was full: it is answered, and what is behind it is the next request.
+            let is_answered = |slot: &mut Slot| slot.phase == Phase::Head && slot.closing.is_none();
+            return if self.slots.get(token).is_some_and(is_answered) { Begun::Answered } else { Begun::Elsewhere };
         }
         self.dispatch(token, bytes, head, RequestBody::default(), None)
     }

@@ -212,6 +212,36 @@ fn bodies_that_break_the_rules() {
 }
 
 #[test]
+fn the_answer_to_a_body_that_breaks_the_rules_is_not_lost_while_the_client_still_sends() {
+    on_each_driver(|driver| {
+        let limits = Limits { body_max: 200_000, ..Limits::default() };
+        let server = TestServer::with(
+            driver,
+            |mut request: Request| match io::copy(request.body(), &mut io::sink()) {
+                Ok(_) => Response::new(StatusCode::OK),
+                Err(_) => Response::text(StatusCode::PAYLOAD_TOO_LARGE, "too much"),
+            },
+            limits,
+            |builder| builder,
+        );
+        for bad in [chunked(&[0; 30_000], 30_000), b"nonsense\r\n".to_vec()] {
+            let mut client = server.connect();
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let mut chunks = chunked(&[0; 180_000], 10_000);
+            chunks.truncate(chunks.len() - 5);
+            client.send([chunks, bad].concat());
+            // The handler has answered.
+            assert_eq!(client.head().split(' ').nth(1), Some("413"));
+            for _ in 0..20 {
+                client.send([0; 1000]);
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            assert_eq!(client.rest(), b"too much", "a clean end");
+        }
+    });
+}
+
+#[test]
 fn a_client_that_gives_up_is_heard_of() {
     on_each_driver(|driver| {
         let (errors, count) = (Arc::new(AtomicUsize::new(0)), 4);

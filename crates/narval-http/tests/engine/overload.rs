@@ -69,6 +69,43 @@ fn a_full_queue_is_answered_503_and_the_connection_lives() {
 }
 
 #[test]
+fn what_is_pipelined_behind_a_body_is_answered_when_that_found_the_queue_full() {
+    on_each_driver(|driver| {
+        let gate = Gate::default();
+        let limits = Limits { queue_max: 1, ..Limits::default() };
+        let server = TestServer::with(driver, gate.clone(), limits, |builder| builder.workers(1));
+        let mut waiting = [server.connect(), server.connect()];
+        for client in &mut waiting {
+            client.send("GET /gate HTTP/1.1\r\nHost: t\r\n\r\n");
+            eventually("one runs", || gate.waiting() == 1);
+        }
+        eventually("one waits", || server.handle.counters().queue_depth == 1);
+        for post in [
+            "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        ] {
+            let behind = "GET /inline HTTP/1.1\r\nHost: t\r\n\r\n";
+            // In one piece, and with a pause in the body.
+            for pause in [0, 60] {
+                let mut client = server.connect();
+                client.send(&post[..post.len() - pause.min(8)]);
+                if pause > 0 {
+                    std::thread::sleep(Duration::from_millis(pause as u64));
+                }
+                client.send([&post[post.len() - pause.min(8)..], post, behind, behind].concat());
+                for status in [503, 503, 200, 200] {
+                    assert_eq!(client.answer().status, status);
+                }
+            }
+        }
+        gate.open();
+        for client in &mut waiting {
+            assert_eq!(client.answer().text(), "passed");
+        }
+    });
+}
+
+#[test]
 fn connections_over_the_cap_are_turned_away() {
     on_each_driver(|driver| {
         for limits in [
