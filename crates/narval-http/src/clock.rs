@@ -2,10 +2,15 @@
 use std::sync::Arc;
 #[cfg(any(test, feature = "sim"))]
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Milliseconds since the server was built.
 pub(crate) type Millis = u64;
+
+/// A span of time in the clock's unit.
+pub(crate) fn millis(duration: Duration) -> Millis {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 4)
+}
 
 /// Where the time comes from: the monotonic clock, or the simulated kernel's.
 #[derive(Clone, Debug)]

@@ -52,6 +52,13 @@ impl Connection {
         self.secure.as_ref().map_or(Ok(()), |secure| secure.seal(&self.socket, out))
     }
 
+    /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller holds the lease, and no answer has begun. A few
+    /// bytes on an idle connection fit; if they don't, the connection is of no use and the body's deadline will end it.
+    pub(crate) fn send_continue(&self) {
+        let mut out = OutBuf { memory: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec(), ..OutBuf::default() };
+        drop(self.seal(&mut out).and_then(|()| self.socket.send_buf(&mut out)));
+    }
+
     /// Whether the client is of this machine and runs on this thread's processor.
     pub(crate) fn is_near(&self) -> bool {
         matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback())

@@ -150,6 +150,8 @@ impl Counters {
             job_time,
             queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
             queue_depth: 0,
+            body_memory_bytes: 0,
+            bodies_waiting: 0,
             workers: 0,
             log_lines_dropped: 0,
         }
@@ -215,6 +217,10 @@ pub struct Snapshot {
     pub queue_depths: Histogram,
     /// Requests that wait for a worker now.
     pub queue_depth: usize,
+    /// Memory that request bodies take now, in bytes.
+    pub body_memory_bytes: u64,
+    /// Requests with streamed bodies that wait for a thread now.
+    pub bodies_waiting: usize,
     /// Worker threads.
     pub workers: usize,
     /// Access log lines dropped because the writer could not keep up.

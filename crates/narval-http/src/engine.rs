@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use http::{HeaderValue, StatusCode, header};
 
 use crate::access_log::{Entry, LogQueue, Watch};
+use crate::body_memory::BodyMemory;
 use crate::clock::Clock;
 use crate::counters::{Counters, ThreadCounters};
 use crate::limits::Limits;
@@ -18,7 +19,13 @@ use crate::{Body, Bytes, Handler, Peer, Prepared, Response};
 pub(crate) struct Engine {
     pub(crate) handler: Arc<dyn Handler>,
     pub(crate) limits: Limits,
+    /// For the workers.
     pub(crate) pool: Pool,
+    /// For the threads whose handlers read bodies while they come. Such a handler waits for its client, which must cost no worker.
+    pub(crate) streams: Pool,
+    /// For the threads that shake hands: handlers that take long must not keep new connections waiting.
+    pub(crate) handshakes: Pool,
+    pub(crate) body_memory: Arc<BodyMemory>,
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
     pub(crate) log: Option<LogQueue>,
@@ -46,6 +53,9 @@ impl Engine {
         Self {
             handler,
             pool: Pool::new(limits.queue_max),
+            streams: Pool::growing(limits.queue_max, limits.streamed_bodies_max),
+            handshakes: Pool::new(0),
+            body_memory: BodyMemory::new(limits.body_memory_max),
             clock,
             counters: Counters::default(),
             log,
@@ -65,6 +75,28 @@ impl Engine {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Whether a handler may begin although nothing of its body is there: half of the threads for that are kept for bodies that come.
+    pub(crate) fn has_spare_streams(&self) -> bool {
+        let (load, threads_max) = self.streams.load();
+        2 * load < threads_max.max(1)
+    }
+
+    /// Whether a thread is free for a body that has no room in memory.
+    pub(crate) fn has_free_stream(&self) -> bool {
+        let (load, threads_max) = self.streams.load();
+        load < threads_max.max(1)
+    }
+
+    /// Whether bodies that come slowly keep threads or memory from others.
+    pub(crate) fn is_short_for_bodies(&self) -> bool {
+        self.body_memory.is_short() || self.streams.depth() > 0
+    }
+
+    /// Lets all threads that take jobs end when they have none.
+    pub(crate) fn close_queues(&self) {
+        [&self.pool, &self.streams, &self.handshakes].into_iter().for_each(Pool::close);
     }
 
     /// Writes down that an answer is over.

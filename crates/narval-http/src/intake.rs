@@ -8,9 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
-use crate::clock::Millis;
+use crate::body_memory::{BodyMemory, Share};
+use crate::clock::{Millis, millis};
 use crate::connection::Connection;
-use crate::driver::OutBuf;
+use crate::limits::{BODY_SMALL, Limits};
 use crate::mailbox::Message;
 use crate::proto::ProtoError;
 use crate::proto::chunked::ChunkedDecoder;
@@ -27,8 +28,12 @@ pub(crate) struct Intake {
     window_end: Millis,
     /// Bytes received before it.
     received_before: u64,
-    /// The body had to wait for its handler in this window.
+    /// Bytes received when the client's progress was last looked at.
+    received_at_look: u64,
+    /// The body had to wait for its handler since then.
     was_paused: bool,
+    /// The same, since the window began.
+    was_paused_in_window: bool,
 }
 
 #[derive(Debug)]
@@ -41,7 +46,7 @@ enum Decoder {
 #[derive(Debug)]
 pub(crate) enum Sink {
     /// Into memory; the request is dispatched when it is complete.
-    Buffer { head: Bytes, parsed: ParsedHead, body: Vec<u8> },
+    Buffer { head: Bytes, parsed: Box<ParsedHead>, body: Buffered },
     /// To the handler that runs already.
     Pipe(Arc<BodyPipe>),
 }
@@ -60,15 +65,29 @@ impl Intake {
             Framing::Length(length) => Decoder::Length(length),
             Framing::None => Decoder::Length(0),
         };
-        Self { decoder, sink, received: 0, window_end, received_before: 0, was_paused: false }
+        Self {
+            decoder,
+            sink,
+            received: 0,
+            window_end,
+            received_before: 0,
+            received_at_look: 0,
+            was_paused: false,
+            was_paused_in_window: false,
+        }
     }
 
     /// Takes the bytes of the body from the start of `input`.
     ///
     /// # Errors
     /// Broken chunks, or a body longer than `body_max`.
-    pub(crate) fn feed(&mut self, input: &[u8], body_max: u64) -> Result<Fed, ProtoError> {
+    pub(crate) fn feed(&mut self, input: &[u8], limits: &Limits) -> Result<Fed, ProtoError> {
         let mut consumed = 0;
+        let expected = match &self.decoder {
+            Decoder::Length(left) => usize::try_from(*left + self.received).unwrap_or(usize::MAX),
+            Decoder::Chunked(_) => usize::MAX,
+        }
+        .min(limits.body_buffer_max);
         loop {
             let rest = input.get(consumed..).unwrap_or_default();
             let (taken, data, done) = match &mut self.decoder {
@@ -84,11 +103,11 @@ impl Intake {
             };
             consumed += taken;
             self.received += data.len() as u64;
-            if self.received > body_max {
+            if self.received > limits.body_max {
                 return Err(ProtoError::new(http::StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large"));
             }
             match &mut self.sink {
-                Sink::Buffer { body, .. } => body.extend_from_slice(data),
+                Sink::Buffer { body, .. } => body.push(data, expected),
                 Sink::Pipe(pipe) => pipe.push(data),
             }
             if done {
@@ -117,21 +136,38 @@ impl Intake {
         }
     }
 
-    /// When the client's progress is to be looked at.
-    pub(crate) fn window_end(&self) -> Millis {
-        self.window_end
+    /// When the client's progress is to be looked at next.
+    pub(crate) fn next_look(&self, now: Millis, limits: &Limits) -> Millis {
+        self.window_end.min(now + millis(limits.body_busy_timeout).max(1))
     }
 
-    /// At the end of a window: whether the client has sent enough, or the handler held it up. Then the next one begins.
-    pub(crate) fn progresses(&mut self, next_end: Millis, progress_min: u64) -> bool {
-        let paused = match &self.sink {
+    /// Looks at the client's progress: whether it has sent enough, or the handler held it up. `short`: others want what it holds.
+    pub(crate) fn progresses(&mut self, now: Millis, limits: &Limits, short: bool) -> bool {
+        let is_paused = match &self.sink {
             Sink::Buffer { .. } => false,
-            Sink::Pipe(pipe) => std::mem::take(&mut self.was_paused) || pipe.is_paused(),
+            Sink::Pipe(pipe) => pipe.is_paused(),
         };
-        let received = self.received - self.received_before;
-        self.received_before = self.received;
-        self.window_end = next_end;
-        paused || received >= progress_min
+        let paused = std::mem::replace(&mut self.was_paused, is_paused) || is_paused;
+        let since_look = self.received - std::mem::replace(&mut self.received_at_look, self.received);
+        self.was_paused_in_window |= paused;
+        if short && !paused && self.is_costly() && since_look < limits.body_busy_progress_min {
+            return false;
+        }
+        if now < self.window_end {
+            return true;
+        }
+        let paused = std::mem::take(&mut self.was_paused_in_window);
+        let in_window = self.received - std::mem::replace(&mut self.received_before, self.received);
+        self.window_end = now + millis(limits.body_stall_timeout);
+        paused || in_window >= limits.body_progress_min
+    }
+
+    /// Whether it has a thread, or much memory.
+    fn is_costly(&self) -> bool {
+        match &self.sink {
+            Sink::Buffer { body, .. } => body.bytes.len() > BODY_SMALL || !body.share.is_fair(),
+            Sink::Pipe(_) => true,
+        }
     }
 
     /// The rest of the body will never come.
@@ -157,6 +193,31 @@ impl Intake {
     }
 }
 
+/// What was received of a body whose handler does not run yet.
+#[derive(Debug)]
+pub(crate) struct Buffered {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) share: Share,
+}
+
+impl Buffered {
+    pub(crate) fn new(memory: &Arc<BodyMemory>) -> Self {
+        Self { bytes: Vec::new(), share: Share::of(memory) }
+    }
+
+    /// Adds bytes of a body of which `expected` are to be kept here, mostly. What is only announced takes no memory.
+    fn push(&mut self, data: &[u8], expected: usize) {
+        let needed = self.bytes.len() + data.len();
+        let had = self.bytes.capacity();
+        if needed > had {
+            let wanted = needed.max((2 * had).min(expected));
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+            self.share.add(self.bytes.capacity() - had);
+        }
+        self.bytes.extend_from_slice(data);
+    }
+}
+
 /// A request body between the shard that receives it and the handler that reads it.
 #[derive(Debug)]
 pub(crate) struct BodyPipe {
@@ -166,10 +227,12 @@ pub(crate) struct BodyPipe {
     window: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pipe {
     pieces: VecDeque<BytesMut>,
     buffered: usize,
+    /// The memory for that.
+    share: Share,
     ended: Option<Ended>,
     /// Those of a body that is complete.
     trailers: HeaderMap,
@@ -196,9 +259,24 @@ enum Ended {
 const PIECE_MIN: usize = 4096;
 
 impl BodyPipe {
-    pub(crate) fn new(connection: Arc<Connection>, window: usize, continue_due: bool) -> Self {
-        let state = Mutex::new(Pipe { continue_due, ..Pipe::default() });
-        Self { state, filled: Condvar::new(), connection, window }
+    /// A pipe that begins with what was received before.
+    pub(crate) fn new(connection: Arc<Connection>, window: usize, continue_due: bool, begun: Buffered) -> Self {
+        let Buffered { mut bytes, mut share } = begun;
+        bytes.shrink_to_fit();
+        share.give_back(share.bytes().saturating_sub(bytes.len()));
+        let buffered = bytes.len();
+        let pieces = Some(BytesMut::from(Bytes::from(bytes))).filter(|piece| !piece.is_empty()).into_iter().collect();
+        let pipe = Pipe {
+            pieces,
+            buffered,
+            share,
+            ended: None,
+            trailers: HeaderMap::new(),
+            paused: false,
+            continue_due,
+            answered: false,
+        };
+        Self { state: Mutex::new(pipe), filled: Condvar::new(), connection, window }
     }
 
     fn lock(&self) -> MutexGuard<'_, Pipe> {
@@ -212,6 +290,7 @@ impl BodyPipe {
             // A client that sends at once does not wait for `100 Continue`.
             pipe.continue_due = false;
             pipe.buffered += data.len();
+            pipe.share.add(data.len());
             match pipe.pieces.back_mut() {
                 Some(last) if last.capacity() - last.len() >= data.len() => last.extend_from_slice(data),
                 _ => {
@@ -264,6 +343,8 @@ impl BodyPipe {
         let mut pipe = self.lock();
         pipe.answered = true;
         pipe.pieces.clear();
+        let unread = std::mem::take(&mut pipe.buffered);
+        pipe.share.give_back(unread);
         pipe.ended == Some(Ended::Complete)
     }
 
@@ -283,6 +364,7 @@ impl BodyPipe {
                     pipe.pieces.pop_front();
                 }
                 pipe.buffered -= n;
+                pipe.share.give_back(n);
                 if pipe.paused && pipe.buffered < self.window / 2 {
                     pipe.paused = false;
                     self.connection.post(Message::BodyWanted { token: self.connection.token });
@@ -297,10 +379,8 @@ impl BodyPipe {
                 None => {}
             }
             if std::mem::take(&mut pipe.continue_due) {
-                // The handler's job holds the lease, and no answer has begun: this thread may write. A few bytes on an
-                // idle connection fit; if they don't, the connection is of no use and the body's deadline will end it.
-                let mut out = OutBuf { memory: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec(), ..OutBuf::default() };
-                drop(self.connection.seal(&mut out).and_then(|()| self.connection.socket.send_buf(&mut out)));
+                // The handler's job holds the lease, and no answer has begun: this thread may write.
+                self.connection.send_continue();
                 self.connection.post(Message::BodyWanted { token: self.connection.token });
             }
             pipe = self.filled.wait(pipe).unwrap_or_else(PoisonError::into_inner);

@@ -26,6 +26,7 @@
 
 mod access_log;
 mod body;
+mod body_memory;
 mod clock;
 mod compress;
 mod connection;

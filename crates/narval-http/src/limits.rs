@@ -35,6 +35,11 @@ pub struct Limits {
     pub body_stall_timeout: Duration,
     /// Bytes of a request body to be sent per window.
     pub body_progress_min: u64,
+    /// The window for a body that has a thread, or more than 64 KiB of memory, while others wait for a thread or half of the memory for
+    /// bodies is in use.
+    pub body_busy_timeout: Duration,
+    /// Bytes of it to be sent in such a window.
+    pub body_busy_progress_min: u64,
     /// The window in which a client must take [`write_progress_min`](Self::write_progress_min) bytes of an answer. Long:
     /// a Nix client that unpacks to a slow disk stops reading for minutes.
     pub write_stall_timeout: Duration,
@@ -45,8 +50,16 @@ pub struct Limits {
     /// Bytes discarded in that time.
     pub linger_bytes_max: usize,
 
-    /// Request bodies up to this size are complete in memory before the handler runs; larger ones are streamed.
+    /// Request bodies up to this size are complete in memory before the handler runs, on a worker. The handler of a larger one runs when
+    /// this much of it is there, on a thread beside the workers, and reads the rest while it comes.
     pub body_buffer_max: usize,
+    /// The memory for request bodies, of all connections together, in bytes. A body that is being received may have one part in 64 of
+    /// what is left of three quarters of it; the last quarter is for bodies of up to 16 KiB. One that needs more is streamed where a
+    /// thread is free, and answered 503 otherwise.
+    pub body_memory_max: usize,
+    /// Streamed bodies whose handlers run at once. Each has a thread of its own, which a slow client may hold; more wait in a queue
+    /// of [`queue_max`](Self::queue_max). At least one.
+    pub streamed_bodies_max: usize,
     /// How much of a streamed request body may wait for the handler; above it nothing is received.
     pub body_window: usize,
     /// The longest request body; more is answered 413.
@@ -68,11 +81,15 @@ impl Default for Limits {
             keep_alive_timeout: Duration::from_secs(75),
             body_stall_timeout: Duration::from_secs(30),
             body_progress_min: 4 * 1024,
+            body_busy_timeout: Duration::from_secs(5),
+            body_busy_progress_min: 32 * 1024,
             write_stall_timeout: Duration::from_secs(300),
             write_progress_min: 16 * 1024,
             linger_timeout: Duration::from_secs(2),
             linger_bytes_max: 64 * 1024,
-            body_buffer_max: 64 * 1024,
+            body_buffer_max: 1024 * 1024,
+            body_memory_max: 128 * 1024 * 1024,
+            streamed_bodies_max: 64,
             body_window: 256 * 1024,
             body_max: 16 << 30,
         }
@@ -82,6 +99,9 @@ impl Default for Limits {
 /// Size of the buffer that a shard receives into: one for all its connections. It also bounds pipelining: a connection
 /// whose requests wait for an answer receives no more than this once.
 pub(crate) const RECEIVE_BUFFER: usize = 64 * 1024;
+
+/// A request body of no more than this costs little while it is received, however slowly it comes.
+pub(crate) const BODY_SMALL: usize = 64 * 1024;
 
 /// Readiness events taken from the kernel at once.
 pub(crate) const EVENTS_PER_POLL: usize = 256;

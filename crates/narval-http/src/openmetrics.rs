@@ -44,6 +44,12 @@ impl Snapshot {
         for (name, help, value) in [
             ("narval_http_connections_open", "Connections open now.", self.connections_open),
             ("narval_http_queue_depth", "Requests that wait for a worker.", self.queue_depth as u64),
+            ("narval_http_body_memory_bytes", "Memory that request bodies take.", self.body_memory_bytes),
+            (
+                "narval_http_bodies_waiting",
+                "Streamed request bodies that wait for a thread.",
+                self.bodies_waiting as u64,
+            ),
             ("narval_http_workers", "Worker threads.", self.workers as u64),
         ] {
             family(&mut text, name, "gauge", help);

@@ -60,11 +60,13 @@ impl Sleeper {
     }
 }
 
-/// The queue between shards and workers.
+/// The queue between shards and workers, or threads of another kind.
 #[derive(Debug)]
 pub(crate) struct Pool {
     state: Mutex<State>,
     requests_max: usize,
+    /// The most threads that are started when they are wanted.
+    threads_max: usize,
 }
 
 #[derive(Debug, Default)]
@@ -80,12 +82,20 @@ struct State {
     /// A worker was woken and has not yet taken its job. While one is on its way, no other is woken: it wakes the next
     /// itself if it finds more work, so that a burst of quick requests does not wake a crowd.
     waking: bool,
+    /// Threads that were started when they were wanted.
+    threads: usize,
     closed: bool,
 }
 
 impl Pool {
+    /// A queue for threads that are there from the start.
     pub(crate) fn new(requests_max: usize) -> Self {
-        Self { state: Mutex::default(), requests_max }
+        Self::growing(requests_max, 0)
+    }
+
+    /// A queue for up to `threads_max` threads, which are [started](Self::wants_thread) when there is something to do for them.
+    pub(crate) fn growing(requests_max: usize, threads_max: usize) -> Self {
+        Self { state: Mutex::default(), requests_max, threads_max }
     }
 
     /// Adds a request, and says how many wait now; or gives it back when the queue is full (or closed).
@@ -98,6 +108,32 @@ impl Pool {
         let depth = state.requests.len();
         self.wake_one(state);
         Ok(depth)
+    }
+
+    /// Whether another thread is to be started, and its number; it counts as started from now on.
+    pub(crate) fn wants_thread(&self) -> Option<usize> {
+        let mut state = self.lock();
+        let coming = state.asleep.len() + usize::from(state.waking);
+        let wanted = state.requests.len() > coming && state.threads < self.threads_max && !state.closed;
+        let number = state.threads;
+        state.threads += usize::from(wanted);
+        wanted.then_some(number)
+    }
+
+    /// The first of these threads is about to be started, for there is to be one in any case.
+    pub(crate) fn first_thread(&self) {
+        self.lock().threads = 1;
+    }
+
+    /// The thread that was wanted could not be started; those that there are do without it.
+    pub(crate) fn thread_failed(&self) {
+        self.lock().threads -= 1;
+    }
+
+    /// Threads that are at work, and requests that wait for one; of the most there can be.
+    pub(crate) fn load(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.threads.saturating_sub(state.asleep.len()) + state.requests.len(), self.threads_max)
     }
 
     /// Adds an answer that goes on.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 
+use crate::body_memory::Share;
 use crate::early::{self, Informational};
-use crate::intake::BodyPipe;
+use crate::intake::{BodyPipe, Buffered};
 use crate::proto::ProtoError;
 use crate::proto::head::{HeadLimits, parse_head};
 use crate::{HeadParts, HeadRef, PathParams};
@@ -135,11 +136,14 @@ impl Request {
 
 /// The body of a request, read with [`io::Read`].
 ///
-/// A small body is in memory before the handler runs. A large one is received while the handler reads, no faster than it
-/// reads; a client that waits for `100 Continue` gets it at the first read.
+/// A body of up to [`Limits::body_buffer_max`](crate::Limits::body_buffer_max) is in memory before the handler runs. A larger one is
+/// received while the handler reads, no faster than it reads. A client that waits for `100 Continue` gets it at the first read, unless
+/// so many bodies are being received that it got it at once.
 #[derive(Debug, Default)]
 pub struct RequestBody {
     buffered: Bytes,
+    /// The memory for that, where it came over a connection.
+    _share: Option<Share>,
     /// Of a buffered body.
     trailers: HeaderMap,
     pipe: Option<Arc<BodyPipe>>,
@@ -147,11 +151,11 @@ pub struct RequestBody {
 
 impl RequestBody {
     pub(crate) fn streamed(pipe: Arc<BodyPipe>) -> Self {
-        Self { buffered: Bytes::new(), trailers: HeaderMap::new(), pipe: Some(pipe) }
+        Self { pipe: Some(pipe), ..Self::default() }
     }
 
-    pub(crate) fn buffered(buffered: Bytes, trailers: HeaderMap) -> Self {
-        Self { buffered, trailers, pipe: None }
+    pub(crate) fn buffered(body: Buffered, trailers: HeaderMap) -> Self {
+        Self { buffered: body.bytes.into(), _share: Some(body.share), trailers, pipe: None }
     }
 
     /// The fields that came behind a chunked body (RFC 9110 section 6.5); there are none before the body has been read to its end.
@@ -166,7 +170,7 @@ impl RequestBody {
 
 impl From<Bytes> for RequestBody {
     fn from(buffered: Bytes) -> Self {
-        Self::buffered(buffered, HeaderMap::new())
+        Self { buffered, ..Self::default() }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::mailbox::{Mailbox, Message};
 use crate::secure::Acceptor;
 use crate::shard::Shard;
 use crate::socket::Socket;
-use crate::worker::Worker;
+use crate::worker::{Kind, Worker};
 use crate::{Handler, Limits};
 
 /// The most worker threads.
@@ -288,8 +288,13 @@ impl Server {
         let mailboxes = (0..self.shards).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
         let ended = Arc::new(Ended::new(self.shards));
         for at in 0..self.workers {
-            let worker = Worker::new(self.engine.clone());
-            thread::Builder::new().name(format!("worker-{at}")).spawn(move || worker.run())?;
+            Worker::start(&self.engine, Kind::Jobs, at)?;
+        }
+        self.engine.streams.first_thread();
+        Worker::start(&self.engine, Kind::Streams, 0)?;
+        if self.engine.acceptor.is_some() {
+            let processors = thread::available_parallelism().map_or(1, usize::from);
+            (0..processors).try_for_each(|at| Worker::start(&self.engine, Kind::Handshakes, at))?;
         }
         let driver = self.driver.settle()?;
         for (at, mailbox) in mailboxes.iter().enumerate() {
@@ -353,6 +358,8 @@ fn start_shard<D: Driver>(
 fn snapshot(engine: &Engine, workers: usize) -> Snapshot {
     Snapshot {
         queue_depth: engine.pool.depth(),
+        body_memory_bytes: engine.body_memory.used() as u64,
+        bodies_waiting: engine.streams.depth(),
         workers,
         log_lines_dropped: engine.log.as_ref().map_or(0, LogQueue::dropped),
         ..engine.counters.snapshot()
@@ -457,7 +464,7 @@ impl Running {
         if !finished {
             self.halt();
         }
-        self.engine.pool.close();
+        self.engine.close_queues();
         self.clean_up();
         finished && self.ended.lock().failure.is_none()
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
@@ -16,9 +17,30 @@ use crate::exchange::Exchange;
 use crate::guard;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
 use crate::mailbox::Message;
-use crate::pool::{Call, Job, Sleeper};
+use crate::pool::{Call, Job, Pool, Sleeper};
 use crate::transmit::{Outgoing, Rest, Step, encode};
 use crate::{Bytes, FileRange, Response, early, ws};
+
+/// What a thread is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// Whatever is to be done: the workers.
+    Jobs,
+    /// Handlers of requests whose bodies are streamed.
+    Streams,
+    /// TLS handshakes.
+    Handshakes,
+}
+
+/// Starts another thread for streamed bodies, where one is wanted.
+pub(crate) fn start_where_wanted(engine: &Arc<Engine>) {
+    if let Some(number) = engine.streams.wants_thread()
+        && let Err(error) = Worker::start(engine, Kind::Streams, number)
+    {
+        tracing::warn!(%error, "cannot start another thread for streamed request bodies");
+        engine.streams.thread_failed();
+    }
+}
 
 /// A worker's own things: its counters, and a buffer that answers are encoded into.
 pub(crate) struct Worker {
@@ -35,13 +57,31 @@ impl Worker {
         Self { engine, counters, out: OutBuf::default(), wire: Vec::new() }
     }
 
-    /// Runs jobs until the pool is closed.
-    pub(crate) fn run(mut self) {
+    /// Starts a thread that runs jobs of one kind until their queue is closed.
+    pub(crate) fn start(engine: &Arc<Engine>, kind: Kind, number: usize) -> io::Result<()> {
+        let worker = Self::new(engine.clone());
+        let (name, run): (_, fn(Self)) = match kind {
+            Kind::Jobs => ("worker", Self::run),
+            Kind::Streams => ("stream", |worker| worker.run_from(|engine| &engine.streams)),
+            Kind::Handshakes => ("handshake", |worker| worker.run_from(|engine| &engine.handshakes)),
+        };
+        thread::Builder::new().name(format!("{name}-{number}")).spawn(move || run(worker))?;
+        Ok(())
+    }
+
+    fn run(mut self) {
         let me = Sleeper::new();
         while let Some(job) = self.engine.pool.take(&me) {
             let started = Instant::now();
             self.run_job(job);
             self.counters.job_time.add_time(started.elapsed());
+        }
+    }
+
+    fn run_from(mut self, queue: impl Fn(&Engine) -> &Pool) {
+        let (me, engine) = (Sleeper::new(), self.engine.clone());
+        while let Some(job) = queue(&engine).take(&me) {
+            self.run_job(job);
         }
     }
 

@@ -12,13 +12,13 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, probe};
 use narval_http::{
-    Body, BodySource, DriverChoice, Event, EventOptions, FileRange, Fill, Limits, Listen, ListenAddress, Peer, Request,
-    Response, SegmentBuf, Server, ServerHandle, StatusCode, ws,
+    Body, BodySource, Builder, DriverChoice, Event, EventOptions, FileRange, Fill, Handler, HeadRef, Limits, Listen,
+    ListenAddress, Peer, Request, Response, SegmentBuf, Server, ServerHandle, StatusCode, ws,
 };
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -56,10 +56,6 @@ struct Running {
 impl Running {
     fn start(ktls: bool, limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
-        std::fs::write(&cert, made.cert.pem()).unwrap();
-        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, content()).unwrap();
         let file = Arc::new(File::open(&path).unwrap());
@@ -114,14 +110,24 @@ impl Running {
             };
             Response::new(StatusCode::OK).body(body)
         };
+        Self::with(folder, ktls, handler, |builder| builder.limits(limits))
+    }
+
+    fn with(
+        folder: tempfile::TempDir,
+        ktls: bool,
+        handler: impl Handler,
+        set: impl FnOnce(Builder) -> Builder,
+    ) -> Self {
+        let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        std::fs::write(&cert, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
         let identities = vec![Identity { cert, key, ocsp: None }];
         let acceptor = TlsAcceptor::new(TlsConfig { identities, ktls, ..TlsConfig::default() }).unwrap();
-        let server = Server::builder(handler)
-            .listen(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
-            .tls(Arc::new(acceptor))
-            .limits(limits)
-            .build()
-            .unwrap();
+        let builder =
+            Server::builder(handler).listen(Listen::Tcp("127.0.0.1:0".parse().unwrap())).tls(Arc::new(acceptor));
+        let server = set(builder).build().unwrap();
         let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("not TCP") };
         Self { handle: server.spawn().unwrap(), address, folder, cert: made.cert.der().clone() }
     }
@@ -347,6 +353,77 @@ fn what_is_no_handshake_is_cut_off_and_others_are_served() {
     }
     let counters = server.handle.counters();
     assert!(counters.handshakes == 1 && counters.handshakes_failed >= 1 && counters.timeouts >= 2, "{counters:?}");
+}
+
+/// Handlers at `/stuck` do not return before they may.
+#[derive(Clone, Default)]
+struct Stuck(Arc<(Mutex<(usize, bool)>, Condvar)>);
+
+impl Handler for Stuck {
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        (head.path() == "/inline").then(|| Response::text(StatusCode::OK, "inline"))
+    }
+
+    fn handle(&self, mut request: Request) -> Response {
+        if request.path() == "/stuck" {
+            let (state, changed) = &*self.0;
+            let mut state = state.lock().unwrap();
+            state.0 += 1;
+            changed.notify_all();
+            drop(changed.wait_while(state, |(_, may_go)| !*may_go).unwrap());
+        }
+        let length = io::copy(request.body(), &mut io::sink());
+        Response::text(StatusCode::OK, length.unwrap_or_default().to_string())
+    }
+}
+
+#[test]
+fn handshakes_wait_for_no_handler() {
+    for driver in DriverChoice::working() {
+        let stuck = Stuck::default();
+        let server = Running::with(tempfile::tempdir().unwrap(), false, stuck.clone(), |builder| {
+            builder.workers(2).driver(driver)
+        });
+        let mut waiting: Vec<_> = (0..2).map(|_| server.client(&rustls::version::TLS13)).collect();
+        for client in &mut waiting {
+            client.write_all(b"GET /stuck HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        }
+        let (state, changed) = &*stuck.0;
+        drop(changed.wait_while(state.lock().unwrap(), |(count, _)| *count < 2).unwrap());
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            assert_eq!(get(&mut server.client(version), "/inline").1, b"inline", "all workers are busy");
+        }
+        state.lock().unwrap().1 = true;
+        changed.notify_all();
+        for client in &mut waiting {
+            assert_eq!(answer(client).0, 200);
+        }
+    }
+}
+
+#[test]
+fn bodies_that_do_not_come_hold_up_nobody_over_tls() {
+    for driver in DriverChoice::working() {
+        let hour = Duration::from_secs(3600);
+        let limits = Limits { body_stall_timeout: hour, body_busy_timeout: hour, ..Limits::default() };
+        let server = Running::with(tempfile::tempdir().unwrap(), false, Stuck::default(), |builder| {
+            builder.workers(2).driver(driver).limits(limits)
+        });
+        for field in ["", "Expect: 100-continue\r\n"] {
+            let mut attackers: Vec<_> = (0..16).map(|_| server.client(&rustls::version::TLS13)).collect();
+            for client in &mut attackers {
+                write!(client, "POST / HTTP/1.1\r\nHost: a\r\n{field}Content-Length: 2000000\r\n\r\n").unwrap();
+                if field.is_empty() {
+                    client.write_all(&[b'x'; 100_000]).unwrap();
+                }
+            }
+            let mut client = server.client(&rustls::version::TLS12);
+            assert_eq!(get(&mut client, "/").1, b"0");
+            client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n").unwrap();
+            client.write_all(&content()).unwrap();
+            assert_eq!(answer(&mut client).1, b"3000000");
+        }
+    }
 }
 
 #[test]

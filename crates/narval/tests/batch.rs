@@ -5,8 +5,10 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::io::Write;
+use std::time::{Duration, Instant};
 
-use support::{Answer, Nix, Server, Store, hash_part, stdout};
+use support::{Answer, Nix, Server, Store, hash_part, stdout, value};
 
 const ABSENT: &str = "00000000000000000000000000000000";
 
@@ -98,4 +100,30 @@ fn what_is_refused() {
     let plain = Server::nix_serve(&store, &[], &[]);
     assert_eq!(plain.get("/batch-lookup-v1").status, 404);
     assert!(!plain.get("/nix-cache-info").text().contains("Batch"));
+}
+
+/// A client that is done with its head and sends no body, or only the beginning of one.
+#[test]
+fn lookups_whose_body_does_not_come_hold_up_nobody() {
+    let store = Store::new();
+    let path = store.add_file("file", "file");
+    let server = Server::narval(&store, &["--no-nar-cache"]);
+    let (part, other) = (hash_part(&path), hash_part(&store.add_file("other", "other")).to_owned());
+    let url = value(server.get(&format!("/{part}.narinfo")).text(), "URL").unwrap().to_owned();
+    let lines = format!("{part}\n").repeat(3000);
+    for begun in ["", &lines] {
+        let mut attackers: Vec<_> = (0..100).map(|_| server.connect()).collect();
+        for attacker in &mut attackers {
+            let head = "POST /batch-lookup-v1?want=presence HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n";
+            attacker.write_all(format!("{head}{begun}").as_bytes()).unwrap();
+        }
+        let started = Instant::now();
+        for path in [&format!("/{other}.narinfo"), &format!("/{url}"), "/health", "/nix-cache-info"] {
+            assert_eq!(server.get(path).status, 200, "{path}");
+        }
+        let answer = post(&server, "?want=presence", &[part; 3000], "");
+        assert_eq!(answer.text(), format!("{part} present\nend 1\n"));
+        // The attackers' time is 30 s.
+        assert!(started.elapsed() < Duration::from_secs(25));
+    }
 }

@@ -1,5 +1,6 @@
-//! Request bodies: into memory up to a limit, above it to the handler while it runs.
+//! Request bodies: into memory up to a limit, above it to a handler that reads them while they come.
 
+use std::io;
 use std::sync::Arc;
 
 use super::serve::Begun;
@@ -7,13 +8,14 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::connection::Close;
 use crate::driver::{Driver, Token};
-use crate::engine::reason_response;
-use crate::intake::{BodyPipe, Intake, Sink};
+use crate::engine::{Engine, reason_response};
+use crate::intake::{BodyPipe, Buffered, Intake, Sink};
+use crate::lease::Holder;
 use crate::proto::ProtoError;
 use crate::proto::head::{Framing, ParsedHead};
 use crate::proto::response::AnswerTo;
 use crate::transmit::encode;
-use crate::{Bytes, RequestBody};
+use crate::{Bytes, RequestBody, Response};
 
 impl<D: Driver> Shard<D> {
     /// Begins to receive the body of a request, of which `input` has the first bytes (and maybe more than the body).
@@ -27,31 +29,28 @@ impl<D: Driver> Shard<D> {
             self.reject_body(token, error);
             return input.len();
         }
-        let is_small = matches!(head.framing, Framing::Length(length) if length <= limits.body_buffer_max as u64)
-            || head.framing == Framing::Chunked;
         let framing = head.framing;
-        // A client that waits for `100 Continue` gets it when the handler wants the body, and not before.
-        let streamed = !is_small || (head.expect_continue && input.is_empty());
-        let continue_due = head.expect_continue;
+        let expects = head.expect_continue && input.is_empty();
         let window_end = self.now + millis(limits.body_stall_timeout);
-        let window = limits.body_window;
+        let body = Buffered::new(&self.engine.body_memory);
         let Some(slot) = self.slots.get(token) else { return 0 };
-        if streamed {
-            let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), window, continue_due && input.is_empty()));
+        if expects && self.engine.has_spare_streams() {
+            // It gets its `100 Continue` when the handler wants the body, and not before.
+            let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), limits.body_window, true, body));
             slot.intake = Some(Box::new(Intake::new(framing, Sink::Pipe(pipe.clone()), window_end)));
             if let Begun::Answered = self.dispatch(token, bytes, head, RequestBody::streamed(pipe.clone()), Some(pipe))
             {
                 return 0;
             }
         } else {
+            if expects {
+                slot.connection.send_continue();
+            }
             slot.phase = Phase::Body;
-            let sink = Sink::Buffer { head: bytes, parsed: head, body: Vec::new() };
+            let sink = Sink::Buffer { head: bytes, parsed: Box::new(head), body };
             slot.intake = Some(Box::new(Intake::new(framing, sink, window_end)));
         }
-        if let Some(slot) = self.slots.get(token) {
-            slot.deadline = window_end;
-            self.watch(token);
-        }
+        self.watch_body(token);
         if input.is_empty() { 0 } else { self.feed(token, input) }
     }
 
@@ -76,7 +75,7 @@ impl<D: Driver> Shard<D> {
         let limits = &self.engine.limits;
         let Some(slot) = self.slots.get(token) else { return input.len() };
         let Some(intake) = &mut slot.intake else { return 0 };
-        let fed = match intake.feed(input, limits.body_max) {
+        let fed = match intake.feed(input, limits) {
             Ok(fed) => fed,
             Err(error) => {
                 intake.refuse(error);
@@ -92,45 +91,98 @@ impl<D: Driver> Shard<D> {
                 return input.len();
             }
         };
-        let overflows = matches!(&intake.sink, Sink::Buffer { body, .. } if body.len() > limits.body_buffer_max);
-        if fed.done || overflows {
-            self.body_ready(token, fed.done);
+        let next = match &intake.sink {
+            Sink::Buffer { body, .. } => what_next(body, fed.done, &self.engine),
+            Sink::Pipe(_) if fed.done => {
+                slot.intake = None;
+                return fed.consumed;
+            }
+            Sink::Pipe(_) => Next::Receive,
+        };
+        match next {
+            Next::Receive => {}
+            Next::Dispatch => self.body_complete(token),
+            Next::Stream => self.stream_body(token),
+            Next::Refuse => {
+                self.counters.overloaded.add(1);
+                slot.intake = None;
+                self.reject_with(token, self.engine.overloaded.clone().into());
+                return input.len();
+            }
         }
         fed.consumed
     }
 
-    /// A buffered body is complete, or too large to be buffered further: the request is dispatched.
-    fn body_ready(&mut self, token: Token, complete: bool) {
+    /// The whole body is in memory: the request is dispatched.
+    fn body_complete(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        let Some(intake) = slot.intake.take() else { return };
+        let trailers = intake.trailers();
+        let Sink::Buffer { head, parsed, body } = intake.sink else { return };
+        slot.phase = Phase::Head;
+        self.dispatch(token, head, *parsed, RequestBody::buffered(body, trailers), None);
+    }
+
+    /// As much of a body is in memory as may be: its handler is to read the rest while it comes.
+    fn stream_body(&mut self, token: Token) {
         let window = self.engine.limits.body_window;
         let Some(slot) = self.slots.get(token) else { return };
         let Some(mut intake) = slot.intake.take() else { return };
-        let trailers = intake.trailers();
         let Sink::Buffer { head, parsed, body } = intake.sink else { return };
-        if complete {
-            slot.phase = Phase::Head;
-            self.dispatch(token, head, parsed, RequestBody::buffered(body.into(), trailers), None);
+        let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), window, false, body));
+        intake.sink = Sink::Pipe(pipe.clone());
+        slot.intake = Some(intake);
+        self.dispatch(token, head, *parsed, RequestBody::streamed(pipe.clone()), Some(pipe));
+        self.watch_body(token);
+    }
+
+    /// Sees to it that the progress of a body is looked at in time.
+    fn watch_body(&mut self, token: Token) {
+        let now = self.now;
+        if let Some(slot) = self.slots.get(token)
+            && let Some(intake) = &slot.intake
+        {
+            slot.deadline = intake.next_look(now, &self.engine.limits);
+            self.watch(token);
+        }
+    }
+
+    /// The progress of a body is to be looked at.
+    pub(super) fn on_body_deadline(&mut self, token: Token) {
+        let limits = &self.engine.limits;
+        let short = self.engine.is_short_for_bodies();
+        let Some(slot) = self.slots.get(token) else { return };
+        let Some(intake) = &mut slot.intake else { return self.close(token) };
+        if intake.progresses(self.now, limits, short) {
+            slot.deadline = intake.next_look(self.now, limits);
             return;
         }
-        let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), window, false));
-        pipe.push(&body);
-        intake.sink = Sink::Pipe(pipe.clone());
-        let window_end = intake.window_end();
-        slot.intake = Some(intake);
-        self.dispatch(token, head, parsed, RequestBody::streamed(pipe.clone()), Some(pipe));
-        if let Some(slot) = self.slots.get(token)
-            && slot.intake.is_some()
-        {
-            slot.deadline = window_end;
-            self.watch(token);
+        self.counters.timeouts.add(1);
+        intake.break_off(io::ErrorKind::TimedOut);
+        slot.intake = None;
+        if slot.phase == Phase::Body {
+            let reason = "the request body came too slowly";
+            return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason));
+        }
+        slot.input_ended = true;
+        slot.must_linger = true;
+        slot.deadline = self.now + millis(limits.keep_alive_timeout);
+        if slot.connection.lease.wait_for() == Holder::Shard {
+            self.close(token);
         }
     }
 
     /// Answers a body that breaks a rule, and closes.
     fn reject_body(&mut self, token: Token, error: ProtoError) {
         self.counters.rejected.add(1);
+        self.reject_with(token, reason_response(error.status, error.reason));
+    }
+
+    /// Answers this instead of receiving the body, and closes.
+    fn reject_with(&mut self, token: Token, response: Response) {
         let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
         let mut out = self.take_out();
-        let encoded = encode(reason_response(error.status, error.reason), to, &mut out);
+        let encoded = encode(response, to, &mut out);
         self.counters.status(encoded.status.as_u16());
         if let Some(slot) = self.slots.get(token) {
             slot.phase = Phase::Head;
@@ -140,5 +192,33 @@ impl<D: Driver> Shard<D> {
         if self.send(token, out) {
             self.after_answer(token);
         }
+    }
+}
+
+/// What is to be done with a body that is being received into memory.
+enum Next {
+    /// Receive more of it.
+    Receive,
+    /// It is complete.
+    Dispatch,
+    /// A handler is to read the rest while it comes.
+    Stream,
+    /// There is no memory for it.
+    Refuse,
+}
+
+fn what_next(body: &Buffered, is_complete: bool, engine: &Engine) -> Next {
+    if !body.share.fits() {
+        Next::Refuse
+    } else if is_complete {
+        Next::Dispatch
+    } else if body.bytes.len() > engine.limits.body_buffer_max {
+        Next::Stream
+    } else if body.share.is_fair() {
+        Next::Receive
+    } else if engine.has_free_stream() {
+        Next::Stream
+    } else {
+        Next::Refuse
     }
 }

@@ -86,27 +86,6 @@ impl<D: Driver> Shard<D> {
         }
     }
 
-    /// A window of a request body's deadline is over.
-    fn on_body_deadline(&mut self, token: Token) {
-        let limits = &self.engine.limits;
-        let next_end = self.now + millis(limits.body_stall_timeout);
-        let Some(slot) = self.slots.get(token) else { return };
-        let Some(intake) = &mut slot.intake else { return self.close(token) };
-        slot.deadline = next_end;
-        if intake.progresses(next_end, limits.body_progress_min) {
-            return;
-        }
-        self.counters.timeouts.add(1);
-        intake.break_off(io::ErrorKind::TimedOut);
-        slot.intake = None;
-        slot.input_ended = true;
-        slot.must_linger = true;
-        slot.deadline = self.now + millis(limits.keep_alive_timeout);
-        if slot.phase == Phase::Body || slot.connection.lease.wait_for() == Holder::Shard {
-            self.close(token);
-        }
-    }
-
     /// A window of an answer's deadline is over.
     fn on_write_deadline(&mut self, token: Token) {
         let (now, limits) = (self.now, &self.engine.limits);

@@ -16,12 +16,11 @@ use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
 use self::slot::{Phase, Slots};
-use crate::clock::Millis;
+use crate::clock::{Millis, millis};
 use crate::connection::{Close, Connection, TxLease};
 use crate::counters::ThreadCounters;
 use crate::driver::{Completion, Driver, Op, OutBuf, Token};
@@ -450,8 +449,4 @@ fn budget_of_shard(outgoing: &Outgoing, connection: &Connection, probes: &mut Pr
 fn message_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
-}
-
-fn millis(duration: Duration) -> Millis {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 4)
 }

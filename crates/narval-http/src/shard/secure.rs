@@ -88,7 +88,7 @@ impl<D: Driver> Shard<D> {
         }
         let received = std::mem::take(&mut slot.input);
         let lease = TxLease::dispatch(&slot.connection);
-        self.engine.pool.push_continued(Job::Handshake { lease, received });
+        self.engine.handshakes.push_continued(Job::Handshake { lease, received });
     }
 
     /// A worker is done with a piece of a handshake, and the lease is back.

@@ -22,7 +22,7 @@ use crate::proto::ProtoError;
 use crate::proto::head::{Framing, ParsedHead};
 use crate::proto::response::AnswerTo;
 use crate::transmit::{Outgoing, Rest, Step, encode};
-use crate::{Bytes, HeadRef, Request, RequestBody, Response};
+use crate::{Bytes, HeadRef, Request, RequestBody, Response, worker};
 
 /// One inline call in so many is timed.
 const INLINE_SAMPLE: u64 = 64;
@@ -364,8 +364,12 @@ impl<D: Driver> Shard<D> {
         let Some(lease) = self.lease_to_job(token) else { return Begun::Elsewhere };
         let streamed = pipe.is_some();
         let call = Call { lease, request, exchange: Exchange { to, body: pipe, watch } };
-        match self.engine.pool.push(Box::new(call)) {
+        let queue = if streamed { &self.engine.streams } else { &self.engine.pool };
+        match queue.push(Box::new(call)) {
             Ok(depth) => {
+                if streamed {
+                    worker::start_where_wanted(&self.engine);
+                }
                 if is_sampled {
                     self.counters.queue_depth.add_count(depth as u64);
                 }

@@ -98,7 +98,7 @@ impl Simulation {
     fn step(&mut self, random: &mut Random) -> io::Result<bool> {
         let alive = self.shard.turn()?;
         for _ in 0..random.below(4) {
-            if let Some(job) = self.engine.pool.try_take() {
+            if let Some(job) = self.engine.pool.try_take().or_else(|| self.engine.streams.try_take()) {
                 self.worker.run_job(job);
             }
         }

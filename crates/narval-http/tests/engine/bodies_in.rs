@@ -40,7 +40,7 @@ fn trailers_come_behind_the_body() {
             format!("{:?} {:?}", trailers.get("digest"), request.header("digest"))
         });
         let mut client = server.connect();
-        for length in [1, 300_000] {
+        for length in [1, 300_000, 1_500_000] {
             let body = chunked(&vec![b'x'; length], 1000);
             client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
             client.send(&body[..body.len() - 2]);
@@ -54,7 +54,7 @@ fn trailers_come_behind_the_body() {
 fn a_malformed_body_is_400_for_handlers_that_pass_the_error_on() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |mut request: Request| io::read_to_string(request.body()));
-        for length in [1, 300_000] {
+        for length in [1, 300_000, 1_500_000] {
             let mut client = server.connect();
             let mut body = chunked(&vec![b'x'; length], 1000);
             body.truncate(body.len() - 5);
@@ -69,12 +69,15 @@ fn a_malformed_body_is_400_for_handlers_that_pass_the_error_on() {
 #[test]
 fn many_tiny_chunks_are_read_as_one_body() {
     on_each_driver(|driver| {
-        let server = TestServer::start(driver, sum);
-        let mut client = server.connect();
-        let body: Vec<u8> = (0..150_000).map(|at| at as u8).collect();
-        client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
-        client.send(chunked(&body, 1));
-        assert_eq!(client.answer().text(), describe(&body));
+        for body_buffer_max in [1 << 20, 1000] {
+            let server =
+                TestServer::with(driver, sum, Limits { body_buffer_max, ..Limits::default() }, |builder| builder);
+            let mut client = server.connect();
+            let body: Vec<u8> = (0..150_000).map(|at| at as u8).collect();
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+            client.send(chunked(&body, 1));
+            assert_eq!(client.answer().text(), describe(&body));
+        }
     });
 }
 
@@ -83,7 +86,7 @@ fn bodies_of_all_sizes_with_a_length_and_in_chunks() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, sum);
         let mut client = server.connect();
-        for length in [0, 1, 1000, 64 * 1024, 64 * 1024 + 1, 200_000, 5_000_000] {
+        for length in [0, 1, 1000, 64 * 1024, 64 * 1024 + 1, 200_000, 1 << 20, (1 << 20) + 1, 5_000_000] {
             let body: Vec<u8> = (0..length).map(|at| at as u8).collect();
             client.send(format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {length}\r\n\r\n"));
             client.send(&body);
@@ -176,7 +179,9 @@ fn a_large_body_waits_for_the_handler() {
 #[test]
 fn an_answer_before_the_body_is_read_closes_without_a_reset() {
     on_each_driver(|driver| {
-        let server = TestServer::start(driver, |_: Request| Response::text(StatusCode::UNAUTHORIZED, "who are you?"));
+        let limits = Limits { body_buffer_max: 16 * 1024, ..Limits::default() };
+        let who = |_: Request| Response::text(StatusCode::UNAUTHORIZED, "who are you?");
+        let server = TestServer::with(driver, who, limits, |builder| builder);
         let mut client = server.connect();
         client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 400000\r\n\r\n");
         client.send(vec![1; 50_000]);
@@ -203,11 +208,15 @@ fn bodies_that_break_the_rules() {
             assert_eq!((answer.status, answer.header("connection")), (status, Some("close")), "{request:?}");
             assert!(client.rest().is_empty());
         }
-        // Too large by the chunk: the handler that reads it hears of it.
-        let mut client = server.connect();
-        client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
-        client.send(chunked(&vec![0; 1_000_100], 100_000));
-        assert_eq!(client.answer().status, 400);
+        // Too large by the chunk: a handler that reads it hears of it.
+        for (body_buffer_max, status) in [(2_000_000, 413), (100_000, 400)] {
+            let limits = Limits { body_max: 1_000_000, body_buffer_max, ..Limits::default() };
+            let server = TestServer::with(driver, sum, limits, |builder| builder);
+            let mut client = server.connect();
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+            client.send(chunked(&vec![0; 1_000_100], 100_000));
+            assert_eq!(client.answer().status, status);
+        }
     });
 }
 
@@ -246,13 +255,15 @@ fn a_client_that_gives_up_is_heard_of() {
     on_each_driver(|driver| {
         let (errors, count) = (Arc::new(AtomicUsize::new(0)), 4);
         let seen = errors.clone();
-        let server = TestServer::start(driver, move |request: Request| {
+        let handler = move |request: Request| {
             let answer = sum(request);
             if answer.status() == StatusCode::BAD_REQUEST {
                 seen.fetch_add(1, Ordering::Relaxed);
             }
             answer
-        });
+        };
+        let limits = Limits { body_buffer_max: 64 * 1024, ..Limits::default() };
+        let server = TestServer::with(driver, handler, limits, |builder| builder);
         for _ in 0..count {
             let mut client = server.connect();
             client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 400000\r\n\r\n");

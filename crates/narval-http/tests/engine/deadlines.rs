@@ -75,25 +75,27 @@ fn idle_connections_are_closed_and_busy_ones_are_not() {
 #[test]
 fn a_body_that_stalls_is_broken_off() {
     on_each_driver(|driver| {
-        let limits = Limits { body_stall_timeout: soon(400), ..Limits::default() };
-        let server = TestServer::with(
-            driver,
-            |mut request: Request| match std::io::copy(request.body(), &mut std::io::sink()) {
-                Ok(_) => Response::text(StatusCode::OK, "all"),
-                Err(error) => Response::text(StatusCode::REQUEST_TIMEOUT, error.kind().to_string()),
-            },
-            limits,
-            |builder| builder,
-        );
-        let mut buffered = server.connect();
-        buffered.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\nabc");
-        assert_about(buffered.wait_for_end());
-        let mut streamed = server.connect();
-        streamed.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\nabc");
-        let started = Instant::now();
-        assert_eq!(streamed.answer().status, 408, "the handler is told");
-        assert_about(started.elapsed());
-        assert_eq!(server.handle.counters().timeouts, 2);
+        // Buffered, and streamed to a handler, which is told.
+        for (body_buffer_max, text) in [(1000, "the request body came too slowly\n"), (0, "timed out")] {
+            let limits = Limits { body_stall_timeout: soon(400), body_buffer_max, ..Limits::default() };
+            let server = TestServer::with(
+                driver,
+                |mut request: Request| match std::io::copy(request.body(), &mut std::io::sink()) {
+                    Ok(_) => Response::text(StatusCode::OK, "all"),
+                    Err(error) => Response::text(StatusCode::REQUEST_TIMEOUT, error.kind().to_string()),
+                },
+                limits,
+                |builder| builder,
+            );
+            let mut client = server.connect();
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\nabc");
+            let started = Instant::now();
+            let answer = client.answer();
+            assert_eq!((answer.status, answer.text().as_str()), (408, text));
+            assert_about(started.elapsed());
+            assert!(client.rest().is_empty());
+            assert_eq!(server.handle.counters().timeouts, 1);
+        }
     });
 }
 

@@ -18,5 +18,6 @@ mod overload;
 mod panics;
 mod pushed;
 mod shards;
+mod slow_bodies;
 mod stopping;
 mod websocket;

@@ -1,0 +1,112 @@
+//! The memory that request bodies take, of all connections together.
+//!
+//! A body that is being received may have a share of what is left (one part in [`SHARES`]): a few bodies may be large, and many have to be
+//! small. It is how switches share their buffers among ports (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+//! packet switches", 1998). A quarter of the memory is for small bodies alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// One body may have one part in so many of the memory that no body has.
+const SHARES: usize = 64;
+
+/// A body of no more bytes may have whatever is left.
+const SMALL: usize = 16 * 1024;
+
+/// How much of the memory for bodies is in use.
+#[derive(Debug)]
+pub(crate) struct BodyMemory {
+    used: AtomicUsize,
+    bytes_max: usize,
+}
+
+impl BodyMemory {
+    pub(crate) fn new(bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self { used: AtomicUsize::new(0), bytes_max })
+    }
+
+    /// Bytes in use.
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether so much is in use that those who hold it without making progress should lose it.
+    pub(crate) fn is_short(&self) -> bool {
+        self.used() > self.bytes_max / 2
+    }
+}
+
+/// What one body has of it; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    memory: Arc<BodyMemory>,
+    bytes: usize,
+}
+
+impl Share {
+    /// Nothing, to begin with.
+    pub(crate) fn of(memory: &Arc<BodyMemory>) -> Self {
+        Self { memory: memory.clone(), bytes: 0 }
+    }
+
+    /// Bytes of this body.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Counts bytes in. Whether there was room for them is asked afterwards: what was received has to be somewhere.
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.memory.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes out.
+    pub(crate) fn give_back(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether a body of which more is to come may keep what it has.
+    pub(crate) fn is_fair(&self) -> bool {
+        let BodyMemory { bytes_max, .. } = *self.memory;
+        let free = (bytes_max - bytes_max / 4).saturating_sub(self.memory.used());
+        self.bytes <= free / SHARES || (self.bytes <= SMALL && self.fits())
+    }
+
+    /// Whether all bodies together have found room.
+    pub(crate) fn fits(&self) -> bool {
+        self.memory.used() <= self.memory.bytes_max
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.give_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_that_take_what_they_may_leave_room_for_one_more() {
+        let memory = BodyMemory::new(128 << 20);
+        let mut shares: Vec<Share> = (0..2000).map(|_| Share::of(&memory)).collect();
+        for share in &mut shares {
+            while share.is_fair() {
+                share.add(1000);
+            }
+            share.give_back(1000);
+        }
+        assert!(memory.used() <= 128 << 20 && memory.is_short());
+        let mut late = Share::of(&memory);
+        late.add(SMALL);
+        assert!(late.is_fair() && late.fits());
+        late.add(1);
+        assert!(!late.is_fair() && late.fits());
+        drop((late, shares));
+        assert_eq!(memory.used(), 0);
+    }
+}
