@@ -72,8 +72,8 @@ fn a_handler_that_waits_for_a_body_hears_of_the_end() {
             Response::new(StatusCode::NO_CONTENT)
         });
         let mut client = server.connect();
-        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\n");
-        client.send(vec![0; 500_000]);
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 3000000\r\n\r\n");
+        client.send(vec![0; 1_500_000]);
         assert!(tells.recv_timeout(PATIENCE).unwrap().is_none(), "it has begun");
         assert!(!server.handle.shutdown(Duration::from_millis(100)));
         let read = tells.recv_timeout(PATIENCE).expect("the handler hears of it").expect("its second message");
