@@ -164,7 +164,6 @@ impl<D: Driver> Shard<D> {
             let reason = "the request body came too slowly";
             return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason));
         }
-        slot.input_ended = true;
         slot.must_linger = true;
         slot.deadline = self.now + millis(limits.keep_alive_timeout);
         if slot.connection.lease.wait_for() == Holder::Shard {

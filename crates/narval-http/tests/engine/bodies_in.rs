@@ -223,7 +223,7 @@ fn bodies_that_break_the_rules() {
 #[test]
 fn the_answer_to_a_body_that_breaks_the_rules_is_not_lost_while_the_client_still_sends() {
     on_each_driver(|driver| {
-        let limits = Limits { body_max: 200_000, ..Limits::default() };
+        let limits = Limits { body_max: 200_000, body_buffer_max: 64 * 1024, ..Limits::default() };
         let server = TestServer::with(
             driver,
             |mut request: Request| match io::copy(request.body(), &mut io::sink()) {
@@ -243,7 +243,7 @@ fn the_answer_to_a_body_that_breaks_the_rules_is_not_lost_while_the_client_still
             assert_eq!(client.head().split(' ').nth(1), Some("413"));
             for _ in 0..20 {
                 client.send([0; 1000]);
-                std::thread::sleep(std::time::Duration::from_millis(2));
+                std::thread::sleep(Duration::from_millis(2));
             }
             assert_eq!(client.rest(), b"too much", "a clean end");
         }
