@@ -35,11 +35,59 @@ impl Response {
     ///     response
     /// }
     /// ```
+    ///
+    /// [`header`](Self::header), [`replace_header`](Self::replace_header) and [`body`](Self::body) change the answer when it is
+    /// there, and so does [`map`](Self::map), which is for middlewares that look at it. Until then, there is nothing to look at.
+    /// From [`Handler::inline`](crate::Handler::inline) it is possible, too.
     pub fn later() -> (Self, Responder) {
         let late = Arc::new(Late::default());
         let mut response = Self::new(StatusCode::INTERNAL_SERVER_ERROR);
-        response.late = Some(late.clone());
+        response.late = Some(Box::new(Later { late: late.clone(), changes: Changes::default() }));
         (response, Responder { late: Some(late) })
+    }
+
+    /// Changes the answer: at once, or, where it is [still to come](Self::later), on a worker when it is there.
+    ///
+    /// ```
+    /// use narval_http::{Next, Request, Response};
+    ///
+    /// fn complain(request: Request, next: Next<'_>) -> Response {
+    ///     let path = request.path().to_owned();
+    ///     next.run(request).map(move |response| {
+    ///         if response.status().is_server_error() {
+    ///             eprintln!("{path}: {}", response.status());
+    ///         }
+    ///         response
+    ///     })
+    /// }
+    /// # let _: &dyn narval_http::Middleware = &complain;
+    /// ```
+    #[must_use]
+    pub fn map(mut self, change: impl FnOnce(Self) -> Self + Send + 'static) -> Self {
+        match &mut self.late {
+            Some(later) => {
+                later.changes.0.push(Box::new(change));
+                self
+            }
+            None => change(self),
+        }
+    }
+}
+
+/// A response that is still to come, on its way through the middlewares.
+#[derive(Debug)]
+pub(crate) struct Later {
+    late: Arc<Late>,
+    changes: Changes,
+}
+
+/// What is to be done to an answer when it is there, in this order.
+#[derive(Default)]
+struct Changes(Vec<Box<dyn FnOnce(Response) -> Response + Send>>);
+
+impl std::fmt::Debug for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Changes({})", self.0.len())
     }
 }
 
@@ -91,6 +139,7 @@ enum Meeting {
 struct Waiting {
     lease: TxLease,
     exchange: Exchange,
+    changes: Changes,
     engine: Arc<Engine>,
 }
 
@@ -107,8 +156,8 @@ impl Late {
             Meeting::Nobody => *meeting = Meeting::Answer(Box::new(response)),
             Meeting::Waiting(waiting) => {
                 drop(meeting);
-                let Waiting { lease, exchange, engine } = *waiting;
-                engine.pool.push_continued(Job::Late(Box::new(LateAnswer { lease, exchange, response })));
+                let Waiting { lease, exchange, changes, engine } = *waiting;
+                engine.pool.push_continued(Job::Late(Box::new(LateAnswer { lease, exchange, response, changes })));
             }
             Meeting::Answer(_) | Meeting::Over => {}
         }
@@ -124,14 +173,17 @@ impl Late {
         // After an error the lease is dropped, which aborts the connection: something of the message may be out.
         message.send(connection).inspect_err(|_| *meeting = Meeting::Over)
     }
+}
 
-    /// Worker: leaves the right to answer here, or takes the answer along that is there already.
-    pub(crate) fn wait(&self, lease: TxLease, exchange: Exchange, engine: &Arc<Engine>) -> Option<LateAnswer> {
-        let mut meeting = self.lock();
+impl Later {
+    /// Leaves the right to answer with the answer that is to come, or takes that along if it is there already.
+    pub(crate) fn wait(self, lease: TxLease, exchange: Exchange, engine: &Arc<Engine>) -> Option<LateAnswer> {
+        let Self { late, changes } = self;
+        let mut meeting = late.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
-            Meeting::Answer(response) => Some(LateAnswer { lease, exchange, response: *response }),
+            Meeting::Answer(response) => Some(LateAnswer { lease, exchange, response: *response, changes }),
             _ => {
-                *meeting = Meeting::Waiting(Box::new(Waiting { lease, exchange, engine: engine.clone() }));
+                *meeting = Meeting::Waiting(Box::new(Waiting { lease, exchange, changes, engine: engine.clone() }));
                 None
             }
         }
@@ -143,5 +195,15 @@ impl Late {
 pub(crate) struct LateAnswer {
     pub(crate) lease: TxLease,
     pub(crate) exchange: Exchange,
-    pub(crate) response: Response,
+    response: Response,
+    changes: Changes,
+}
+
+impl LateAnswer {
+    /// Worker: what is to be sent, once all that waited for it has been done to it. As a handler does, that may panic.
+    pub(crate) fn take(&mut self) -> Response {
+        let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
+        let answer = mem::replace(&mut self.response, nothing);
+        mem::take(&mut self.changes).0.into_iter().fold(answer, |answer, change| change(answer))
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::responder::Late;
+use crate::responder::Later;
 use crate::{Body, proto, ws};
 
 /// An answer: a status, field lines and a [`Body`].
@@ -18,7 +18,7 @@ pub struct Response {
     /// With a 101: what the connection becomes.
     pub(crate) upgrade: Option<ws::Accepted>,
     /// The answer is still to come.
-    pub(crate) late: Option<Arc<Late>>,
+    pub(crate) late: Option<Box<Later>>,
     /// The error that a handler answered with, until an error handler takes it.
     pub(crate) failure: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -78,6 +78,9 @@ impl Response {
     /// Adds a field line. A field that is there already is kept beside it.
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        if self.late.is_some() {
+            return self.map(|answer| answer.header(name, value));
+        }
         self.plain().0.push((name, value));
         self
     }
@@ -85,6 +88,9 @@ impl Response {
     /// Sets a field line, in place of those with this name.
     #[must_use]
     pub fn replace_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        if self.late.is_some() {
+            return self.map(|answer| answer.replace_header(name, value));
+        }
         let headers = self.plain().0;
         headers.retain(|(have, _)| *have != name);
         headers.push((name, value));
@@ -105,6 +111,9 @@ impl Response {
     /// Sets the body.
     #[must_use]
     pub fn body(mut self, new: Body) -> Self {
+        if self.late.is_some() {
+            return self.map(|answer| answer.body(new));
+        }
         *self.plain().1 = new;
         self
     }

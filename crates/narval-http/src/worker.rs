@@ -18,6 +18,7 @@ use crate::guard;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
 use crate::mailbox::Message;
 use crate::pool::{Call, Job, Pool, Sleeper};
+use crate::responder::LateAnswer;
 use crate::transmit::{Outgoing, Rest, Step, encode};
 use crate::{Bytes, FileRange, Response, early, ws};
 
@@ -90,7 +91,7 @@ impl Worker {
         let done = catch_unwind(AssertUnwindSafe(|| match job {
             Job::Answer(call) => self.answer(*call),
             Job::Continue { lease, outgoing } => self.go_on(lease, outgoing),
-            Job::Late(late) => self.send(late.lease, late.response, late.exchange),
+            Job::Late(late) => self.send_late(*late),
             Job::WebSocket(socket) => {
                 if socket.run() == ws::Turn::Again {
                     self.engine.pool.push_continued(Job::WebSocket(socket));
@@ -120,11 +121,21 @@ impl Worker {
         }
     }
 
+    /// Sends an answer that came after its handler had returned, or before.
+    fn send_late(&mut self, mut late: LateAnswer) {
+        let response = catch_unwind(AssertUnwindSafe(|| late.take())).unwrap_or_else(|_| {
+            self.counters.panics.add(1);
+            tracing::error!("a middleware panicked at a late answer: answered 500");
+            Response::from(self.engine.failed.clone())
+        });
+        self.send(late.lease, response, late.exchange);
+    }
+
     /// Encodes and sends an answer.
     fn send(&mut self, lease: TxLease, mut response: Response, mut exchange: Exchange) {
-        if let Some(late) = response.late.take() {
-            if let Some(late) = late.wait(lease, exchange, &self.engine) {
-                self.send(late.lease, late.response, late.exchange);
+        if let Some(later) = response.late.take() {
+            if let Some(late) = later.wait(lease, exchange, &self.engine) {
+                self.send_late(late);
             }
             return;
         }

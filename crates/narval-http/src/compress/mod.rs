@@ -66,11 +66,11 @@ impl Compression {
         self.bytes_min = bytes;
         self
     }
+}
 
-    fn is_worth_it(&self, response: &Response) -> bool {
-        let is_large = response.content_length().is_none_or(|bytes| bytes >= self.bytes_min.max(1));
-        is_large && has_content(response.status()) && may_be_compressed(response)
-    }
+fn is_worth_it(response: &Response, bytes_min: u64) -> bool {
+    let is_large = response.content_length().is_none_or(|bytes| bytes >= bytes_min.max(1));
+    is_large && has_content(response.status()) && may_be_compressed(response)
 }
 
 /// Whether its kind allows it.
@@ -95,25 +95,29 @@ impl Middleware for Compression {
     fn handle(&self, request: Request, next: Next<'_>) -> Response {
         let coding = negotiate_coding(&request.head(), &self.codings).unwrap_or(Coding::Identity);
         let is_head = *request.method() == Method::HEAD;
-        let response = next.run(request);
-        if !self.is_worth_it(&response) {
-            return pass_on(response);
-        }
-        let response = add_vary(response);
-        match (coding, is_head) {
-            (Coding::Identity, _) => response,
-            // What the length would be nobody knows without compressing it.
-            (_, true) => mark(response, coding).body(Body::source(Nothing, None)),
-            (_, false) => compress(response, coding),
-        }
+        let bytes_min = self.bytes_min;
+        next.run(request).map(move |response| {
+            if !is_worth_it(&response, bytes_min) {
+                return pass_on(response);
+            }
+            let response = add_vary(response);
+            match (coding, is_head) {
+                (Coding::Identity, _) => response,
+                // What the length would be nobody knows without compressing it.
+                (_, true) => mark(response, coding).body(Body::source(Nothing, None)),
+                (_, false) => compress(response, coding),
+            }
+        })
     }
 
     fn inline(&self, head: &HeadRef<'_>, next: Next<'_>) -> Option<Response> {
         if negotiate_coding(head, &self.codings).is_some_and(|coding| coding != Coding::Identity) {
             return None;
         }
-        let response = next.inline(head)?;
-        Some(if self.is_worth_it(&response) { add_vary(response) } else { pass_on(response) })
+        let bytes_min = self.bytes_min;
+        Some(next.inline(head)?.map(move |response| {
+            if is_worth_it(&response, bytes_min) { add_vary(response) } else { pass_on(response) }
+        }))
     }
 }
 

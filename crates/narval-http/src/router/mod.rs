@@ -47,7 +47,7 @@ pub struct Router {
     layers: Vec<Arc<dyn Middleware>>,
     not_found: Option<Box<dyn Handler>>,
     method_not_allowed: Option<Box<dyn Handler>>,
-    on_error: Option<Box<OnError>>,
+    on_error: Option<Arc<OnError>>,
     error: Option<RouteError>,
 }
 
@@ -208,7 +208,7 @@ impl Router {
     where
         F: Fn(&HeadRef<'_>, &(dyn Error + 'static)) -> Response + Send + Sync + 'static,
     {
-        self.on_error = Some(Box::new(answer));
+        self.on_error = Some(Arc::new(answer));
         self
     }
 
@@ -278,7 +278,7 @@ struct Dispatch {
     any_inline: bool,
     not_found: Option<Box<dyn Handler>>,
     method_not_allowed: Option<Box<dyn Handler>>,
-    on_error: Option<Box<OnError>>,
+    on_error: Option<Arc<OnError>>,
 }
 
 /// The route that answers, or why there is none.
@@ -303,13 +303,16 @@ impl Handler for Dispatch {
         };
         let (head, parts, peer) = request.head_parts();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.route(request)));
-        let head = HeadRef::new(&head, &parts, &peer);
         match outcome {
-            Ok(mut response) => match response.take_failure() {
-                Some(error) => on_error(&head, &*error),
-                None => response,
-            },
+            Ok(response) => {
+                let on_error = on_error.clone();
+                response.map(move |mut response| match response.take_failure() {
+                    Some(error) => on_error(&HeadRef::new(&head, &parts, &peer), &*error),
+                    None => response,
+                })
+            }
             Err(payload) => {
+                let head = HeadRef::new(&head, &parts, &peer);
                 let panicked = HandlerPanicked { message: panic_message(&*payload).to_owned() };
                 tracing::error!(method = %head.method(), path = head.path(), "{panicked}");
                 on_error(&head, &panicked)
@@ -331,11 +334,9 @@ impl Dispatch {
             }
             Ok(Found::OtherMethods(allow, route)) => {
                 let handler = self.method_not_allowed.as_deref().unwrap_or(&default_method_not_allowed);
-                let mut response = Next::new(&route.layers, handler).run(request);
-                if response.header_value(&ALLOW).is_none() {
-                    response = response.header(ALLOW, allow);
-                }
-                response
+                Next::new(&route.layers, handler).run(request).map(|response| {
+                    if response.header_value(&ALLOW).is_some() { response } else { response.header(ALLOW, allow) }
+                })
             }
             Ok(Found::Nothing) => match &self.not_found {
                 Some(handler) => handler.handle(request),

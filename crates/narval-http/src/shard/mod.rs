@@ -418,6 +418,9 @@ impl<D: Driver> Shard<D> {
     fn after_answer(&mut self, token: Token) {
         let stopping = self.stopping;
         let Some(slot) = self.slots.get(token) else { return };
+        if slot.late.is_some() {
+            return self.wait_for_late(token);
+        }
         match slot.closing {
             Some(close) => return self.end(token, close),
             None if slot.input_ended && slot.input.is_empty() => return self.close(token),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use http::{Method, Version};
 
-use super::slot::{Phase, Slot};
+use super::slot::{PendingLate, Phase, Slot};
 use super::{Shard, millis};
 use crate::access_log::{Entry, Watch};
 use crate::connection::Close;
@@ -41,6 +41,8 @@ enum Stop {
     Job(Box<ParsedHead>),
     /// The last answer's body is not in memory.
     Rest { rest: Rest, keep_alive: bool, status: u16, entry: Option<Box<Entry>> },
+    /// The last answer is still to come.
+    Late(Box<PendingLate>),
     /// The last answer ends the connection.
     Close,
     /// The input is not HTTP.
@@ -145,13 +147,22 @@ impl<D: Driver> Shard<D> {
                     }
                     used = input.len();
                 }
+                Stop::Late(late) => {
+                    if let Some(slot) = self.slots.get(token) {
+                        slot.late = Some(late);
+                    }
+                    if self.send(token, out) {
+                        self.wait_for_late(token);
+                    }
+                    return used;
+                }
                 Stop::InputUsed | Stop::Flush | Stop::Job(_) => {}
             }
             if !self.send(token, out) {
                 return used;
             }
             match stop {
-                Stop::Flush => {}
+                Stop::Flush | Stop::Late(_) => {}
                 Stop::Job(head) => match self.begin(token, *head, input, &mut used) {
                     Begun::Elsewhere => return used,
                     Begun::Answered => {}
@@ -230,6 +241,9 @@ impl<D: Driver> Shard<D> {
                 slot.deadline = idle_until;
             }
             self.counters.requests_inline.add(1);
+            if response.late.is_some() {
+                return late(response, &head, entry);
+            }
             let before = out.len();
             let encoded = encode(response, answer_to(&head), out);
             self.last_head.give_back(head);
@@ -324,6 +338,21 @@ impl<D: Driver> Shard<D> {
             }
         }
         Begun::Elsewhere
+    }
+
+    /// An inline answer is still to come: until then its job has the connection, though no worker has the job.
+    pub(super) fn wait_for_late(&mut self, token: Token) {
+        let idle_until = self.now + self.keep_alive_timeout;
+        let Some(late) = self.slots.get(token).and_then(|slot| slot.late.take()) else { return };
+        let Some(lease) = self.lease_to_job(token) else { return };
+        let PendingLate { later, exchange } = *late;
+        if let Some(late) = later.wait(lease, exchange, &self.engine) {
+            self.engine.pool.push_continued(Job::Late(Box::new(late)));
+        }
+        if let Some(slot) = self.slots.get(token) {
+            slot.deadline = idle_until;
+        }
+        self.watch(token);
     }
 
     /// Begins a request that is not answered inline: its body is received, or it is dispatched.
@@ -528,6 +557,16 @@ pub(super) enum Begun {
     Elsewhere,
     /// It is answered, and the next one can be looked at.
     Answered,
+}
+
+/// An inline answer that is still to come.
+#[cold]
+#[inline(never)]
+fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Stop {
+    let watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
+    let exchange = Exchange { to: answer_to(head), body: None, watch };
+    let late = response.late.map(|later| Box::new(PendingLate { later: *later, exchange }));
+    late.map_or(Stop::InputUsed, Stop::Late)
 }
 
 fn answer_to(head: &ParsedHead) -> AnswerTo {

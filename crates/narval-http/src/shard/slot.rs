@@ -3,8 +3,10 @@ use std::sync::Arc;
 use crate::clock::Millis;
 use crate::connection::{Close, Connection};
 use crate::driver::Token;
+use crate::exchange::Exchange;
 use crate::intake::Intake;
 use crate::proto::head::HeadScan;
+use crate::responder::Later;
 use crate::transmit::Outgoing;
 use crate::ws;
 
@@ -28,6 +30,8 @@ pub(super) struct Slot {
     pub(super) awaiting_writable: bool,
     /// An answer that waits for the socket.
     pub(super) outgoing: Option<Box<Outgoing>>,
+    /// An inline answer that is still to come: it has its turn when what is being sent is out.
+    pub(super) late: Option<Box<PendingLate>>,
     /// How to end when what is being sent is out.
     pub(super) closing: Option<Close>,
     pub(super) deadline: Millis,
@@ -42,6 +46,12 @@ pub(super) struct Slot {
 }
 
 const _: () = assert!(size_of::<Slot>() <= 256);
+
+/// An answer that is still to come, and what it is an answer to.
+pub(super) struct PendingLate {
+    pub(super) later: Later,
+    pub(super) exchange: Exchange,
+}
 
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +89,7 @@ impl Slot {
             websocket: None,
             awaiting_writable: false,
             outgoing: None,
+            late: None,
             closing: None,
             deadline: 0,
             look_at: 0,

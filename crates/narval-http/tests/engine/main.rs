@@ -13,6 +13,7 @@ mod connections;
 mod deadlines;
 mod drivers;
 mod harness;
+mod late;
 mod observed;
 mod overload;
 mod panics;

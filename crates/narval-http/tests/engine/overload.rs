@@ -152,39 +152,3 @@ fn a_hundred_workers_sleep_at_once() {
         assert!(took < Duration::from_secs(3), "100 sleeps of 100 ms in {took:?}: they don't run side by side");
     });
 }
-
-#[test]
-fn late_answers_hold_no_worker() {
-    on_each_driver(|driver| {
-        let waiting: Arc<Mutex<Vec<(String, narval_http::Responder)>>> = Arc::default();
-        let shelf = waiting.clone();
-        let server = TestServer::with(
-            driver,
-            move |request: Request| {
-                let (response, responder) = Response::later();
-                match request.path() {
-                    "/now" => responder.respond(Response::text(StatusCode::OK, "/now")),
-                    "/never" => drop(responder),
-                    path => shelf.lock().unwrap().push((path.to_owned(), responder)),
-                }
-                response
-            },
-            Limits::default(),
-            |builder| builder.workers(1),
-        );
-        let mut clients: Vec<_> = (0..10).map(|_| server.connect()).collect();
-        for (at, client) in clients.iter_mut().enumerate() {
-            client.send(format!("GET /{at} HTTP/1.1\r\nHost: t\r\n\r\nGET /now HTTP/1.1\r\nHost: t\r\n\r\n"));
-        }
-        eventually("all ten wait", || waiting.lock().unwrap().len() == 10);
-        assert_eq!(server.get("/now").text(), "/now");
-        assert_eq!(server.get("/never").status, 500);
-        for (path, responder) in waiting.lock().unwrap().drain(..).rev() {
-            std::thread::spawn(move || responder.respond(Response::text(StatusCode::OK, path)));
-        }
-        for (at, client) in clients.iter_mut().enumerate() {
-            assert_eq!(client.answer().text(), format!("/{at}"));
-            assert_eq!(client.answer().text(), "/now", "and what was pipelined behind it");
-        }
-    });
-}
