@@ -343,6 +343,74 @@ impl std::str::FromStr for Sha256 {
     }
 }
 
+/// A hash of any algorithm but BLAKE3, over data that comes in pieces.
+#[derive(Clone)]
+pub struct Hasher(AnyHasher);
+
+#[derive(Clone)]
+enum AnyHasher {
+    Md5(md5::Md5),
+    Sha1(sha1_smol::Sha1),
+    Sha256(Sha256Hasher),
+    Sha512(sha2::Sha512),
+}
+
+impl Hasher {
+    /// A hasher that has seen nothing; `None` for an algorithm that is not supported: BLAKE3.
+    pub fn new(algorithm: Algorithm) -> Option<Self> {
+        Some(Self(match algorithm {
+            Algorithm::Md5 => AnyHasher::Md5(md5::Md5::new()),
+            Algorithm::Sha1 => AnyHasher::Sha1(sha1_smol::Sha1::new()),
+            Algorithm::Sha256 => AnyHasher::Sha256(Sha256Hasher::new()),
+            Algorithm::Sha512 => AnyHasher::Sha512(sha2::Sha512::new()),
+            Algorithm::Blake3 => return None,
+        }))
+    }
+
+    /// Takes the next piece.
+    pub fn update(&mut self, data: &[u8]) {
+        match &mut self.0 {
+            AnyHasher::Md5(hasher) => hasher.update(data),
+            AnyHasher::Sha1(hasher) => hasher.update(data),
+            AnyHasher::Sha256(hasher) => hasher.update(data),
+            AnyHasher::Sha512(hasher) => hasher.update(data),
+        }
+    }
+
+    /// The digest of all pieces.
+    pub fn finish(self) -> Hash {
+        let (algorithm, mut digest) = (self.algorithm(), [0; DIGEST_LEN_MAX]);
+        let mut put = |bytes: &[u8]| {
+            // No digest is longer than the longest.
+            if let Some(to) = digest.get_mut(..bytes.len()) {
+                to.copy_from_slice(bytes);
+            }
+        };
+        match self.0 {
+            AnyHasher::Md5(hasher) => put(&hasher.finalize()),
+            AnyHasher::Sha1(hasher) => put(&hasher.digest().bytes()),
+            AnyHasher::Sha256(hasher) => put(hasher.finish().as_bytes()),
+            AnyHasher::Sha512(hasher) => put(&hasher.finalize()),
+        }
+        Hash { algorithm, bytes: digest }
+    }
+
+    const fn algorithm(&self) -> Algorithm {
+        match self.0 {
+            AnyHasher::Md5(_) => Algorithm::Md5,
+            AnyHasher::Sha1(_) => Algorithm::Sha1,
+            AnyHasher::Sha256(_) => Algorithm::Sha256,
+            AnyHasher::Sha512(_) => Algorithm::Sha512,
+        }
+    }
+}
+
+impl fmt::Debug for Hasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hasher({})", self.algorithm())
+    }
+}
+
 /// A SHA-256 over data that comes in pieces.
 #[derive(Clone, Default)]
 pub struct Sha256Hasher(sha2::Sha256);

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::content_address::{ContentAddress, Method};
-use crate::hash::{NarHash, Sha256};
+use crate::content_address::ContentAddress;
+use crate::contents::hashed_contents;
+use crate::hash::{Hash, Hasher, NarHash};
 use crate::signature::{Signature, fingerprint};
-use crate::store_path::{StoreDir, StorePath};
+use crate::store_path::{HashPart, StoreDir, StorePath};
 
 /// What a store knows of a valid path: the row of the Nix database, the answer of the daemon, the heart of a narinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,21 +37,32 @@ impl PathInfo {
         fingerprint(store_dir, &self.path, &self.nar_hash, self.nar_size, &self.references)
     }
 
-    /// Whether this path can be trusted without a signature, and what must then be checked: `None` if it needs one.
-    ///
-    /// The content address must name the path, and be of a kind whose hash can be checked against the contents. A path
-    /// that refers to itself needs a signature: its hash is taken with its own hash part blanked out.
-    pub fn check_by_contents(&self, store_dir: &StoreDir) -> Option<ContentsCheck> {
-        let ca = self.ca.as_ref()?;
-        if self.references.contains(&self.path) || !ca.names(store_dir, &self.path, &self.references) {
-            return None;
+    /// What this path's content address claims, as far as it can be told without the contents.
+    pub fn contents_claim(&self, store_dir: &StoreDir) -> ContentsClaim {
+        let Some(ca) = &self.ca else { return ContentsClaim::None };
+        if !ca.names(store_dir, &self.path, &self.references) {
+            return ContentsClaim::Untrue;
         }
-        let hash = ca.hash().sha256().ok()?;
-        match ca.method() {
-            // The name says nothing of what the NAR hash says unless they are the same.
-            Method::Nar => (hash == self.nar_hash).then_some(ContentsCheck::Nar),
-            Method::Text | Method::Flat => Some(ContentsCheck::File(hash)),
-            Method::Git => None,
+        if Hasher::new(ca.hash().algorithm()).is_none() {
+            return ContentsClaim::Unsupported;
+        }
+        let of = match hashed_contents(ca.method()) {
+            HashedContents::Nar if self.references.contains(&self.path) => {
+                HashedContents::NarWithout(self.path.hash_part())
+            }
+            of => of,
+        };
+        if of == HashedContents::Nar && ca.hash().sha256() == Ok(self.nar_hash) {
+            return ContentsClaim::Check(ContentsCheck::Nar);
+        }
+        ContentsClaim::Check(ContentsCheck::Hash { expected: *ca.hash(), of })
+    }
+
+    /// What must be checked for this path to need no signature: `None` if it needs one.
+    pub fn check_by_contents(&self, store_dir: &StoreDir) -> Option<ContentsCheck> {
+        match self.contents_claim(store_dir) {
+            ContentsClaim::Check(check) => Some(check),
+            ContentsClaim::None | ContentsClaim::Untrue | ContentsClaim::Unsupported => None,
         }
     }
 
@@ -60,18 +72,50 @@ impl PathInfo {
     }
 }
 
+/// What the content address of a path claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContentsClaim {
+    /// There is none.
+    None,
+    /// It names another path than this one: it is not true, whatever the contents are.
+    Untrue,
+    /// It names this path by an algorithm that is not supported (BLAKE3): it can't be checked.
+    Unsupported,
+    /// It names this path, and is true if the contents have its hash.
+    Check(ContentsCheck),
+}
+
 /// What ties the contents of a path to its name, so that no signature is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentsCheck {
     /// The NAR hash does, which is checked anyway.
     Nar,
-    /// The NAR must be of one regular file, whose contents have this SHA-256.
-    File(Sha256),
+    /// A hash of its own, to be computed by a [`ContentsHasher`](crate::ContentsHasher).
+    Hash {
+        /// What it must be.
+        expected: Hash,
+        /// Of what it is taken.
+        of: HashedContents,
+    },
+}
+
+/// What the hash of a content address is taken of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HashedContents {
+    /// The NAR.
+    Nar,
+    /// The NAR of a path that refers to itself, with zero bytes in place of this hash part.
+    NarWithout(HashPart),
+    /// The contents of one regular file that is not executable.
+    File,
+    /// The Git object.
+    Git,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash::Sha256;
 
     fn info(ca: &str, nar_hash: NarHash) -> PathInfo {
         let ca: ContentAddress = ca.parse().unwrap();
@@ -93,16 +137,22 @@ mod tests {
     fn trusted_by_contents() {
         let (store_dir, hash, other) = (StoreDir::default(), Sha256::of(b"a"), Sha256::of(b"b"));
         let check = |ca: String, nar_hash| info(&ca, nar_hash).check_by_contents(&store_dir);
+        let by = |of, expected: &str| Some(ContentsCheck::Hash { expected: expected.parse().unwrap(), of });
+        let text = hash.to_string();
         assert_eq!(check(format!("fixed:r:{hash}"), hash), Some(ContentsCheck::Nar));
-        assert_eq!(check(format!("fixed:{hash}"), other), Some(ContentsCheck::File(hash)));
-        assert_eq!(check(format!("text:{hash}"), other), Some(ContentsCheck::File(hash)));
-        // The right content address beside the hash of other contents: a cache that lies.
-        assert_eq!(check(format!("fixed:r:{hash}"), other), None);
+        assert_eq!(check(format!("fixed:{hash}"), other), by(HashedContents::File, &text));
+        assert_eq!(check(format!("text:{hash}"), other), by(HashedContents::File, &text));
+        assert_eq!(check(format!("fixed:git:{hash}"), other), by(HashedContents::Git, &text));
+        // The right content address beside the hash of other contents: a cache that lies, and the contents will tell.
+        assert_eq!(check(format!("fixed:r:{hash}"), other), by(HashedContents::Nar, &text));
         assert!(!info(&format!("fixed:r:{hash}"), other).is_named_by_contents(&store_dir));
         assert!(info(&format!("fixed:r:{hash}"), hash).is_named_by_contents(&store_dir));
-        // Hashes that nobody here can check.
-        assert_eq!(check("fixed:r:sha1:00000000000000000000000000000000".into(), hash), None);
-        assert_eq!(check(format!("fixed:git:{hash}"), hash), None);
+        let sha1 = "sha1:00000000000000000000000000000000";
+        assert_eq!(check(format!("fixed:r:{sha1}"), hash), by(HashedContents::Nar, sha1));
+        // A hash that nobody here can check.
+        let blake3 = format!("fixed:r:blake3:{}", hash.to_nix32());
+        assert_eq!(info(&blake3, hash).contents_claim(&store_dir), ContentsClaim::Unsupported);
+        assert_eq!(check(blake3, hash), None);
     }
 
     #[test]
@@ -112,7 +162,9 @@ mod tests {
         let unaddressed = PathInfo { ca: None, ..good.clone() };
         let renamed = PathInfo { path: "00bgd045z0d4icpbc2yyz4gx48ak44la-a".parse().unwrap(), ..good.clone() };
         let to_itself = PathInfo { references: BTreeSet::from([good.path.clone()]), ..good.clone() };
-        for bad in [unaddressed, renamed, to_itself] {
+        assert_eq!(unaddressed.contents_claim(&store_dir), ContentsClaim::None);
+        for bad in [renamed, to_itself] {
+            assert_eq!(bad.contents_claim(&store_dir), ContentsClaim::Untrue);
             assert_eq!(bad.check_by_contents(&store_dir), None);
         }
     }

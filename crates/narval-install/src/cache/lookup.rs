@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 
-use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
+use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
 use super::{Cache, HEDGE_AFTER};
 use crate::http::{Client, Url};
@@ -33,19 +33,41 @@ pub(crate) struct Trust {
 impl Trust {
     /// The rule (Nix `path-info.cc checkSignatures`): a signature of a trusted key, or a name that its own contents determine
     /// (which whoever fetches the NAR then proves: [`Hashes`](crate::pipeline::Hashes)).
-    pub(crate) fn check(&self, cache: &Cache, info: &NarInfo) -> Result<(), Error> {
-        if !self.check_signatures {
-            return Ok(());
+    ///
+    /// No signature covers `CA`. One that does not name the path, or that can't be checked, is dropped, so that no store
+    /// says of the path what is not known to be true.
+    pub(crate) fn check(&self, cache: &Cache, info: &mut NarInfo) -> Result<(), Error> {
+        let known = info.path_info(0);
+        let (mut named, mut remark) = (false, String::new());
+        match known.contents_claim(&self.store_dir) {
+            ContentsClaim::Check(check) => {
+                if let ContentsCheck::Hash { expected, of: HashedContents::Nar } = check
+                    && expected.algorithm() == Algorithm::Sha256
+                {
+                    // The narinfo contradicts itself: there is no need to fetch anything.
+                    return Err(Error::Mismatch {
+                        cache: cache.url().to_string(),
+                        path: info.path.clone(),
+                        what: "NarHash",
+                        actual: info.nar_hash.to_string(),
+                        expected: format!("CA: {expected}"),
+                    });
+                }
+                named = true;
+            }
+            ContentsClaim::Untrue | ContentsClaim::Unsupported => {
+                let ca = info.ca.take().map(|ca| ca.to_string()).unwrap_or_default();
+                tracing::debug!(path = %info.path, ca, "the CA is not true or not supported; going on without it");
+                remark = format!("; its CA {ca} does not name it, or is of a kind that is not supported");
+            }
+            ContentsClaim::None => {}
         }
         let fingerprint = info.fingerprint(&self.store_dir);
-        if self.keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some() {
-            return Ok(());
-        }
-        if info.path_info(0).check_by_contents(&self.store_dir).is_some() {
+        if !self.check_signatures || named || self.keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some() {
             return Ok(());
         }
         let signers = info.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
-        let signers = if signers.is_empty() { "nobody".to_owned() } else { signers };
+        let signers = if signers.is_empty() { "nobody".to_owned() } else { signers } + &remark;
         Err(Error::Untrusted { cache: cache.url().to_string(), path: info.path.clone(), signers })
     }
 }
@@ -177,8 +199,12 @@ impl Caches {
         let Some(cache) = self.list.first().filter(|cache| cache.answers_batches()) else { return Vec::new() };
         match cache.batch(hash_parts) {
             Ok(infos) => {
-                let trusted = infos.into_iter().filter(|info| self.trust.check(cache, info).is_ok());
-                trusted.map(|info| Found { info, cache: Arc::clone(cache) }).collect()
+                let trusted = infos.into_iter().filter_map(|mut info| {
+                    // Asked for alone, it fails with its reason.
+                    self.trust.check(cache, &mut info).ok()?;
+                    Some(Found { info, cache: Arc::clone(cache) })
+                });
+                trusted.collect()
             }
             Err(error) => {
                 tracing::debug!(%error, "asking one by one instead");
@@ -189,7 +215,7 @@ impl Caches {
 }
 
 fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patient: bool) -> Result<Option<Found>, Error> {
-    let Some(info) = cache.narinfo(wanted, patient)? else { return Ok(None) };
-    trust.check(cache, &info)?;
+    let Some(mut info) = cache.narinfo(wanted, patient)? else { return Ok(None) };
+    trust.check(cache, &mut info)?;
     Ok(Some(Found { info, cache: Arc::clone(cache) }))
 }

@@ -205,14 +205,15 @@ fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &d
     );
 }
 
-/// The NAR's hash, and that of a file that is named by its contents.
+/// The NAR's hash, and that of contents that the path is named by: whether or not it is signed, since no signature covers
+/// `CA`, and the store would hand it on.
 pub(super) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> {
     let info = &found.info;
     if hashed.nar != info.nar_hash {
         return Err(mismatch(found, "NarHash", hashed.nar, info.nar_hash));
     }
-    match hashed.file {
-        Some((expected, Some(file))) if file != expected => Err(mismatch(found, "CA", file, expected)),
+    match hashed.contents {
+        Some((expected, Some(contents))) if contents != expected => Err(mismatch(found, "CA", contents, expected)),
         Some((expected, None)) => Err(mismatch(found, "CA", "no file", expected)),
         _ => Ok(()),
     }

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod contents;
 mod daemon;
 mod lab;
 mod network;

@@ -1,0 +1,302 @@
+//! The hash that a content address is made of, taken of a NAR as it passes.
+//!
+//! Nix: `libstore/local-store.cc addToStore` ("ca hash mismatch"), `libutil/references.cc HashModuloSink`,
+//! `libutil/git.cc dump`.
+
+use crate::content_address::Method;
+use crate::hash::{Algorithm, Hash, Hasher};
+use crate::nar::{Decoder, Event};
+use crate::path_info::{ContentsCheck, HashedContents};
+use crate::store_path::{HASH_PART_LEN, HashPart};
+
+/// The most references of a path to itself whose places are remembered.
+const POSITIONS_MAX: usize = 1 << 20;
+
+/// Computes what a [`ContentsCheck`] asks for.
+#[derive(Debug)]
+pub struct ContentsHasher(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Nar(Box<Hasher>),
+    Modulo(Box<Modulo>),
+    File(Box<File>),
+    Git(Box<Git>),
+}
+
+impl ContentsHasher {
+    /// A hasher that has seen nothing; `None` where the NAR hash says all, or where the algorithm is not supported.
+    pub fn new(check: &ContentsCheck) -> Option<Self> {
+        let ContentsCheck::Hash { expected, of } = check else { return None };
+        let hasher = Hasher::new(expected.algorithm())?;
+        Some(Self(match of {
+            HashedContents::Nar => Kind::Nar(Box::new(hasher)),
+            HashedContents::NarWithout(own) => Kind::Modulo(Box::new(Modulo {
+                expected: *expected,
+                own: *own,
+                pending: Vec::new(),
+                offset: 0,
+                found: Vec::new(),
+                hasher,
+            })),
+            HashedContents::File => {
+                Kind::File(Box::new(File { decoder: Decoder::new(), hasher, has_file: false, is_file: true }))
+            }
+            HashedContents::Git => Kind::Git(Box::new(Git::new(expected.algorithm()))),
+        }))
+    }
+
+    /// Takes the next bytes of the NAR.
+    pub fn update(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Kind::Nar(hasher) => hasher.update(bytes),
+            Kind::Modulo(modulo) => modulo.update(bytes),
+            Kind::File(file) => file.update(bytes),
+            Kind::Git(git) => git.update(bytes),
+        }
+    }
+
+    /// The hash of the contents; `None` if they are nothing that has one, such as a folder where a file must be.
+    pub fn finish(self) -> Option<Hash> {
+        match self.0 {
+            Kind::Nar(hasher) => Some(hasher.finish()),
+            Kind::Modulo(modulo) => Some(modulo.finish()),
+            Kind::File(file) => (file.is_file && file.has_file).then(|| file.hasher.finish()),
+            Kind::Git(git) => git.root,
+        }
+    }
+}
+
+/// The NAR with zero bytes in place of its own hash part. Nix up to 2.14 hashed after it where these are, newer versions
+/// and Lix do not: one of the two must be what is expected.
+#[derive(Debug)]
+struct Modulo {
+    expected: Hash,
+    own: HashPart,
+    /// Bytes that may be the beginning of the hash part.
+    pending: Vec<u8>,
+    /// Where in the NAR `pending` begins.
+    offset: u64,
+    /// At most [`POSITIONS_MAX`] and one more.
+    found: Vec<u64>,
+    hasher: Hasher,
+}
+
+impl Modulo {
+    fn update(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        let mut at = 0;
+        while let Some(rest) = self.pending.get(at..) {
+            let Some(next) = find(rest, self.own.as_bytes()) else { break };
+            let from = at + next;
+            if self.found.len() <= POSITIONS_MAX {
+                self.found.push(self.offset + from as u64);
+            }
+            at = from + HASH_PART_LEN;
+            if let Some(own) = self.pending.get_mut(from..at) {
+                own.fill(0);
+            }
+        }
+        // What was replaced can't begin another one: zero is no digit of a hash part.
+        let done = self.pending.len().saturating_sub(HASH_PART_LEN - 1);
+        self.hasher.update(self.pending.get(..done).unwrap_or_default());
+        self.pending.drain(..done);
+        self.offset += done as u64;
+    }
+
+    fn finish(mut self) -> Hash {
+        self.hasher.update(&self.pending);
+        let plain = self.hasher.clone().finish();
+        if plain == self.expected || self.found.len() > POSITIONS_MAX {
+            return plain;
+        }
+        for position in &self.found {
+            self.hasher.update(format!("|{position}").as_bytes());
+        }
+        let with_positions = self.hasher.finish();
+        if with_positions == self.expected { with_positions } else { plain }
+    }
+}
+
+fn find(bytes: &[u8], wanted: &[u8; HASH_PART_LEN]) -> Option<usize> {
+    let first = wanted[0];
+    let mut from = 0;
+    loop {
+        let rest = bytes.get(from..)?;
+        let at = from + rest.iter().position(|byte| *byte == first)?;
+        if bytes.get(at..at + HASH_PART_LEN)? == wanted {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+}
+
+/// The contents of a NAR that is one regular file: store paths named by `text:` and `fixed:` without `r:`.
+#[derive(Debug)]
+struct File {
+    decoder: Decoder,
+    hasher: Hasher,
+    has_file: bool,
+    /// Whether the NAR is one file and nothing else.
+    is_file: bool,
+}
+
+impl File {
+    fn update(&mut self, mut bytes: &[u8]) {
+        while self.is_file {
+            match self.decoder.next(bytes) {
+                Ok((_, None)) => return,
+                Ok((used, Some(event))) => {
+                    match event {
+                        // The hash would not say that it is executable (Nix `content-address.cc`: flat and text are plain).
+                        Event::Regular { executable: false, .. } => self.has_file = true,
+                        Event::Contents(contents) => self.hasher.update(contents),
+                        Event::EndRegular => {}
+                        _ => self.is_file = false,
+                    }
+                    bytes = bytes.get(used..).unwrap_or_default();
+                }
+                // Whoever unpacks it says what is wrong.
+                Err(_) => self.is_file = false,
+            }
+        }
+    }
+}
+
+/// The Git object of a NAR.
+#[derive(Debug)]
+struct Git {
+    algorithm: Algorithm,
+    decoder: Decoder,
+    /// The folders that are being read.
+    open: Vec<Tree>,
+    /// The name of what comes next.
+    name: Vec<u8>,
+    blob: Option<(Hasher, bool)>,
+    root: Option<Hash>,
+    failed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Tree {
+    name: Vec<u8>,
+    /// The name by which Git sorts, with `/` at the end of a folder's; mode, name and hash as the object has them.
+    entries: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Git {
+    fn new(algorithm: Algorithm) -> Self {
+        let decoder = Decoder::new();
+        Self { algorithm, decoder, open: Vec::new(), name: Vec::new(), blob: None, root: None, failed: false }
+    }
+
+    fn update(&mut self, mut bytes: &[u8]) {
+        while !self.failed {
+            let mut decoder = std::mem::take(&mut self.decoder);
+            let used = match decoder.next(bytes) {
+                Ok((_, None)) => None,
+                Ok((used, Some(event))) => {
+                    self.take(event);
+                    Some(used)
+                }
+                Err(_) => {
+                    (self.failed, self.root) = (true, None);
+                    None
+                }
+            };
+            self.decoder = decoder;
+            let Some(used) = used else { return };
+            bytes = bytes.get(used..).unwrap_or_default();
+        }
+    }
+
+    fn take(&mut self, event: Event<'_>) {
+        match event {
+            Event::Entry { name } => self.name = name.to_vec(),
+            Event::Directory => self.open.push(Tree { name: std::mem::take(&mut self.name), entries: Vec::new() }),
+            Event::Regular { executable, size } => {
+                self.blob = self.object("blob", size).map(|hasher| (hasher, executable));
+            }
+            Event::Contents(contents) => {
+                if let Some((blob, _)) = &mut self.blob {
+                    blob.update(contents);
+                }
+            }
+            Event::EndRegular => {
+                if let Some((blob, executable)) = self.blob.take() {
+                    self.put(if executable { "100755" } else { "100644" }, blob.finish());
+                }
+            }
+            Event::Symlink { target } => {
+                if let Some(mut blob) = self.object("blob", target.len() as u64) {
+                    blob.update(target);
+                    self.put("120000", blob.finish());
+                }
+            }
+            Event::EndDirectory => {
+                let Some(mut tree) = self.open.pop() else { return };
+                tree.entries.sort();
+                let len: usize = tree.entries.iter().map(|(_, entry)| entry.len()).sum();
+                if let Some(mut object) = self.object("tree", len as u64) {
+                    tree.entries.iter().for_each(|(_, entry)| object.update(entry));
+                    self.name = tree.name;
+                    self.put("40000", object.finish());
+                }
+            }
+        }
+    }
+
+    fn object(&self, kind: &str, len: u64) -> Option<Hasher> {
+        let mut hasher = Hasher::new(self.algorithm)?;
+        hasher.update(format!("{kind} {len}\0").as_bytes());
+        Some(hasher)
+    }
+
+    fn put(&mut self, mode: &str, hash: Hash) {
+        let name = std::mem::take(&mut self.name);
+        match self.open.last_mut() {
+            Some(tree) => {
+                let entry = [mode.as_bytes(), b" ", &name, b"\0", hash.digest()].concat();
+                let key = if mode == "40000" { [&name[..], b"/"].concat() } else { name };
+                tree.entries.push((key, entry));
+            }
+            // The mode of the root is not part of the hash: only a plain file and a folder are what they must be.
+            None => self.root = matches!(mode, "100644" | "40000").then_some(hash),
+        }
+    }
+}
+
+/// What [`ContentsCheck`] is made from, for one method.
+pub(crate) fn hashed_contents(method: Method) -> HashedContents {
+    match method {
+        Method::Nar => HashedContents::Nar,
+        Method::Text | Method::Flat => HashedContents::File,
+        Method::Git => HashedContents::Git,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sha256;
+
+    fn modulo(own: HashPart, expected: Hash, bytes: &[u8], piece: usize) -> Hash {
+        let check = ContentsCheck::Hash { expected, of: HashedContents::NarWithout(own) };
+        let mut hasher = ContentsHasher::new(&check).unwrap();
+        bytes.chunks(piece).for_each(|piece| hasher.update(piece));
+        hasher.finish().unwrap()
+    }
+
+    #[test]
+    fn the_own_hash_part_counts_as_zeros() {
+        let own = HashPart::parse(b"00bgd045z0d4icpbc2yyz4gx48ak44la").unwrap();
+        let bytes = [b"x00bgd", &own.as_bytes()[..], &own.as_bytes()[..], b"y", &own.as_bytes()[..31]].concat();
+        let zeros = [b"x00bgd", &[0; 64][..], b"y", &own.as_bytes()[..31]].concat();
+        let (plain, old) = (Sha256::of(&zeros).into(), Sha256::of(&[&zeros[..], b"|6|38"].concat()).into());
+        for piece in 1..bytes.len() + 1 {
+            assert_eq!(modulo(own, plain, &bytes, piece), plain, "{piece}");
+            assert_eq!(modulo(own, old, &bytes, piece), old, "{piece}");
+            assert_eq!(modulo(own, Sha256::of(b"").into(), &bytes, piece), plain, "{piece}");
+        }
+    }
+}
