@@ -77,7 +77,7 @@ impl fmt::Display for Wanted {
 struct State {
     queue: VecDeque<Wanted>,
     /// What was asked for, by hash part: two names with one hash part can't both be right.
-    seen: HashMap<HashPart, Wanted>,
+    seen: HashMap<HashPart, Seen>,
     /// Answers that came before they were asked for, from a batch.
     early: HashMap<HashPart, Found>,
     threads: usize,
@@ -86,22 +86,35 @@ struct State {
     error: Option<Error>,
 }
 
+/// What was asked for, and a path that refers to it.
+struct Seen {
+    wanted: Wanted,
+    referrer: Option<StorePath>,
+}
+
 impl State {
     /// Puts a path on the queue, unless it was there before under the same name. `referrer`: what refers to it.
     fn want(&mut self, wanted: Wanted, referrer: Option<&StorePath>) -> Result<(), Error> {
+        let referrer = referrer.cloned();
         match (self.seen.entry(wanted.hash_part()), &wanted) {
             (Entry::Vacant(entry), _) => {
-                entry.insert(wanted.clone());
+                entry.insert(Seen { wanted: wanted.clone(), referrer });
                 self.queue.push_back(wanted);
                 Ok(())
             }
-            (Entry::Occupied(entry), Wanted::Path(path)) if !entry.get().is(path) => match referrer {
-                Some(referrer) => Err(Error::Reference { path: referrer.clone(), reference: path.clone() }),
-                None => Err(Error::Usage(format!("{} and {path} cannot both be store paths", entry.get()))),
-            },
+            (Entry::Occupied(entry), Wanted::Path(path)) if !entry.get().wanted.is(path) => {
+                let Seen { wanted: other, referrer: first } = entry.get();
+                Err(match (referrer, first, other) {
+                    (Some(referrer), ..) => Error::Reference { path: referrer, reference: path.clone() },
+                    (None, Some(first), Wanted::Path(other)) => {
+                        Error::Reference { path: first.clone(), reference: other.clone() }
+                    }
+                    _ => Error::Usage(format!("{other} and {path} cannot both be store paths")),
+                })
+            }
             (Entry::Occupied(mut entry), Wanted::Path(_)) => {
-                // Known by its hash part alone until now. Whoever looks it up compares the names afterwards.
-                entry.insert(wanted);
+                // It may have been known by its hash part alone. Whoever looks it up compares the names afterwards.
+                entry.insert(Seen { wanted, referrer });
                 Ok(())
             }
             (Entry::Occupied(_), Wanted::HashPart(_)) => Ok(()),
@@ -218,7 +231,8 @@ impl<'a> Walk<'a> {
         let path = found.info.path.clone();
         let mut missing = Vec::new();
         for reference in &found.info.references {
-            let known = self.lock().seen.get(&reference.hash_part()) == Some(&Wanted::Path(reference.clone()));
+            let wanted = Wanted::Path(reference.clone());
+            let known = self.lock().seen.get(&reference.hash_part()).is_some_and(|seen| seen.wanted == wanted);
             if !known && *reference != path && !(self.is_there)(reference)? {
                 missing.push(reference.clone());
             }
