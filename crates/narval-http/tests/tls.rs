@@ -485,6 +485,58 @@ fn a_client_that_resets_before_it_is_accepted_gets_past_neither_tls_nor_the_limi
     }
 }
 
+/// A socket that counts what it receives.
+struct Counted {
+    socket: TcpStream,
+    received: u64,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.socket.read(buffer)?;
+        self.received += n as u64;
+        Ok(n)
+    }
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+/// Each record adds 22 bytes: how many there are tells how often something was sent.
+#[test]
+fn pings_that_come_together_are_answered_together() {
+    let server = Running::start(false, Limits::default());
+    let StreamOwned { conn, sock: socket } = server.client(&rustls::version::TLS13);
+    let mut client = StreamOwned::new(conn, Counted { socket, received: 0 });
+    client
+        .write_all(
+            b"GET /socket HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+              Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        )
+        .unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\x81\x07welcome") {
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    let before = client.sock.received;
+    let count = 10_900;
+    client.write_all(&b"\x89\x80\0\0\0\0".repeat(count)).unwrap();
+    let mut pongs = vec![0; 2 * count];
+    client.read_exact(&mut pongs).unwrap();
+    assert!(pongs == b"\x8a\0".repeat(count), "each has its answer");
+    let received = client.sock.received - before;
+    assert!(received < 4 * count as u64, "{received} bytes for {count} pongs of two");
+}
+
 #[test]
 fn curl_agrees() {
     let server = Running::start(false, Limits::default());

@@ -151,7 +151,15 @@ impl Outbox {
 
     /// Sends a Ping or Pong; not to a client that takes nothing, which then has its own messages to blame.
     pub(super) fn control(&mut self, frame: Frame, options: &Options) -> SendStatus {
-        if self.queued_bytes > options.send_soft_bytes { SendStatus::Dropped } else { self.send(frame.into(), options) }
+        self.controls(frame.bytes().clone(), options)
+    }
+
+    /// The same of several frames, one behind the other.
+    pub(super) fn controls(&mut self, frames: Bytes, options: &Options) -> SendStatus {
+        if self.queued_bytes > options.send_soft_bytes {
+            return SendStatus::Dropped;
+        }
+        self.send(Encoded { head: frames, tail: Bytes::new() }, options)
     }
 
     /// Queues a Close frame behind all messages. False: there is one already.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::codec::decoder::{Decoder, Incoming};
-use super::codec::frame::Opcode;
+use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
@@ -44,6 +44,9 @@ pub(crate) struct Wants {
     pub(crate) end: Option<Close>,
 }
 
+/// How many Pings are answered at once.
+const PINGS_AT_ONCE: usize = 1024;
+
 /// The longest time between two looks at a stream that waits for nothing in particular.
 const LOOK_MAX: Millis = 3_600_000;
 
@@ -57,12 +60,44 @@ impl Stream {
     pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &Pool) {
         self.heard_at = now;
         self.pinged = false;
+        let mut pings = Vec::new();
         loop {
-            match self.decoder.next(&mut bytes) {
-                Ok(Some(incoming)) => self.take(incoming, pool),
-                Ok(None) => return,
-                Err(error) => self.push(Pending::Failed(error), pool),
+            let event = match self.decoder.next(&mut bytes) {
+                Ok(Some(Incoming::Ping(payload))) => {
+                    pings.push(payload);
+                    if pings.len() >= PINGS_AT_ONCE {
+                        self.answer(&mut pings, pool);
+                    }
+                    continue;
+                }
+                Ok(Some(Incoming::Message(message))) => Pending::Message(message),
+                Ok(Some(Incoming::Compressed(message))) => Pending::Compressed(message),
+                Ok(Some(Incoming::Pong(payload))) => Pending::Pong(payload),
+                Ok(Some(Incoming::Close(frame))) => Pending::Closed(frame),
+                Ok(None) => return self.answer(&mut pings, pool),
+                Err(error) => Pending::Failed(error),
+            };
+            self.answer(&mut pings, pool);
+            self.push(event, pool);
+        }
+    }
+
+    /// Answers Pings that came one behind the other: a system call for each would be more work than they were for the client.
+    fn answer(&mut self, pings: &mut Vec<Bytes>, pool: &Pool) {
+        if pings.is_empty() {
+            return;
+        }
+        if self.shared.options.auto_pong {
+            let mut pongs = Vec::new();
+            for payload in pings.iter() {
+                pongs.extend_from_slice(ServerHeader::new(Opcode::Pong, false, payload.len()).as_bytes());
+                pongs.extend_from_slice(payload);
             }
+            // Left out where much waits to be sent: only the latest Ping need be answered (RFC 6455 section 5.5.3).
+            let _ = self.shared.out().controls(pongs.into(), &self.shared.options);
+        }
+        for payload in pings.drain(..) {
+            self.push(Pending::Ping(payload), pool);
         }
     }
 
@@ -125,23 +160,6 @@ impl Stream {
     pub(crate) fn release(self, pool: &Pool) {
         self.push(Pending::Lost(WsError::Lost), pool);
         self.shared.out().detach();
-    }
-
-    fn take(&mut self, incoming: Incoming, pool: &Pool) {
-        let event = match incoming {
-            Incoming::Message(message) => Pending::Message(message),
-            Incoming::Compressed(message) => Pending::Compressed(message),
-            Incoming::Pong(payload) => Pending::Pong(payload),
-            Incoming::Close(frame) => Pending::Closed(frame),
-            Incoming::Ping(payload) => {
-                if self.shared.options.auto_pong {
-                    // Left out where much waits to be sent: only the latest Ping need be answered (RFC 6455 section 5.5.3).
-                    let _ = self.shared.out().control(Frame::control(Opcode::Pong, &payload), &self.shared.options);
-                }
-                Pending::Ping(payload)
-            }
-        };
-        self.push(event, pool);
     }
 
     fn push(&self, event: Pending, pool: &Pool) {

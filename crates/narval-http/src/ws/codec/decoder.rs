@@ -294,8 +294,11 @@ impl Decoder {
     fn read_data(&mut self, mut frame: OpenFrame, input: &mut &[u8]) -> Result<Option<Incoming>, ProtocolError> {
         let Some(mut message) = self.message.take() else { return Err(ProtocolError::NothingToContinue) };
         let fresh_from = message.data.len();
+        let room = self.limits.message_bytes_max.saturating_sub(fresh_from);
         let ended = frame.take_payload(input, |frame, piece| {
-            grow(&mut message.data, piece.len(), frame.header.payload_len - frame.received);
+            let missing = usize::try_from(frame.header.payload_len - frame.received).unwrap_or(usize::MAX);
+            // Behind the last fragment comes nothing, behind another as much as a message may have.
+            grow(&mut message.data, piece.len(), if frame.header.fin { missing } else { room });
             append_unmasked(&mut message.data, piece, frame.header.mask, frame.received);
         });
         if ended && frame.header.fin {
@@ -350,12 +353,11 @@ fn append_unmasked(data: &mut Vec<u8>, piece: &[u8], key: [u8; 4], received: u64
     mask::apply(data.get_mut(start..).unwrap_or_default(), key, (received % 4) as usize);
 }
 
-/// Makes room for `piece` more bytes: by doubling, but never for more than the frame will bring. A length that a
-/// client merely announces reserves nothing.
-fn grow(data: &mut Vec<u8>, piece: usize, missing: u64) {
-    let missing = usize::try_from(missing).unwrap_or(usize::MAX);
+/// Makes room for `piece` more bytes: by doubling, but never for more than `most`, which is what may still come. A length that
+/// a client merely announces reserves nothing.
+fn grow(data: &mut Vec<u8>, piece: usize, most: usize) {
     if data.capacity() - data.len() < piece {
-        data.reserve_exact(data.capacity().max(piece).min(missing));
+        data.reserve_exact(data.capacity().max(piece).min(most));
     }
 }
 
@@ -413,6 +415,24 @@ mod tests {
             assert_eq!(decode(Limits::default(), bytes, pieces), whole, "in pieces of {pieces}");
         }
         whole
+    }
+
+    #[test]
+    fn a_message_of_tiny_fragments_grows_by_doubling() {
+        let mut decoder = Decoder::new(Limits { message_bytes_max: 70_000 }, false);
+        let (mut capacity, mut moves) = (0, 0);
+        for at in 0..70_000u32 {
+            let first = if at == 0 { 0x02 } else { 0 };
+            let frame = client_frame(first, b"x", [0; 4]);
+            assert_eq!(decoder.next(&mut frame.as_slice()), Ok(None));
+            moves += usize::from(decoder.buffered() != capacity);
+            capacity = decoder.buffered();
+        }
+        assert!(moves <= 20, "moved {moves} times");
+        assert!(capacity <= 70_000 + size_of::<OpenMessage>(), "{capacity} bytes held, more than a message may have");
+        let end = client_frame(0x80, b"", [0; 4]);
+        let message = decoder.next(&mut end.as_slice());
+        assert!(matches!(message, Ok(Some(Incoming::Message(message))) if message.len() == 70_000));
     }
 
     #[test]
