@@ -110,6 +110,12 @@ impl TxLease {
         Self { connection: Some(connection.clone()) }
     }
 
+    /// Of no connection.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { connection: None }
+    }
+
     /// The connection.
     pub(crate) fn connection(&self) -> Option<&Arc<Connection>> {
         self.connection.as_ref()

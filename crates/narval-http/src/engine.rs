@@ -152,6 +152,30 @@ impl std::fmt::Debug for Engine {
     }
 }
 
+/// A piece of a TLS handshake that waits for a thread, or has one. It counts until it is dropped, whatever becomes of the job.
+#[derive(Debug)]
+pub(crate) struct HandshakePermit {
+    engine: Arc<Engine>,
+}
+
+impl HandshakePermit {
+    /// Counts one in, if it may be worked on.
+    pub(crate) fn get(engine: &Arc<Engine>) -> Option<Self> {
+        let Admission { handshakes, handshakes_max, .. } = &engine.admission;
+        if handshakes.fetch_add(1, Ordering::Relaxed) >= *handshakes_max {
+            handshakes.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Self { engine: engine.clone() })
+    }
+}
+
+impl Drop for HandshakePermit {
+    fn drop(&mut self) {
+        self.engine.admission.handshakes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The caps on connections.
 #[derive(Debug)]
 pub(crate) struct Admission {
@@ -193,20 +217,6 @@ impl Admission {
         true
     }
 
-    /// Counts a piece of a TLS handshake in, if it may be worked on.
-    pub(crate) fn begin_handshake(&self) -> bool {
-        let under_way = self.handshakes.fetch_add(1, Ordering::Relaxed);
-        if under_way >= self.handshakes_max {
-            self.handshakes.fetch_sub(1, Ordering::Relaxed);
-        }
-        under_way < self.handshakes_max
-    }
-
-    /// Counts it out.
-    pub(crate) fn end_handshake(&self) {
-        self.handshakes.fetch_sub(1, Ordering::Relaxed);
-    }
-
     /// Counts a connection out.
     pub(crate) fn leave(&self, peer: &Peer) {
         self.open.fetch_sub(1, Ordering::Relaxed);
@@ -219,5 +229,34 @@ impl Admission {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::pool::Job;
+    use crate::{Request, Response};
+
+    #[test]
+    fn a_handshake_that_panics_gives_its_place_back() {
+        let limits = Limits { handshakes_max: 1, ..Limits::default() };
+        let handler = |_: Request| Response::new(StatusCode::OK);
+        let engine = Arc::new(Engine::new(Arc::new(handler), limits, Clock::monotonic(), None, None));
+        for _ in 0..3 {
+            let permit = HandshakePermit::get(&engine).expect("there is room");
+            assert!(HandshakePermit::get(&engine).is_none(), "for one");
+            let worked = catch_unwind(AssertUnwindSafe(|| {
+                let _permit = permit;
+                panic!("a bug in the TLS library");
+            }));
+            assert!(worked.is_err());
+        }
+        // Nor is one lost that no thread took up.
+        let permit = HandshakePermit::get(&engine).expect("there is room");
+        drop(Job::Handshake { lease: crate::connection::TxLease::none(), received: Vec::new(), permit });
+        assert!(HandshakePermit::get(&engine).is_some());
     }
 }

@@ -7,6 +7,7 @@ use std::thread::{self, Thread};
 
 use crate::Request;
 use crate::connection::TxLease;
+use crate::engine::HandshakePermit;
 use crate::exchange::Exchange;
 use crate::responder::LateAnswer;
 use crate::transmit::Outgoing;
@@ -24,7 +25,7 @@ pub(crate) enum Job {
     /// Events of a WebSocket; at most one such job per socket.
     WebSocket(Arc<ws::Shared>),
     /// Received bytes of a TLS handshake.
-    Handshake { lease: TxLease, received: Vec<u8> },
+    Handshake { lease: TxLease, received: Vec<u8>, permit: HandshakePermit },
 }
 
 /// A request, with the right to answer it.

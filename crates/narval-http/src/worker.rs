@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 use crate::connection::{Close, Connection, TxLease};
 use crate::counters::ThreadCounters;
 use crate::driver::OutBuf;
-use crate::engine::Engine;
+use crate::engine::{Engine, HandshakePermit};
 use crate::exchange::Exchange;
 use crate::guard;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
@@ -97,7 +97,7 @@ impl Worker {
                     self.engine.pool.push_continued(Job::WebSocket(socket));
                 }
             }
-            Job::Handshake { lease, received } => self.shake_hands(lease, &received),
+            Job::Handshake { lease, received, permit } => self.shake_hands(lease, &received, permit),
         }));
         if done.is_err() {
             self.counters.panics.add(1);
@@ -236,12 +236,12 @@ impl Worker {
     }
 
     /// Works on a piece of a TLS handshake, and sends what it has to say.
-    fn shake_hands(&mut self, lease: TxLease, received: &[u8]) {
+    fn shake_hands(&mut self, lease: TxLease, received: &[u8], permit: HandshakePermit) {
         let outcome = match lease.connection() {
             Some(connection) => shake_hands(connection, received, &mut self.out, &self.counters),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
-        self.engine.admission.end_handshake();
+        drop(permit);
         lease.handshaken(outcome);
     }
 

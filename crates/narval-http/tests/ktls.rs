@@ -93,7 +93,8 @@ fn through_the_kernel(mut client: Client, mut socket: TcpStream, mut kernel: Ker
     while offset < length {
         let rest = length - offset;
         kernel.will_send(&socket, rest).unwrap();
-        rustix::fs::sendfile(&socket, &file, Some(&mut offset), rest as usize).unwrap();
+        let sent = rustix::fs::sendfile(&socket, &file, Some(&mut offset), rest as usize).unwrap();
+        kernel.has_sent(sent as u64);
     }
     match kernel.update_key(&socket) {
         Ok(()) => {

@@ -53,6 +53,10 @@ impl Secure {
         match *self {}
     }
 
+    pub(crate) fn has_sent(&self, _: u64) {
+        match *self {}
+    }
+
     pub(crate) fn offload(&self, _: &Socket, _: u64) -> bool {
         match *self {}
     }

@@ -117,7 +117,11 @@ impl Secure {
         let mut state = self.lock();
         let mut sealed = state.take_control(socket)?;
         match &mut state.sender {
-            Sender::Kernel(kernel) => return kernel.will_send(&fd(socket)?, out.len() as u64),
+            Sender::Kernel(kernel) => {
+                kernel.will_send(&fd(socket)?, out.len() as u64)?;
+                kernel.has_sent(out.len() as u64);
+                return Ok(());
+            }
             Sender::Session => {
                 state.session.send(out.rest(), &mut sealed)?;
                 state.session.send(&out.tail, &mut sealed)?;
@@ -168,7 +172,7 @@ impl Secure {
         self.kernels.load(Ordering::Relaxed)
     }
 
-    /// Before `bytes` are sent as they are, where the kernel makes the records.
+    /// Before up to `bytes` are sent by one call as they are, where the kernel makes the records.
     ///
     /// # Errors
     /// The key is used up and can't be changed: the connection has to end.
@@ -176,6 +180,13 @@ impl Secure {
         match &mut self.lock().sender {
             Sender::Kernel(kernel) => kernel.will_send(&fd(socket)?, bytes),
             _ => Ok(()),
+        }
+    }
+
+    /// One call has sent `bytes` as they are.
+    pub(crate) fn has_sent(&self, bytes: u64) {
+        if let Sender::Kernel(kernel) = &mut self.lock().sender {
+            kernel.has_sent(bytes);
         }
     }
 
@@ -283,4 +294,55 @@ fn seal_records(records: &mut RecordTx, plain: &mut Vec<u8>, mut waiting: Vec<u8
 
 fn fd(socket: &Socket) -> io::Result<BorrowedFd<'_>> {
     socket.fd().ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::connection::Connection;
+    use crate::driver::Token;
+    use crate::mailbox::Mailbox;
+    use crate::proto::response::BodyFraming;
+    use crate::tls::{PemPair, TlsConfig};
+    use crate::transmit::{Outgoing, Step, Stream};
+    use crate::{BodySource, Fill, Peer, SegmentBuf};
+
+    /// A connection of which the kernel makes the records, as far as we can tell, and its other end.
+    fn by_the_kernel(records: u64) -> (Connection, UnixStream) {
+        let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
+        let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
+        let secure = Acceptor(Arc::new(acceptor)).accept().unwrap();
+        secure.lock().sender = Sender::Kernel(KernelTx::counting(records));
+        secure.kernels.store(true, Ordering::Relaxed);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let home = Mailbox::new().unwrap();
+        (Connection::new(Socket::Os(ours.into()), Some(secure), Peer::Unix, Token::new(0, 0), home), theirs)
+    }
+
+    struct Words(u32);
+
+    impl BodySource for Words {
+        fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+            out.memory().extend_from_slice(b"word");
+            self.0 -= 1;
+            Ok(if self.0 == 0 { Fill::Done } else { Fill::More })
+        }
+    }
+
+    #[test]
+    fn each_piece_that_the_kernel_is_given_counts_for_a_record() {
+        let (connection, client) = by_the_kernel(10_000);
+        let stream = Stream::new(Box::new(Words(3000)), BodyFraming::Chunked);
+        let mut outgoing = Outgoing::stream(OutBuf::default(), stream);
+        let mut drained = [0; 64 * 1024];
+        while outgoing.drive(&connection, 8 << 20).unwrap() != Step::Complete {
+            assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);
+        }
+        let secure = connection.secure.as_ref().unwrap();
+        let Sender::Kernel(kernel) = &secure.lock().sender else { panic!("the kernel's") };
+        assert_eq!(kernel.records_left(), 10_000 - 3000);
+    }
 }

@@ -6,6 +6,7 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::connection::{Close, TxLease};
 use crate::driver::{Driver, Token};
+use crate::engine::HandshakePermit;
 use crate::lease::Holder;
 use crate::pool::Job;
 use crate::secure::Opened;
@@ -82,13 +83,13 @@ impl<D: Driver> Shard<D> {
             self.give_back(out);
             return self.go_on_after_handshake(token, outcome);
         }
-        if !self.engine.admission.begin_handshake() {
+        let Some(permit) = HandshakePermit::get(&self.engine) else {
             self.counters.handshakes_refused.add(1);
             return self.close(token);
-        }
+        };
         let received = std::mem::take(&mut slot.input);
         let lease = TxLease::dispatch(&slot.connection);
-        self.engine.handshakes.push_continued(Job::Handshake { lease, received });
+        self.engine.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
     /// A worker is done with a piece of a handshake, and the lease is back.

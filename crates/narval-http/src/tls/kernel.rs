@@ -17,8 +17,7 @@ pub struct KernelTx {
     bytes_left: u64,
 }
 
-/// A full record's plaintext; shorter records make the limit come later in bytes, never in records, as every call
-/// counts for at least one.
+/// A full record's plaintext. What is sent is counted in whole records, each call for at least one.
 const RECORD_BYTES: u64 = 16 * 1024;
 
 impl KernelTx {
@@ -33,17 +32,20 @@ impl KernelTx {
         Ok(Self { secret, bytes_left })
     }
 
-    /// Counts what is about to be sent; renews the key when it has protected as much as it may.
+    /// Before up to `bytes` are sent by one call: renews the key when it has protected as much as it may.
     ///
     /// # Errors
     /// The key is used up and the kernel can't change it (before Linux 6.14): the connection has to end.
     pub fn will_send(&mut self, socket: &impl AsFd, bytes: u64) -> io::Result<()> {
-        let charged = bytes.max(RECORD_BYTES);
-        if self.bytes_left < charged {
+        if self.bytes_left < charge(bytes) {
             self.update_key(socket)?;
         }
-        self.bytes_left = self.bytes_left.saturating_sub(charged);
         Ok(())
+    }
+
+    /// One call has sent so many bytes: the kernel has made a record of them, or several.
+    pub fn has_sent(&mut self, bytes: u64) {
+        self.bytes_left = self.bytes_left.saturating_sub(charge(bytes));
     }
 
     /// Sends a KeyUpdate and goes on with the next key (RFC 8446 section 4.6.3): when the peer asked for it, and when
@@ -83,6 +85,11 @@ impl std::fmt::Debug for KernelTx {
     }
 }
 
+/// What a call for so many bytes counts for.
+fn charge(bytes: u64) -> u64 {
+    bytes.max(1).div_ceil(RECORD_BYTES).saturating_mul(RECORD_BYTES)
+}
+
 fn set_keys(socket: &impl AsFd, secret: &TrafficSecret, sequence: u64) -> io::Result<()> {
     let keys = secret.keys().ok_or_else(|| io::Error::other("no keys from the secret"))?;
     TlsCryptoInfoTx::new(ktls_core::ProtocolVersion::TLSv1_3, keys, sequence)
@@ -107,4 +114,18 @@ pub fn probe() -> io::Result<()> {
         ktls_core::Error::Ulp(source) => source,
         other => io::Error::other(other),
     })
+}
+
+#[cfg(test)]
+impl KernelTx {
+    /// One whose kernel does nothing, good for so many records.
+    pub(crate) fn counting(records: u64) -> Self {
+        let secret = TrafficSecret::new(rustls::CipherSuite::TLS13_AES_128_GCM_SHA256, vec![7; 32].into());
+        Self { secret: secret.expect("a suite of the kernel's"), bytes_left: records * RECORD_BYTES }
+    }
+
+    /// How many records it is good for still.
+    pub(crate) fn records_left(&self) -> u64 {
+        self.bytes_left / RECORD_BYTES
+    }
 }

@@ -183,9 +183,6 @@ impl Outgoing {
     /// its length): the connection is to be aborted.
     pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
         let stop_at = self.sent().saturating_add(budget);
-        if let Some(secure) = connection.secure.as_ref().filter(|secure| secure.is_kernels()) {
-            secure.will_send(&connection.socket, budget)?;
-        }
         self.is_waiting = false;
         let mut waits = false;
         loop {
@@ -241,15 +238,13 @@ impl Outgoing {
             let at_file = self.memory_left().is_empty() && self.lead.is_empty();
             let result = match &connection.secure {
                 _ if !self.wire.is_empty() => self.send_wire(socket),
-                Some(secure) if !secure.is_kernels() => {
-                    if at_file && secure.offload(socket, self.file_left()) {
-                        secure.will_send(socket, stop_at - self.sent())
-                    } else {
-                        self.seal_piece(socket, secure)
-                    }
+                Some(secure) if secure.is_kernels() => {
+                    self.send_by_kernel(connection, secure, at_file, stop_at - self.sent())
                 }
-                _ if at_file => self.send_file(connection, stop_at - self.sent()),
-                _ => self.send_memory(socket),
+                Some(secure) if at_file && secure.offload(socket, self.file_left()) => Ok(()),
+                Some(secure) => self.seal_piece(socket, secure),
+                None if at_file => self.send_file(connection, stop_at - self.sent()),
+                None => self.send_memory(socket),
             };
             match result {
                 Ok(()) => {}
@@ -344,6 +339,21 @@ impl Outgoing {
             self.files_sent += 1;
             self.file_sent = 0;
         }
+        Ok(())
+    }
+
+    /// Where the kernel makes the records: each call makes one at least, however short, and a key is good for so many.
+    fn send_by_kernel(&mut self, connection: &Connection, secure: &Secure, at_file: bool, room: u64) -> io::Result<()> {
+        let made = self.made;
+        let most =
+            if at_file { self.file_left().min(room) } else { (self.lead.len() + self.memory_left().len()) as u64 };
+        secure.will_send(&connection.socket, most)?;
+        if at_file {
+            self.send_file(connection, room)?;
+        } else {
+            self.send_memory(&connection.socket)?;
+        }
+        secure.has_sent(self.made - made);
         Ok(())
     }
 
