@@ -327,6 +327,54 @@ fn a_connection_ends_with_a_close_notify() {
     assert!(all.ends_with(b"small\n"));
 }
 
+/// A client that has nothing more to say and ends its side, in all the ways and at all the times there are: it gets its answers, and
+/// an end that is told from a truncation.
+#[test]
+fn a_client_that_ends_its_side_gets_its_answer_and_a_close_notify() {
+    let server = Running::start(false, Limits::default());
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        for request in ["", "GET /small HTTP/1.1\r\nHost: a\r\n\r\n", "GET /file HTTP/1.1\r\nHost: a\r\n\r\n"] {
+            for says_so in [true, false] {
+                for with_the_handshake in [true, false] {
+                    let StreamOwned { mut conn, mut sock } = server.client(version);
+                    // TLS 1.2 sends nothing before the server's Finished.
+                    while if with_the_handshake {
+                        conn.is_handshaking()
+                    } else {
+                        conn.is_handshaking() || conn.wants_write()
+                    } {
+                        if conn.wants_write() {
+                            conn.write_tls(&mut sock).unwrap();
+                        } else {
+                            conn.read_tls(&mut sock).unwrap();
+                            conn.process_new_packets().unwrap();
+                        }
+                    }
+                    conn.writer().write_all(request.as_bytes()).unwrap();
+                    if says_so {
+                        conn.send_close_notify();
+                    }
+                    let mut last = Vec::new();
+                    while conn.wants_write() {
+                        conn.write_tls(&mut last).unwrap();
+                    }
+                    sock.write_all(&last).unwrap();
+                    sock.shutdown(std::net::Shutdown::Write).unwrap();
+                    let mut answer = Vec::new();
+                    // rustls reports an end without close_notify as an error.
+                    let ended = StreamOwned::new(conn, sock).read_to_end(&mut answer);
+                    let case = format!("{version:?} {request:?} {says_so} {with_the_handshake}");
+                    assert!(ended.is_ok(), "{case}: {ended:?}");
+                    assert_eq!(answer.starts_with(b"HTTP/1.1 200 "), !request.is_empty(), "{case}");
+                    if request.contains("/file") {
+                        assert!(answer.ends_with(&content()), "{case}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_no_handshake_is_cut_off_and_others_are_served() {
     let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };

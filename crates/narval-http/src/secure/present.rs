@@ -1,5 +1,6 @@
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,6 +31,7 @@ impl Acceptor {
                 sender: Sender::Session,
                 alert: None,
                 may_offload: true,
+                is_broken: false,
             }),
             kernels: AtomicBool::new(false),
         })
@@ -54,6 +56,8 @@ struct State {
     alert: Option<u8>,
     /// Handing it to the kernel has not failed yet.
     may_offload: bool,
+    /// The session panicked: it must not be asked any more.
+    is_broken: bool,
 }
 
 /// Who makes the records of what we send.
@@ -91,8 +95,18 @@ impl Secure {
     /// The connection has to end. An alert for the client may wait to be sealed.
     pub(crate) fn open(&self, received: &[u8], plaintext: &mut Vec<u8>) -> io::Result<Opened> {
         let mut state = self.lock();
-        let State { session, control, sender, alert, .. } = &mut *state;
-        session.receive(received, plaintext, control).map_err(|error| {
+        if state.is_broken {
+            return Err(broken());
+        }
+        let State { session, control, sender, alert, is_broken, .. } = &mut *state;
+        // What clients send is parsed there, often on the thread that serves all others as well.
+        let opened = catch_unwind(AssertUnwindSafe(|| session.receive(received, plaintext, control)));
+        let opened = opened.map_err(|_| {
+            tracing::error!("the TLS library panicked: its connection is closed");
+            *is_broken = true;
+            broken()
+        })?;
+        opened.map_err(|error| {
             if matches!(error, SessionError::NotTls) && control.is_empty() && matches!(sender, Sender::Session) {
                 control.extend_from_slice(PLAIN_HTTP);
             }
@@ -264,6 +278,9 @@ impl State {
     /// Records that go out before what is sealed next. Where the session does not seal any more, what it has made is no
     /// record to be sent: it tells that a KeyUpdate is to be answered, or that receiving failed.
     fn take_control(&mut self, socket: &Socket) -> io::Result<Vec<u8>> {
+        if self.is_broken {
+            return Err(broken());
+        }
         let made = std::mem::take(&mut self.control);
         let alert = self.alert.take();
         let mut out = Vec::new();
@@ -290,6 +307,10 @@ fn seal_records(records: &mut RecordTx, plain: &mut Vec<u8>, mut waiting: Vec<u8
         *plain = waiting;
     }
     Ok(())
+}
+
+fn broken() -> io::Error {
+    io::Error::other("TLS: the library panicked")
 }
 
 fn fd(socket: &Socket) -> io::Result<BorrowedFd<'_>> {

@@ -119,6 +119,15 @@ impl<D: Driver> Shard<D> {
         self.end(token, Close::Abort);
     }
 
+    /// Ends a connection whose client sends no more, and has its answers. The client of a TLS connection is told that this is all.
+    /// The shard holds its lease.
+    pub(super) fn end_behind_input(&mut self, token: Token) {
+        if let Some(slot) = self.slots.get(token) {
+            let large = slot.connection.last_was_large();
+            self.end(token, Close::Clean { large });
+        }
+    }
+
     /// Ends a connection. The shard holds its lease.
     pub(super) fn end(&mut self, token: Token, close: Close) {
         let limits = &self.engine.limits;

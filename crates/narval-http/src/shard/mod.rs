@@ -293,10 +293,11 @@ impl<D: Driver> Shard<D> {
             intake.break_off(io::ErrorKind::UnexpectedEof);
         }
         match slot.phase {
-            Phase::Head | Phase::Body | Phase::Lingering => self.close(token),
+            Phase::Head | Phase::Body => self.end_behind_input(token),
+            Phase::Lingering => self.close(token),
             Phase::Running | Phase::Handshake => {
                 if slot.connection.lease.wait_for() == Holder::Shard {
-                    self.close(token);
+                    self.end_behind_input(token);
                 }
             }
             Phase::Sending | Phase::Draining => {}
@@ -423,7 +424,7 @@ impl<D: Driver> Shard<D> {
         }
         match slot.closing {
             Some(close) => return self.end(token, close),
-            None if slot.input_ended && slot.input.is_empty() => return self.close(token),
+            None if slot.input_ended && slot.input.is_empty() => return self.end_behind_input(token),
             None if stopping => {
                 let large = slot.connection.last_was_large();
                 return self.end(token, Close::Clean { large });

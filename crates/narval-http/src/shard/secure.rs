@@ -111,7 +111,7 @@ impl<D: Driver> Shard<D> {
                 slot.must_linger = true;
                 self.end(token, Close::Clean { large: false });
             }
-            Ok(_) if slot.input_ended => self.close(token),
+            Ok(_) if is_handshaking && slot.input_ended && slot.input.is_empty() => self.close(token),
             Ok(_) if is_handshaking => {
                 self.shake_hands(token);
                 self.receive(token);
@@ -126,6 +126,10 @@ impl<D: Driver> Shard<D> {
                 if let Some(secure) = &connection.secure {
                     let opened = secure.open(&input, &mut plaintext);
                     self.on_opened(token, opened, &plaintext);
+                }
+                // Its end may have come meanwhile, too.
+                if self.slots.get(token).is_some_and(|slot| slot.phase == Phase::Head && slot.input_ended) {
+                    self.end_behind_input(token);
                 }
             }
         }

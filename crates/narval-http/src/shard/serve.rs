@@ -184,7 +184,7 @@ impl<D: Driver> Shard<D> {
         let now = self.now;
         let Some(slot) = self.slots.get(token) else { return };
         if slot.input_ended {
-            return self.close(token);
+            return self.end_behind_input(token);
         }
         if !has_begun {
             slot.head_begun = false;
