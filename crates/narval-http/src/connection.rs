@@ -1,6 +1,6 @@
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Peer;
 use crate::clock::Millis;
@@ -28,6 +28,8 @@ pub(crate) struct Connection {
     /// Whether its answer was large, so that much of it may still be in the kernel's send buffer.
     last_was_large: AtomicBool,
     home: Arc<Mailbox>,
+    /// Held while something is sent ahead of an answer.
+    ahead: Mutex<()>,
 }
 
 impl Connection {
@@ -41,6 +43,7 @@ impl Connection {
             idle_since: AtomicU64::new(0),
             last_was_large: AtomicBool::new(false),
             home,
+            ahead: Mutex::new(()),
         }
     }
 
@@ -55,8 +58,28 @@ impl Connection {
     /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller holds the lease, and no answer has begun. A few
     /// bytes on an idle connection fit; if they don't, the connection is of no use and the body's deadline will end it.
     pub(crate) fn send_continue(&self) {
-        let mut out = OutBuf { memory: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec(), ..OutBuf::default() };
-        drop(self.seal(&mut out).and_then(|()| self.socket.send_buf(&mut out)));
+        if self.send_ahead(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()).is_err() {
+            // Whoever waits for the body hears of it, and nothing can follow what is out.
+            self.socket.abort();
+        }
+    }
+
+    /// Sends an informational response, if the socket takes it at once: it is a hint, and not worth waiting for. The caller holds
+    /// the lease, or reads the body for whoever holds it: that may be two threads, which take turns.
+    ///
+    /// # Errors
+    /// The connection is broken, or has to be aborted because only a part could be sent.
+    pub(crate) fn send_ahead(&self, message: Vec<u8>) -> io::Result<bool> {
+        let _turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = OutBuf { memory: message, ..OutBuf::default() };
+        self.seal(&mut out)?;
+        match self.socket.send_buf(&mut out) {
+            Ok(_) if out.is_empty() => Ok(true),
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            // Sealed bytes can't be left out: the client counts records.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.secure.is_none() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether the client is of this machine and runs on this thread's processor.

@@ -10,7 +10,6 @@ use http::{HeaderName, HeaderValue, StatusCode, Version, header};
 
 use crate::Request;
 use crate::connection::{Connection, TxLease};
-use crate::driver::OutBuf;
 use crate::proto::response::encode_informational;
 
 /// A lease whose job's handler runs on this thread.
@@ -77,15 +76,8 @@ impl<'a> Informational<'a> {
     /// # Errors
     /// The connection is broken, or has to be broken off because only a part could be sent.
     pub(crate) fn send(&self, connection: &Connection) -> io::Result<bool> {
-        let mut out = OutBuf::default();
-        encode_informational(&mut out.memory, self.status, self.fields);
-        connection.seal(&mut out)?;
-        match connection.socket.send_buf(&mut out) {
-            Ok(_) if out.is_empty() => Ok(true),
-            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-            // Sealed bytes can't be left out: the client counts records.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && connection.secure.is_none() => Ok(false),
-            Err(error) => Err(error),
-        }
+        let mut head = Vec::new();
+        encode_informational(&mut head, self.status, self.fields);
+        connection.send_ahead(head)
     }
 }

@@ -101,6 +101,21 @@ impl Running {
                     });
                     return response;
                 }
+                "/hints" => {
+                    // The body is read by another thread, which asks the client for it meanwhile.
+                    let mut body = std::mem::take(request.body());
+                    let received = std::thread::scope(|scope| {
+                        let reader = scope.spawn(|| {
+                            let mut received = Vec::new();
+                            body.read_to_end(&mut received).map(|_| received)
+                        });
+                        for _ in 0..300 {
+                            request.informational(StatusCode::EARLY_HINTS, &[]).unwrap();
+                        }
+                        reader.join().unwrap()
+                    });
+                    Body::bytes(received.unwrap())
+                }
                 "/echo" => {
                     let mut received = Vec::new();
                     request.body().read_to_end(&mut received).unwrap();
@@ -312,6 +327,35 @@ fn request_bodies_and_pipelined_requests() {
     client.flush().unwrap();
     for _ in 0..50 {
         assert_eq!(answer(&mut client), (200, b"small\n".to_vec()));
+    }
+}
+
+/// Two threads send ahead of an answer: records must go out in the order in which they were sealed, and heads whole.
+#[test]
+fn hints_and_the_request_for_a_body_from_two_threads() {
+    let server = Running::start(false, Limits::default());
+    let mut client = server.client(&rustls::version::TLS13);
+    for _ in 0..15 {
+        let head = "POST /hints HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n\r\n";
+        client.write_all(head.as_bytes()).unwrap();
+        client.flush().unwrap();
+        let (mut hints, mut asked) = (0, false);
+        while hints < 300 || !asked {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                client.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            match head.as_slice() {
+                b"HTTP/1.1 103 Early Hints\r\n\r\n" => hints += 1,
+                b"HTTP/1.1 100 Continue\r\n\r\n" => asked = true,
+                other => panic!("{}", String::from_utf8_lossy(other)),
+            }
+        }
+        client.write_all(&content()[..100_000]).unwrap();
+        client.flush().unwrap();
+        assert!(answer(&mut client) == (200, content()[..100_000].to_vec()));
     }
 }
 
