@@ -4,6 +4,7 @@
 //! A decoder ends exactly where its format ends: what follows stays in the source, for the caller to object to.
 
 mod brotli;
+mod compress;
 mod lz4;
 mod xz;
 mod zstd;
@@ -47,6 +48,7 @@ enum Kind<R: BufRead> {
     Gzip(Box<flate2::bufread::MultiGzDecoder<R>>),
     Brotli(Box<brotli::Brotli<R>>),
     Lz4(Box<lz4::Lz4<R>>),
+    Compress(Box<compress::Compress<R>>),
 }
 
 impl<R: BufRead> Decoder<R> {
@@ -72,6 +74,7 @@ impl<R: BufRead> Decoder<R> {
             Compression::Gzip => Kind::Gzip(Box::new(flate2::bufread::MultiGzDecoder::new(source))),
             Compression::Brotli => Kind::Brotli(Box::new(brotli::Brotli::new(source))),
             Compression::Lz4 => Kind::Lz4(Box::new(lz4::Lz4::new(source))),
+            Compression::Compress => Kind::Compress(Box::new(compress::Compress::new(source))),
             other => return Err(DecodeError::Unsupported(*other)),
         }))
     }
@@ -86,6 +89,7 @@ impl<R: BufRead> Decoder<R> {
             Kind::Gzip(decoder) => decoder.get_mut(),
             Kind::Brotli(decoder) => decoder.source_mut(),
             Kind::Lz4(decoder) => decoder.source_mut(),
+            Kind::Compress(decoder) => decoder.source_mut(),
         }
     }
 }
@@ -100,6 +104,7 @@ impl<R: BufRead> Read for Decoder<R> {
             Kind::Gzip(decoder) => decoder.read(out),
             Kind::Brotli(decoder) => decoder.read(out),
             Kind::Lz4(decoder) => decoder.read(out),
+            Kind::Compress(decoder) => decoder.read(out),
         }
     }
 }

@@ -66,7 +66,7 @@ impl Body {
     }
 
     pub(crate) fn file(file: File, path: String, len: u64) -> Self {
-        let framing = Framing::Length(len);
+        let framing = if len == 0 { Framing::Done } else { Framing::Length(len) };
         Self { source: Source::File { file, path }, framing, keeps_alive: true, received: 0, expected: Some(len) }
     }
 

@@ -8,7 +8,7 @@ use rustls::ClientConfig;
 
 use super::auth::Credentials;
 use super::body::Body;
-use super::coding::{ACCEPT_ENCODING, decoded};
+use super::coding::{ACCEPT_ENCODING, codings, decoded};
 use super::connection::{Connection, Dial};
 use super::head::Head;
 use super::pool::{Pool, Taken};
@@ -257,7 +257,7 @@ impl Client {
         match head.status {
             200 | 201 | 204 => {
                 let bytes = body.read_all(limit)?;
-                decoded(bytes, head.field("content-encoding"), limit).map(Some)
+                decoded(bytes, &codings(&head)?, limit).map(Some)
             }
             404 | 403 | 410 => {
                 body.drain();

@@ -81,6 +81,9 @@ pub enum HttpError {
     /// A redirect to something that is no URL.
     #[error("redirect refused: {0}")]
     RedirectUrl(#[from] UrlError),
+    /// Another file than the one that was begun.
+    #[error("the file changed on the server during the download")]
+    Changed,
     /// The content coding is not one we asked for, or does not decode.
     #[error("cannot decode the answer's content coding: {0}")]
     Coding(String),

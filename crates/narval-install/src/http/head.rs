@@ -45,9 +45,14 @@ impl Head {
         self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
+    /// The members of a list, over all fields of this name; `name` in lower case.
+    pub(crate) fn list<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
+        let values = self.fields.iter().filter(move |(field, _)| field == name);
+        values.flat_map(|(_, value)| value.split(',')).map(str::trim)
+    }
+
     fn has_token(&self, name: &str, token: &str) -> bool {
-        let values = self.fields.iter().filter(|(field, _)| field == name);
-        values.flat_map(|(_, value)| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(token))
+        self.list(name).any(|part| part.eq_ignore_ascii_case(token))
     }
 
     /// Whether the connection stays open after this answer (RFC 9112 section 9.3).

@@ -2,6 +2,7 @@
 //! first; `HTTP_PROXY` in capitals is not read, because CGI programs get it from their client's `Proxy:` field).
 
 use std::fmt;
+use std::net::IpAddr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -81,8 +82,18 @@ impl Proxies {
     }
 }
 
-/// `*`, a host, a domain with or without its leading dot, or a host with a port.
+/// `*`, a host, a domain with or without its leading dot, a host with a port, an address, or a network in CIDR form, which
+/// covers addresses only: names are not looked up for this (curl 7.86 and newer).
 fn matches_exception(exception: &str, origin: &Origin) -> bool {
+    let bare = |text: &str| text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().ok();
+    if let Some(address) = bare(&origin.host) {
+        if let Some((network, bits)) = exception.split_once('/') {
+            return bare(network).is_some_and(|network| is_in_network(address, network, bits));
+        }
+        if bare(exception) == Some(address) {
+            return true;
+        }
+    }
     let (name, port) = match exception.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') => (name, port.parse::<u16>().ok()),
         _ => (exception, None),
@@ -95,6 +106,19 @@ fn matches_exception(exception: &str, origin: &Origin) -> bool {
     name == "*" || origin.host == name || below
 }
 
+fn is_in_network(address: IpAddr, network: IpAddr, bits: &str) -> bool {
+    let (address, network, width) = match (address, network) {
+        (IpAddr::V4(address), IpAddr::V4(network)) => (address.to_bits().into(), network.to_bits().into(), 32),
+        (IpAddr::V6(address), IpAddr::V6(network)) => (address.to_bits(), network.to_bits(), 128),
+        _ => return false,
+    };
+    match bits.parse::<u32>() {
+        Ok(0) => true,
+        Ok(bits) if bits <= width => (address ^ network) >> (width - bits) == 0,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,6 +127,21 @@ mod tests {
         Proxies::from_variables(|name| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         })
+    }
+
+    #[test]
+    fn networks_are_exceptions() {
+        let env =
+            proxies(&[("http_proxy", "p"), ("no_proxy", "10.0.0.0/8,192.168.1.77, fd00::/8,[::1],1.2.3.4/0x,x/8")]);
+        for free in ["10.255.0.1", "192.168.1.77", "[fd12::3]", "[::1]"] {
+            assert!(env.find(&origin(&format!("http://{free}/"))).unwrap().is_none(), "{free}");
+        }
+        for other in ["11.0.0.1", "192.168.1.78", "[fe80::1]", "[::2]", "1.2.3.4", "10.example.org"] {
+            assert!(env.find(&origin(&format!("http://{other}/"))).unwrap().is_some(), "{other}");
+        }
+        let all = proxies(&[("http_proxy", "p"), ("no_proxy", "0.0.0.0/0")]);
+        assert!(all.find(&origin("http://8.8.8.8/")).unwrap().is_none());
+        assert!(all.find(&origin("http://[::1]/")).unwrap().is_some());
     }
 
     fn origin(text: &str) -> Origin {

@@ -1,9 +1,11 @@
 //! A body that survives broken connections: whoever reads it never notices.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use super::body::Body;
 use super::client::{Client, Request, Response};
+use super::coding::{codings, reader};
 use super::url::Url;
 use super::{HttpError, RetryPolicy};
 
@@ -11,11 +13,20 @@ use super::{HttpError, RetryPolicy};
 /// not end a download of gigabytes.
 const PROGRESS_LEN: u64 = 256 * 1024;
 
+enum State {
+    /// The bytes as they are stored.
+    Open(Body),
+    /// With a content coding that was not asked for: its bytes can't be counted, so that nothing is fetched again.
+    Coded(Box<dyn Read + Send>),
+    /// To be fetched again.
+    Broken,
+}
+
 /// The bytes of one file, fetched again from where a connection broke.
 pub struct ResumingBody {
     client: Arc<Client>,
     url: Url,
-    body: Option<Body>,
+    body: State,
     /// Total length, once a server has said it.
     total: Option<u64>,
     etag: Option<String>,
@@ -40,14 +51,15 @@ impl ResumingBody {
             body.drain();
             return Ok(None);
         }
-        check_coding(head.field("content-encoding"))?;
-        let total = body.expected_len();
+        let codings = codings(&head)?;
+        let coded = !codings.is_empty();
+        let total = body.expected_len().filter(|_| !coded);
         let etag = head.field("etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let (client, url) = (Arc::clone(client), url.clone());
         Ok(Some(Self {
             client,
             url,
-            body: Some(body),
+            body: if coded { State::Coded(reader(body, &codings)?) } else { State::Open(body) },
             total,
             etag,
             position: 0,
@@ -74,15 +86,20 @@ impl ResumingBody {
 
     /// Whether a read would return at once.
     pub fn is_readable(&self) -> bool {
-        self.body.as_ref().is_some_and(Body::is_readable)
+        match &self.body {
+            State::Open(body) => body.is_readable(),
+            State::Coded(_) => true,
+            State::Broken => false,
+        }
     }
 
     /// Reads some bytes; 0 at the file's end.
     pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
         loop {
             let read = match &mut self.body {
-                Some(body) => body.read_some(out),
-                None => self.reopen().map(|()| usize::MAX),
+                State::Open(body) => body.read_some(out),
+                State::Coded(reader) => return read_coded(reader, out),
+                State::Broken => self.reopen().map(|()| usize::MAX),
             };
             match read {
                 Ok(usize::MAX) => {}
@@ -101,7 +118,7 @@ impl ResumingBody {
             self.failures = 0;
         }
         (self.failures, self.failed_at) = (self.failures + 1, self.position);
-        self.body = None;
+        self.body = State::Broken;
         let policy: &RetryPolicy = self.client.retry();
         let Some(wait) = policy.wait(self.failures, &error) else { return Err(error) };
         tracing::debug!(url = %self.url, position = self.position, %error, ?wait, "resuming a download");
@@ -114,8 +131,11 @@ impl ResumingBody {
         self.resumes += 1;
         let request = Request { from: self.position, if_range: self.etag.as_deref(), ..Request::get(&self.url) };
         let response = self.client.send(&request)?;
-        check_coding(response.head.field("content-encoding"))?;
-        let changed = HttpError::Redirect("the file changed on the server during the download");
+        // The first answer had no coding; bytes of another form can't be put behind it.
+        if !codings(&response.head)?.is_empty() {
+            return Err(HttpError::Changed);
+        }
+        let changed = HttpError::Changed;
         match response.head.status {
             206 => {
                 let range = response.head.content_range();
@@ -126,7 +146,7 @@ impl ResumingBody {
                 if !local && !range.is_some_and(matches) {
                     return Err(HttpError::Malformed("the Content-Range is not what was asked for"));
                 }
-                self.body = Some(response.body);
+                self.body = State::Open(response.body);
             }
             200 => {
                 let (expected, tag) = (response.body.expected_len(), response.head.field("etag"));
@@ -135,7 +155,7 @@ impl ResumingBody {
                 if other_len || other_tag {
                     return Err(changed);
                 }
-                self.body = Some(skipped(response.body, self.position)?);
+                self.body = State::Open(skipped(response.body, self.position)?);
             }
             403 | 404 | 410 | 412 | 416 => return Err(changed),
             _ => return Err(status_error(response)),
@@ -163,10 +183,9 @@ fn status_error(response: Response) -> HttpError {
     HttpError::Status { status, retry_after }
 }
 
-/// The bytes of a NAR are wanted as they are stored: a coding on top, which was not asked for, could not be resumed.
-fn check_coding(coding: Option<&str>) -> Result<(), HttpError> {
-    match coding {
-        None | Some("" | "identity") => Ok(()),
-        Some(other) => Err(HttpError::Coding(format!("'{other}' was not asked for"))),
-    }
+fn read_coded(reader: &mut impl Read, out: &mut [u8]) -> Result<usize, HttpError> {
+    reader.read(out).map_err(|error| match error.downcast::<HttpError>() {
+        Ok(error) => error,
+        Err(error) => HttpError::Coding(error.to_string()),
+    })
 }

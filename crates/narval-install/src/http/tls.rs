@@ -2,9 +2,15 @@
 
 use std::sync::Arc;
 
-use rustls::pki_types::CertificateDer;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
 
 use super::HttpError;
 
@@ -21,22 +27,135 @@ pub fn certificate_source() -> Option<(&'static str, String)> {
 /// The configuration shared by all connections (and with it the session tickets).
 pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
     let failed = |reason: String| HttpError::Tls { host: "any server".to_owned(), reason };
-    let mut roots = RootCertStore::empty();
+    let (mut roots, mut listed) = (RootCertStore::empty(), Vec::new());
     match certificate_source() {
         None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
         Some((variable, path)) => {
             let certificates = CertificateDer::pem_file_iter(&path)
                 .map_err(|error| failed(format!("{variable}={path} cannot be read: {error}")))?;
-            let (added, _) = roots.add_parsable_certificates(certificates.filter_map(Result::ok));
+            listed = certificates.filter_map(Result::ok).collect();
+            let (added, _) = roots.add_parsable_certificates(listed.iter().cloned());
             if added == 0 {
                 return Err(failed(format!("{variable}={path} holds no certificate")));
             }
         }
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
+    let usual = verifier.map_err(|error| failed(error.to_string()))?;
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let mut config =
-        builder.map_err(|error| failed(error.to_string()))?.with_root_certificates(roots).with_no_client_auth();
+    let builder = builder.map_err(|error| failed(error.to_string()))?;
+    let verifier = Arc::new(ListedVerifier { usual, listed });
+    let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// The usual verification; and a server whose own certificate is listed as trusted needs nobody else's word for it. Such a
+/// self-signed certificate is mostly marked as an authority's, and webpki refuses it for a server (`CaUsedAsEndEntity`);
+/// OpenSSL, and with it Nix, takes it.
+#[derive(Debug)]
+struct ListedVerifier {
+    usual: Arc<WebPkiServerVerifier>,
+    /// The certificates of the file.
+    listed: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for ListedVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verified = self.usual.verify_server_cert(certificate, intermediates, name, ocsp_response, now);
+        if verified.is_ok() || !self.listed.iter().any(|listed| listed == certificate) {
+            return verified;
+        }
+        check_use(certificate, now)?;
+        verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.usual.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.usual.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.usual.supported_verify_schemes()
+    }
+}
+
+/// Whether a certificate is valid now, and for a server.
+fn check_use(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), CertificateError> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| CertificateError::BadEncoding)?;
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    if now < parsed.validity().not_before.timestamp() {
+        return Err(CertificateError::NotValidYet);
+    }
+    if now > parsed.validity().not_after.timestamp() {
+        return Err(CertificateError::Expired);
+    }
+    match parsed.extended_key_usage() {
+        Ok(Some(usage)) if !(usage.value.server_auth || usage.value.any) => Err(CertificateError::InvalidPurpose),
+        Ok(_) => Ok(()),
+        Err(_) => Err(CertificateError::BadEncoding),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd};
+
+    fn verify(change: impl Fn(&mut CertificateParams), name: &str) -> Result<ServerCertVerified, rustls::Error> {
+        let mut params = CertificateParams::new(vec!["cache.example.org".to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        change(&mut params);
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone();
+        let other = CertificateParams::new(vec!["cache.example.org".to_owned()]).unwrap();
+        let other = other.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let usual = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let name = ServerName::try_from(name).unwrap();
+        let check = |verifier: &ListedVerifier, certificate: &CertificateDer<'_>| {
+            verifier.verify_server_cert(certificate, &[], &name, &[], UnixTime::now())
+        };
+        let verifier = ListedVerifier { usual: Arc::clone(&usual), listed: vec![certificate.clone()] };
+        assert!(check(&verifier, &other).is_err(), "only what is listed is trusted");
+        assert!(check(&ListedVerifier { usual, listed: Vec::new() }, &certificate).is_err(), "not without the list");
+        check(&verifier, &certificate)
+    }
+
+    #[test]
+    fn a_listed_self_signed_certificate_is_still_checked() {
+        verify(|_| {}, "cache.example.org").unwrap();
+        verify(|_| {}, "other.example.org").unwrap_err();
+        let expired = verify(|params| params.not_after = date_time_ymd(2020, 1, 1), "cache.example.org").unwrap_err();
+        assert_eq!(expired, CertificateError::Expired.into());
+        let early = verify(|params| params.not_before = date_time_ymd(4000, 1, 1), "cache.example.org").unwrap_err();
+        assert_eq!(early, CertificateError::NotValidYet.into());
+        let client = |params: &mut CertificateParams| {
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        };
+        assert_eq!(verify(client, "cache.example.org").unwrap_err(), CertificateError::InvalidPurpose.into());
+    }
 }

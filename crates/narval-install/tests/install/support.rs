@@ -39,6 +39,8 @@ pub(crate) enum Act {
     Whole,
     /// Another body, served as it should be.
     Instead(Vec<u8>),
+    /// The same with these fields.
+    With(&'static str, Vec<u8>),
 }
 
 #[derive(Default)]
@@ -80,6 +82,10 @@ impl Server {
 
     pub(crate) fn put(&self, path: &str, body: Vec<u8>) {
         self.files.lock().unwrap().insert(path.to_owned(), body);
+    }
+
+    pub(crate) fn file(&self, path: &str) -> Vec<u8> {
+        self.files.lock().unwrap()[path].clone()
     }
 
     /// The first requests for this path are met so, later ones as they should be.
@@ -150,6 +156,10 @@ fn answer(stream: &mut TcpStream, act: Act, body: Option<Vec<u8>>, range: Option
         Act::TooLate => {
             std::thread::sleep(FOREVER);
             return answer(stream, Act::Serve, Some(body), range);
+        }
+        Act::With(fields, other) => {
+            write!(stream, "HTTP/1.1 200 OK\r\n{fields}Content-Length: {}\r\n\r\n", other.len())?;
+            stream.write_all(&other)?;
         }
         Act::Instead(other) => return answer(stream, Act::Serve, Some(other), range),
         Act::Serve if range.is_some() => {

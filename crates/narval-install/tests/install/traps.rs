@@ -137,3 +137,59 @@ fn the_next_cache_serves_what_the_first_has_broken() {
     install_from(&[&first.url, &second.url], root.path(), &[&path]).unwrap();
     assert_eq!(std::fs::read(root.path().join("nix/store").join(path)).unwrap(), b"a");
 }
+
+#[test]
+fn a_file_that_changes_during_the_download_is_called_that() {
+    // Gone, of another length from a server without ranges, and shorter.
+    for second in [Act::Status(404, ""), Act::With("", file_nar(b"another")), Act::Status(416, "")] {
+        let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+        let path = server.add("large", &large(), &[], |narinfo| narinfo);
+        server.script("/nar/large.nar", &[Act::CutAt(700_000), second]);
+        let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
+        assert!(error.contains("changed on the server") && !error.contains("redirect"), "{error}");
+    }
+}
+
+fn compressed(with: &str, bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut out = Vec::new();
+    match with {
+        "zlib" => flate2::write::ZlibEncoder::new(&mut out, flate2::Compression::fast()).write_all(bytes).unwrap(),
+        "deflate" => {
+            flate2::write::DeflateEncoder::new(&mut out, flate2::Compression::fast()).write_all(bytes).unwrap()
+        }
+        "gzip" => flate2::write::GzEncoder::new(&mut out, flate2::Compression::fast()).write_all(bytes).unwrap(),
+        other => panic!("{other}"),
+    }
+    out
+}
+
+/// As servers spell them, on narinfos and on NARs, where none was asked for: some always send what they have stored.
+#[test]
+fn content_codings_in_every_spelling() {
+    for (fields, applied) in [
+        ("Content-Encoding: GZIP\r\n", &["gzip"][..]),
+        ("Content-Encoding: none\r\n", &[]),
+        ("Content-Encoding: Identity\r\n", &[]),
+        ("Content-Encoding: \r\n", &[]),
+        ("Content-Encoding: deflate\r\n", &["zlib"]),
+        ("Content-Encoding: deflate\r\n", &["deflate"]),
+        ("Content-Encoding: deflate, X-Gzip\r\n", &["zlib", "gzip"]),
+        ("Content-Encoding: identity, deflate\r\nContent-Encoding: gzip , none\r\n", &["zlib", "gzip"]),
+    ] {
+        let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+        let nar = large();
+        let path = server.add("large", &nar, &[], |narinfo| narinfo);
+        let encode = |bytes: &[u8]| applied.iter().fold(bytes.to_vec(), |bytes, with| compressed(with, &bytes));
+        server.script("/nar/large.nar", &[Act::With(fields, encode(&nar))]);
+        let narinfo = format!("/{}.narinfo", &path[..32]);
+        server.script(&narinfo, &[Act::With(fields, encode(&server.file(&narinfo)))]);
+        install_from(&[&server.url], root.path(), &[&path]).unwrap_or_else(|error| panic!("{fields:?}: {error}"));
+        assert_eq!((server.requests_for(&narinfo), server.requests_for("/nar/large.nar")), (1, 1));
+    }
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    server.script("/nar/a.nar", &[Act::With("Content-Encoding: rot13\r\n", file_nar(b"a"))]);
+    let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err();
+    assert!(error.to_string().contains("rot13"), "{error}");
+}

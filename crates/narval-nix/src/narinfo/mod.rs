@@ -114,11 +114,11 @@ impl NarInfo {
         }
     }
 
-    /// The lines with keys that Nix does not know, in order.
+    /// The lines with keys that Nix does not know, in order; and with the key `Sig`, signatures that are none.
     pub fn unknown(&self) -> impl Iterator<Item = (&str, &str)> {
         self.form.lines.iter().filter_map(|line| match line {
             Line::Unknown { key, value } => Some((&**key, &**value)),
-            Line::Known(_) => None,
+            Line::Known(_) | Line::Odd(_) => None,
         })
     }
 
@@ -150,7 +150,12 @@ struct Form {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Line {
     Known(Key),
-    Unknown { key: Box<str>, value: Box<str> },
+    Unknown {
+        key: Box<str>,
+        value: Box<str>,
+    },
+    /// A line whose key Nix does not know, and that is not of the form `Key: value`.
+    Odd(Box<str>),
 }
 
 /// The keys that Nix knows, in the order in which it writes them.

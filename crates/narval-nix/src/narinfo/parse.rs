@@ -92,28 +92,16 @@ impl NarInfo {
     /// Parses a narinfo of a cache with this store directory.
     ///
     /// Stricter than Nix, which lets a second `StorePath`, `URL` or `NarHash` win: every known key but `Sig` may come once.
+    /// As lenient as Nix where nothing depends on it: a line with a key that Nix does not know may say anything, and a
+    /// signature that is none is one that no key has made. Such lines are kept as they are, unless they are not UTF-8.
     pub fn parse(text: &[u8], store_dir: &StoreDir) -> Result<Self, NarInfoError> {
         if text.len() > NARINFO_LEN_MAX {
             return Err(NarInfoError::TooLong);
         }
-        let text = std::str::from_utf8(text).map_err(|_| NarInfoError::NotText)?;
-        let lines = text.strip_suffix('\n').ok_or(NarInfoError::NoFinalNewline)?;
+        let lines = text.strip_suffix(b"\n").ok_or(NarInfoError::NoFinalNewline)?;
         let mut fields = Fields::default();
-        for (index, content) in lines.split('\n').enumerate() {
-            let line = index + 1;
-            let (name, value) = content.split_once(": ").ok_or(NarInfoError::Shape { line })?;
-            if name.is_empty() || name.contains(':') {
-                return Err(NarInfoError::Shape { line });
-            }
-            let Some(key) = Key::from_name(name) else {
-                fields.form.lines.push(Line::Unknown { key: name.into(), value: value.into() });
-                continue;
-            };
-            if key != Key::Sig && fields.form.lines.contains(&Line::Known(key)) {
-                return Err(NarInfoError::Duplicate { line, key: key.name() });
-            }
-            fields.form.lines.push(Line::Known(key));
-            fields.take(key, value, store_dir).map_err(|error| NarInfoError::Value { line, key: key.name(), error })?;
+        for (index, content) in lines.split(|byte| *byte == b'\n').enumerate() {
+            fields.line(index + 1, content, store_dir)?;
         }
         fields.finish()
     }
@@ -136,6 +124,29 @@ struct Fields {
 }
 
 impl Fields {
+    fn line(&mut self, line: usize, content: &[u8], store_dir: &StoreDir) -> Result<(), NarInfoError> {
+        let colon = content.iter().position(|byte| *byte == b':').filter(|at| *at > 0);
+        let (name, rest) = colon.and_then(|at| content.split_at_checked(at)).ok_or(NarInfoError::Shape { line })?;
+        let key = str::from_utf8(name).ok().and_then(Key::from_name);
+        let Some(key) = key else {
+            if let Ok(content) = str::from_utf8(content) {
+                self.form.lines.push(unknown_line(content));
+            }
+            return Ok(());
+        };
+        let value = str::from_utf8(rest).map_err(|_| NarInfoError::NotText)?;
+        let value = value.strip_prefix(": ").ok_or(NarInfoError::Shape { line })?;
+        if key != Key::Sig && self.form.lines.contains(&Line::Known(key)) {
+            return Err(NarInfoError::Duplicate { line, key: key.name() });
+        }
+        match self.take(key, value, store_dir) {
+            Ok(()) => self.form.lines.push(Line::Known(key)),
+            Err(ValueError::Signature(_)) => self.form.lines.push(unknown_line(&format!("{}: {value}", key.name()))),
+            Err(error) => return Err(NarInfoError::Value { line, key: key.name(), error }),
+        }
+        Ok(())
+    }
+
     fn take(&mut self, key: Key, value: &str, store_dir: &StoreDir) -> Result<(), ValueError> {
         match key {
             Key::StorePath => self.path = Some(store_dir.parse(value)?),
@@ -201,6 +212,13 @@ fn url(value: &str) -> Result<String, ValueError> {
         return Err(ValueError::Characters);
     }
     Ok(value.to_owned())
+}
+
+fn unknown_line(content: &str) -> Line {
+    match content.split_once(": ").filter(|(key, _)| !key.contains(':')) {
+        Some((key, value)) => Line::Unknown { key: key.into(), value: value.into() },
+        None => Line::Odd(content.into()),
+    }
 }
 
 /// A decimal number without sign or leading zeros.

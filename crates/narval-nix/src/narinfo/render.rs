@@ -24,6 +24,10 @@ impl NarInfo {
         for line in before.iter().chain(after) {
             match line {
                 Line::Unknown { key, value } => writer.line(key, value),
+                Line::Odd(content) => {
+                    // Writing to a String cannot fail.
+                    let _ = writeln!(writer.text, "{content}");
+                }
                 Line::Known(Key::Sig) => {
                     sig_line += 1;
                     let to = if sig_line == sig_lines { usize::MAX } else { sig_line };

@@ -139,7 +139,6 @@ fn bad_values_name_line_and_key() {
         (8, "References", "/nix/store/7gx4kiv5m0i7d7qkixq2cwzbr10lvxwc-glibc-2.27"),
         (8, "References", "../../etc/passwd"),
         (9, "Deriver", ""),
-        (10, "Sig", "cache.nixos.org-1:AAAA"),
         (11, "CA", "fixed:r:sha256:00"),
     ] {
         let error = parse(&with(key, &format!("{key}: {value}\n"))).unwrap_err();
@@ -157,7 +156,23 @@ fn shapes() {
     assert_eq!(parse(&format!("{FULL}nothing\n")), Err(NarInfoError::Shape { line: 12 }));
     // Nix would take the next line for the value.
     assert_eq!(parse(&with("References", "References:\n")), Err(NarInfoError::Shape { line: 8 }));
-    assert_eq!(NarInfo::parse(b"a: \xff\n", &StoreDir::default()), Err(NarInfoError::NotText));
+    assert_eq!(NarInfo::parse(b"URL: \xff\n", &StoreDir::default()), Err(NarInfoError::NotText));
+    assert_eq!(parse(&with("URL", "URL:nar/x\n")), Err(NarInfoError::Shape { line: 2 }));
+}
+
+/// What Nix reads over.
+#[test]
+fn odd_lines_are_kept_and_mean_nothing() {
+    for odd in
+        ["X:y", "X:", "a:b: c", "a key: x", "X:  two", "Sig: other-1:AAAA", "Sig: o 1:AAAA", "Sig: garbage", "Sig: "]
+    {
+        let (head, tail) = FULL.split_at(FULL.find("Sig: ").unwrap());
+        let text = format!("{head}{odd}\n{tail}");
+        let info = parse(&text).unwrap_or_else(|error| panic!("{odd}: {error}"));
+        assert_eq!((info.signatures.len(), info.render(&StoreDir::default())), (1, text), "{odd}");
+    }
+    let bytes = [b"X: \xff\n\xfe: x\n", FULL.as_bytes()].concat();
+    assert_eq!(NarInfo::parse(&bytes, &StoreDir::default()).unwrap().render(&StoreDir::default()), FULL);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use crate::lab::Lab;
-use crate::support::{NARVAL, Server, stdout};
+use crate::support::{NARVAL, Nix, Server, stdout};
 
 /// Serves a folder to those who send a field, and writes down the heads of all requests. Takes targets as proxies get
 /// them, too.
@@ -111,4 +111,61 @@ fn certificates_of_an_authority_of_ones_own() {
     let output = lab.command(&args).env("SSL_CERT_FILE", &authority).output().unwrap();
     stdout(output);
     lab.assert_accepted(&root, &[&lab.tree]);
+}
+
+/// A certificate that its owner has signed, as `openssl req -x509` makes it: marked as an authority's.
+#[test]
+fn a_self_signed_certificate_that_is_listed_is_trusted() {
+    let lab = Lab::new();
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x \
+        -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem";
+    stdout(Command::new("sh").args(["-c", script]).current_dir(lab.store.dir.path()).output().unwrap());
+    let (key, certificate, root) = (lab.folder("key.pem"), lab.folder("cert.pem"), lab.folder("mine"));
+    let mut command = Command::new(NARVAL);
+    command.args(["static", &lab.folder("cache"), "--listen", "127.0.0.1:0"]);
+    command.args(["--tls-cert", &certificate, "--tls-key", &key]);
+    let server = Server::start(command, &[]);
+    let url = format!("https://{}", server.address);
+    let args = ["install", "--quiet", "--attempts", "1", "--from", &url, "--store", &root, &lab.tree];
+    lab.fails(5, &args);
+    stdout(lab.command(&args).env("NIX_SSL_CERT_FILE", &certificate).output().unwrap());
+    lab.assert_accepted(&root, &[&lab.tree]);
+    // Its name is another one.
+    let url = url.replace("127.0.0.1", "localhost");
+    let args = ["install", "--attempts", "1", "--from", &url, "--store", &lab.folder("other"), &lab.tree];
+    assert_eq!(lab.command(&args).env("NIX_SSL_CERT_FILE", &certificate).output().unwrap().status.code(), Some(5));
+}
+
+/// libarchive writes it for Nix; with enough of it for codes of all widths, and for the table to be emptied.
+#[test]
+fn nars_that_nix_has_compressed_with_compress() {
+    let lab = Lab::new();
+    let mut state = 1_u32;
+    let mut noise = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    };
+    let mut contents = Vec::new();
+    for round in 0..12_u8 {
+        contents.extend((0..20_000).map(|_| b'a' + noise() % (2 + round % 5)));
+        contents.extend((0..20_000).map(|_| noise()));
+        contents.extend(b"the same again ".iter().cycle().take(5_000));
+    }
+    let path = lab.store.add_file("noise", &contents);
+    let (old, root) = (lab.folder("old"), lab.folder("mine"));
+    let to = format!("file://{old}?compression=compress");
+    stdout(Nix::Newest.nix(lab.store.dir.path(), &["copy", "--from", &lab.store.uri(), "--to", &to, &path]));
+    lab.done(&["install", "--quiet", "--from", &format!("file://{old}"), "--store", &root, &path]);
+    assert!(std::fs::read(format!("{root}{path}")).unwrap() == contents);
+    // A file that is cut or damaged is an error, wherever it is.
+    let nar = std::fs::read_dir(format!("{old}/nar")).unwrap().next().unwrap().unwrap().path();
+    let good = std::fs::read(&nar).unwrap();
+    for at in [0, 2, 3, 1000, good.len() / 2, good.len() - 20] {
+        let mut bad = good.clone();
+        bad[at] ^= 0x55;
+        for bytes in [&bad[..], &good[..at]] {
+            std::fs::write(&nar, bytes).unwrap();
+            lab.fails(4, &["install", "--from", &format!("file://{old}"), "--store", &lab.folder("bad"), &path]);
+        }
+    }
 }
