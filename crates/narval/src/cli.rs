@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{
-    Failure, bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, output, run, serve, static_site,
-    warm,
+    Failure, bench, copy, demo, doctor, inspect, install, key, log, maintain, manual, nar, output, run, serve,
+    static_site, warm,
 };
 
 /// Serve, move and install Nix packages.
@@ -63,7 +63,9 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    match dispatch(cli.command) {
+    let result = dispatch(cli.command);
+    log::finish();
+    match result {
         Ok(()) => output::finish("narval"),
         Err(failure) => failure.report("narval"),
     }

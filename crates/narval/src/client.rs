@@ -180,6 +180,8 @@ impl OutputArgs {
         let filter = EnvFilter::try_from_env("NARVAL_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
         let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).without_time();
+        // What can't be written can't be complained of: by default that is tried on standard error, with a panic.
+        let builder = builder.log_internal_errors(false);
         // Only the first log of a process counts, which is this one.
         let _ = builder.with_ansi(ansi).with_writer(std::io::stderr).try_init();
     }

@@ -27,6 +27,7 @@ pub fn main() -> ExitCode {
         Ok(Command::Serve(options)) => serve(&options),
         Err(error) => Err(Failure::usage(error)),
     };
+    log::finish();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("nix-serve"),
