@@ -15,9 +15,12 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use narval_nix::{NarHash, Sha256Hasher};
 use narval_store::{NarLayout, NarReader, NarStream, PackedNar};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::corrupt::Corrupt;
 use crate::layouts::Planned;
@@ -27,8 +30,11 @@ use crate::metrics::Metrics;
 const BYTES_MAX: u64 = 512 * 1024 * 1024;
 /// What one may take.
 const ONE_BYTES_MAX: u64 = BYTES_MAX / 4;
-/// How many there may be: each is an open file.
+/// How many there may be: each is an open file. No more than this part of what the process may have open.
 const KEPT_MAX: usize = 1024;
+const KEPT_OF_DESCRIPTORS: u64 = 8;
+/// After trouble with writing, nothing more is kept for this long.
+const PAUSE: Duration = Duration::from_secs(30);
 /// NARs up to this size are kept with their large files.
 const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
 /// The fewest small files that are worth it.
@@ -51,6 +57,7 @@ const PIECE_BYTES: usize = 256 * 1024;
 pub(crate) struct FlatNars {
     folder: PathBuf,
     bytes_max: u64,
+    kept_max: usize,
     kept: RwLock<HashMap<NarHash, Arc<Kept>>>,
     /// Counts uses.
     clock: AtomicU64,
@@ -64,8 +71,8 @@ struct Work {
     /// To be made; the first one is being made if there is a thread.
     wanted: VecDeque<Arc<Planned>>,
     has_thread: bool,
-    /// The folder takes no files.
-    is_off: bool,
+    /// The folder took no file a moment ago.
+    paused_until: Option<Instant>,
 }
 
 /// A NAR that is kept.
@@ -91,7 +98,8 @@ impl FlatNars {
     pub(crate) fn new(folder: &Path, bytes_max: u64, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> Self {
         let (kept, work) = (RwLock::default(), Mutex::default());
         let (folder, bytes_max) = (folder.to_owned(), bytes_max.min(BYTES_MAX));
-        Self { folder, bytes_max, kept, clock: AtomicU64::new(0), work, corrupt, metrics }
+        let kept_max = kept_max();
+        Self { folder, bytes_max, kept_max, kept, clock: AtomicU64::new(0), work, corrupt, metrics }
     }
 
     /// The NAR with this hash, if it is kept. It waits for nothing: what is just being changed is not there.
@@ -120,7 +128,7 @@ impl FlatNars {
         }
         let mut work = self.lock_work();
         let memory: usize = work.wanted.iter().map(|wanted| wanted.layout.memory_bytes()).sum();
-        if work.is_off
+        if work.paused_until.is_some_and(|until| Instant::now() < until)
             || work.wanted.len() >= QUEUE_LEN_MAX
             || memory > QUEUE_BYTES_MAX
             || work.wanted.iter().any(|wanted| wanted.nar_hash == planned.nar_hash)
@@ -154,15 +162,7 @@ impl FlatNars {
             let Some(planned) = next else { return };
             match self.make(&planned) {
                 Ok(kept) => self.keep(planned.nar_hash, kept),
-                Err(NotKept::Folder(error)) => {
-                    let mut work = self.lock_work();
-                    work.is_off = true;
-                    work.wanted.clear();
-                    tracing::warn!(
-                        "NARs of small files are not kept: cannot write to '{}': {error}",
-                        self.folder.display()
-                    );
-                }
+                Err(NotKept::Folder(error)) => self.pause(&error),
                 // Who asks for it next is told.
                 Err(NotKept::Nar(error)) => tracing::debug!("NAR of {} is not kept: {error}", planned.path),
                 Err(NotKept::OtherHash) => {
@@ -171,6 +171,27 @@ impl FlatNars {
                 }
             }
             self.lock_work().wanted.pop_front();
+        }
+    }
+
+    /// Logs trouble with writing, and keeps nothing more for a while. What is kept gives way, where it may be the cause: it takes
+    /// room and descriptors.
+    fn pause(&self, error: &io::Error) {
+        {
+            let mut work = self.lock_work();
+            work.paused_until = Some(Instant::now() + PAUSE);
+            // The first one is being made, and is removed by its thread.
+            work.wanted.truncate(1);
+        }
+        tracing::warn!(
+            "NARs of small files are not kept for {} s: cannot write to '{}': {error}",
+            PAUSE.as_secs(),
+            self.folder.display()
+        );
+        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        if is_full || error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) {
+            let half = self.read_kept().len() / 2;
+            self.drop_longest_unused(|kept, _| kept > half);
         }
     }
 
@@ -209,7 +230,7 @@ impl FlatNars {
         }
         let kept = self.read_kept();
         let used: u64 = kept.values().map(|kept| kept.bytes).sum();
-        if used + bytes <= self.bytes_max && kept.len() < KEPT_MAX {
+        if used + bytes <= self.bytes_max && kept.len() < self.kept_max {
             return true;
         }
         let Some(last) = kept.values().min_by_key(|kept| kept.used_at.load(Ordering::Relaxed)) else { return true };
@@ -222,12 +243,18 @@ impl FlatNars {
     /// holds on to it.
     fn keep(&self, nar_hash: NarHash, new: Kept) {
         new.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let before = self.kept.write().unwrap_or_else(PoisonError::into_inner).insert(nar_hash, Arc::new(new));
+        drop(before);
+        self.drop_longest_unused(|kept, bytes| bytes > self.bytes_max || kept > self.kept_max);
+    }
+
+    /// Drops what was used longest ago as long as there is too much, by number and bytes.
+    fn drop_longest_unused(&self, is_too_much: impl Fn(usize, u64) -> bool) {
         // Closed when nobody has to wait for that.
         let mut gone = Vec::new();
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
-        gone.extend(kept.insert(nar_hash, Arc::new(new)));
         let mut bytes: u64 = kept.values().map(|kept| kept.bytes).sum();
-        while (bytes > self.bytes_max || kept.len() > KEPT_MAX)
+        while is_too_much(kept.len(), bytes)
             && let Some(last) = kept.iter().min_by_key(|(_, kept)| kept.used_at.load(Ordering::Relaxed))
         {
             let last = *last.0;
@@ -253,6 +280,12 @@ impl Kept {
     }
 }
 
+/// How many NARs this process may keep, each with an open file: what it may have open is for its clients in the first place.
+pub(crate) fn kept_max() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(descriptors / KEPT_OF_DESCRIPTORS).unwrap_or(usize::MAX).min(KEPT_MAX)
+}
+
 /// What a NAR takes when it is kept.
 fn packed_bytes(layout: &NarLayout) -> u64 {
     let size = layout.size_bytes();
@@ -269,7 +302,6 @@ fn is_worth_it(layout: &NarLayout, times: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
-    use std::time::{Duration, Instant};
 
     use narval_nix::{Sha256, StorePath};
 
@@ -375,12 +407,44 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_ends_it() {
+    fn a_folder_that_is_not_there_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
-        let flat = flat(&dir.path().join("none"));
-        flat.was_sent(&planned(&tree(dir.path(), 200)));
-        idle(&flat);
-        assert!(flat.lock_work().is_off);
+        let folder = dir.path().join("none");
+        let (flat, planned) = (flat(&folder), planned(&tree(dir.path(), 200)));
+        let send = || {
+            flat.was_sent(&planned);
+            idle(&flat);
+            flat.get(&planned.nar_hash).is_some()
+        };
+        assert!(!send());
+        std::fs::create_dir(&folder).unwrap();
+        assert!(!send() && flat.lock_work().paused_until.is_some_and(|until| until > Instant::now()));
+        // As when the time is over.
+        flat.lock_work().paused_until = Some(Instant::now());
+        assert!(send());
+    }
+
+    /// No room and no descriptors: what is kept may be why.
+    #[test]
+    fn what_is_kept_gives_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let layout = NarLayout::plan(file.path()).unwrap();
+        for (error, left) in [
+            (io::Error::from(io::ErrorKind::StorageFull), 4),
+            (io::Error::from(io::ErrorKind::QuotaExceeded), 4),
+            (io::Error::from_raw_os_error(Errno::MFILE.raw_os_error()), 4),
+            (io::Error::from(io::ErrorKind::PermissionDenied), 8),
+        ] {
+            let flat = flat(dir.path());
+            for number in 0..8_u8 {
+                let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), true);
+                flat.keep(Sha256::of(&[number]), Kept::new(packed, 1));
+            }
+            flat.pause(&error);
+            assert_eq!(flat.read_kept().len(), left, "{error}");
+            assert!(flat.get(&Sha256::of(&[7])).is_some(), "what was used last stays");
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ enum Answer {
     /// One that is kept, for as long as it is.
     File(Weak<Kept>, Representation),
     /// One that is compressed, for as long as it is there.
-    Compressed(NarHash, Representation),
+    Compressed(NarHash, Sha256, Representation),
 }
 
 #[derive(Clone, Debug)]
@@ -117,8 +117,8 @@ impl ReadyNars {
                 metrics.nar_bytes_identity.inc_by(representation.size);
                 Some(whole(representation, file))
             }
-            Answer::Compressed(nar_hash, representation) => {
-                let file = shared.nar_cache.as_ref()?.find_inline(nar_hash, representation.size)?;
+            Answer::Compressed(nar_hash, file_hash, representation) => {
+                let file = shared.nar_cache.as_ref()?.find_inline(nar_hash, file_hash)?;
                 metrics.nar_cache_hits.inc();
                 metrics.nar_bytes_zstd.inc_by(representation.size);
                 Some(whole(representation, file.into()))
@@ -143,10 +143,10 @@ impl ReadyNars {
         &self,
         generation: Generation,
         key: (HashPart, Form),
-        nar_hash: &NarHash,
+        (nar_hash, file_hash): (&NarHash, Sha256),
         representation: Representation,
     ) {
-        self.insert(generation, key, nar_hash, Answer::Compressed(*nar_hash, representation));
+        self.insert(generation, key, nar_hash, Answer::Compressed(*nar_hash, file_hash, representation));
     }
 
     fn insert(&self, generation: Generation, key: (HashPart, Form), nar_hash: &NarHash, answer: Answer) {

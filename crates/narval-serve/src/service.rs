@@ -12,7 +12,7 @@ use narval_store::{ReadAhead, Store};
 
 use crate::corrupt::Corrupt;
 use crate::error::ServeError;
-use crate::flat_nars::FlatNars;
+use crate::flat_nars::{self, FlatNars};
 use crate::layouts::Layouts;
 use crate::memo::Memo;
 use crate::metrics::{Metrics, RouteLabel};
@@ -111,6 +111,11 @@ impl Service {
             tracing::warn!("{error}; until that can be done, requests are answered with 500");
         }
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// How many files the service may keep open beside those that it sends: they are not there for connections.
+    pub fn kept_files_max(&self) -> usize {
+        if self.shared.flat_nars.is_some() { flat_nars::kept_max() } else { 0 }
     }
 
     /// Shows the counters of the engine that runs this service at `/metrics`, too. The first one counts.

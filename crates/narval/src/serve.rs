@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use narval_http::Server;
+use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
 
 use crate::access_log::{self, LogForm};
@@ -77,8 +77,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
         verify_nars: args.verify_nars,
         ..defaults
     };
+    server::raise_descriptors();
     let service = Service::new(config, store).map_err(Failure::usage)?;
-    let mut builder = Server::builder(service.clone());
+    let limits = server::within_descriptors(Limits::default(), &service);
+    let mut builder = Server::builder(service.clone()).limits(limits);
     for listen in server::listen_or_default(&args.listen)? {
         builder = builder.listen(listen);
     }

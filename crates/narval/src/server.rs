@@ -7,8 +7,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use narval_http::tls::TlsAcceptor;
-use narval_http::{ListenAddress, ServerHandle};
+use narval_http::{Limits, ListenAddress, ServerHandle};
+use narval_serve::Service;
 use narval_store::{Environment, Store, StoreConfig};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
 
 use crate::listen::{Host, Listen};
@@ -111,6 +113,31 @@ pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
         tracing::warn!("store: {warning}");
     }
     Ok(Store::new(config))
+}
+
+/// Descriptors that neither connections nor kept files may take: the database, listeners, threads' own. As in the engine.
+const DESCRIPTORS_RESERVED: u64 = 256;
+/// Connections of which each sends a file at the same time, as a part of what the process may have open.
+const FILES_SENT: u64 = 8;
+
+/// Lets this process open as many files as it may: the usual limit of 1024 is for programs that use select(2).
+pub fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        // Then it is as it was: the limits below follow what there is.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+}
+
+/// The limits with no more connections than there are descriptors for, with all that the service itself has open.
+pub fn within_descriptors(mut limits: Limits, service: &Service) -> Limits {
+    if let Some(all) = getrlimit(Resource::Nofile).current {
+        let others = (service.kept_files_max() as u64).saturating_add(all / FILES_SENT);
+        let reserved = DESCRIPTORS_RESERVED.min(all / 4);
+        let most = all.saturating_sub(others).saturating_sub(reserved).max(1);
+        limits.connections_max = limits.connections_max.min(usize::try_from(most).unwrap_or(usize::MAX));
+    }
+    limits
 }
 
 /// Says that the server is up, to people and to systemd; then serves until a signal ends it.

@@ -1,11 +1,13 @@
 //! The folder of compressed NARs, shared by any number of processes.
 //!
 //! ```text
-//! <folder>/zstd-<level>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
+//! <folder>/zstd-<level>-<encoder>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
 //! <folder>/filling/<process>-<number>       being written; its writer holds a lock on it (flock)
 //! ```
 //! A file is written under `filling/`, brought to disk, and renamed: it is there whole or not at all, and its name says all that
 //! a narinfo needs. What a killed process left under `filling/` has no lock, and is removed by the next one to start.
+//! The folder's name says all that the bytes hang on beside the NAR: the level, the version of the zstd library and the form of
+//! the frames; with the NAR hash it is an entity tag. Files of a higher level than asked for are as good.
 //! A file's modification time is when it was last used; when the folder is over its size, the files used longest ago go.
 
 use std::fs::{self, File, OpenOptions};
@@ -15,9 +17,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::frames::FRAMES_FORM;
 use narval_nix::{NarHash, Sha256};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, openat2};
 
+/// What the names of the folders with finished files begin with.
+const PREFIX: &str = "zstd-";
 /// Uses are written down (as modification times) at most this often for one file.
 const USE_RESOLUTION: Duration = Duration::from_secs(600);
 /// Room made beyond what is needed, so that not every new file looks through the whole folder: an eighth.
@@ -38,13 +43,27 @@ pub(crate) struct Stored {
     pub(crate) file_hash: Sha256,
     /// Its size in bytes.
     pub(crate) file_size: u64,
+    /// What made it: see [`encoding`].
+    pub(crate) encoding: String,
+}
+
+/// The name of what compresses: NARs that it made are the same byte for byte.
+pub(crate) fn encoding(level: i32) -> String {
+    format!("{PREFIX}{level}-{}-{FRAMES_FORM}", zstd::zstd_safe::version_number())
+}
+
+/// The level in such a name.
+fn level_of(encoding: &str) -> Option<i32> {
+    encoding.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
 }
 
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
-    finished: PathBuf,
+    level: i32,
+    /// What this process makes.
+    encoding: String,
     filling: PathBuf,
     bytes_max: u64,
     /// What the folder holds, as far as this process knows.
@@ -62,13 +81,14 @@ impl Folder {
     /// # Errors
     /// It can't be made or written to.
     pub(crate) fn open(root: &Path, level: i32, bytes_max: u64) -> io::Result<Self> {
-        let finished = root.join(format!("zstd-{level}"));
+        let encoding = encoding(level);
         let filling = root.join("filling");
-        fs::create_dir_all(&finished)?;
+        fs::create_dir_all(root.join(&encoding))?;
         fs::create_dir_all(&filling)?;
         let this = Self {
             root: root.to_owned(),
-            finished,
+            level,
+            encoding,
             filling,
             bytes_max,
             bytes: AtomicU64::new(0),
@@ -83,22 +103,41 @@ impl Folder {
         Ok(this)
     }
 
-    /// The compressed NAR with this hash.
+    /// The compressed NAR with this hash: the one of the highest level, but none of a lower level than this folder's.
     pub(crate) fn find(&self, nar_hash: &NarHash) -> Option<Stored> {
         let nar_hash = nar_hash.to_nix32();
-        let entries = fs::read_dir(self.finished.join(nar_hash.get(..2)?)).ok()?;
-        entries.take(FILES_MAX).filter_map(Result::ok).find_map(|entry| {
+        let names = fs::read_dir(&self.root).ok()?.take(FILES_MAX).filter_map(Result::ok);
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut encodings: Vec<(i32, bool, String)> =
+            names.filter_map(|name| Some((level_of(&name)?, name == self.encoding, name))).collect();
+        encodings.retain(|(level, ..)| *level >= self.level);
+        encodings.sort();
+        encodings.into_iter().rev().find_map(|(_, _, encoding)| self.find_in(encoding, &nar_hash))
+    }
+
+    fn find_in(&self, encoding: String, nar_hash: &str) -> Option<Stored> {
+        let entries = fs::read_dir(self.root.join(&encoding).join(nar_hash.get(..2)?)).ok()?;
+        let found = entries.take(FILES_MAX).filter_map(Result::ok).find_map(|entry| {
             let name = entry.file_name();
-            let rest = name.to_str()?.strip_prefix(nar_hash.as_str())?.strip_prefix('.')?;
+            let rest = name.to_str()?.strip_prefix(nar_hash)?.strip_prefix('.')?;
             let (file_hash, size) = rest.strip_suffix(".nar.zst")?.split_once('.')?;
-            let stored = Stored {
-                path: entry.path(),
-                file_hash: Sha256::from_nix32(file_hash.as_bytes()).ok()?,
-                file_size: size.parse().ok()?,
-            };
+            let (file_hash, size) = (Sha256::from_nix32(file_hash.as_bytes()).ok()?, size.parse().ok()?);
             // A file that a crash of the machine cut short is not what its name says.
-            (entry.metadata().ok()?.len() == stored.file_size).then_some(stored)
-        })
+            (entry.metadata().ok()?.len() == size).then(|| (entry.path(), file_hash, size))
+        });
+        found.map(|(path, file_hash, file_size)| Stored { path, file_hash, file_size, encoding })
+    }
+
+    /// Removes a file that is not what its name says.
+    pub(crate) fn discard(&self, stored: &Stored) {
+        let removed = fs::remove_file(&stored.path);
+        let what = match removed {
+            Ok(()) => "it is removed, and made anew when it is asked for".to_owned(),
+            // Another one was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => format!("and it can't be removed: {error}"),
+        };
+        tracing::error!("'{}' in the NAR cache is damaged; {what}", stored.path.display());
     }
 
     /// Opens a compressed NAR to be sent, and writes down that it was used. `None`: it went meanwhile.
@@ -148,7 +187,7 @@ impl Folder {
         let file_size = filling.file.metadata()?.len();
         filling.file.sync_data()?;
         let nar_hash = nar_hash.to_nix32();
-        let folder = self.finished.join(nar_hash.get(..2).unwrap_or_default());
+        let folder = self.root.join(&self.encoding).join(nar_hash.get(..2).unwrap_or_default());
         fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{nar_hash}.{}.{file_size}.nar.zst", file_hash.to_nix32()));
         fs::rename(&filling.path, &path)?;
@@ -158,7 +197,7 @@ impl Folder {
         if bytes > self.bytes_max || written > self.bytes_max / LOOK_AFTER {
             self.make_room(self.bytes_max)?;
         }
-        Ok(Stored { path, file_hash: *file_hash, file_size })
+        Ok(Stored { path, file_hash: *file_hash, file_size, encoding: self.encoding.clone() })
     }
 
     /// Whether there was trouble with writing a moment ago.
@@ -212,7 +251,7 @@ impl Folder {
     fn make_room(&self, bytes_max: u64) -> io::Result<u64> {
         let mut files = Vec::new();
         for level in fs::read_dir(&self.root)?.filter_map(Result::ok) {
-            if !level.file_name().to_string_lossy().starts_with("zstd-") {
+            if !level.file_name().to_string_lossy().starts_with(PREFIX) {
                 continue;
             }
             for folder in fs::read_dir(level.path())?.filter_map(Result::ok) {
@@ -296,7 +335,12 @@ mod tests {
         let found = two.find(&Sha256::of(b"a")).unwrap();
         assert_eq!((found.file_hash, found.file_size), (Sha256::of(b"compressed"), 10));
         assert!(two.open_file(&found).is_some());
-        assert!(Folder::open(root.path(), 9, 1 << 20).unwrap().find(&Sha256::of(b"a")).is_none());
+        // A higher level is better, a lower one is not what was asked for.
+        let nine = Folder::open(root.path(), 9, 1 << 20).unwrap();
+        assert!(nine.find(&Sha256::of(b"a")).is_none());
+        put(&nine, b'a', b"smaller");
+        assert_eq!(one.find(&Sha256::of(b"a")).unwrap().file_hash, Sha256::of(b"smaller"));
+        assert_eq!(one.find(&Sha256::of(b"a")).unwrap().encoding, encoding(9));
     }
 
     #[test]

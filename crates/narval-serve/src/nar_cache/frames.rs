@@ -12,6 +12,8 @@ use narval_nix::{NarHash, Sha256Hasher};
 use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::{CCtx, CParameter, ErrorCode, compress_bound, get_error_name};
 
+/// Stands for how a NAR becomes frames: another number where the same level of the same library makes other bytes.
+pub(super) const FRAMES_FORM: u32 = 1;
 /// Bytes of the NAR in one frame that is compressed in one go; the last has what is left. With twice as
 /// much files get smaller by 0.2 %.
 const FRAME_BYTES: usize = 4 * 1024 * 1024;

@@ -22,7 +22,7 @@ use crate::layouts::Planned;
 use crate::memo::Generation;
 use crate::metrics::Counter;
 use crate::metrics::Metrics;
-use crate::nar_cache::{FlightSource, Found};
+use crate::nar_cache::{FlightSource, Found, Stored, compress_alone, etag, etag_alone};
 use crate::ready_nars::{Form, SMALL_NAR_BYTES_MAX, is_plain};
 use crate::service::Shared;
 
@@ -139,20 +139,32 @@ fn zstd(
     head: &HeadRef<'_>,
     generation: Option<Generation>,
 ) -> Result<Option<Response>, ServeError> {
-    let cache = shared.nar_cache.as_ref().ok_or(ServeError::NoRoute)?;
     let info = shared.store.path_info_by_hash_part(&route.hash_part)?.ok_or(ServeError::NoPath)?;
     let nar_hash = check_hash(route, &info.nar_hash)?;
     if !route.zstd && info.nar_size <= SMALL_NAR_BYTES_MAX {
         return Ok(None);
     }
-    let representation = |size| Representation {
+    let representation = |etag: String, size| Representation {
         content_type: HeaderValue::from_static(if route.zstd { "application/zstd" } else { "application/x-nix-nar" }),
         coding: (!route.zstd).then_some(HeaderValue::from_static("zstd")),
-        etag: HeaderValue::from_str(&format!("\"{nar_hash}.zst\"")).ok(),
+        etag: HeaderValue::from_str(&etag).ok(),
         varies: !route.zstd,
         size,
     };
+    let of_file = |stored: &Stored| representation(etag(&nar_hash, &stored.encoding), stored.file_size);
     let bytes = &shared.metrics.nar_bytes_zstd;
+    let Some(cache) = &shared.nar_cache else {
+        let representation = representation(etag_alone(&nar_hash), 0);
+        if let Some(response) = representation.on_conditions(head) {
+            return Ok(Some(response));
+        }
+        let (planned, _) = shared.plan(route.hash_part)?;
+        check_hash(route, &planned.nar_hash)?;
+        let flight = compress_alone(&planned, &shared.ahead, &shared.corrupt);
+        let flight = flight.map_err(|error| damaged(&planned, error.to_string()))?;
+        let body = Body::source(FlightSource::new(flight, Arc::clone(&shared.metrics)), None);
+        return Ok(Some(representation.fields(Response::new(StatusCode::OK), false).body(body)));
+    };
     let is_news = !cache.knows(&info.nar_hash);
     if let Some((stored, file)) = cache.find(&info.nar_hash) {
         if is_news {
@@ -160,16 +172,18 @@ fn zstd(
             shared.memo.forget(&route.hash_part);
         }
         shared.metrics.nar_cache_hits.inc();
-        let representation = representation(stored.file_size);
+        let representation = of_file(&stored);
         let response = send_file(&representation, head, &file, bytes)?;
         if let Some(generation) = generation {
             let form = if route.zstd { Form::Zstd } else { Form::Coded };
             let key = (route.hash_part, form);
-            shared.ready_nars.is_compressed(generation, key, &info.nar_hash, representation);
+            let hashes = (&info.nar_hash, stored.file_hash);
+            shared.ready_nars.is_compressed(generation, key, hashes, representation);
         }
         return Ok(Some(response));
     }
-    if let Some(response) = representation(0).on_conditions(head) {
+    let unfinished = representation(cache.etag(&nar_hash), 0);
+    if let Some(response) = unfinished.on_conditions(head) {
         return Ok(Some(response));
     }
     let (planned, _) = shared.plan(route.hash_part)?;
@@ -178,7 +192,7 @@ fn zstd(
     let (memo, hash_part) = (Arc::clone(&shared.memo), route.hash_part);
     let found = cache.get(&planned, &shared.ahead, move || memo.forget(&hash_part));
     match found.map_err(|error| damaged(&planned, error.to_string()))? {
-        Found::File(stored, file) => send_file(&representation(stored.file_size), head, &file, bytes).map(Some),
+        Found::File(stored, file) => send_file(&of_file(&stored), head, &file, bytes).map(Some),
         Found::Flight(flight) => {
             let length = if *head.method() == Method::HEAD { Ok(None) } else { flight.begin_answer() };
             let length = length.map_err(|reason| damaged(&planned, reason))?;
@@ -187,7 +201,7 @@ fn zstd(
                 return Ok(None);
             }
             let body = Body::source(FlightSource::new(flight, Arc::clone(&shared.metrics)), length);
-            Ok(Some(representation(0).fields(Response::new(StatusCode::OK), false).body(body)))
+            Ok(Some(unfinished.fields(Response::new(StatusCode::OK), false).body(body)))
         }
     }
 }

@@ -37,9 +37,8 @@ pub(crate) fn look_up(shared: &Shared, hash_part: HashPart) -> Result<Answer, Se
         // Not remembered: repairing a path does not change the database.
         Some(_) if is_corrupt() => return Ok(Answer::Absent),
         Some(info) => {
-            let compressed = shared.nar_cache.as_ref().and_then(|cache| cache.find(&info.nar_hash));
-            let compressed = compressed.as_ref().map(|(stored, _)| stored);
-            let text = render(&shared.config, shared.store.store_dir(), hash_part, info, compressed);
+            let compressed = shared.nar_cache.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
+            let text = render(&shared.config, shared.store.store_dir(), hash_part, info, compressed.as_ref());
             Answer::Present(Arc::new(present(shared.config.face, text)))
         }
     };

@@ -71,7 +71,7 @@ impl Route {
             return HashPart::parse(rest.as_bytes()).map_or(Self::Invalid, Self::NarInfo);
         }
         if let Some(file) = path.strip_prefix("nar/") {
-            return nar(face, file, query);
+            return nar(file, query);
         }
         if let Some(name) = path.strip_prefix("log/") {
             return StorePath::parse(name).map_or(Self::Invalid, Self::Log);
@@ -126,11 +126,12 @@ fn richer(path: &str) -> Route {
 }
 
 /// The dialects: `<hash>-<narhash>.nar` (nix-serve, nix-serve-ng), `<hash>.nar` (old nix-serve, eris),
-/// `<narhash>.nar?hash=<hash>` (harmonia); and our own `<hash>-<narhash>.nar.zst`.
-fn nar(face: Face, file: &str, query: Option<&str>) -> Route {
+/// `<narhash>.nar?hash=<hash>` (harmonia); and our own `<hash>-<narhash>.nar.zst`, which a client may have from `narval serve`
+/// and ask `nix-serve` for.
+fn nar(file: &str, query: Option<&str>) -> Route {
     let (stem, zstd) = match (file.strip_suffix(".nar"), file.strip_suffix(".nar.zst")) {
         (Some(stem), _) => (stem, false),
-        (None, Some(stem)) if face == Face::Narval => (stem, true),
+        (None, Some(stem)) => (stem, true),
         _ => return Route::Unknown,
     };
     let parsed = match stem.len() {
@@ -209,6 +210,8 @@ mod tests {
         assert_eq!(both(&format!("/nar/{HASH}.nar"), None), nar_route(None));
         assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some(&format!("hash={HASH}"))), nar_route(Some(NAR_HASH)));
         assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some(&format!("a=b&hash={HASH}"))), nar_route(Some(NAR_HASH)));
+        let zstd = Route::Nar(NarRoute { hash_part: hash(), nar_hash: Some(NAR_HASH.into()), zstd: true });
+        assert_eq!(both(&format!("/nar/{HASH}-{NAR_HASH}.nar.zst"), None), zstd);
         let log = Route::Log(StorePath::parse(&format!("{HASH}-a+b?=.drv")).unwrap());
         assert_eq!(both(&format!("/log/{HASH}-a+b%3F%3d.drv"), None), log);
     }
@@ -227,8 +230,6 @@ mod tests {
         assert_eq!(rich(&format!("/{}", id.cache_path())), Route::Realisation(id));
         assert_eq!(rich("/realisations/sha256:00!out.doi"), Route::Invalid);
         assert_eq!(rich(&format!("/build-trace-v2/{HASH}-a.drv/../x.doi")), Route::Invalid);
-        let zstd = Route::Nar(NarRoute { hash_part: hash(), nar_hash: Some(NAR_HASH.into()), zstd: true });
-        assert_eq!(rich(&format!("/nar/{HASH}-{NAR_HASH}.nar.zst")), zstd);
     }
 
     #[test]

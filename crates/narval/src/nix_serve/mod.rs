@@ -82,7 +82,10 @@ fn serve(options: &Options) -> Result<(), Failure> {
     let access_log = open_access_log(options)?;
     let config =
         Config { priority: options.priority, sign_keys, prefix: options.prefix.clone(), ..Config::new(Face::NixServe) };
-    let mut builder = Server::builder(Service::new(config, store).map_err(Failure::runtime)?).limits(limits(options));
+    server::raise_descriptors();
+    let service = Service::new(config, store).map_err(Failure::runtime)?;
+    let limits = server::within_descriptors(limits(options), &service);
+    let mut builder = Server::builder(service).limits(limits);
     for listen in server::listen_or_default(&options.listen)? {
         builder = builder.listen(listen);
     }
