@@ -53,9 +53,7 @@ pub fn copy_between_stores(
     let store = to.open()?;
     store.remove_leftovers()?;
     missing.iter().try_for_each(|info| unpack(from, info, &store))?;
-    let copied: Vec<PathInfo> = missing.iter().map(|info| (**info).clone()).collect();
-    store.register(&copied)?;
-    Ok(copied.len())
+    Ok(missing.len())
 }
 
 fn check_trust(from: &Destination, info: &PathInfo, keys: Option<&TrustedKeys>) -> Result<(), Error> {
@@ -71,7 +69,8 @@ fn check_trust(from: &Destination, info: &PathInfo, keys: Option<&TrustedKeys>) 
 }
 
 fn unpack(from: &Destination, info: &PathInfo, store: &LocalStore) -> Result<(), Error> {
-    let Prepared::Missing(mut incoming) = store.prepare(info)? else { return Ok(()) };
+    // Each after what it refers to: it is valid as soon as it is complete, and nobody changes it in between.
+    let Prepared::Missing(mut incoming) = store.prepare_to_register(info)? else { return Ok(()) };
     let mut nar = NarReader::open(&from.store().real_path(&info.path)).map_err(|error| unreadable(info, &error))?;
     let (mut hashes, mut buffer) = (Hashes::of(info, from.store_dir()), vec![0; BUFFER_LEN]);
     loop {

@@ -1,21 +1,28 @@
 //! The store that is installed into, as long as it is only asked: it need not exist yet.
 
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use narval_nix::{StoreDir, StorePath};
-use narval_store::{Access, Daemon, LocalStore, LocalStoreError, Store, StoreConfig};
+use narval_store::{
+    Access, Daemon, LocalRoots, LocalStore, LocalStoreError, Store, StoreConfig, StoreError, TemporaryRoots,
+};
 
 use crate::{Error, Wanted};
 
-/// A local store.
+/// A local store. What it was asked to keep, and what was installed into it, is not collected as garbage as long as this lives.
 pub struct Destination {
     config: StoreConfig,
     store: Store,
+    roots: Arc<LocalRoots>,
+    daemon_roots: Mutex<Option<TemporaryRoots>>,
 }
 
 impl Destination {
     /// A store by its configuration; nothing is made or opened yet.
     pub fn new(config: StoreConfig) -> Self {
-        let store = Store::new(config.clone());
-        Self { config, store }
+        let (store, roots) = (Store::new(config.clone()), Arc::new(LocalRoots::new(&config)));
+        Self { config, store, roots, daemon_roots: Mutex::new(None) }
     }
 
     /// Its configuration.
@@ -55,6 +62,36 @@ impl Destination {
         self.config.access == Access::Daemon || self.config.database().with_file_name("schema").exists()
     }
 
+    /// Keeps paths, valid or not, from garbage collections as long as this destination lives. What is asked afterwards holds.
+    ///
+    /// # Errors
+    /// When the store, or its daemon, refuses.
+    pub fn keep(&self, paths: &[StorePath]) -> Result<(), Error> {
+        let Some(daemon) = self.daemon() else { return Ok(self.roots.keep(paths)?) };
+        let mut roots = self.daemon_roots.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = match &mut *roots {
+            Some(roots) => roots.keep(paths),
+            none => daemon.keep(paths).map(|kept| *none = Some(kept)),
+        };
+        Ok(kept.map_err(StoreError::from)?)
+    }
+
+    /// The valid path meant, if the store has it; kept from then on, where this user may write to the store.
+    ///
+    /// # Errors
+    /// When the store can't be asked.
+    pub fn find_and_keep(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
+        let Some(path) = self.find(wanted)? else { return Ok(None) };
+        match self.keep(std::slice::from_ref(&path)) {
+            // To use what is there takes no right to write; a profile or a root then can't be made either.
+            Err(Error::LocalStore { error: LocalStoreError::Io { source, .. } })
+                if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {}
+            kept => kept?,
+        }
+        // It may have been collected just before it was kept.
+        Ok(self.is_valid(&path)?.then_some(path))
+    }
+
     /// The valid path meant, if the store has it.
     ///
     /// # Errors
@@ -82,6 +119,6 @@ impl Destination {
     /// # Errors
     /// When it can't be written.
     pub fn open(&self) -> Result<LocalStore, LocalStoreError> {
-        LocalStore::open(self.config.clone())
+        LocalStore::open_keeping(self.config.clone(), Arc::clone(&self.roots))
     }
 }

@@ -170,8 +170,16 @@ pub enum Error {
     #[error("a thread died; this is a fault in narval, please report it")]
     Died,
     /// Somebody else holds the store for too long.
-    #[error("the store is locked by another process ({0}); wait for it, or end it")]
-    Locked(String),
+    #[error(
+        "the store is locked by another process ('{}', for {waited_s} s); wait for it, end it, or give a longer --lock-timeout",
+        .path.display()
+    )]
+    Locked {
+        /// The lock file, or the database.
+        path: PathBuf,
+        /// How long it was waited for, in seconds.
+        waited_s: u64,
+    },
     /// SIGINT or SIGTERM.
     #[error("interrupted; run the same command again to continue where it stopped")]
     Interrupted,
@@ -202,7 +210,7 @@ impl Error {
                 6
             }
             Self::CacheFolder { .. } | Self::Copy { .. } => 1,
-            Self::Locked(_) => 7,
+            Self::Locked { .. } => 7,
             Self::Usage(_) | Self::Url(_) => 2,
             Self::Interrupted => 130,
             Self::Several { first, .. } => first.exit_code(),
@@ -232,7 +240,11 @@ impl Error {
 /// What a [`LocalStore`](narval_store::LocalStore) says of the NAR itself is said by whoever knows the cache.
 impl From<LocalStoreError> for Error {
     fn from(error: LocalStoreError) -> Self {
-        Self::LocalStore { error }
+        match error {
+            LocalStoreError::Locked { path, waited_s } => Self::Locked { path, waited_s },
+            LocalStoreError::Reference { path, reference } => Self::Reference { path, reference },
+            error => Self::LocalStore { error },
+        }
     }
 }
 

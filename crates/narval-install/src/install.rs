@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use narval_nix::{PathInfo, StorePath, TrustedKeys};
+use narval_store::Unregistered;
 
 use crate::cache::{Caches, Found};
 use crate::destination::Destination;
@@ -79,7 +80,7 @@ pub fn install(
     trace: &Trace,
 ) -> Result<Report, Error> {
     let start = Instant::now();
-    let (mut report, missing) = split_wanted(destination, wanted)?;
+    let (mut report, missing) = split_wanted(wanted, |one| destination.find_and_keep(one))?;
     if missing.is_empty() {
         report.elapsed = start.elapsed();
         return Ok(report);
@@ -98,7 +99,7 @@ pub fn install(
     let needed = AtomicU64::new(0);
     let pipeline = Pipeline::new(&caches, &store, progress, trace, options.cores);
     let planned = std::sync::Mutex::new(Vec::new());
-    let is_there = |path: &StorePath| destination.is_valid(path);
+    let is_there = |path: &StorePath| is_valid_and_kept(destination, path);
     let walked = std::thread::scope(|scope| {
         let pipeline = &pipeline;
         let on_found = |found: Found| {
@@ -127,7 +128,7 @@ pub fn install(
         }
         walked
     });
-    let (done, mut errors) = pipeline.into_results();
+    let (done, mut errors) = pipeline.take_results();
     if let Err(error) = walked {
         errors.insert(0, error);
     }
@@ -136,8 +137,12 @@ pub fn install(
     if options.durable {
         store.sync()?;
     }
-    if !complete.is_empty() {
-        store.register(&complete)?;
+    for Unregistered { info, why } in store.register_unchanged(&complete)? {
+        tracing::debug!(path = %info.path, ?why, "another process has changed it; once more");
+        if let Err(error) = pipeline.install_now(&info) {
+            errors.push(error);
+            break;
+        }
     }
     if let Some(error) = combined(errors) {
         return Err(error);
@@ -154,7 +159,8 @@ pub fn install(
 
 /// The same for a store that has a daemon: the whole closure is known before the first path goes to it.
 fn through_daemon(destination: &Destination, way: &ToDaemon<'_>, missing: &[Wanted]) -> Result<Vec<Planned>, Error> {
-    let found = closure(way.caches, missing, &|path| destination.is_valid(path))?;
+    let found = closure(way.caches, missing, &|path| is_valid_and_kept(destination, path))?;
+    destination.keep(&found.iter().map(|one| one.info.path.clone()).collect::<Vec<_>>())?;
     let folder = destination.config().real_store_dir.clone();
     let size: u64 = found.iter().map(|one| one.info.nar_size).sum();
     let needed = size.saturating_add(size / SPACE_OVERHEAD);
@@ -171,6 +177,12 @@ fn through_daemon(destination: &Destination, way: &ToDaemon<'_>, missing: &[Want
     Ok(planned)
 }
 
+/// Whether a path is valid, and stays so.
+fn is_valid_and_kept(destination: &Destination, path: &StorePath) -> Result<bool, Error> {
+    destination.keep(std::slice::from_ref(path))?;
+    destination.is_valid(path)
+}
+
 /// Says what an install would do: asks the caches, changes nothing.
 ///
 /// # Errors
@@ -182,7 +194,7 @@ pub fn plan(
     wanted: &[Wanted],
 ) -> Result<Report, Error> {
     let start = Instant::now();
-    let (mut report, missing) = split_wanted(destination, wanted)?;
+    let (mut report, missing) = split_wanted(wanted, |one| destination.find(one))?;
     if !missing.is_empty() {
         let caches = open_caches(destination, options, client)?;
         let is_there = |path: &StorePath| destination.is_valid(path);
@@ -213,10 +225,13 @@ pub(crate) fn closure(
     Ok(all)
 }
 
-fn split_wanted(destination: &Destination, wanted: &[Wanted]) -> Result<(Report, Vec<Wanted>), Error> {
+fn split_wanted(
+    wanted: &[Wanted],
+    find: impl Fn(&Wanted) -> Result<Option<StorePath>, Error>,
+) -> Result<(Report, Vec<Wanted>), Error> {
     let (mut report, mut missing) = (Report::default(), Vec::new());
     for one in wanted {
-        match destination.find(one)? {
+        match find(one)? {
             Some(path) => report.roots.push(path),
             None => missing.push(one.clone()),
         }

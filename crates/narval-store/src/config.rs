@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use narval_nix::StoreDir;
 use narval_nix::store_path::StoreDirError;
@@ -136,9 +137,14 @@ pub struct StoreConfig {
     pub log_dir: PathBuf,
     /// The daemon's socket.
     pub daemon_socket: PathBuf,
+    /// How long a writer waits for a lock that another process holds.
+    pub lock_timeout: Duration,
     /// What was ignored in the URI, one line each.
     pub warnings: Vec<String>,
 }
+
+/// As long as Nix waits for a busy database.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl StoreConfig {
     /// The store of the environment: `NIX_REMOTE`, or `auto`.
@@ -230,7 +236,8 @@ impl StoreConfig {
             }),
         };
         let warnings = parameters.warnings;
-        Ok(Self { access, store_dir, real_store_dir, state_dir, log_dir, daemon_socket, warnings })
+        let lock_timeout = LOCK_TIMEOUT;
+        Ok(Self { access, store_dir, real_store_dir, state_dir, log_dir, daemon_socket, lock_timeout, warnings })
     }
 
     /// A store root: what `nix --store DIR` makes and uses.

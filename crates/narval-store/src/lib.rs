@@ -27,7 +27,8 @@ pub use daemon::{Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireErro
 pub use database::{Database, Stamp};
 pub use error::StoreError;
 pub use local::{
-    Garbage, GarbageCollector, GarbageOptions, Incoming, LocalStore, LocalStoreError, PathLock, Prepared, Root,
+    Garbage, GarbageCollector, GarbageOptions, Incoming, LeftOut, LocalRoots, LocalStore, LocalStoreError, PathLock,
+    Prepared, Root, Unregistered,
 };
 pub use logs::{BuildLog, LogCompression};
 pub use nar::{

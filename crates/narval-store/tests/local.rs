@@ -4,7 +4,6 @@
 mod lab;
 
 use std::io::Read;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -12,7 +11,8 @@ use std::time::Duration;
 use lab::{Lab, Nix, odd_tree, run};
 use narval_nix::{NarHash, PathInfo, StorePath};
 use narval_store::{
-    Environment, GarbageCollector, GarbageOptions, LocalStore, LocalStoreError, NarReader, Prepared, Store, StoreConfig,
+    Environment, GarbageCollector, GarbageOptions, LeftOut, LocalRoots, LocalStore, LocalStoreError, NarReader,
+    Prepared, Store, StoreConfig, Unregistered,
 };
 
 /// A store with a small closure, and a place for a copy of it.
@@ -229,7 +229,7 @@ fn a_broken_path_is_exchanged() {
     drop(store);
     nix_store(Nix::New, &uri, &["--verify", "--check-contents"]);
     let left = names(&config(&uri).real_store_dir);
-    assert!(left.iter().all(|name| !name.starts_with(".tmp-") && !name.ends_with(".lock")), "{left:?}");
+    assert!(left.iter().all(|name| !name.contains("-narval-tmp-") && !name.ends_with(".lock")), "{left:?}");
 }
 
 #[test]
@@ -284,24 +284,94 @@ fn nix_store_dead(uri: &str) -> Vec<String> {
     dead
 }
 
+/// Collections of every kind in the middle of an unpack, and before what is unpacked is valid.
 #[test]
-fn a_collector_waits_for_those_who_add() {
+fn collections_spare_what_is_being_added() {
+    let source = Source::new(Nix::New);
+    let uri = source.copy("copy");
+    let collect = || {
+        for nix in Nix::BOTH {
+            nix_store(nix, &uri, &["--gc"]);
+        }
+        GarbageCollector::open(config(&uri)).unwrap().collect(&GarbageOptions::default()).unwrap();
+    };
+    // Each Nix sets the store up for itself, with the whole of it locked.
+    collect();
+    let store = LocalStore::open(config(&uri)).unwrap();
+    for info in &source.infos {
+        let Prepared::Missing(mut incoming) = store.prepare(info).unwrap() else { panic!("it is not there") };
+        let nar = source.nar(&info.path);
+        let (first, rest) = nar.split_at(nar.len() / 2);
+        incoming.write(first).unwrap();
+        collect();
+        incoming.write(rest).unwrap();
+        incoming.commit().unwrap();
+    }
+    collect();
+    store.register(&source.infos).unwrap();
+    collect();
+    assert_eq!(store.database().all_valid_paths().unwrap().len(), source.infos.len());
+    drop(store);
+    nix_store(Nix::New, &uri, &["--verify", "--check-contents"]);
+    collect();
+    assert_eq!(names(&config(&uri).real_store_dir), [".links"]);
+}
+
+/// A sandboxed builder works in `<derivation>.chroot`, and only the derivation is its root.
+#[test]
+fn a_root_keeps_every_name_with_its_hash_part() {
     let source = Source::new(Nix::New);
     let uri = source.copy("copy");
     let store = LocalStore::open(config(&uri)).unwrap();
     install(&source, &store);
-    let link = source.lab.dir.path().join("result");
-    let collector = std::thread::spawn({
-        let uri = uri.clone();
-        move || GarbageCollector::open(config(&uri)).unwrap().collect(&GarbageOptions::default()).unwrap()
-    });
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(!collector.is_finished(), "it waits");
-    store.add_root(&link, &source.top).unwrap();
+    let derivation = source.infos.iter().find(|info| info.path.is_derivation()).unwrap().path.clone();
     drop(store);
-    let garbage = collector.join().unwrap();
-    assert!(!garbage.paths.contains(&source.top));
-    symlink("x", source.lab.dir.path().join("y")).unwrap();
+    let roots = LocalRoots::new(&config(&uri));
+    roots.keep([&derivation]).unwrap();
+    let chroot = config(&uri).real_store_dir.join(format!("{}.chroot", derivation.base_name()));
+    std::fs::create_dir(&chroot).unwrap();
+    nix_store(Nix::New, &uri, &["--gc"]);
+    let collector = GarbageCollector::open(config(&uri)).unwrap();
+    collector.collect(&GarbageOptions::default()).unwrap();
+    assert!(chroot.is_dir() && collector.store().database().is_valid(&derivation).unwrap());
+    drop(roots);
+    collector.collect(&GarbageOptions::default()).unwrap();
+    assert!(!chroot.exists());
+}
+
+/// What took the place of a path between its last byte and its registration is seen; nothing that refers to it is valid.
+#[test]
+fn an_exchanged_path_is_not_registered() {
+    let source = Source::new(Nix::New);
+    let store = LocalStore::open(config(&source.copy("copy"))).unwrap();
+    for info in &source.infos {
+        let Prepared::Missing(mut incoming) = store.prepare(info).unwrap() else { panic!("it is not there") };
+        incoming.write(&source.nar(&info.path)).unwrap();
+        incoming.commit().unwrap();
+    }
+    let first = source.infos.iter().find(|info| info.path.name() == "tree").unwrap().clone();
+    let real = store.real_path(&first.path);
+    run(Command::new("chmod").args(["-R", "u+w"]).arg(&real));
+    std::fs::remove_dir_all(&real).unwrap();
+    std::fs::create_dir(&real).unwrap();
+    assert!(matches!(store.register(&source.infos), Err(LocalStoreError::Changed { path }) if path == first.path));
+    let left = store.register_unchanged(&source.infos).unwrap();
+    assert_eq!((&left[0].info.path, left[0].why), (&first.path, LeftOut::Changed));
+    assert!(left[1..].iter().all(|one| one.why == LeftOut::Reference));
+    assert!(left.iter().any(|one| one.info.path == source.top));
+    for Unregistered { info, .. } in left {
+        assert!(!store.database().is_valid(&info.path).unwrap());
+        match store.prepare_to_register(&info).unwrap() {
+            Prepared::Missing(mut incoming) => {
+                incoming.write(&source.nar(&info.path)).unwrap();
+                incoming.commit().unwrap();
+            }
+            other => assert!(matches!(other, Prepared::Valid), "{other:?}"),
+        }
+        assert!(store.database().is_valid(&info.path).unwrap());
+    }
+    drop(store);
+    nix_store(Nix::New, &source.copy("copy"), &["--verify", "--check-contents"]);
 }
 
 #[test]
@@ -383,5 +453,5 @@ fn killed_at_any_moment() {
     assert!(child.wait().unwrap().success(), "{completed} completed before");
     assert_eq!(check(), source.infos.len());
     nix_store(Nix::New, &uri, &["--verify", "--check-contents"]);
-    assert!(names(&config(&uri).real_store_dir).iter().all(|name| !name.starts_with(".tmp-")));
+    assert!(names(&config(&uri).real_store_dir).iter().all(|name| !name.contains("-narval-tmp-")));
 }

@@ -98,7 +98,7 @@ fn ensure(
     texts: &[String],
 ) -> Result<Vec<StorePath>, Failure> {
     let wanted = parse_wanted(texts, destination.store_dir())?;
-    let there: Vec<_> = wanted.iter().map(|one| destination.find(one)).collect::<Result<_, _>>()?;
+    let there: Vec<_> = wanted.iter().map(|one| destination.find_and_keep(one)).collect::<Result<_, _>>()?;
     if there.iter().all(Option::is_some) {
         return Ok(there.into_iter().flatten().collect());
     }

@@ -143,15 +143,21 @@ impl<'a> Pipeline<'a> {
     }
 
     /// What was unpacked, and what failed. Called when all threads have ended.
-    pub(crate) fn into_results(self) -> (Vec<PathInfo>, Vec<Error>) {
-        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        (state.done, state.errors)
+    pub(crate) fn take_results(&self) -> (Vec<PathInfo>, Vec<Error>) {
+        let mut state = self.lock();
+        (std::mem::take(&mut state.done), std::mem::take(&mut state.errors))
+    }
+
+    /// Installs one path whose references are valid: nobody else can change it between its last byte and its being valid.
+    pub(crate) fn install_now(&self, info: &PathInfo) -> Result<(), Error> {
+        let found = self.caches.find(&Wanted::Path(info.path.clone()))?;
+        Job { pipeline: self, number: 0, threads: 1, register: true }.run(found).map(drop)
     }
 
     /// Fetches a path that is valid and broken, and exchanges it.
     pub(crate) fn repair(&self, info: &PathInfo) -> Result<(), Error> {
         let found = self.caches.find(&Wanted::Path(info.path.clone()))?;
-        Job { pipeline: self, number: 0, threads: 1 }.repair(&found, info)
+        Job { pipeline: self, number: 0, threads: 1, register: false }.repair(&found, info)
     }
 
     fn work(&self, number: u64) {
@@ -160,7 +166,7 @@ impl<'a> Pipeline<'a> {
             let (path, nar_size) = (found.info.path.clone(), found.info.nar_size);
             self.progress.started(&path);
             let span = self.trace.begin();
-            let job = Job { pipeline: self, number, threads };
+            let job = Job { pipeline: self, number, threads, register: false };
             let result = if self.progress.is_interrupted() { Err(Error::Interrupted) } else { job.run(found) };
             self.trace.end_named(span, crate::trace::Span::Path, path.name());
             self.progress.ended(&path, result.as_ref().ok().map(|info| info.nar_size));

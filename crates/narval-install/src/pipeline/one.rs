@@ -25,6 +25,8 @@ pub(crate) struct Job<'a> {
     pub(super) number: u64,
     /// Threads it may use.
     pub(super) threads: usize,
+    /// Whether the path becomes valid by itself, rather than together with the others.
+    pub(super) register: bool,
 }
 
 impl Job<'_> {
@@ -54,7 +56,9 @@ impl Job<'_> {
     fn run_from(&self, found: &Found) -> Result<(), Error> {
         let (info, pipeline) = (&found.info, self.pipeline);
         // An earlier install may have completed it and then been killed: its bytes are hashed, not fetched again.
-        let Prepared::Missing(incoming) = pipeline.store.prepare(&info.path_info(0))? else {
+        let (store, path_info) = (pipeline.store, info.path_info(now()));
+        let prepared = if self.register { store.prepare_to_register(&path_info) } else { store.prepare(&path_info) };
+        let Prepared::Missing(incoming) = prepared? else {
             pipeline.progress.unpacked(info.nar_size);
             return Ok(());
         };

@@ -27,11 +27,9 @@ pub(crate) struct ToDaemon<'a> {
 }
 
 impl ToDaemon<'_> {
-    /// Adds all of them. What other processes add meanwhile is left out; a path whose cache fails is taken from the next.
+    /// Adds all of them, which the caller keeps from garbage collections. What other processes add meanwhile is left out; a
+    /// path whose cache fails is taken from the next.
     pub(crate) fn add(&self, found: Vec<Found>) -> Result<(), Error> {
-        let names: Vec<StorePath> = found.iter().map(|found| found.info.path.clone()).collect();
-        // Kept from a garbage collection until all of them are there.
-        let _kept = self.daemon.keep(&names).map_err(StoreError::from)?;
         let mut left = in_order(found, |one| (one.info.path.clone(), one.info.references.clone()));
         let mut failed: BTreeMap<StorePath, Vec<Arc<Cache>>> = BTreeMap::new();
         while !left.is_empty() {

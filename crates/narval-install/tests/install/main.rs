@@ -9,5 +9,6 @@
 
 mod copies;
 mod hostile;
+mod races;
 mod support;
 mod traps;

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use narval_install::http::{Client, ClientOptions, Proxies, RetryPolicy, Url};
@@ -41,6 +41,8 @@ pub(crate) enum Act {
     Instead(Vec<u8>),
     /// The same with these fields.
     With(&'static str, Vec<u8>),
+    /// Answers when the test comes to the barrier.
+    Meet(Arc<Barrier>),
 }
 
 #[derive(Default)]
@@ -160,6 +162,10 @@ fn answer(stream: &mut TcpStream, act: Act, body: Option<Vec<u8>>, range: Option
         Act::With(fields, other) => {
             write!(stream, "HTTP/1.1 200 OK\r\n{fields}Content-Length: {}\r\n\r\n", other.len())?;
             stream.write_all(&other)?;
+        }
+        Act::Meet(barrier) => {
+            barrier.wait();
+            return answer(stream, Act::Serve, Some(body), range);
         }
         Act::Instead(other) => return answer(stream, Act::Serve, Some(other), range),
         Act::Serve if range.is_some() => {

@@ -6,6 +6,7 @@ mod connection;
 mod upload;
 mod wire;
 
+use std::collections::BTreeSet;
 use std::io::{self, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -232,12 +233,10 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::path_from_hash_part`].
     pub fn keep(&self, paths: &[StorePath]) -> Result<TemporaryRoots, DaemonError> {
-        self.ask_once(|mut connection| {
-            for path in paths {
-                connection.call(Operation::AddTempRoot, Request::default().string(connection.full(path)))?;
-                connection.number()?;
-            }
-            Ok(TemporaryRoots { _connection: connection })
+        self.ask_once(|connection| {
+            let mut roots = TemporaryRoots { connection, kept: BTreeSet::new() };
+            roots.keep(paths)?;
+            Ok(roots)
         })
     }
 
@@ -359,7 +358,26 @@ fn is_closed(error: &io::Error) -> bool {
 /// Paths that the daemon keeps from garbage collection: as long as the connection that asked for it is open.
 #[derive(Debug)]
 pub struct TemporaryRoots {
-    _connection: DaemonConnection,
+    connection: DaemonConnection,
+    kept: BTreeSet<StorePath>,
+}
+
+impl TemporaryRoots {
+    /// Keeps further paths.
+    ///
+    /// # Errors
+    /// As [`Daemon::keep`].
+    pub fn keep(&mut self, paths: &[StorePath]) -> Result<(), DaemonError> {
+        for path in paths {
+            if !self.kept.contains(path) {
+                let arguments = Request::default().string(self.connection.full(path));
+                self.connection.call(Operation::AddTempRoot, arguments)?;
+                self.connection.number()?;
+                self.kept.insert(path.clone());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A NAR that comes from the daemon.

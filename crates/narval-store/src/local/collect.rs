@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use narval_nix::StorePath;
+use narval_nix::{HashPart, StorePath};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::incoming::{is_alive, owner_of_temporary};
+use super::incoming::is_temporary_of_before;
 use super::{LocalStore, LocalStoreError};
 use crate::config::StoreConfig;
 use crate::remove::list;
@@ -23,6 +23,8 @@ pub struct GarbageOptions {
     pub keep: Vec<StorePath>,
     /// Whether derivations of paths that are kept may go, when nothing else keeps them (`keep-derivations = false`).
     pub drop_derivations: bool,
+    /// Whether outputs of derivations that are kept stay (`keep-outputs = true`).
+    pub keep_outputs: bool,
     /// Only these paths, and it is an error if something needs them.
     pub only: Option<Vec<StorePath>>,
 }
@@ -40,19 +42,20 @@ pub struct Garbage {
     pub kept: usize,
 }
 
-/// A store that nobody else adds to, for collecting its garbage.
+/// A store whose garbage is collected, by nobody else.
 #[derive(Debug)]
 pub struct GarbageCollector {
     store: LocalStore,
 }
 
 impl GarbageCollector {
-    /// Opens a store alone: waits until nobody adds to it, and then they wait for us.
+    /// Opens a store for a collection: waits for another one to end. Those who add to the store meanwhile wait before they
+    /// look at a path; what they have looked at already is kept by their temporary roots.
     ///
     /// # Errors
     /// As [`LocalStore::open`].
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
-        Ok(Self { store: LocalStore::open_alone(config)? })
+        Ok(Self { store: LocalStore::open_collecting(config)? })
     }
 
     /// The store.
@@ -71,7 +74,7 @@ impl GarbageCollector {
         let graph = Graph::read(store)?;
         let mut start: BTreeSet<StorePath> = roots.iter().map(|root| root.path.clone()).collect();
         start.extend(options.keep.iter().cloned());
-        let alive = graph.reach(&start, !options.drop_derivations);
+        let alive = graph.reach(&start, options);
         let dead = match &options.only {
             None => graph.paths.keys().filter(|path| !alive.contains(*path)).cloned().collect(),
             Some(only) => {
@@ -106,6 +109,10 @@ impl GarbageCollector {
     }
 }
 
+fn hash_parts_of(paths: &BTreeSet<StorePath>) -> HashSet<HashPart> {
+    paths.iter().map(StorePath::hash_part).collect()
+}
+
 struct Node {
     id: i64,
     nar_size: u64,
@@ -116,6 +123,8 @@ struct Node {
 struct Graph {
     paths: BTreeMap<StorePath, Node>,
     references: HashMap<StorePath, Vec<StorePath>>,
+    /// What derivations make.
+    outputs: HashMap<StorePath, Vec<StorePath>>,
 }
 
 impl Graph {
@@ -151,18 +160,31 @@ impl Graph {
                 references.entry(referrer.clone()).or_default().push(reference.clone());
             }
         }
-        Ok(Self { paths, references })
+        let mut outputs: HashMap<StorePath, Vec<StorePath>> = HashMap::new();
+        let mut statement = snapshot.prepare("select drv, path from DerivationOutputs")?;
+        let mut rows = statement.query(())?;
+        while let Some(row) = rows.next()? {
+            if let (Some(derivation), Some(output)) =
+                (by_id.get(&row.get::<_, i64>(0)?), parse(&row.get::<_, String>(1)?))
+            {
+                outputs.entry(derivation.clone()).or_default().push(output);
+            }
+        }
+        Ok(Self { paths, references, outputs })
     }
 
-    /// Everything that these paths need.
-    fn reach(&self, start: &BTreeSet<StorePath>, with_derivers: bool) -> HashSet<StorePath> {
+    /// Everything that these paths need. A root keeps what has its hash part, whatever its name (Nix `gc.cc`).
+    fn reach(&self, start: &BTreeSet<StorePath>, options: &GarbageOptions) -> HashSet<StorePath> {
         let mut reached: HashSet<StorePath> = HashSet::new();
-        let mut next: Vec<&StorePath> = start.iter().collect();
+        let hash_parts = hash_parts_of(start);
+        let mut next: Vec<&StorePath> =
+            self.paths.keys().filter(|path| hash_parts.contains(&path.hash_part())).collect();
         while let Some(path) = next.pop() {
             let Some((path, node)) = self.paths.get_key_value(path) else { continue };
             if reached.insert(path.clone()) {
                 next.extend(self.references.get(path).into_iter().flatten());
-                next.extend(node.deriver.iter().filter(|_| with_derivers));
+                next.extend(node.deriver.iter().filter(|_| !options.drop_derivations));
+                next.extend(self.outputs.get(path).into_iter().flatten().filter(|_| options.keep_outputs));
             }
         }
         reached
@@ -196,18 +218,20 @@ impl LocalStore {
     }
 
     /// Names in the store directory that are not valid and that nobody is making: whole paths that were never registered,
-    /// temporary names of processes that are gone.
+    /// temporary names of processes that are gone. A root keeps every name with its hash part: a builder's root is its
+    /// derivation, and what it works in is called `<derivation>.chroot`.
     fn leftovers(&self, graph: &Graph, keep: &BTreeSet<StorePath>) -> Result<Vec<String>, LocalStoreError> {
         let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
         let mut leftovers = Vec::new();
+        let hash_parts = hash_parts_of(keep);
         for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
             let Ok(name) = name.into_string() else { continue };
             let left = match StorePath::parse(&name) {
                 Ok(path) => {
                     let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
-                    !is_lock && !graph.paths.contains_key(&path) && !keep.contains(&path)
+                    !is_lock && !graph.paths.contains_key(&path) && !hash_parts.contains(&path.hash_part())
                 }
-                Err(_) => owner_of_temporary(&name).is_some_and(|owner| !is_alive(owner)),
+                Err(_) => is_temporary_of_before(&name),
             };
             if left {
                 leftovers.push(name);

@@ -5,19 +5,26 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_nix::{NarHash, PathInfo, Sha256Hasher, StorePath};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 
-use super::{LocalStore, LocalStoreError, PathLock, unique_suffix};
+use super::temporary_roots::is_owned;
+use super::{LocalStore, LocalStoreError, PathLock};
 use crate::nar::NarReader;
 use crate::remove::{list, remove_tree};
 use crate::unpack::{Unpack, Unpacked};
 
-/// What temporary names in the store directory begin with; then come hash part, process and number.
-pub(super) const TEMPORARY: &str = ".tmp-";
+/// What the names of paths that are being unpacked have after their hash part; then come the number of the owner's temporary
+/// roots, and one of its own. It is the name of a store path on purpose: the temporary root that keeps a hash part from
+/// being collected keeps this name as well, from Nix of every version.
+const TEMPORARY: &str = "narval-tmp-";
+
+/// What temporary names of Narval 0.1 began with.
+const TEMPORARY_BEFORE: &str = ".tmp-";
 
 /// Bytes hashed at once.
 const BUFFER_LEN: usize = 256 * 1024;
@@ -44,16 +51,61 @@ pub struct Incoming<'a> {
     hasher: Option<Sha256Hasher>,
     /// Whether a broken path is there that is to be exchanged.
     repair: bool,
+    /// Made valid at once, under the same lock.
+    register: Option<PathInfo>,
     /// Released last: nobody else may see the path half there.
     _lock: PathLock,
 }
 
+/// What tells a path in the store directory from another one that has taken its place: replacing it, or only making it
+/// writable, changes the time of the last change of state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let found = std::fs::symlink_metadata(path)?;
+        let changed = (found.ctime(), found.ctime_nsec());
+        Ok(Self { device: found.dev(), inode: found.ino(), changed })
+    }
+}
+
+/// How a path is on the disk that is to become valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnDisk {
+    /// Nothing is there.
+    Missing,
+    /// Something else.
+    Other,
+    /// What it should be.
+    Right,
+}
+
 impl LocalStore {
-    /// Finds out what there is to do for a path, and waits for others that are at it.
+    /// Finds out what there is to do for a path, and waits for others that are at it. The path is kept from garbage
+    /// collections from now on.
     ///
     /// # Errors
     /// [`LocalStoreError`] when the store can't be read or written.
     pub fn prepare(&self, info: &PathInfo) -> Result<Prepared<'_>, LocalStoreError> {
+        self.prepare_with(info, false)
+    }
+
+    /// As [`LocalStore::prepare`] for a path all of whose references are valid: it becomes valid as soon as it is complete,
+    /// and nobody else can take its place before that. What is complete already is valid when this returns.
+    ///
+    /// # Errors
+    /// As [`LocalStore::prepare`] and [`LocalStore::register`].
+    pub fn prepare_to_register(&self, info: &PathInfo) -> Result<Prepared<'_>, LocalStoreError> {
+        self.prepare_with(info, true)
+    }
+
+    fn prepare_with(&self, info: &PathInfo, register: bool) -> Result<Prepared<'_>, LocalStoreError> {
+        self.keep(&info.path)?;
         if self.reader.is_valid(&info.path)? {
             return Ok(Prepared::Valid);
         }
@@ -62,11 +114,17 @@ impl LocalStore {
         if self.reader.is_valid(&info.path)? {
             return Ok(Prepared::Valid);
         }
-        if self.is_complete(info)? {
+        if self.look_at(info)? == OnDisk::Right {
+            if register {
+                self.register_locked(std::slice::from_ref(info))?;
+                return Ok(Prepared::Valid);
+            }
             return Ok(Prepared::Present);
         }
         self.remove(OsStr::new(info.path.base_name()))?;
-        self.begin(info, lock, false).map(|incoming| Prepared::Missing(Box::new(incoming)))
+        let mut incoming = self.begin(info, lock, false)?;
+        incoming.register = register.then(|| info.clone());
+        Ok(Prepared::Missing(Box::new(incoming)))
     }
 
     /// As [`LocalStore::prepare`] for a path that is there, valid and broken: committing exchanges it in one step.
@@ -74,12 +132,13 @@ impl LocalStore {
     /// # Errors
     /// As [`LocalStore::prepare`].
     pub fn prepare_repair(&self, info: &PathInfo) -> Result<Incoming<'_>, LocalStoreError> {
+        self.keep(&info.path)?;
         let lock = self.lock(&info.path)?;
         self.begin(info, lock, true)
     }
 
     fn begin(&self, info: &PathInfo, lock: PathLock, repair: bool) -> Result<Incoming<'_>, LocalStoreError> {
-        let temporary = temporary_name(&info.path);
+        let temporary = temporary_name(&info.path, self.roots.number()?);
         let unpack = Unpack::begin(self.directory.as_fd(), &temporary, Some(info.nar_size))
             .map_err(|source| LocalStoreError::Unpack { path: info.path.clone(), source })?;
         // The name has no NUL: a base name is ASCII.
@@ -92,8 +151,27 @@ impl LocalStore {
             unpack: Some(unpack),
             hasher: Some(Sha256Hasher::new()),
             repair,
+            register: None,
             _lock: lock,
         })
+    }
+
+    /// How a path that isn't valid is on the disk. The caller holds its lock. What was seen complete before and has not been
+    /// touched since is not read again.
+    pub(super) fn look_at(&self, info: &PathInfo) -> Result<OnDisk, LocalStoreError> {
+        let path = self.real_path(&info.path);
+        let identity = match Identity::of(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(OnDisk::Missing),
+            identity => identity.map_err(|error| LocalStoreError::io("read", &path, error))?,
+        };
+        if self.complete().get(&info.path) == Some(&(identity, info.nar_hash)) {
+            return Ok(OnDisk::Right);
+        }
+        if !self.is_complete(info)? {
+            return Ok(OnDisk::Other);
+        }
+        self.complete().insert(info.path.clone(), (identity, info.nar_hash));
+        Ok(OnDisk::Right)
     }
 
     /// Whether a path that isn't valid is on the disk as it should be: unpacked by someone who was killed before it was
@@ -120,7 +198,7 @@ impl LocalStore {
         }
     }
 
-    /// Removes what temporary names are left of processes that are gone. Call it before unpacking, not while.
+    /// Removes what temporary names are left of processes that are gone.
     ///
     /// # Errors
     /// When the store directory can't be read or written.
@@ -128,7 +206,7 @@ impl LocalStore {
         let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
         for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
             let Some(owner) = name.to_str().ok().and_then(owner_of_temporary) else { continue };
-            if owner != std::process::id() && !is_alive(owner) {
+            if !is_owned(&self.config.state_dir, owner)? {
                 self.remove(OsStr::from_bytes(name.to_bytes()))?;
             }
         }
@@ -143,22 +221,29 @@ impl LocalStore {
     }
 }
 
-/// `.tmp-<hash part>-<process>-<number>`: no other thread or living process has it.
-fn temporary_name(path: &StorePath) -> OsString {
+/// `<hash part>-narval-tmp-<owner>-<number>`: no other thread or living process has it.
+fn temporary_name(path: &StorePath, owner: u64) -> OsString {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
     // With all of the name it would be longer than names may be.
-    format!("{TEMPORARY}{}-{}", path.hash_part(), unique_suffix()).into()
+    format!("{}-{TEMPORARY}{owner}-{}", path.hash_part(), NUMBER.fetch_add(1, Ordering::Relaxed)).into()
 }
 
-/// The process that a temporary name belongs to.
-pub(super) fn owner_of_temporary(name: &str) -> Option<u32> {
-    name.strip_prefix(TEMPORARY)?.split('-').nth(1)?.parse().ok()
+/// The number of the temporary roots that a temporary name belongs to.
+fn owner_of_temporary(name: &str) -> Option<&str> {
+    let path = StorePath::parse(name).ok()?;
+    let owner = path.name().strip_prefix(TEMPORARY)?.split('-').next()?.len();
+    let start = name.len() - path.name().len() + TEMPORARY.len();
+    name.get(start..start + owner).filter(|owner| owner.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether there is a process of this number, whoever's it is. `/proc` is not asked: an empty root has none, and every
-/// other install's work would be taken for a dead one's.
-pub(super) fn is_alive(process: u32) -> bool {
-    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
-    process.is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
+/// Whether this is a temporary name of Narval 0.1. Its owner held `gc.lock` as long as it lived, so that it is gone for
+/// whoever holds that lock alone.
+pub(super) fn is_temporary_of_before(name: &str) -> bool {
+    let Some((of, rest)) = name.strip_prefix(TEMPORARY_BEFORE).and_then(|rest| rest.split_once('-')) else {
+        return false;
+    };
+    let numbers = rest.split('-').all(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+    numbers && (of == "deep" || narval_nix::HashPart::parse(of.as_bytes()).is_ok())
 }
 
 impl Incoming<'_> {
@@ -193,7 +278,8 @@ impl Incoming<'_> {
         unpack.write(bytes).map_err(|source| LocalStoreError::Unpack { path: self.path.clone(), source })
     }
 
-    /// Checks size and hash, and gives the path its name. It is not valid yet: [`LocalStore::register`].
+    /// Checks size and hash, and gives the path its name. It is not valid yet ([`LocalStore::register`]), unless it was
+    /// prepared by [`LocalStore::prepare_to_register`].
     ///
     /// # Errors
     /// [`LocalStoreError::Hash`], or that the NAR is not complete; then nothing is left.
@@ -216,7 +302,13 @@ impl Incoming<'_> {
             let (expected, found) = (Box::new(self.nar_hash), Box::new(found));
             return Err(LocalStoreError::Hash { path: self.path.clone(), expected, found });
         }
-        self.rename().map_err(|error| LocalStoreError::io("create", &self.store.real_path(&self.path), error))?;
+        let path = self.store.real_path(&self.path);
+        self.rename().map_err(|error| LocalStoreError::io("create", &path, error))?;
+        let identity = Identity::of(&path).map_err(|error| LocalStoreError::io("read", &path, error))?;
+        self.store.complete().insert(self.path.clone(), (identity, self.nar_hash));
+        if let Some(info) = &self.register {
+            self.store.register_locked(std::slice::from_ref(info))?;
+        }
         Ok(unpacked)
     }
 
@@ -247,22 +339,19 @@ impl Drop for Incoming<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_alive, owner_of_temporary};
-
-    #[test]
-    fn processes_live_until_they_are_waited_for() {
-        assert!(is_alive(std::process::id()) && is_alive(1));
-        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let number = child.id();
-        assert!(is_alive(number));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!is_alive(number) && !is_alive(0) && !is_alive(u32::MAX));
-    }
+    use super::{is_temporary_of_before, owner_of_temporary, temporary_name};
+    use narval_nix::StorePath;
 
     #[test]
     fn temporary_names_say_whose_they_are() {
-        assert_eq!(owner_of_temporary(".tmp-00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"), Some(123));
+        let path = StorePath::parse("00bgd045z0d4icpbc2yyz4gx48ak44la-hello-1.0").unwrap();
+        let name = temporary_name(&path, 5_000_000).into_string().unwrap();
+        assert_eq!(owner_of_temporary(&name), Some("5000000"));
+        assert_eq!(StorePath::parse(&name).unwrap().hash_part(), path.hash_part());
+        assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-narval-tmp-../x-1"), None);
+        assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-narval-tmp-a-1"), None);
         assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"), None);
+        assert!(is_temporary_of_before(".tmp-00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"));
+        assert!(is_temporary_of_before(".tmp-deep-123-4") && !is_temporary_of_before(".tmp-link-123-4"));
     }
 }

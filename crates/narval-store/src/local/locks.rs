@@ -4,45 +4,100 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use narval_nix::StorePath;
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use super::{LocalStore, LocalStoreError};
 use crate::config::StoreConfig;
+
+/// How long others are waited for, and that it is said.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    limit: Duration,
+}
+
+/// The time between two looks at a lock that another process has.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// A wait of this length is mentioned.
+const MENTIONED_AFTER: Duration = Duration::from_secs(3);
+
+impl Waiting {
+    pub(super) fn of(config: &StoreConfig) -> Self {
+        Self { limit: config.lock_timeout }
+    }
+
+    pub(super) fn begin(self, path: &Path) -> Wait<'_> {
+        Wait { limit: self.limit, path, since: Instant::now(), mentioned: false }
+    }
+
+    /// Opens a lock file, making it if need be, and waits for the lock.
+    fn locked(self, path: &Path, operation: FlockOperation) -> Result<File, LocalStoreError> {
+        let file = open(path)?;
+        let mut wait = self.begin(path);
+        loop {
+            match rustix::fs::flock(&file, operation) {
+                Ok(()) => return Ok(file),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => wait.pause()?,
+                Err(error) => return Err(LocalStoreError::io("lock", path, error)),
+            }
+        }
+    }
+}
+
+/// One wait for a lock.
+#[derive(Debug)]
+pub(super) struct Wait<'a> {
+    limit: Duration,
+    path: &'a Path,
+    since: Instant,
+    mentioned: bool,
+}
+
+impl Wait<'_> {
+    /// Sleeps a little.
+    ///
+    /// # Errors
+    /// [`LocalStoreError::Locked`] when this has lasted for too long.
+    pub(super) fn pause(&mut self) -> Result<(), LocalStoreError> {
+        let waited = self.since.elapsed();
+        if waited >= self.limit {
+            return Err(LocalStoreError::Locked { path: self.path.to_owned(), waited_s: waited.as_secs() });
+        }
+        if waited >= MENTIONED_AFTER && !std::mem::replace(&mut self.mentioned, true) {
+            tracing::warn!("waiting for another process to unlock '{}'", self.path.display());
+        }
+        std::thread::sleep(LOOK_AGAIN_AFTER.min(self.limit.saturating_sub(waited)));
+        Ok(())
+    }
+}
 
 /// What a process holds as long as it has a store open.
 #[derive(Debug)]
 pub(super) struct StoreLocks {
     /// Nix upgrades the schema only when nobody holds this.
     _big: File,
-    /// Nix collects garbage only when nobody else holds this: what is unpacked stays until it is rooted. Shared by those
-    /// who add, held alone by those who collect.
-    _collector: File,
+    /// Held by those who collect garbage. Those who add hold it only while they write a temporary root down.
+    _collector: Option<File>,
 }
 
 impl StoreLocks {
-    /// Waits for a schema upgrade or a garbage collection to end.
-    pub(super) fn take(config: &StoreConfig, collector: FlockOperation) -> Result<Self, LocalStoreError> {
+    /// Waits for a schema upgrade to end, and before collecting for other collections too.
+    pub(super) fn take(config: &StoreConfig, collect: bool) -> Result<Self, LocalStoreError> {
         let big = config.state_dir.join("db/big-lock");
         let gc = config.state_dir.join("gc.lock");
-        Ok(Self { _big: locked(&big, FlockOperation::LockShared)?, _collector: locked(&gc, collector)? })
+        let waiting = Waiting::of(config);
+        let collector = collect.then(|| waiting.locked(&gc, FlockOperation::NonBlockingLockExclusive));
+        let _big = waiting.locked(&big, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self { _big, _collector: collector.transpose()? })
     }
 }
 
-/// Opens a lock file, making it if need be, and waits for the lock.
-fn locked(path: &Path, operation: FlockOperation) -> Result<File, LocalStoreError> {
-    let file = open(path)?;
-    loop {
-        match rustix::fs::flock(&file, operation) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(LocalStoreError::io("lock", path, error)),
-        }
-    }
-}
-
-fn open(path: &Path) -> Result<File, LocalStoreError> {
+pub(super) fn open(path: &Path) -> Result<File, LocalStoreError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
@@ -66,7 +121,7 @@ impl LocalStore {
         name.push(".lock");
         let path = PathBuf::from(name);
         loop {
-            let file = locked(&path, FlockOperation::LockExclusive)?;
+            let file = Waiting::of(&self.config).locked(&path, FlockOperation::NonBlockingLockExclusive)?;
             let stat = file.metadata().map_err(|error| LocalStoreError::io("read", &path, error))?;
             // Whoever had it before has removed the file and marked it so.
             if stat.len() == 0 {

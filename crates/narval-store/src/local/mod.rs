@@ -1,9 +1,11 @@
 //! A real Nix store on disk, written without Nix: `nix --store DIR` accepts it, and may use it at the same time.
 //!
 //! Layout, locks and schema: Nix `libstore/local-store.cc`, `pathlocks.cc`, `gc.cc`. In short: a path is unpacked under
-//! a temporary name beside its own, renamed when its hash is right, and becomes valid with the others of its closure in
-//! one transaction. A process that is killed leaves temporary names behind, and whole paths that are not valid yet; both
-//! are found by the next one.
+//! a temporary name beside its own, renamed when its hash is right, and becomes valid together with the others of its
+//! closure. A path's lock is not held between the two, so that two processes with overlapping closures cannot wait for each
+//! other: whether the path is still the same is looked at again, under the lock that is then held until the transaction is
+//! committed. A process that is killed leaves temporary names behind, and whole paths that are not valid yet; both are found
+//! by the next one. What belongs to a living process is told by locked files, never by process ids.
 
 mod collect;
 mod incoming;
@@ -12,23 +14,27 @@ mod process_roots;
 mod register;
 mod roots;
 mod schema;
+mod temporary_roots;
+pub(crate) mod unique;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use narval_nix::{NarHash, StoreDir, StorePath};
 use rusqlite::Connection;
-use rustix::fs::FlockOperation;
 use thiserror::Error;
 
 pub use collect::{Garbage, GarbageCollector, GarbageOptions};
 pub use incoming::{Incoming, Prepared};
 pub use locks::PathLock;
+pub use register::{LeftOut, Unregistered};
 pub use roots::Root;
+pub use temporary_roots::LocalRoots;
 
+use self::incoming::Identity;
 use self::locks::StoreLocks;
 use crate::config::StoreConfig;
 use crate::database::Database;
@@ -119,6 +125,20 @@ pub enum LocalStoreError {
         /// By what.
         reason: String,
     },
+    /// A path was exchanged by another process before it could be made valid.
+    #[error("'{path}' can't become valid: another process has changed it meanwhile")]
+    Changed {
+        /// The store path.
+        path: StorePath,
+    },
+    /// Another process holds a lock, or the database, for too long.
+    #[error("'{}' is still locked by another process after {waited_s} s", path.display())]
+    Locked {
+        /// The lock file, or the database.
+        path: PathBuf,
+        /// How long it was waited for, in seconds.
+        waited_s: u64,
+    },
     /// The store can't be read.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -155,33 +175,54 @@ pub struct LocalStore {
     directory: File,
     reader: Database,
     writer: Mutex<Connection>,
+    roots: Arc<LocalRoots>,
+    /// What was unpacked or found complete here, and is not valid yet.
+    complete: Mutex<BTreeMap<StorePath, (Identity, NarHash)>>,
     #[expect(dead_code, reason = "held as long as the store is open")]
     locks: StoreLocks,
 }
 
 impl LocalStore {
-    /// Opens a store, and makes it if there is none. Nothing else may collect its garbage while it is open.
+    /// Opens a store, and makes it if there is none. What is added to it is kept from garbage collections until it is dropped.
     ///
     /// # Errors
     /// [`LocalStoreError`] when it can't be written, or has another schema.
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
-        Self::open_with(config, FlockOperation::LockShared)
+        let roots = Arc::new(LocalRoots::new(&config));
+        Self::open_with(config, roots, false)
     }
 
-    /// As [`LocalStore::open`] while nobody else adds to the store.
-    fn open_alone(config: StoreConfig) -> Result<Self, LocalStoreError> {
-        Self::open_with(config, FlockOperation::LockExclusive)
+    /// As [`LocalStore::open`]; what is added is kept as long as `roots` lives.
+    ///
+    /// # Errors
+    /// As [`LocalStore::open`].
+    pub fn open_keeping(config: StoreConfig, roots: Arc<LocalRoots>) -> Result<Self, LocalStoreError> {
+        Self::open_with(config, roots, false)
     }
 
-    fn open_with(config: StoreConfig, collector: FlockOperation) -> Result<Self, LocalStoreError> {
+    /// As [`LocalStore::open`] for a garbage collection: the only one, and nobody adds a root unseen.
+    fn open_collecting(config: StoreConfig) -> Result<Self, LocalStoreError> {
+        let roots = Arc::new(LocalRoots::new(&config));
+        Self::open_with(config, roots, true)
+    }
+
+    fn open_with(config: StoreConfig, roots: Arc<LocalRoots>, collect: bool) -> Result<Self, LocalStoreError> {
         schema::make_directories(&config)?;
-        let locks = StoreLocks::take(&config, collector)?;
+        let locks = StoreLocks::take(&config, collect)?;
         let writer = schema::open_database(&config)?;
         let directory = File::open(&config.real_store_dir)
             .map_err(|error| LocalStoreError::io("open", &config.real_store_dir, error))?;
         let reader = Database::new(&config.database(), config.store_dir.clone());
-        let store = Self { config, directory, reader, writer: Mutex::new(writer), locks };
-        Ok(store)
+        let complete = Mutex::default();
+        Ok(Self { config, directory, reader, writer: Mutex::new(writer), roots, complete, locks })
+    }
+
+    /// Keeps a path, valid or not, from garbage collections. Ask whether it is valid afterwards.
+    ///
+    /// # Errors
+    /// When it can't be written down.
+    pub fn keep(&self, path: &StorePath) -> Result<(), LocalStoreError> {
+        self.roots.keep([path])
     }
 
     /// What it was opened from.
@@ -223,21 +264,19 @@ impl LocalStore {
             .map_err(|error| LocalStoreError::io("write out", &self.config.real_store_dir, error))
     }
 
+    fn complete(&self) -> MutexGuard<'_, BTreeMap<StorePath, (Identity, NarHash)>> {
+        self.complete.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn writer(&self) -> MutexGuard<'_, Connection> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn database_error(&self, source: rusqlite::Error) -> LocalStoreError {
-        LocalStoreError::Database { path: self.config.database(), source }
+        schema::database_error(&self.config, source)
     }
 
     fn full(&self, path: &StorePath) -> String {
         self.config.store_dir.display(path).to_string()
     }
-}
-
-/// `<process>-<number>`: no other thread, and no other living process, makes the same.
-fn unique_suffix() -> String {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }

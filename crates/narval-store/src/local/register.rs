@@ -6,38 +6,109 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use narval_nix::{PathInfo, StorePath, derivation};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
+use super::incoming::OnDisk;
 use super::{LocalStore, LocalStoreError};
 use crate::database::join_signatures;
 
 /// The largest derivation that is looked into.
 const DERIVATION_LEN_MAX: u64 = 64 << 20;
 
+/// Paths made valid in one transaction, at most: each is locked meanwhile, which takes a file descriptor.
+const BATCH_MAX: usize = 256;
+
+/// A path that could not be made valid, because of what another process did to it since it was unpacked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unregistered {
+    /// The path.
+    pub info: PathInfo,
+    /// Why.
+    pub why: LeftOut,
+}
+
+/// Why a path is not made valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftOut {
+    /// Nothing is there.
+    Missing,
+    /// Something else is there.
+    Changed,
+    /// It refers to such a path.
+    Reference,
+}
+
 impl LocalStore {
-    /// Makes paths valid, all of them or none. They are in the store directory; what they refer to is valid or among
-    /// them. What is valid already stays as it is, with the signatures added. A registration time of 0 means now.
+    /// Makes paths valid. They are in the store directory; what they refer to is valid or among them. What is valid already
+    /// stays as it is, with the signatures added if it is the same. A registration time of 0 means now.
+    ///
+    /// Each path is locked while it is looked at and made valid, so that nobody exchanges it in between. Up to 256 become
+    /// valid in one transaction; of more, those that others refer to come first.
     ///
     /// # Errors
-    /// [`LocalStoreError`]; then nothing has changed.
+    /// [`LocalStoreError`]; then nothing has changed, or of many paths some are valid with all that they refer to.
     pub fn register(&self, infos: &[PathInfo]) -> Result<(), LocalStoreError> {
-        check_cycles(infos)?;
-        let outputs = self.outputs_of_derivations(infos)?;
-        for info in infos {
-            let path = self.real_path(&info.path);
-            match std::fs::symlink_metadata(&path) {
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    return Err(LocalStoreError::Missing { path: info.path.clone() });
+        let left = self.register_unchanged(infos)?;
+        // The first one is the cause of the others.
+        left.into_iter().next().map_or(Ok(()), |Unregistered { info, why }| match why {
+            LeftOut::Missing => Err(LocalStoreError::Missing { path: info.path }),
+            LeftOut::Changed | LeftOut::Reference => Err(LocalStoreError::Changed { path: info.path }),
+        })
+    }
+
+    /// As [`LocalStore::register`], and leaves out what is not there as it should be, and what refers to that. These are
+    /// returned, in an order in which each comes after what it refers to.
+    ///
+    /// # Errors
+    /// As [`LocalStore::register`].
+    pub fn register_unchanged(&self, infos: &[PathInfo]) -> Result<Vec<Unregistered>, LocalStoreError> {
+        let mut left: Vec<Unregistered> = Vec::new();
+        let mut left_paths: BTreeSet<StorePath> = BTreeSet::new();
+        let ordered = references_first(infos)?;
+        for batch in ordered.chunks(BATCH_MAX) {
+            let mut names: Vec<&StorePath> = batch.iter().map(|info| &info.path).collect();
+            // In one order for everybody, so that no two wait for each other.
+            names.sort();
+            names.dedup();
+            let locks = names.into_iter().map(|path| self.lock(path)).collect::<Result<Vec<_>, _>>()?;
+            let mut ready = Vec::new();
+            for info in batch {
+                let why = if info.references.iter().any(|path| left_paths.contains(path)) {
+                    Some(LeftOut::Reference)
+                } else if self.reader.is_valid(&info.path)? {
+                    None
+                } else {
+                    match self.look_at(info)? {
+                        OnDisk::Right => None,
+                        OnDisk::Missing => Some(LeftOut::Missing),
+                        OnDisk::Other => Some(LeftOut::Changed),
+                    }
+                };
+                match why {
+                    None => ready.push((*info).clone()),
+                    Some(why) => {
+                        left_paths.insert(info.path.clone());
+                        left.push(Unregistered { info: (*info).clone(), why });
+                    }
                 }
-                Err(error) => return Err(LocalStoreError::io("read", &path, error)),
             }
+            self.register_locked(&ready)?;
+            drop(locks);
         }
+        Ok(left)
+    }
+
+    /// Makes paths valid whose locks the caller holds, and whose files are right, or who are valid already.
+    pub(super) fn register_locked(&self, infos: &[PathInfo]) -> Result<(), LocalStoreError> {
+        let outputs = self.outputs_of_derivations(infos)?;
         let mut connection = self.writer();
         let fail = |error| self.database_error(error);
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate).map_err(fail)?;
+        let mut added = Vec::new();
         for info in infos {
-            self.insert(&transaction, info).map_err(fail)?;
+            if self.insert(&transaction, info).map_err(fail)? {
+                added.push(info);
+            }
         }
-        for info in infos {
+        for info in added {
             let referrer = self.id(&transaction, &info.path).map_err(fail)?;
             for reference in &info.references {
                 let Some(reference_id) = self.id(&transaction, reference).map_err(fail)? else {
@@ -51,16 +122,28 @@ impl LocalStore {
                 transaction.prepare_cached(sql).and_then(|mut statement| statement.execute(row)).map_err(fail)?;
             }
         }
-        transaction.commit().map_err(fail)
+        transaction.commit().map_err(fail)?;
+        drop(connection);
+        let mut complete = self.complete();
+        for info in infos {
+            complete.remove(&info.path);
+        }
+        Ok(())
     }
 
-    fn insert(&self, connection: &Connection, info: &PathInfo) -> Result<(), rusqlite::Error> {
+    /// Whether the path was not valid before.
+    fn insert(&self, connection: &Connection, info: &PathInfo) -> Result<bool, rusqlite::Error> {
         let full = self.full(&info.path);
-        let known: Option<(i64, Option<String>)> = connection
-            .prepare_cached("select id, sigs from ValidPaths where path = ?1")?
-            .query_row([&full], |row| Ok((row.get(0)?, row.get(1)?)))
+        let hash = format!("sha256:{}", info.nar_hash.to_hex());
+        let known: Option<(i64, Option<String>, String)> = connection
+            .prepare_cached("select id, sigs, hash from ValidPaths where path = ?1")?
+            .query_row([&full], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
             .optional()?;
-        if let Some((id, signatures)) = known {
+        if let Some((id, signatures, known_hash)) = known {
+            // A signature of other contents is none of these.
+            if known_hash != hash {
+                return Ok(false);
+            }
             let known = signatures.unwrap_or_default();
             let mut all: BTreeSet<String> = known.split_ascii_whitespace().map(str::to_owned).collect();
             all.extend(info.signatures.iter().map(ToString::to_string));
@@ -70,14 +153,14 @@ impl LocalStore {
                     .prepare_cached("update ValidPaths set sigs = ?1 where id = ?2")?
                     .execute(params![all, id])?;
             }
-            return Ok(());
+            return Ok(false);
         }
         let time = if info.registration_time == 0 { now() } else { info.registration_time };
         let sql = "insert into ValidPaths (path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca) \
                    values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
         connection.prepare_cached(sql)?.execute(params![
             full,
-            format!("sha256:{}", info.nar_hash.to_hex()),
+            hash,
             i64::try_from(time).unwrap_or(i64::MAX),
             info.deriver.as_ref().map(|deriver| self.full(deriver)),
             i64::try_from(info.nar_size).ok().filter(|size| *size != 0),
@@ -85,7 +168,7 @@ impl LocalStore {
             join_signatures(&info.signatures),
             info.ca.as_ref().map(ToString::to_string),
         ])?;
-        Ok(())
+        Ok(true)
     }
 
     fn id(&self, connection: &Connection, path: &StorePath) -> Result<Option<i64>, rusqlite::Error> {
@@ -128,8 +211,9 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }
 
-/// Nix has no circles but a path that refers to itself (`LocalStore::registerValidPaths`).
-fn check_cycles(infos: &[PathInfo]) -> Result<(), LocalStoreError> {
+/// The paths, each after those among them that it refers to. Nix has no circles but a path that refers to itself
+/// (`LocalStore::registerValidPaths`).
+fn references_first(infos: &[PathInfo]) -> Result<Vec<&PathInfo>, LocalStoreError> {
     let index: BTreeMap<&StorePath, usize> = infos.iter().enumerate().map(|(at, info)| (&info.path, at)).collect();
     let edges = |info: &PathInfo| -> Vec<usize> {
         info.references.iter().filter(|path| **path != info.path).filter_map(|path| index.get(path).copied()).collect()
@@ -144,9 +228,9 @@ fn check_cycles(infos: &[PathInfo]) -> Result<(), LocalStoreError> {
         }
     }
     let mut ready: Vec<usize> = (0..infos.len()).filter(|at| unresolved.get(*at) == Some(&0)).collect();
-    let mut done = 0;
+    let mut ordered = Vec::with_capacity(infos.len());
     while let Some(at) = ready.pop() {
-        done += 1;
+        ordered.extend(infos.get(at));
         for referrer in referrers.get(at).into_iter().flatten() {
             if let Some(left) = unresolved.get_mut(*referrer) {
                 *left -= 1;
@@ -157,7 +241,7 @@ fn check_cycles(infos: &[PathInfo]) -> Result<(), LocalStoreError> {
         }
     }
     match infos.iter().zip(&unresolved).find(|(_, left)| **left > 0) {
-        Some((info, _)) if done < infos.len() => Err(LocalStoreError::Cycle { path: info.path.clone() }),
-        _ => Ok(()),
+        Some((info, _)) => Err(LocalStoreError::Cycle { path: info.path.clone() }),
+        None => Ok(ordered),
     }
 }

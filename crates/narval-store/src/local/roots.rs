@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use narval_nix::{Sha256, StorePath, nix32};
 use rustix::fs::FlockOperation;
 
-use super::{LocalStore, LocalStoreError, unique_suffix};
+use super::{LocalStore, LocalStoreError, temporary_roots, unique};
 
 /// Directories below `gcroots` are walked this deep.
 const DEPTH_MAX: usize = 64;
@@ -128,6 +128,10 @@ impl LocalStore {
         let directory = self.config.state_dir.join("temproots");
         for entry in fs::read_dir(&directory).map_err(|error| LocalStoreError::io("list", &directory, error))? {
             let path = entry.map_err(|error| LocalStoreError::io("list", &directory, error))?.path();
+            // What keeps the folder from being removed where a package manager does so (Nix skips these too).
+            if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".")) {
+                continue;
+            }
             let fail = |error| LocalStoreError::io("read", &path, error);
             let file = match File::options().read(true).write(true).open(&path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -142,8 +146,8 @@ impl LocalStore {
             let mut contents = Vec::new();
             std::io::Read::read_to_end(&mut std::io::Read::take(&file, TEMPORARY_ROOTS_LEN_MAX), &mut contents)
                 .map_err(fail)?;
-            for text in contents.split(|byte| *byte == 0) {
-                if let Some(kept) = self.store_path_of(OsStr::from_bytes(text)) {
+            for text in temporary_roots::parse(&contents) {
+                if let Some(kept) = self.store_path_of(text) {
                     roots.push(Root { source: path.clone(), path: kept });
                 }
             }
@@ -171,7 +175,7 @@ fn read_link(path: &Path) -> Result<PathBuf, LocalStoreError> {
 fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
     let fail = |error| LocalStoreError::io("create", link, error);
     let mut temporary = link.as_os_str().to_owned();
-    temporary.push(format!(".tmp-{}", unique_suffix()));
+    temporary.push(format!(".tmp-{}", unique::suffix()));
     symlink(target, &temporary).map_err(fail)?;
     fs::rename(&temporary, link).map_err(fail)
 }

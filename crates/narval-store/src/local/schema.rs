@@ -6,16 +6,14 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 
-use super::{LocalStoreError, unique_suffix};
+use super::locks::Waiting;
+use super::{LocalStoreError, unique};
 use crate::config::StoreConfig;
 
 /// The only schema there is since Nix 2.0.
 const SCHEMA: &str = "10";
-
-/// Nix waits an hour for others; so do we, in one go.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Nix `libstore/schema.sql`. The migration is one of Nix 2.35, whose outcome this already is.
 const TABLES: &str = "
@@ -75,38 +73,75 @@ fn make(directory: &Path) -> Result<(), LocalStoreError> {
 /// Opens the database for writing. The caller holds the big lock, shared.
 pub(super) fn open_database(config: &StoreConfig) -> Result<Connection, LocalStoreError> {
     let path = config.database();
+    let mut wait = Waiting::of(config).begin(&path);
+    loop {
+        // Whoever else makes the store now, or opens it in another journal mode, excludes us at moments when SQLite does not
+        // wait by itself: it can't, as both may hold a part of what the other one needs.
+        match try_open(config, &path) {
+            Err(OpenError::Database(error)) if is_busy(&error) => wait.pause()?,
+            Err(OpenError::Database(error)) => return Err(database_error(config, error)),
+            Err(OpenError::Other(error)) => return Err(error),
+            Ok(connection) => return Ok(connection),
+        }
+    }
+}
+
+/// What SQLite says, and that it was locked for too long.
+pub(super) fn database_error(config: &StoreConfig, source: rusqlite::Error) -> LocalStoreError {
+    let path = config.database();
+    if is_busy(&source) {
+        return LocalStoreError::Locked { path, waited_s: config.lock_timeout.as_secs() };
+    }
+    LocalStoreError::Database { path, source }
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+enum OpenError {
+    Database(rusqlite::Error),
+    Other(LocalStoreError),
+}
+
+impl From<rusqlite::Error> for OpenError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+fn try_open(config: &StoreConfig, path: &Path) -> Result<Connection, OpenError> {
     let schema = path.with_file_name("schema");
+    let io = |action, path: &Path, error| OpenError::Other(LocalStoreError::io(action, path, error));
     let found = match fs::read_to_string(&schema) {
         Ok(found) => Some(found.trim().to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(LocalStoreError::io("read", &schema, error)),
+        Err(error) => return Err(io("read", &schema, error)),
     };
-    if found.as_deref().is_some_and(|found| found != SCHEMA) {
-        return Err(LocalStoreError::Schema { path: schema, found: found.unwrap_or_default() });
+    if let Some(found) = found.as_ref().filter(|found| *found != SCHEMA) {
+        return Err(OpenError::Other(LocalStoreError::Schema { path: schema, found: found.clone() }));
     }
-    let connection = Connection::open(&path).and_then(prepare);
-    let connection = connection.and_then(|connection| {
-        if found.is_none() {
-            connection.execute_batch(&format!("begin immediate; {TABLES} commit"))?;
-        }
-        Ok(connection)
-    });
-    let connection = connection.map_err(|source| LocalStoreError::Database { path, source })?;
+    let connection = prepare(Connection::open(path)?, config.lock_timeout)?;
     if found.is_none() {
+        connection.execute_batch(&format!("begin immediate; {TABLES} commit"))?;
         // Last: a store with this file has its tables.
-        let temporary = schema.with_file_name(format!("schema.{}", unique_suffix()));
-        fs::write(&temporary, SCHEMA).map_err(|error| LocalStoreError::io("write", &temporary, error))?;
-        fs::rename(&temporary, &schema).map_err(|error| LocalStoreError::io("write", &schema, error))?;
+        let temporary = schema.with_file_name(format!("schema.{}", unique::suffix()));
+        fs::write(&temporary, SCHEMA).map_err(|error| io("write", &temporary, error))?;
+        fs::rename(&temporary, &schema).map_err(|error| io("write", &schema, error))?;
     }
     Ok(connection)
 }
 
 /// The settings of Nix `LocalStore::openDB`.
-fn prepare(connection: Connection) -> Result<Connection, rusqlite::Error> {
-    connection.busy_timeout(BUSY_TIMEOUT)?;
+fn prepare(connection: Connection, busy_timeout: Duration) -> Result<Connection, rusqlite::Error> {
+    connection.busy_timeout(busy_timeout)?;
     connection.pragma_update(None, "foreign_keys", 1)?;
     connection.pragma_update(None, "synchronous", "normal")?;
-    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    // Only where it is not so already: a change needs the database alone.
+    let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+    if mode != "wal" {
+        connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    }
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 40_000, |_| Ok(()))?;
     connection.set_prepared_statement_cache_capacity(16);
     Ok(connection)

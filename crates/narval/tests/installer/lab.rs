@@ -81,6 +81,13 @@ echo \"hello $* from $0\""
         said
     }
 
+    /// Where the lab's cache has the NAR of a path.
+    pub(crate) fn nar_of(&self, path: &str) -> String {
+        let hash_part = Path::new(path).file_name().unwrap().to_str().unwrap().split('-').next().unwrap();
+        let narinfo = std::fs::read_to_string(self.cache().join(format!("{hash_part}.narinfo"))).unwrap();
+        format!("/{}", narinfo.lines().find_map(|line| line.strip_prefix("URL: ")).unwrap())
+    }
+
     /// Installs from the lab's cache.
     pub(crate) fn install(&self, store: &str, paths: &[&str]) -> String {
         self.done(&[&["install", "--quiet", "--from", &self.cache_url(), "--store", store], paths].concat())
@@ -113,5 +120,5 @@ pub(crate) fn add_program(store: &Store, name: &str, program: &str, script: &str
 pub(crate) fn leftovers(store: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(store.join("nix/store")) else { return Vec::new() };
     let names = entries.flatten().map(|entry| entry.file_name().into_string().unwrap());
-    names.filter(|name| name.starts_with(".tmp-")).collect()
+    names.filter(|name| name.contains("-narval-tmp-") || name.starts_with(".tmp-")).collect()
 }

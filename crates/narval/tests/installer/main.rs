@@ -10,5 +10,6 @@ mod daemon;
 mod lab;
 mod network;
 mod programs;
+mod races;
 mod stores;
 mod trouble;

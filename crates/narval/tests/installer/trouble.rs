@@ -11,7 +11,7 @@ use crate::lab::{Lab, leftovers};
 use crate::support::stdout;
 
 /// How long anything may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn a_full_disk_is_an_error_of_its_own_and_leaves_a_clean_store() {
@@ -22,7 +22,7 @@ fn a_full_disk_is_an_error_of_its_own_and_leaves_a_clean_store() {
     let script = r#"
         mount -t tmpfs -o size="$size" small "$mount" || exit 99
         "$@" --store "$mount/root"; code=$?
-        find "$mount/root/nix/store" -name '.tmp-*' 2>/dev/null | grep . && exit 98
+        find "$mount/root/nix/store" -name '*-narval-tmp-*' 2>/dev/null | grep . && exit 98
         mount -o remount,size=200m "$mount" || exit 96
         if [ -e "$mount/root/nix/var/nix/db/schema" ]; then
             nix-store --store "$mount/root" --verify --check-contents || exit 97
@@ -49,7 +49,15 @@ fn a_full_disk_is_an_error_of_its_own_and_leaves_a_clean_store() {
 }
 
 /// Serves a folder; of each NAR the first half, and then nothing until it is told to go on.
-fn hesitant_server(folder: PathBuf) -> (String, Receiver<()>, Sender<()>) {
+pub(crate) fn hesitant_server(folder: PathBuf) -> (String, Receiver<()>, Sender<()>) {
+    hesitant_at(folder, |_| true)
+}
+
+/// As [`hesitant_server`], where only these NARs are slow.
+pub(crate) fn hesitant_at(
+    folder: PathBuf,
+    is_slow: impl Fn(&str) -> bool + Clone + Send + 'static,
+) -> (String, Receiver<()>, Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let (asked, was_asked) = channel();
@@ -58,6 +66,7 @@ fn hesitant_server(folder: PathBuf) -> (String, Receiver<()>, Sender<()>) {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let (folder, asked, may_go_on) = (folder.clone(), asked.clone(), std::sync::Arc::clone(&may_go_on));
+            let is_slow = is_slow.clone();
             std::thread::spawn(move || {
                 while let Some(target) = read_target(&mut stream) {
                     let Ok(body) = std::fs::read(folder.join(target.trim_start_matches('/'))) else {
@@ -65,7 +74,8 @@ fn hesitant_server(folder: PathBuf) -> (String, Receiver<()>, Sender<()>) {
                         continue;
                     };
                     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                    let half = if target.starts_with("/nar/") { body.len() / 2 } else { body.len() };
+                    let half =
+                        if target.starts_with("/nar/") && is_slow(&target) { body.len() / 2 } else { body.len() };
                     let _ = stream.write_all(&[head.as_bytes(), &body[..half]].concat());
                     if half < body.len() {
                         let _ = asked.send(());
