@@ -16,8 +16,8 @@ const BUFFER_LEN: usize = 256 * 1024;
 /// them, or in the other store. With `keys` a path must be signed by one of them, or be named by its contents.
 ///
 /// # Errors
-/// When a path can't be read, is not what its store has registered, is not trusted, or can't be written. Without the
-/// daemon nothing is registered then.
+/// When a path can't be read, is not what its store has registered, is not trusted, or can't be written. What was
+/// complete before stays, with all that it refers to.
 pub fn copy_between_stores(
     from: &Destination,
     infos: &[Arc<PathInfo>],
@@ -25,6 +25,10 @@ pub fn copy_between_stores(
     keys: Option<&TrustedKeys>,
 ) -> Result<usize, Error> {
     let mut missing = Vec::new();
+    if to.exists() {
+        // Also what is there: it must not be collected before what refers to it.
+        to.keep(&infos.iter().map(|info| info.path.clone()).collect::<Vec<_>>())?;
+    }
     for info in infos {
         if !to.is_valid(&info.path)? {
             // What was built there was not built here (Nix `local-store.cc addToStore`).
@@ -39,9 +43,6 @@ pub fn copy_between_stores(
         return Ok(0);
     }
     if let Some(daemon) = to.daemon() {
-        let names: Vec<_> = missing.iter().map(|info| info.path.clone()).collect();
-        // Kept from a garbage collection until all of them are there.
-        let _kept = daemon.keep(&names).map_err(StoreError::from)?;
         let nars = missing.iter().map(|info| {
             let nar = NarReader::open(&from.store().real_path(&info.path)).map_err(io::Error::other)?;
             Ok(((**info).clone(), nar))
