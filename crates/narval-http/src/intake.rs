@@ -49,6 +49,8 @@ pub(crate) enum Sink {
     Buffer { head: Bytes, parsed: Box<ParsedHead>, body: Buffered },
     /// To the handler that runs already.
     Pipe(Arc<BodyPipe>),
+    /// Nowhere: the request has been answered. It is received so that the client goes on to read the answer.
+    Discard,
 }
 
 /// What [`Intake::feed`] did.
@@ -109,6 +111,7 @@ impl Intake {
             match &mut self.sink {
                 Sink::Buffer { body, .. } => body.push(data, expected),
                 Sink::Pipe(pipe) => pipe.push(data),
+                Sink::Discard => {}
             }
             if done {
                 if let Sink::Pipe(pipe) = &self.sink {
@@ -127,7 +130,7 @@ impl Intake {
     /// Whether to go on receiving.
     pub(crate) fn wants_input(&mut self) -> bool {
         match &self.sink {
-            Sink::Buffer { .. } => true,
+            Sink::Buffer { .. } | Sink::Discard => true,
             Sink::Pipe(pipe) => {
                 let room = pipe.has_room();
                 self.was_paused |= !room;
@@ -144,7 +147,7 @@ impl Intake {
     /// Looks at the client's progress: whether it has sent enough, or the handler held it up. `short`: others want what it holds.
     pub(crate) fn progresses(&mut self, now: Millis, limits: &Limits, short: bool) -> bool {
         let is_paused = match &self.sink {
-            Sink::Buffer { .. } => false,
+            Sink::Buffer { .. } | Sink::Discard => false,
             Sink::Pipe(pipe) => pipe.is_paused(),
         };
         let paused = std::mem::replace(&mut self.was_paused, is_paused) || is_paused;
@@ -167,7 +170,19 @@ impl Intake {
         match &self.sink {
             Sink::Buffer { body, .. } => body.bytes.len() > BODY_SMALL || !body.share.is_fair(),
             Sink::Pipe(_) => true,
+            Sink::Discard => false,
         }
+    }
+
+    /// Nobody wants the rest of the body any more.
+    pub(crate) fn discard(&mut self) {
+        self.break_off(io::ErrorKind::Other);
+        self.sink = Sink::Discard;
+    }
+
+    /// Whether the request was one of HEAD, as far as that is known here.
+    pub(crate) fn is_head(&self) -> bool {
+        matches!(&self.sink, Sink::Buffer { parsed, .. } if parsed.parts.method == http::Method::HEAD)
     }
 
     /// The rest of the body will never come.

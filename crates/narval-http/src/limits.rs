@@ -47,7 +47,7 @@ pub struct Limits {
     pub write_progress_min: u64,
     /// After an answer that closes the connection: how long the client's remaining input is discarded.
     pub linger_timeout: Duration,
-    /// Bytes discarded in that time.
+    /// Bytes discarded in that time. The rest of a body that nobody read is received anyhow, as fast as bodies have to come.
     pub linger_bytes_max: usize,
 
     /// Request bodies up to this size are complete in memory before the handler runs, on a worker. The handler of a larger one runs when
@@ -86,7 +86,7 @@ impl Default for Limits {
             write_stall_timeout: Duration::from_secs(300),
             write_progress_min: 16 * 1024,
             linger_timeout: Duration::from_secs(2),
-            linger_bytes_max: 64 * 1024,
+            linger_bytes_max: 16 * 1024 * 1024,
             body_buffer_max: 1024 * 1024,
             body_memory_max: 128 * 1024 * 1024,
             streamed_bodies_max: 64,
@@ -142,6 +142,16 @@ pub(crate) const SHARD_FILE_MAX: u64 = 1024 * 1024;
 
 /// Bytes of files that a shard sends itself for one connection before others get their turn; less than half a millisecond.
 pub(crate) const SHARD_FILE_BYTES_PER_TURN: u64 = 1024 * 1024;
+
+/// The same for all its connections together: more than about two milliseconds would keep those waiting that want little. Workers send
+/// the rest.
+pub(crate) const SHARD_FILE_BYTES_IN_ALL: u64 = 4 * 1024 * 1024;
+
+/// Turns in a row in which a shard with more input than it takes in one leaves deadlines to the next.
+pub(crate) const EXPIRY_POSTPONED_MAX: u32 = 64;
+
+/// How often a connection is looked at whose large last answer may not have arrived yet.
+pub(crate) const LINGER_LOOK: Duration = Duration::from_millis(250);
 
 /// How long the kernel is trusted to still have in memory what it had, in milliseconds.
 pub(crate) const PROBE_BELIEVED_MS: u64 = 1000;

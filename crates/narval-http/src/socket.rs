@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny};
 
 use crate::Peer;
-use crate::driver::OutBuf;
+use crate::driver::{OutBuf, uring};
 #[cfg(any(test, feature = "sim"))]
 use crate::sim::SimSocket;
 
@@ -125,6 +125,15 @@ impl Socket {
             #[cfg(any(test, feature = "sim"))]
             Self::Nowhere => false,
             Self::Os(fd) => rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0),
+        }
+    }
+
+    /// Whether something that was sent has not arrived at the client's kernel, as far as that can be known.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => false,
+            Self::Os(fd) => uring::bytes_in_flight(fd.as_fd()).is_ok_and(|bytes| bytes > 0),
         }
     }
 

@@ -43,6 +43,12 @@ impl TimerWheel {
         self.next = self.next.map(|next| Some(next.map_or(tick * TICK, |next| next.min(tick * TICK))));
     }
 
+    /// Whether there may be something that is due.
+    #[inline]
+    pub(crate) fn is_behind(&self, now: Millis) -> bool {
+        now / TICK > self.tick
+    }
+
     /// Takes out everything that is due.
     #[inline]
     pub(crate) fn take_due(&mut self, now: Millis, due: &mut Vec<Token>) {

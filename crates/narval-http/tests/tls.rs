@@ -427,7 +427,14 @@ fn what_is_no_handshake_is_cut_off_and_others_are_served() {
     plain.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     let mut said = String::new();
     plain.read_to_string(&mut said).unwrap();
-    assert!(said.starts_with("HTTP/1.1 400 ") && said.contains("HTTPS"), "{said}");
+    let (head, body) = said.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 400 ") && body.contains("HTTPS"), "{said}");
+    assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{said}");
+    let mut plain = TcpStream::connect(server.address).unwrap();
+    plain.write_all(b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut said = String::new();
+    plain.read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("HTTP/1.1 400 ") && said.ends_with("\r\n\r\n"), "{said}");
 
     let mut silent = TcpStream::connect(server.address).unwrap();
     let mut slow = TcpStream::connect(server.address).unwrap();
@@ -514,6 +521,28 @@ fn bodies_that_do_not_come_hold_up_nobody_over_tls() {
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n").unwrap();
             client.write_all(&content()).unwrap();
             assert_eq!(answer(&mut client).1, b"3000000");
+        }
+    }
+}
+
+/// RFC 8446 section 6.2: whoever gets a record that can't be opened says so, whatever it did before.
+#[test]
+fn a_record_that_was_tampered_with_is_answered_with_an_alert() {
+    for driver in DriverChoice::working() {
+        let server =
+            Running::with(tempfile::tempdir().unwrap(), false, Stuck::default(), |builder| builder.driver(driver));
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            for paths in [&[][..], &["/inline"], &["/worker"], &["/worker", "/inline"], &["/worker", "/worker"]] {
+                let mut client = server.client(version);
+                get(&mut client, "/inline");
+                for path in paths {
+                    assert_eq!(get(&mut client, path).0, 200);
+                }
+                let garbage = [&[23, 3, 3, 1, 0][..], &[7; 256]].concat();
+                client.sock.write_all(&garbage).unwrap();
+                let error = client.read(&mut [0; 16]).expect_err("an alert");
+                assert!(error.to_string().contains("BadRecordMac"), "{paths:?}: {error}");
+            }
         }
     }
 }

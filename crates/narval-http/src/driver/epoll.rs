@@ -344,6 +344,10 @@ impl Driver for EpollDriver {
         }
     }
 
+    fn has_more(&self) -> bool {
+        self.events.len() >= EVENTS_PER_POLL || !self.readable.is_empty() || self.accepting.is_some()
+    }
+
     #[inline(always)]
     fn next(&mut self) -> Option<Completion<ScratchBuffer>> {
         loop {

@@ -101,6 +101,11 @@ pub(crate) trait Driver {
     /// Waits until there is a completion, or until `until`, which is compared with the present time, `now`.
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()>;
 
+    /// Whether there may be more than one wait has told of.
+    fn has_more(&self) -> bool {
+        false
+    }
+
     /// The next completion, if there is one.
     fn next(&mut self) -> Option<Completion<Self::Buffer>>;
 

@@ -137,6 +137,10 @@ impl Driver for SimDriver {
         Ok(())
     }
 
+    fn has_more(&self) -> bool {
+        self.pending.iter().any(|pending| self.is_ready(pending))
+    }
+
     fn next(&mut self) -> Option<Completion<Vec<u8>>> {
         if let Some(listener) = self.listening {
             if self.network.lock().random.one_in(50) {

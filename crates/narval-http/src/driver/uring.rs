@@ -10,7 +10,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -44,6 +44,7 @@ const EAGAIN: i32 = 11;
 const EBUSY: i32 = 16;
 const ETIME: i32 = 62;
 const ENOBUFS: i32 = 105;
+const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
 
 /// The io_uring driver.
 pub(crate) struct UringDriver {
@@ -569,3 +570,11 @@ impl Drop for ProvidedBuffers {
 }
 
 const _: () = assert!(URING_BUFFERS.is_power_of_two(), "the tail wraps around at 2^16");
+
+/// Bytes that were sent on a socket and have not arrived at the peer's kernel (tcp(7), `SIOCOUTQ`), its end included. It has nothing to do
+/// with rings: it is here because the bindings leave it to an unsafe call.
+pub(crate) fn bytes_in_flight(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    // SAFETY: this request stores an int, and does nothing else.
+    let bytes = unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<SIOCOUTQ, i32>::new()) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}

@@ -7,6 +7,7 @@ use http::header::{CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::proto::ProtoError;
+use crate::proto::head::is_token_byte;
 
 /// Most bytes of chunk extensions (and the white space before them) in one body.
 pub const EXTENSION_BYTES_MAX: u32 = 4 * 1024;
@@ -64,13 +65,52 @@ enum State {
     Size,
     /// White space behind the size; only a semicolon may follow (BWS of RFC 9112 section 7.1.1).
     SpaceBeforeExtension,
-    Extension,
+    /// Behind a semicolon, before the extension's name.
+    NameStart,
+    Name,
+    /// White space behind a name; only an equals sign or a semicolon may follow.
+    NameEnd,
+    /// Behind an equals sign, before the extension's value.
+    ValueStart,
+    Token,
+    Quoted,
+    /// Behind a backslash in a quoted string.
+    Escaped,
+    /// Behind a quoted string.
+    QuotedEnd,
     SizeLf,
     Data,
     DataCr,
     DataLf,
     Trailer,
     Done,
+}
+
+impl State {
+    /// What follows one byte of chunk extensions, each `BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ]`.
+    fn in_extension(self, byte: u8) -> Option<Self> {
+        let is_space = matches!(byte, b' ' | b'\t');
+        Some(match self {
+            Self::Size | Self::SpaceBeforeExtension | Self::QuotedEnd | Self::Name | Self::NameEnd | Self::Token
+                if byte == b';' =>
+            {
+                Self::NameStart
+            }
+            Self::Size | Self::SpaceBeforeExtension | Self::QuotedEnd | Self::Token if is_space => {
+                Self::SpaceBeforeExtension
+            }
+            Self::Name | Self::NameEnd if is_space => Self::NameEnd,
+            Self::Name | Self::NameEnd if byte == b'=' => Self::ValueStart,
+            Self::NameStart | Self::ValueStart if is_space => self,
+            Self::NameStart | Self::Name if is_token_byte(byte) => Self::Name,
+            Self::ValueStart if byte == b'"' => Self::Quoted,
+            Self::ValueStart | Self::Token if is_token_byte(byte) => Self::Token,
+            Self::Quoted if byte == b'"' => Self::QuotedEnd,
+            Self::Quoted if byte == b'\\' => Self::Escaped,
+            Self::Quoted | Self::Escaped if matches!(byte, b'\t' | 0x20..=0x7e | 0x80..) => Self::Quoted,
+            _ => return None,
+        })
+    }
 }
 
 impl ChunkedDecoder {
@@ -140,15 +180,7 @@ impl ChunkedDecoder {
             (State::Size, _) if self.digits == 0 => {
                 return Err(ProtoError::bad_request("a chunk size is missing or malformed"));
             }
-            (State::Size | State::SpaceBeforeExtension, b';') => self.extension_byte(State::Extension)?,
-            (State::Size | State::SpaceBeforeExtension, b' ' | b'\t') => {
-                self.extension_byte(State::SpaceBeforeExtension)?
-            }
-            (State::Size | State::Extension, b'\r') => State::SizeLf,
-            (State::Extension, b'\t' | 0x20..=0x7e | 0x80..) => self.extension_byte(State::Extension)?,
-            (State::Size | State::SpaceBeforeExtension | State::Extension, _) => {
-                return Err(ProtoError::bad_request("a chunk size line is malformed"));
-            }
+            (State::Size | State::Name | State::Token | State::QuotedEnd, b'\r') => State::SizeLf,
             (State::SizeLf, b'\n') => {
                 self.digits = 0;
                 if self.remaining == 0 { State::Trailer } else { State::Data }
@@ -160,16 +192,15 @@ impl ChunkedDecoder {
                 return Err(ProtoError::bad_request("the data of a chunk does not end with CRLF"));
             }
             (state @ (State::Data | State::Trailer | State::Done), _) => state,
+            (state, byte) => {
+                self.extension_bytes += 1;
+                if self.extension_bytes > EXTENSION_BYTES_MAX {
+                    return Err(ProtoError::bad_request("the chunk extensions are too long"));
+                }
+                state.in_extension(byte).ok_or(ProtoError::bad_request("a chunk size line is malformed"))?
+            }
         };
         Ok(())
-    }
-
-    fn extension_byte(&mut self, state: State) -> Result<State, ProtoError> {
-        self.extension_bytes += 1;
-        if self.extension_bytes > EXTENSION_BYTES_MAX {
-            return Err(ProtoError::bad_request("the chunk extensions are too long"));
-        }
-        Ok(state)
     }
 
     /// Takes up to one line of the trailer section; returns how many bytes of `input` that were.
@@ -330,6 +361,31 @@ mod tests {
     fn white_space_only_before_a_semicolon() {
         assert_eq!(body("5 ;a=b\r\nhello\r\n0\r\n\r\n"), b"hello");
         refused("5 a\r\nhello\r\n0\r\n\r\n");
+    }
+
+    #[test]
+    fn extensions_have_names_and_maybe_values() {
+        for fine in [";a", ";a=b", " ; a = b ; c", ";a=\"\"", ";a=\"\\\"\\\\\";b", ";a=\"x\" ;b"] {
+            assert_eq!(body(&format!("5{fine}\r\nhello\r\n0\r\n\r\n")), b"hello", "{fine:?}");
+        }
+        for bad in [
+            ";",
+            "; ",
+            ";;a",
+            ";=b",
+            ";a=",
+            ";a= ",
+            ";a=b=c",
+            ";a b",
+            ";a ",
+            ";a=b c",
+            ";a=\"x",
+            ";a=\"x\"y",
+            ";a=\"\\\"",
+            ";a;",
+        ] {
+            refused(&format!("5{bad}\r\nhello\r\n0\r\n\r\n"));
+        }
     }
 
     #[test]

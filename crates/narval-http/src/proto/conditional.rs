@@ -125,7 +125,8 @@ pub fn evaluate(head: &HeadRef<'_>, current: Option<&Validators<'_>>) -> Outcome
 }
 
 /// Whether the `Range` field counts: there is no `If-Range`, or it names the current representation (RFC 9110 section
-/// 13.1.5: strong comparison, or the exact date).
+/// 13.1.5: strong comparison, or the exact date). A date of the present second is not strong (section 8.8.2.2): there may be another
+/// change in that second.
 pub fn range_applies(head: &HeadRef<'_>, current: &Validators<'_>) -> bool {
     let mut values = head.header_all(IF_RANGE.as_str());
     let Some(value) = values.next() else {
@@ -136,7 +137,9 @@ pub fn range_applies(head: &HeadRef<'_>, current: &Validators<'_>) -> bool {
     }
     match EntityTag::parse(value) {
         Some(tag) => current.tag().is_some_and(|have| have.strong_eq(tag)),
-        None => date::parse(value).map(second).is_some_and(|date| current.modified_second() == Some(date)),
+        None => date::parse(value)
+            .map(second)
+            .is_some_and(|date| current.modified_second() == Some(date) && date < second(SystemTime::now())),
     }
 }
 
@@ -309,5 +312,16 @@ mod tests {
         assert!(!applies("\"a\"", &[("If-Range", NEW)]));
         assert!(!applies("\"a\"", &[("If-Range", "x")]));
         assert!(!applies("\"a\"", &[("If-Range", "\"a\""), ("If-Range", "\"a\"")]));
+    }
+
+    #[test]
+    fn a_date_of_this_second_is_not_strong() {
+        // Some time in the future stands for now: no clock can pass it meanwhile.
+        for (age, strong) in [(-3600, false), (3600, true)] {
+            let time = UNIX_EPOCH + Duration::from_secs(second(SystemTime::now()).saturating_add_signed(-age));
+            let validators = Validators { etag: None, last_modified: Some(time) };
+            let text = httpdate::fmt_http_date(time);
+            assert_eq!(with_head("GET", &[("If-Range", &text)], |head| range_applies(head, &validators)), strong);
+        }
     }
 }

@@ -37,7 +37,7 @@ pub struct HeadLimits {
     pub fields_max: usize,
     /// Whether `CONNECT host:port` gets as far as a handler; otherwise 501.
     pub connect_allowed: bool,
-    /// Whether `OPTIONS *` gets as far as a handler; otherwise 400.
+    /// Whether `OPTIONS *` gets as far as a handler; otherwise the engine answers it itself, with 204.
     pub asterisk_allowed: bool,
 }
 
@@ -205,6 +205,14 @@ fn parse_complete(
     match request.parse_with_uninit_headers(message, &mut storage) {
         Ok(httparse::Status::Complete(length)) if length == message.len() => {}
         Ok(_) => return Err(ProtoError::bad_request("the request head is malformed")),
+        Err(httparse::Error::Version) => {
+            // Minor versions to come are spoken as the highest that is known (RFC 9110 section 2.5). Spans are places: they are the
+            // same in a copy.
+            return match as_http11(head, skip) {
+                Some(known) => parse_complete(&known, skip, limits, fields),
+                None => Err(syntax_error(httparse::Error::Version, message)),
+            };
+        }
         Err(error) => return Err(syntax_error(error, message)),
     }
     let (Some(method), Some(target), Some(minor)) = (request.method, request.path, request.version) else {
@@ -241,6 +249,18 @@ fn parse_complete(
     })
 }
 
+/// A copy of a head of HTTP/1.2 to 1.9 that says HTTP/1.1.
+fn as_http11(head: &[u8], skip: usize) -> Option<Vec<u8>> {
+    let line_end = skip + memchr(b'\r', head.get(skip..)?)?;
+    let line = head.get(skip..line_end)?;
+    if !matches!(line, [.., b' ', b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9']) {
+        return None;
+    }
+    let mut known = head.to_vec();
+    *known.get_mut(line_end - 1)? = b'1';
+    Some(known)
+}
+
 /// The error for what `httparse` refuses.
 fn syntax_error(error: httparse::Error, message: &[u8]) -> ProtoError {
     use httparse::Error;
@@ -251,12 +271,9 @@ fn syntax_error(error: httparse::Error, message: &[u8]) -> ProtoError {
             if let [b'H', b'T', b'T', b'P', b'/', major, b'.', minor] = word
                 && major.is_ascii_digit()
                 && minor.is_ascii_digit()
-                && !matches!((major, minor), (b'1', b'0' | b'1'))
+                && *major != b'1'
             {
-                return ProtoError::new(
-                    StatusCode::HTTP_VERSION_NOT_SUPPORTED,
-                    "only HTTP/1.0 and HTTP/1.1 are spoken",
-                );
+                return ProtoError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1 is spoken");
             }
             "the protocol version is malformed"
         }
@@ -326,10 +343,8 @@ impl Target {
         }
         match target {
             [b'/', ..] => Ok(Self::origin(target, span)),
-            b"*" if *method == Method::OPTIONS && limits.asterisk_allowed => {
-                Ok(Self { path: span, query: None, authority: None })
-            }
-            b"*" => Err(ProtoError::bad_request("the request target * is not served")),
+            b"*" if *method == Method::OPTIONS => Ok(Self { path: span, query: None, authority: None }),
+            b"*" => Err(ProtoError::bad_request("the request target * is for OPTIONS alone")),
             _ => Self::absolute(target, span),
         }
     }
@@ -377,6 +392,15 @@ impl Target {
     }
 }
 
+/// The elements of a list; empty ones don't count (RFC 9110 section 5.6.1.2).
+fn elements(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())
+}
+
+/// Where the body ends can't be known (RFC 9112 section 6.3).
+const NOT_CHUNKED_LAST: ProtoError =
+    ProtoError::bad_request("the last transfer coding is not chunked, or not it alone");
+
 /// What the field lines say about the connection and the body.
 #[derive(Default)]
 struct Seen<'a> {
@@ -415,15 +439,17 @@ impl<'a> Seen<'a> {
     }
 
     fn expect(&mut self, value: &[u8]) -> Result<(), ProtoError> {
-        if !value.eq_ignore_ascii_case(b"100-continue") {
-            return Err(ProtoError::new(StatusCode::EXPECTATION_FAILED, "only 100-continue can be expected"));
+        for expectation in elements(value) {
+            if !expectation.eq_ignore_ascii_case(b"100-continue") {
+                return Err(ProtoError::new(StatusCode::EXPECTATION_FAILED, "only 100-continue can be expected"));
+            }
+            self.expect_continue = true;
         }
-        self.expect_continue = true;
         Ok(())
     }
 
     fn connection(&mut self, value: &[u8]) {
-        for token in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+        for token in elements(value) {
             self.close |= token.eq_ignore_ascii_case(b"close");
             self.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
         }
@@ -450,11 +476,21 @@ impl<'a> Seen<'a> {
         if self.chunked {
             return Err(ProtoError::bad_request("there is more than one Transfer-Encoding field"));
         }
-        if !value.eq_ignore_ascii_case(b"chunked") {
-            return Err(ProtoError::new(StatusCode::NOT_IMPLEMENTED, "the only transfer coding understood is chunked"));
+        let mut others = false;
+        for coding in elements(value) {
+            if self.chunked {
+                return Err(NOT_CHUNKED_LAST);
+            }
+            self.chunked = coding.eq_ignore_ascii_case(b"chunked");
+            others |= !self.chunked;
         }
-        self.chunked = true;
-        Ok(())
+        match (self.chunked, others) {
+            (false, _) => Err(NOT_CHUNKED_LAST),
+            (true, false) => Ok(()),
+            (true, true) => {
+                Err(ProtoError::new(StatusCode::NOT_IMPLEMENTED, "the only transfer coding understood is chunked"))
+            }
+        }
     }
 
     fn framing(&self, version: Version) -> Result<Framing, ProtoError> {

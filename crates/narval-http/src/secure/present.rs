@@ -5,17 +5,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use http::{StatusCode, Version};
 
 use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
 use crate::driver::OutBuf;
+use crate::engine::reason_response;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
+use crate::proto::response::AnswerTo;
+use crate::shard::begins_with_head;
 use crate::socket::Socket;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
+use crate::transmit::encode;
 
-/// What a client reads that speaks plain HTTP to a TLS port.
-const PLAIN_HTTP: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 43\r\n\
-connection: close\r\n\r\nThis port speaks HTTPS: use https:// URLs.\n\n";
+/// What a client reads that speaks plain HTTP to a TLS port, in answer to what it sent.
+fn plain_http(received: &[u8]) -> Vec<u8> {
+    let reason = "this port speaks HTTPS: use https:// URLs";
+    let response = reason_response(StatusCode::BAD_REQUEST, reason);
+    let to = AnswerTo { version: Version::HTTP_11, is_head: begins_with_head(received), keep_alive: false };
+    let mut out = OutBuf::default();
+    encode(response, to, &mut out);
+    [out.rest(), &out.tail].concat()
+}
 
 /// Makes the TLS side of accepted connections.
 #[derive(Clone, Debug)]
@@ -108,7 +119,7 @@ impl Secure {
         })?;
         opened.map_err(|error| {
             if matches!(error, SessionError::NotTls) && control.is_empty() && matches!(sender, Sender::Session) {
-                control.extend_from_slice(PLAIN_HTTP);
+                control.extend_from_slice(&plain_http(received));
             }
             if !matches!(sender, Sender::Session) {
                 let unreadable = matches!(error, SessionError::Protocol(rustls::Error::DecryptError));

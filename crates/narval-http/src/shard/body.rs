@@ -26,7 +26,7 @@ impl<D: Driver> Shard<D> {
             && length > limits.body_max
         {
             let error = ProtoError::new(http::StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large");
-            self.reject_body(token, error);
+            self.reject_body(token, error, head.parts.method == http::Method::HEAD);
             return input.len();
         }
         let framing = head.framing;
@@ -79,10 +79,10 @@ impl<D: Driver> Shard<D> {
             Ok(fed) => fed,
             Err(error) => {
                 intake.refuse(error);
-                let buffered = matches!(intake.sink, Sink::Buffer { .. });
+                let (buffered, is_head) = (matches!(intake.sink, Sink::Buffer { .. }), intake.is_head());
                 slot.intake = None;
                 if buffered {
-                    self.reject_body(token, error);
+                    self.reject_body(token, error, is_head);
                 } else {
                     // The handler that reads it finds out, and answers what it wants; the connection ends after that. What the
                     // client still sends is read then, so that the answer is not lost to a reset.
@@ -93,11 +93,11 @@ impl<D: Driver> Shard<D> {
         };
         let next = match &intake.sink {
             Sink::Buffer { body, .. } => what_next(body, fed.done, &self.engine),
-            Sink::Pipe(_) if fed.done => {
+            Sink::Pipe(_) | Sink::Discard if fed.done => {
                 slot.intake = None;
                 return fed.consumed;
             }
-            Sink::Pipe(_) => Next::Receive,
+            Sink::Pipe(_) | Sink::Discard => Next::Receive,
         };
         match next {
             Next::Receive => {}
@@ -105,8 +105,9 @@ impl<D: Driver> Shard<D> {
             Next::Stream => self.stream_body(token),
             Next::Refuse => {
                 self.counters.overloaded.add(1);
+                let is_head = intake.is_head();
                 slot.intake = None;
-                self.reject_with(token, self.engine.overloaded.clone().into());
+                self.reject_with(token, self.engine.overloaded.clone().into(), is_head);
                 return input.len();
             }
         }
@@ -159,10 +160,11 @@ impl<D: Driver> Shard<D> {
         }
         self.counters.timeouts.add(1);
         intake.break_off(io::ErrorKind::TimedOut);
+        let is_head = intake.is_head();
         slot.intake = None;
         if slot.phase == Phase::Body {
             let reason = "the request body came too slowly";
-            return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason));
+            return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason), is_head);
         }
         slot.must_linger = true;
         slot.deadline = self.now + millis(limits.keep_alive_timeout);
@@ -171,15 +173,30 @@ impl<D: Driver> Shard<D> {
         }
     }
 
+    /// More of a body that nobody reads, while its answer goes out or the connection ends.
+    pub(super) fn on_unwanted_body(&mut self, token: Token, bytes: &[u8]) {
+        let limits = &self.engine.limits;
+        if let Some(slot) = self.slots.get(token)
+            && let Some(intake) = &mut slot.intake
+        {
+            // What is behind it, or can't be understood, is of no use either: the connection ends.
+            match intake.feed(bytes, limits) {
+                Ok(fed) if !fed.done => {}
+                Ok(_) | Err(_) => slot.intake = None,
+            }
+        }
+        self.receive(token);
+    }
+
     /// Answers a body that breaks a rule, and closes.
-    fn reject_body(&mut self, token: Token, error: ProtoError) {
+    fn reject_body(&mut self, token: Token, error: ProtoError, is_head: bool) {
         self.counters.rejected.add(1);
-        self.reject_with(token, reason_response(error.status, error.reason));
+        self.reject_with(token, reason_response(error.status, error.reason), is_head);
     }
 
     /// Answers this instead of receiving the body, and closes.
-    fn reject_with(&mut self, token: Token, response: Response) {
-        let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
+    fn reject_with(&mut self, token: Token, response: Response, is_head: bool) {
+        let to = AnswerTo { version: http::Version::HTTP_11, is_head, keep_alive: false };
         let mut out = self.take_out();
         let encoded = encode(response, to, &mut out);
         self.counters.status(encoded.status.as_u16());

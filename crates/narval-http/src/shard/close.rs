@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 
 use super::slot::Phase;
 use super::{Shard, millis};
+use crate::clock::Millis;
 use crate::connection::Close;
 use crate::driver::{Driver, Token};
 use crate::lease::Holder;
-use crate::limits::LAST_TRY;
+use crate::limits::{EXPIRY_POSTPONED_MAX, LAST_TRY, LINGER_LOOK};
 use crate::mailbox::Message;
 use crate::ws;
 
@@ -26,11 +27,17 @@ impl<D: Driver> Shard<D> {
 
     /// Looks at the connections whose time has come.
     #[inline]
-    pub(super) fn expire(&mut self) {
+    ///
+    /// `now`: input that came before was looked at, unless there was more than one turn takes.
+    pub(super) fn expire(&mut self, now: Millis) {
+        if self.wheel.is_behind(now) && self.driver.has_more() && self.expiry_postponed < EXPIRY_POSTPONED_MAX {
+            self.expiry_postponed += 1;
+            return;
+        }
+        self.expiry_postponed = 0;
         let mut due = std::mem::take(&mut self.due);
-        self.wheel.take_due(self.now, &mut due);
+        self.wheel.take_due(now, &mut due);
         for token in due.drain(..) {
-            let now = self.now;
             // A look that was scheduled before an earlier one is for nothing: it must not bring forth another.
             let Some(slot) = self.slots.get(token).filter(|slot| slot.look_at <= now) else { continue };
             slot.look_at = 0;
@@ -78,11 +85,26 @@ impl<D: Driver> Shard<D> {
                 }
             }
             Phase::Sending => self.stalled(token),
-            Phase::Lingering => self.close(token),
+            Phase::Lingering => self.on_linger_deadline(token),
             Phase::Head => {
                 self.counters.timeouts.add(1);
                 self.close(token);
             }
+        }
+    }
+
+    /// All is sent, and the client has not ended the connection yet.
+    fn on_linger_deadline(&mut self, token: Token) {
+        let (now, limits) = (self.now, &self.engine.limits);
+        let Some(slot) = self.slots.get(token) else { return };
+        if let Some(intake) = &mut slot.intake
+            && intake.progresses(now, limits, false)
+        {
+            slot.deadline = intake.next_look(now, limits);
+        } else if now < slot.linger_until && slot.connection.socket.has_in_flight() {
+            slot.deadline = slot.linger_until.min(now + millis(LINGER_LOOK));
+        } else {
+            self.close(token);
         }
     }
 
@@ -135,7 +157,7 @@ impl<D: Driver> Shard<D> {
             Close::Clean { large: true } => limits.write_stall_timeout,
             _ => limits.linger_timeout,
         });
-        let deadline = self.now + linger;
+        let (now, linger_until) = (self.now, self.now + linger);
         let Some(slot) = self.slots.get(token) else { return };
         if let (Close::Clean { .. }, Some(secure)) = (close, &slot.connection.secure)
             && !secure.is_handshaking()
@@ -160,7 +182,13 @@ impl<D: Driver> Shard<D> {
                 slot.connection.socket.end_output();
                 slot.phase = Phase::Lingering;
                 slot.input = Vec::new();
-                slot.deadline = deadline;
+                slot.linger_until = linger_until;
+                // A client that has everything, and keeps the connection, is not waited for.
+                slot.deadline = if close == (Close::Clean { large: true }) {
+                    linger_until.min(now + millis(LINGER_LOOK))
+                } else {
+                    linger_until
+                };
                 self.watch(token);
                 self.receive(token);
             }
@@ -227,6 +255,11 @@ impl<D: Driver> Shard<D> {
             }
             if slot.phase == Phase::Waiting {
                 self.hang_up(token);
+                continue;
+            }
+            if slot.phase == Phase::Lingering {
+                self.on_linger_deadline(token);
+                self.watch(token);
                 continue;
             }
             let idle = match slot.phase {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
+pub(crate) use self::serve::begins_with_head;
 use self::slot::{Phase, Slots};
 use crate::clock::{Millis, millis};
 use crate::connection::{Close, Connection, TxLease};
@@ -27,7 +28,7 @@ use crate::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::engine::Engine;
 use crate::guard;
 use crate::lease::Holder;
-use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX};
+use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_IN_ALL};
 use crate::mailbox::{Mailbox, Message};
 use crate::pool::Job;
 use crate::proto::date;
@@ -67,6 +68,10 @@ pub(crate) struct Shard<D: Driver> {
     date_until: Millis,
     /// As the engine's limits have it.
     keep_alive_timeout: Millis,
+    /// Turns in a row that have left deadlines to the next one.
+    expiry_postponed: u32,
+    /// Bytes of files that this thread sends itself in this turn, for all connections.
+    file_bytes_left: u64,
     inline_calls: u64,
     dispatched: u64,
     stopping: bool,
@@ -96,6 +101,8 @@ impl<D: Driver> Shard<D> {
             probes: Probes::default(),
             last_head: LastHead::default(),
             date_until: 0,
+            expiry_postponed: 0,
+            file_bytes_left: 0,
             inline_calls: 0,
             dispatched: 0,
             stopping: false,
@@ -139,9 +146,13 @@ impl<D: Driver> Shard<D> {
             return Ok(false);
         }
         let until = self.wait_until();
-        self.driver.wait(self.now, until)?;
+        // What came in before that is seen in this turn, and deadlines are judged by it: a process that was stopped finds time gone by
+        // and input that came in time.
+        let before = self.now;
+        self.driver.wait(before, until)?;
         self.counters.polls.add(1);
         self.spent = None;
+        self.file_bytes_left = SHARD_FILE_BYTES_IN_ALL;
         self.now = self.engine.clock.now();
         if self.now >= self.date_until {
             self.date_until = self.now + date::set();
@@ -163,7 +174,7 @@ impl<D: Driver> Shard<D> {
         }
         self.counters.completions.add(completions);
         self.counters.messages.add(messages);
-        self.expire();
+        self.expire(before);
         Ok(true)
     }
 
@@ -250,6 +261,9 @@ impl<D: Driver> Shard<D> {
                     slot.input.extend_from_slice(bytes);
                 }
             }
+            Phase::Sending | Phase::Draining | Phase::Waiting | Phase::Lingering if slot.intake.is_some() => {
+                return self.on_unwanted_body(token, bytes);
+            }
             Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.extend_from_slice(bytes),
             Phase::WebSocket => return self.on_websocket_bytes(token, bytes),
             Phase::Lingering => {
@@ -276,7 +290,7 @@ impl<D: Driver> Shard<D> {
                 Some(intake) => intake.wants_input(),
                 None => slot.input.is_empty(),
             },
-            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty(),
+            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty() || slot.intake.is_some(),
             Phase::WebSocket => slot.websocket.as_ref().is_some_and(|stream| stream.wants_input()),
         };
         if wanted {
@@ -329,8 +343,8 @@ impl<D: Driver> Shard<D> {
     fn on_finished(&mut self, token: Token, close: Option<Close>) {
         let Some(slot) = self.slots.get(token) else { return };
         slot.connection.lease.take_back();
-        if let Some(intake) = slot.intake.take() {
-            intake.break_off(io::ErrorKind::Other);
+        if let Some(intake) = &mut slot.intake {
+            intake.discard();
             slot.must_linger = true;
         }
         slot.closing = close;
@@ -341,6 +355,10 @@ impl<D: Driver> Shard<D> {
     fn on_outgoing(&mut self, token: Token, outgoing: Box<Outgoing>) {
         let Some(slot) = self.slots.get(token) else { return };
         slot.connection.lease.take_back();
+        if let Some(intake) = &mut slot.intake {
+            intake.discard();
+            slot.must_linger = true;
+        }
         if outgoing.is_waiting() {
             return self.wait_for_source(token, outgoing);
         }
@@ -366,10 +384,14 @@ impl<D: Driver> Shard<D> {
             return self.look_at_websocket(token, true);
         }
         let Some(mut outgoing) = slot.outgoing.take() else { return };
-        let Some(budget) = budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now) else {
+        let budget = budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now);
+        let Some(budget) = budget.filter(|_| self.file_bytes_left > 0) else {
             return self.go_on_by_worker(token, outgoing);
         };
-        match outgoing.drive(&slot.connection, budget) {
+        let had = outgoing.sent();
+        let driven = outgoing.drive(&slot.connection, budget);
+        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent() - had);
+        match driven {
             Ok(Step::Complete) => {
                 slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
                 if !outgoing.keep_alive {

@@ -47,11 +47,22 @@ impl<D: Driver> Shard<D> {
             }
             Err(error) => {
                 if let Some(slot) = self.slots.get(token)
+                    && slot.phase == Phase::Running
+                    && slot.connection.lease.wait_for() == Holder::Shard
+                {
+                    // The last answer is out, and its worker has given the lease back without a word.
+                    slot.phase = Phase::Head;
+                }
+                if let Some(slot) = self.slots.get(token)
                     && slot.phase == Phase::Head
                 {
                     slot.closing = Some(Close::Clean { large: false });
                     slot.must_linger = true;
-                    self.send_control(token);
+                    let out = self.take_out();
+                    if self.send(token, out) {
+                        self.after_answer(token);
+                    }
+                    return;
                 }
                 self.on_broken(token, &error);
             }

@@ -5,7 +5,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use http::{Method, Version};
+use http::{Method, StatusCode, Version};
 
 use super::slot::{PendingLate, Phase, Slot};
 use super::{Shard, millis};
@@ -137,7 +137,8 @@ impl<D: Driver> Shard<D> {
                 }
                 Stop::Reject(error) => {
                     self.counters.rejected.add(1);
-                    let to = AnswerTo { version: Version::HTTP_11, is_head: false, keep_alive: false };
+                    let is_head = begins_with_head(input.get(used..).unwrap_or_default());
+                    let to = AnswerTo { version: Version::HTTP_11, is_head, keep_alive: false };
                     let encoded = encode(reason_response(error.status, error.reason), to, &mut out);
                     self.counters.status(encoded.status.as_u16());
                     // What follows can't be understood; it is only read so that the answer is not lost to a reset.
@@ -210,11 +211,13 @@ impl<D: Driver> Shard<D> {
                 return Stop::InputUsed;
             }
             let limits = &self.engine.limits.head;
+            let mut for_engine = false;
             let known = if scan.is_fresh() { self.last_head.read(rest, limits) } else { None };
             let mut head = match known {
                 Some(head) => head,
                 None => match scan.parse_into(rest, limits, &mut self.last_head.spare_fields()) {
                     Ok(Some(head)) => {
+                        for_engine = is_about_the_server(rest, &head) && !limits.asterisk_allowed;
                         self.last_head.learn(rest, &head);
                         self.last_head.place(head)
                     }
@@ -233,7 +236,8 @@ impl<D: Driver> Shard<D> {
             }
             let bytes = rest.get(..head.head_len).unwrap_or_default();
             let view = HeadRef::new(bytes, &head.parts, &peer);
-            let Some(response) = self.call_inline(&view) else { return Stop::Job(head) };
+            let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { self.call_inline(&view) };
+            let Some(response) = answer else { return Stop::Job(head) };
             let entry = self.engine.log.is_some().then(|| Box::new(Entry::new(&view)));
             *used += head.head_len;
             if let Some(slot) = self.slots.get(token) {
@@ -296,6 +300,7 @@ impl<D: Driver> Shard<D> {
     fn answer_rest(&mut self, token: Token, outgoing: Outgoing, files_sent: &mut u64) -> Begun {
         if let Some(slot) = self.slots.get(token)
             && *files_sent < SHARD_FILE_BYTES_PER_TURN
+            && self.file_bytes_left > 0
             && let Some(budget) = outgoing.at_hand(&slot.connection, &mut self.probes, self.now)
         {
             return self.send_at_once(token, outgoing, budget, files_sent);
@@ -313,7 +318,9 @@ impl<D: Driver> Shard<D> {
         if !outgoing.keep_alive {
             slot.connection.socket.cork(true);
         }
-        match outgoing.drive(&slot.connection, budget) {
+        let driven = outgoing.drive(&slot.connection, budget);
+        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent());
+        match driven {
             Ok(Step::Complete) => {
                 slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
                 *files_sent += outgoing.sent();
@@ -567,6 +574,16 @@ fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Sto
     let exchange = Exchange { to: answer_to(head), body: None, watch };
     let late = response.late.map(|later| Box::new(PendingLate { later: *later, exchange }));
     late.map_or(Stop::InputUsed, Stop::Late)
+}
+
+/// Whether it is `OPTIONS *`, which asks the server as such whether it is there (RFC 9110 section 9.3.7).
+fn is_about_the_server(input: &[u8], head: &ParsedHead) -> bool {
+    input.get(head.parts.target.start as usize) == Some(&b'*') && head.parts.method == Method::OPTIONS
+}
+
+/// Whether a request that can't be understood is one of HEAD: the answer to it has no body either (RFC 9110 section 9.3.2).
+pub(crate) fn begins_with_head(input: &[u8]) -> bool {
+    input.strip_prefix(b"\r\n").unwrap_or(input).starts_with(b"HEAD ")
 }
 
 fn answer_to(head: &ParsedHead) -> AnswerTo {

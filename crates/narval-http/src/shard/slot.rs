@@ -41,6 +41,8 @@ pub(super) struct Slot {
     pub(super) head_begun: bool,
     /// The client may still be sending: closing must wait for it.
     pub(super) must_linger: bool,
+    /// While lingering: when it is over in any case.
+    pub(super) linger_until: Millis,
     /// Input discarded while lingering.
     pub(super) discarded: usize,
 }
@@ -95,6 +97,7 @@ impl Slot {
             look_at: 0,
             head_begun: false,
             must_linger: false,
+            linger_until: 0,
             discarded: 0,
         }
     }

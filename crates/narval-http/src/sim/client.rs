@@ -61,6 +61,15 @@ impl Client {
         self.sent = self.script.len();
     }
 
+    /// Sends this much.
+    #[cfg(test)]
+    pub(crate) fn send(&mut self, network: &Network, bytes: usize) {
+        let mut state = network.lock();
+        let Some(wire) = state.wires.get_mut(self.wire) else { return };
+        wire.to_server.extend(self.script.iter().skip(self.sent).take(bytes));
+        self.sent += bytes;
+    }
+
     /// Sends all that is left and takes all that comes.
     pub(crate) fn hurry(&mut self, network: &Network) {
         let mut state = network.lock();

@@ -346,6 +346,32 @@ mod tests {
         }
     }
 
+    /// The process is stopped, or its machine frozen, for longer than a head may take; the head is there when it goes on.
+    #[test]
+    fn input_that_came_in_time_is_served_however_late_the_server_looks() {
+        for seed in 0..50 {
+            let mut random = Random::new(seed);
+            let mut simulation = Simulation::new(seed).unwrap();
+            let expected = client::Expected { status: 200, body: pattern(9), is_head: false };
+            let mut slow = Client::connect(
+                &simulation.network,
+                b"GET /inline/9 HTTP/1.1\r\nHost: s\r\n\r\n".to_vec(),
+                vec![expected],
+                false,
+            );
+            slow.send(&simulation.network, 5);
+            for _ in 0..50 {
+                simulation.step(&mut random).unwrap();
+            }
+            slow.hurry(&simulation.network);
+            simulation.network.pass(Duration::from_secs(3600).as_millis() as u64);
+            for _ in 0..200 {
+                simulation.step(&mut random).unwrap();
+            }
+            slow.check(&simulation.network);
+        }
+    }
+
     #[test]
     fn idle_and_half_open_clients_are_gone_after_their_deadlines() {
         let mut random = Random::new(3);

@@ -133,6 +133,11 @@ impl Client {
         }
     }
 
+    /// Drops what was received behind what was asked for; returns how much that was.
+    pub(crate) fn take_received(&mut self) -> usize {
+        std::mem::take(&mut self.received).len()
+    }
+
     /// The next response to a GET or POST.
     pub(crate) fn answer(&mut self) -> Answer {
         self.try_answer(false).expect("a whole response")

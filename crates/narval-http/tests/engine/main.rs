@@ -14,6 +14,7 @@ mod deadlines;
 mod drivers;
 mod harness;
 mod late;
+mod letter;
 mod observed;
 mod overload;
 mod panics;
