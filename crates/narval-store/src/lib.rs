@@ -37,4 +37,4 @@ pub use nar::{
 };
 pub use realisation::Realisation;
 pub use store::Store;
-pub use unpack::{Unpack, UnpackError, Unpacked};
+pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

@@ -4,17 +4,22 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use narval_nix::StoreDir;
 use narval_nix::nar::{Decoder, Event, NarError};
+use narval_nix::store_path::BASE_NAME_LEN_MAX;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use thiserror::Error;
 
 /// Space is reserved before a file of this size is written; for smaller ones it costs more than it helps.
 const RESERVE_MIN: u64 = 1 << 20;
+
+/// The longest path that the kernel takes (`PATH_MAX` without the NUL). Directory handles get deeper, other programs do not.
+pub const PATH_LEN_MAX: usize = 4095;
 
 /// The permissions that canonical modes have. A umask that takes any of them must be undone file by file.
 const CANONICAL_BITS: u32 = 0o555;
@@ -31,6 +36,9 @@ pub enum UnpackError {
     /// The NAR breaks a rule.
     #[error(transparent)]
     Nar(#[from] NarError),
+    /// A path that could not be opened by its name: Nix refuses to copy it, and its check of the store ends there.
+    #[error("a path in the NAR would have more than {PATH_LEN_MAX} bytes below the store")]
+    PathTooLong,
     /// The disk is full, a name can't be represented, or the like.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
@@ -93,6 +101,7 @@ impl Unpack {
         let destination = CString::new(bytes).map_err(|_| fail(io::ErrorKind::InvalidInput.into()))?;
         let directory = directory.try_clone_to_owned().map_err(fail)?;
         let disk = Disk {
+            base_len: path_len(&directory) + 1 + BASE_NAME_LEN_MAX,
             directories: vec![directory],
             names: Vec::new(),
             name: destination,
@@ -135,6 +144,8 @@ impl Unpack {
 /// Where the next thing goes.
 #[derive(Debug)]
 struct Disk {
+    /// Bytes of the path of the directory given, and of a store path's name, however long the one at hand is.
+    base_len: usize,
     /// The directory given, then those that are being filled: the last one is where we are.
     directories: Vec<OwnedFd>,
     /// The names of those directories, without the first: for messages.
@@ -158,7 +169,10 @@ impl Disk {
             Event::Entry { name } => {
                 // The decoder has checked the name; NUL can't be in it.
                 self.name = CString::new(name).map_err(|_| self.fail("create", Errno::INVAL))?;
-                Ok(())
+                // Without the root, whose name is counted already.
+                let names = self.names.iter().skip(1).chain([&self.name]);
+                let len: usize = names.map(|name| name.count_bytes() + 1).sum();
+                if self.base_len + len > PATH_LEN_MAX { Err(UnpackError::PathTooLong) } else { Ok(()) }
             }
             Event::EndDirectory => self.leave(),
         }
@@ -240,6 +254,12 @@ impl Disk {
         path.extend(self.names.iter().chain([&self.name]).map(|name| OsString::from_vec(name.to_bytes().to_vec())));
         UnpackError::Io { action, path, source: error.into() }
     }
+}
+
+/// Bytes of the path of an open directory. Where /proc does not say it, as few as a store can have.
+fn path_len(directory: &OwnedFd) -> usize {
+    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    std::fs::read_link(link).map_or(StoreDir::DEFAULT.len(), |path| path.as_os_str().len())
 }
 
 /// Whether the umask takes any of these bits. It can be read only by setting it, which is not for a library of a

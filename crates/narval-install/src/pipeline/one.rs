@@ -249,6 +249,7 @@ fn store_error(found: &Found, error: LocalStoreError) -> Error {
         LocalStoreError::Unpack { source: UnpackError::Nar(error), .. } => {
             damaged(found, format!("it is no valid NAR: {error}"))
         }
+        LocalStoreError::Unpack { source: error @ UnpackError::PathTooLong, .. } => damaged(found, error.to_string()),
         LocalStoreError::Hash { expected, found: actual, .. } => mismatch(found, "NarHash", actual, expected),
         other => other.into(),
     }

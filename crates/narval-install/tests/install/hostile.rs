@@ -46,6 +46,7 @@ fn every_malformed_nar_is_refused() {
     let outside = tempfile::tempdir().unwrap();
     let target = outside.path().to_str().unwrap().as_bytes();
     let deep = (0..70).fold(file(b"x"), |node, _| directory(&[(b"a", node)]));
+    let long = (0..20).fold(file(b"x"), |node, _| directory(&[(&[b'a'; 240], node)]));
     let mut padded = nar(&file(b"abc"));
     let at = padded.len() - wire::CLOSE.len() - 1;
     padded[at] = 1;
@@ -67,6 +68,8 @@ fn every_malformed_nar_is_refused() {
         ("NUL in a target", nar(&symlink(b"a\0b"))),
         ("a target of 4096 bytes", nar(&symlink(&[b'a'; 4096]))),
         ("nodes too deep", nar(&deep)),
+        // Nix's own check of the store would end at it.
+        ("paths of more than 4095 bytes", nar(&long)),
         ("padding that is not zero", padded),
         ("a length beyond everything", [&wire::HEAD[..], &wire::REGULAR, &u64::MAX.to_le_bytes()].concat()),
         ("bytes after the end", [&good[..], &[0; 8]].concat()),
