@@ -1,11 +1,12 @@
 //! Asking several caches for a path: the best first, the next one too when that takes long, and none that keeps failing.
 
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
 use super::{Cache, HEDGE_AFTER};
-use crate::http::{Client, Url};
+use crate::http::{Client, HttpError, Url};
 use crate::{Error, Wanted};
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
@@ -20,6 +21,8 @@ pub struct Found {
 /// All caches, the best first.
 pub struct Caches {
     list: Vec<Arc<Cache>>,
+    /// Those that did not answer.
+    left_out: Vec<String>,
     trust: Arc<Trust>,
 }
 
@@ -73,7 +76,9 @@ impl Trust {
 }
 
 impl Caches {
-    /// Opens all of them at once, and orders them by priority; equal ones stay in the order given.
+    /// Opens all of them at once, and orders them by priority; equal ones stay in the order given. Once one of them has
+    /// said what it is the others have [`OPEN_PATIENCE`](crate::http::OPEN_PATIENCE) from the beginning on: one that does
+    /// not answer is left out, and a warning says so. Without one that answers all of them are kept.
     ///
     /// # Errors
     /// When none of them can be used; the first one's error.
@@ -84,30 +89,33 @@ impl Caches {
         keys: TrustedKeys,
         check_signatures: bool,
     ) -> Result<Self, Error> {
-        let opened: Vec<Result<Cache, Error>> = std::thread::scope(|scope| {
-            let open = |url: &Url| {
-                let url = url.clone();
-                scope.spawn(move || Cache::open(url, client, store_dir))
-            };
-            let threads: Vec<_> = urls.iter().map(open).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Died))).collect()
-        });
-        let (mut list, mut first_error) = (Vec::new(), None);
-        for result in opened {
+        let opened = open_all(urls, client, store_dir);
+        let (mut list, mut silent, mut left_out, mut first_error) = (Vec::new(), Vec::new(), Vec::new(), None);
+        for (url, result) in urls.iter().zip(opened) {
             match result {
-                Ok(cache) => list.push(Arc::new(cache)),
-                Err(error) => {
-                    tracing::warn!(%error, "cache left out");
+                Some(Ok(cache)) if cache.silent => silent.push(Arc::new(cache)),
+                Some(Ok(cache)) => list.push(Arc::new(cache)),
+                Some(Err(error)) => {
+                    tracing::warn!("cache left out: {error}");
                     first_error.get_or_insert(error);
                 }
+                None => left_out.push(url.to_string()),
             }
+        }
+        if list.is_empty() {
+            list = silent;
+        } else {
+            left_out.extend(silent.iter().map(|cache| cache.url().to_string()));
+        }
+        for url in &left_out {
+            tracing::warn!("{url} does not answer; this run goes on without it");
         }
         if let (true, Some(error)) = (list.is_empty(), first_error) {
             return Err(error);
         }
         list.sort_by_key(|cache| cache.priority());
         let trust = Arc::new(Trust { keys, check_signatures, store_dir: store_dir.clone() });
-        Ok(Self { list, trust })
+        Ok(Self { list, left_out, trust })
     }
 
     /// The caches, the best first.
@@ -154,7 +162,15 @@ impl Caches {
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        Err(failure.unwrap_or_else(|| Error::NotFound { what: wanted.to_string(), caches: self.names() }))
+        Err(failure.unwrap_or_else(|| self.absent(wanted)))
+    }
+
+    /// What nobody asked has may be where nobody could ask.
+    fn absent(&self, wanted: &Wanted) -> Error {
+        match self.left_out.first() {
+            Some(cache) => Error::Fetch { cache: cache.clone(), what: wanted.to_string(), source: HttpError::LeftOut },
+            None => Error::NotFound { what: wanted.to_string(), caches: self.names() },
+        }
     }
 
     /// Asks one after the other, each a little after the one before; takes the first good answer.
@@ -212,6 +228,33 @@ impl Caches {
             }
         }
     }
+}
+
+/// Opens all of them at once; `None` for one that took too long.
+fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Option<Result<Cache, Error>>> {
+    let (sender, receiver) = mpsc::channel();
+    let begun = Instant::now();
+    for (index, url) in urls.iter().enumerate() {
+        let (url, client, store_dir, sender) = (url.clone(), Arc::clone(client), store_dir.clone(), sender.clone());
+        // Not waited for for ever: it ends when its request does. Then the receiver may be gone, and nobody wants the answer.
+        std::thread::spawn(move || drop(sender.send((index, Cache::open(url, &client, &store_dir)))));
+    }
+    drop(sender);
+    let mut opened: Vec<_> = urls.iter().map(|_| None).collect();
+    let mut one_answered = false;
+    loop {
+        let answer = if one_answered {
+            receiver.recv_timeout(client.open_patience().saturating_sub(begun.elapsed())).ok()
+        } else {
+            receiver.recv().ok()
+        };
+        let Some((index, result)) = answer else { break };
+        one_answered |= result.as_ref().is_ok_and(|cache| !cache.silent);
+        if let Some(slot) = opened.get_mut(index) {
+            *slot = Some(result);
+        }
+    }
+    opened
 }
 
 fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patient: bool) -> Result<Option<Found>, Error> {

@@ -35,11 +35,13 @@ pub struct Cache {
     priority: i64,
     batch: Option<Url>,
     breaker: Breaker,
+    /// Whether it did not say what it is.
+    silent: bool,
 }
 
 impl Cache {
     /// Asks the cache what it is. A cache without `nix-cache-info` is taken with the defaults; one of another store
-    /// directory is refused. One that does not answer is kept, with its breaker open: it may come back.
+    /// directory is refused. One that does not answer is opened with its breaker open: it may come back.
     ///
     /// # Errors
     /// [`Error::Cache`] for another store directory, or a `nix-cache-info` that is none.
@@ -47,7 +49,7 @@ impl Cache {
         let refused = |reason: String| Error::Cache { cache: url.to_string(), reason };
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
         let breaker = Breaker::default();
-        let (mut priority, mut batch) = (PRIORITY_DEFAULT, None);
+        let (mut priority, mut batch, mut silent) = (PRIORITY_DEFAULT, None, false);
         match client.metadata_once(&url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
             Ok(Some(text)) => {
                 let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
@@ -70,12 +72,13 @@ impl Cache {
                 return Err(Error::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
             }
             Err(error) => {
-                tracing::warn!(cache = %url, %error, "does not answer; going on without it");
+                tracing::debug!(cache = %url, %error, "does not answer");
+                silent = true;
                 breaker.trip();
             }
         }
         let priority = asked_priority.unwrap_or(priority);
-        Ok(Self { url, client: Arc::clone(client), store_dir: store_dir.clone(), priority, batch, breaker })
+        Ok(Self { url, client: Arc::clone(client), store_dir: store_dir.clone(), priority, batch, breaker, silent })
     }
 
     /// Its address, without secrets.

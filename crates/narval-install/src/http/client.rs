@@ -16,7 +16,8 @@ use super::proxy::{Proxies, Proxy};
 use super::retry::RetryPolicy;
 use super::url::{Scheme, Url};
 use super::{
-    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, REDIRECTS_MAX, STALL_TIMEOUT, file, tls,
+    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
+    STALL_TIMEOUT, file, tls,
 };
 
 /// The method of a request.
@@ -87,6 +88,8 @@ pub struct ClientOptions {
     pub stall_timeout: Duration,
     /// Open connections per origin.
     pub connections_max: usize,
+    /// How long caches have to say what they are, once another one has.
+    pub open_patience: Duration,
     /// When to try again.
     pub retry: RetryPolicy,
     /// No network: only `file://` is answered.
@@ -101,6 +104,7 @@ impl Default for ClientOptions {
             connect_timeout: CONNECT_TIMEOUT,
             stall_timeout: STALL_TIMEOUT,
             connections_max: CONNECTIONS_PER_ORIGIN_MAX,
+            open_patience: OPEN_PATIENCE,
             retry: RetryPolicy::default(),
             offline: false,
         }
@@ -126,6 +130,11 @@ impl Client {
     /// The retry policy.
     pub const fn retry(&self) -> &RetryPolicy {
         &self.options.retry
+    }
+
+    /// How long caches have to say what they are, once another one has.
+    pub const fn open_patience(&self) -> Duration {
+        self.options.open_patience
     }
 
     /// Whether the network is off.

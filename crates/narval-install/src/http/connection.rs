@@ -1,7 +1,7 @@
 //! One connection: TCP or TLS over it, and what has been read of the next bytes already.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
+use super::connect::connect;
 use super::head::Head;
 use super::pool::Permit;
 use super::proxy::Proxy;
@@ -210,18 +211,4 @@ impl Connection {
     pub(crate) fn is_clean(&self) -> bool {
         !self.is_readable()
     }
-}
-
-/// Tries each address of the host in turn.
-fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, HttpError> {
-    let resolve_error = |source| HttpError::Resolve { host: host.to_owned(), source };
-    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve_error)?.collect();
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(tcp) => return Ok(tcp),
-            Err(error) => last = error,
-        }
-    }
-    Err(HttpError::Connect { host: format!("{host}:{port}"), source: last })
 }

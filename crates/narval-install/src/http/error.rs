@@ -101,6 +101,9 @@ pub enum HttpError {
         /// The system's words.
         source: io::Error,
     },
+    /// The cache was left out of this run.
+    #[error("not asked: it did not answer when this run began")]
+    LeftOut,
     /// `--offline` forbids it.
     #[error("not asked: --offline")]
     Offline,

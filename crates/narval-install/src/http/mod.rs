@@ -10,6 +10,7 @@ mod auth;
 mod body;
 mod client;
 mod coding;
+mod connect;
 mod connection;
 mod error;
 mod file;
@@ -24,6 +25,7 @@ mod url;
 pub use auth::{Credentials, Netrc};
 pub use body::Body;
 pub use client::{Client, ClientOptions, Method, Request, Response};
+pub use connect::ATTEMPT_DELAY;
 pub use error::HttpError;
 pub use head::Head;
 pub use proxy::Proxies;
@@ -36,6 +38,8 @@ use std::time::Duration;
 
 /// How long a TCP connection and the TLS handshake may each take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long caches have to say what they are, once another one has: those that take longer are left out of the run.
+pub const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long any single read or write may stay without progress.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// A connection idle for longer is not used again: load balancers drop idle ones silently.

@@ -218,17 +218,28 @@ pub(crate) fn file_nar(contents: &[u8]) -> Vec<u8> {
 /// Longer than any test: nothing is given up because the machine is busy.
 const FOREVER: Duration = Duration::from_secs(600);
 
-/// A client that loses no time between attempts, and gives up no request that is under way.
+/// A client that loses no time between attempts, gives up no request that is under way, and waits for every cache.
 pub(crate) fn client() -> Arc<Client> {
+    client_with_patience(FOREVER)
+}
+
+/// The same, that waits so long for caches to say what they are.
+pub(crate) fn client_with_patience(open_patience: Duration) -> Arc<Client> {
     let brief = Duration::from_millis(5);
     let retry = RetryPolicy { base: brief, overload_base: brief, ..RetryPolicy::default() };
     // The servers are here, whatever proxy the environment names.
     let proxies = Proxies::default();
-    Arc::new(Client::new(ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() }))
+    let options = ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() };
+    Arc::new(Client::new(ClientOptions { open_patience, ..options }))
 }
 
 /// Installs from caches without signatures.
 pub(crate) fn install_from(urls: &[&str], root: &Path, paths: &[&str]) -> Result<Report, Error> {
+    install_with(&client(), urls, root, paths)
+}
+
+/// The same with a client of one's own.
+pub(crate) fn install_with(client: &Arc<Client>, urls: &[&str], root: &Path, paths: &[&str]) -> Result<Report, Error> {
     let options = Options {
         caches: urls.iter().map(|url| Url::parse(url).unwrap()).collect(),
         keys: TrustedKeys::new(),
@@ -238,7 +249,7 @@ pub(crate) fn install_from(urls: &[&str], root: &Path, paths: &[&str]) -> Result
     };
     let wanted: Vec<_> = paths.iter().map(|path| Wanted::parse(path, &StoreDir::default()).unwrap()).collect();
     let destination = Destination::new(StoreConfig::for_root(root).unwrap());
-    install(&destination, &options, &client(), &wanted, &Progress::default(), &Trace::new(false))
+    install(&destination, &options, client, &wanted, &Progress::default(), &Trace::new(false))
 }
 
 /// What lies in the store's folder besides lock files.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use narval_install::http::{CONNECTIONS_PER_ORIGIN_MAX, IDLE_AGE_MAX};
 
-use crate::support::{Act, Server, file_nar, install_from, names_in};
+use crate::support::{Act, Server, client_with_patience, file_nar, install_from, install_with, names_in};
 
 /// Larger than all buffers on the way.
 fn large() -> Vec<u8> {
@@ -192,4 +192,22 @@ fn content_codings_in_every_spelling() {
     server.script("/nar/a.nar", &[Act::With("Content-Encoding: rot13\r\n", file_nar(b"a"))]);
     let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err();
     assert!(error.to_string().contains("rot13"), "{error}");
+}
+
+/// It takes connections, and never says anything; whoever waited for it would be at it for ten minutes.
+#[test]
+fn a_cache_that_says_nothing_is_left_out() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (dead, good) = (format!("http://{}", listener.local_addr().unwrap()), Server::start());
+    let root = tempfile::tempdir().unwrap();
+    let path = good.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
+    let client = client_with_patience(Duration::from_millis(300));
+    let urls = [dead.as_str(), &good.url];
+    install_with(&client, &urls, root.path(), &[&path]).unwrap();
+    // What nobody else has it may have.
+    let error = install_with(&client, &urls, root.path(), &["0000000000000000000000000000000a-b"]).unwrap_err();
+    assert_eq!(error.exit_code(), 5, "{error}");
+    assert!(error.to_string().contains(&dead) && error.to_string().contains("did not answer"), "{error}");
+    let error = install_with(&client, &[&good.url], root.path(), &["0000000000000000000000000000000a-b"]).unwrap_err();
+    assert_eq!(error.exit_code(), 3, "{error}");
 }

@@ -169,3 +169,17 @@ fn nars_that_nix_has_compressed_with_compress() {
         }
     }
 }
+
+#[test]
+fn a_dead_cache_is_left_out_with_a_line_that_says_so() {
+    let lab = Lab::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (dead, root) = (format!("http://{}", listener.local_addr().unwrap()), lab.folder("mine"));
+    // Whoever waits for it, waits for an hour.
+    let from = ["--timeout", "3600", "--from", &dead, "--from", &lab.cache_url(), "--store", &root];
+    let output = lab.run(&[&["install"], &from[..], &[&lab.tree]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    stdout(output);
+    assert!(said.contains(&dead) && said.contains("goes on without it"), "{said}");
+    lab.assert_accepted(&root, &[&lab.tree]);
+}
