@@ -1,5 +1,6 @@
 //! The access log: written by a thread of its own, so that a slow disk never holds up an answer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -110,17 +111,24 @@ impl LogQueue {
     }
 }
 
+/// A bug at one line must not cost all that follow.
+fn guarded(method: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(method)).is_err() {
+        tracing::error!("the access log panicked: lines may be missing");
+    }
+}
+
 fn write_all(mut log: Box<dyn AccessLog>, entries: &Receiver<Option<Box<Entry>>>) {
     while let Ok(Some(entry)) = entries.recv() {
-        log.write(&entry);
+        guarded(|| log.write(&entry));
         let is_last = loop {
             match entries.try_recv() {
-                Ok(Some(entry)) => log.write(&entry),
+                Ok(Some(entry)) => guarded(|| log.write(&entry)),
                 Ok(None) => break true,
                 Err(_) => break false,
             }
         };
-        log.flush();
+        guarded(|| log.flush());
         if is_last {
             return;
         }

@@ -1,10 +1,11 @@
 use std::io;
 use std::net::Shutdown;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use narval_http::{
-    Body, BodySource, BodyWaker, Fill, Handler, HeadRef, HeaderName, HeaderValue, Limits, Request, Response,
-    SegmentBuf, StatusCode,
+    AccessEntry, AccessLog, Body, BodySource, BodyWaker, Fill, Handler, HeadRef, HeaderName, HeaderValue, Limits,
+    Request, Response, SegmentBuf, StatusCode,
 };
 
 use crate::harness::{TestServer, eventually, on_each_driver};
@@ -65,6 +66,29 @@ impl Drop for Buggy {
             self.reaches("drop");
         }
     }
+}
+
+#[test]
+fn a_bug_in_an_access_log_costs_a_line_and_nothing_more() {
+    #[derive(Clone, Default)]
+    struct Fragile(Arc<Mutex<Vec<String>>>);
+    impl AccessLog for Fragile {
+        fn write(&mut self, entry: &AccessEntry) {
+            assert!(!entry.request_line.contains("/bug"), "a bug in an access log");
+            self.0.lock().unwrap().push(entry.request_line.clone());
+        }
+    }
+    on_each_driver(|driver| {
+        let log = Fragile::default();
+        let writer = log.clone();
+        let hello = |_: Request| Response::text(StatusCode::OK, "hello");
+        let server = TestServer::with(driver, hello, Limits::default(), |builder| builder.access_log(writer));
+        let mut client = server.connect();
+        for path in ["/1", "/bug", "/2"] {
+            assert_eq!(client.get(path).status, 200);
+        }
+        eventually("the others are there", || log.0.lock().unwrap().len() == 2);
+    });
 }
 
 struct Buggies;
