@@ -1,6 +1,7 @@
 //! `narval serve`: a Nix store as a binary cache, with all it can say.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
@@ -40,6 +41,11 @@ pub struct Args {
     /// Hash every NAR while it is sent, and break off before its end when it is not what the database says
     #[arg(long)]
     verify_nars: bool,
+    /// Disconnect a client that takes nothing of an answer for this long
+    ///
+    /// Long, for Nix stops reading while its disk is slow, and can't resume a NAR that it gets with `Content-Encoding`.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    stall_timeout: u64,
     #[command(flatten)]
     tls: TlsArgs,
     /// File for the access log; `-` is standard output
@@ -79,7 +85,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     server::raise_descriptors();
     let service = Service::new(config, store).map_err(Failure::usage)?;
-    let limits = server::within_descriptors(Limits::default(), &service);
+    let limits = Limits { write_stall_timeout: Duration::from_secs(args.stall_timeout), ..Limits::default() };
+    let limits = server::within_descriptors(limits, &service);
     let mut builder = Server::builder(service.clone()).limits(limits);
     for listen in server::listen_or_default(&args.listen)? {
         builder = builder.listen(listen);
