@@ -7,7 +7,6 @@
 mod arguments;
 
 use std::error::Error;
-use std::io::Read;
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,7 +17,7 @@ use rusqlite::Connection;
 /// Connections in the pool: as many requests ask the database at a time, the others wait for one.
 const CONNECTIONS: usize = 8;
 /// The longest name of a guest.
-const NAME_BYTES_MAX: u64 = 200;
+const NAME_BYTES_MAX: usize = 200;
 
 /// Connections that nobody uses at the moment.
 struct Pool {
@@ -87,9 +86,8 @@ fn list(pool: &Pool) -> rusqlite::Result<String> {
 }
 
 fn add(pool: &Pool, mut request: Request) -> rusqlite::Result<Response> {
-    let mut name = String::new();
-    let read = request.body().take(NAME_BYTES_MAX + 1).read_to_string(&mut name);
-    if read.is_err() || name.trim().is_empty() || name.len() as u64 > NAME_BYTES_MAX {
+    let name = request.body().text(NAME_BYTES_MAX).unwrap_or_default();
+    if name.trim().is_empty() {
         return Ok(Response::text(StatusCode::BAD_REQUEST, "the body is to be a name of 1 to 200 bytes\n"));
     }
     pool.borrow().prepare_cached("insert into guests (name) values (?1)")?.execute([name.trim()])?;

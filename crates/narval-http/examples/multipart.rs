@@ -24,6 +24,8 @@ fn upload(mut request: Request) -> io::Result<String> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("forms of up to {} bytes are taken", Limits::default().body_max);
-    arguments::serve(Router::new().post("/upload", upload).build()?)
+    let limits = Limits { body_max: 16 << 30, ..Limits::default() };
+    println!("forms of up to {} bytes are taken", limits.body_max);
+    let app = Router::new().post("/upload", upload).build()?;
+    arguments::Arguments::read(&[])?.serve(app, |builder| builder.limits(limits))
 }

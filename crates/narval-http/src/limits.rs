@@ -62,7 +62,8 @@ pub struct Limits {
     pub streamed_bodies_max: usize,
     /// How much of a streamed request body may wait for the handler; above it nothing is received.
     pub body_window: usize,
-    /// The longest request body; more is answered 413.
+    /// The longest request body; more is answered 413. The default is one that a handler may read into memory; raise it for uploads that
+    /// are read piece by piece.
     pub body_max: u64,
 }
 
@@ -91,7 +92,7 @@ impl Default for Limits {
             body_memory_max: 128 * 1024 * 1024,
             streamed_bodies_max: 64,
             body_window: 256 * 1024,
-            body_max: 16 << 30,
+            body_max: 16 * 1024 * 1024,
         }
     }
 }

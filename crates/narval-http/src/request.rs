@@ -1,4 +1,4 @@
-use std::io;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -6,6 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 
 use crate::body_memory::Share;
+use serde::de::DeserializeOwned;
+
 use crate::early::{self, Informational};
 use crate::intake::{BodyPipe, Buffered};
 use crate::proto::ProtoError;
@@ -168,13 +170,80 @@ impl RequestBody {
     }
 }
 
+/// The whole body at once. Give each handler the limit that suits it: it decides how much memory a request takes.
+impl RequestBody {
+    /// What is left of the body, if that is no more than `bytes_max` bytes.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Handler, Request, StatusCode};
+    ///
+    /// fn note(mut request: Request) -> std::io::Result<String> {
+    ///     Ok(format!("{} bytes", request.body().bytes(1000)?.len()))
+    /// }
+    ///
+    /// let post = |body: &'static str| Request::parse("POST / HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::from(body));
+    /// assert_eq!(note(post("hello")?).unwrap(), "5 bytes");
+    /// let long = Box::leak("x".repeat(1001).into_boxed_str());
+    /// assert_eq!(note.handle(post(long)?).status(), StatusCode::PAYLOAD_TOO_LARGE);
+    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// It is longer, or it was broken off. A handler that returns the error answers 413, or what the error is about.
+    pub fn bytes(&mut self, bytes_max: usize) -> io::Result<Bytes> {
+        let body = match &self.pipe {
+            None => std::mem::take(&mut self.buffered),
+            Some(_) => {
+                let mut body = Vec::new();
+                self.by_ref().take((bytes_max as u64).saturating_add(1)).read_to_end(&mut body)?;
+                body.into()
+            }
+        };
+        if body.len() > bytes_max {
+            return Err(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large").into());
+        }
+        Ok(body)
+    }
+
+    /// What is left of the body, as UTF-8.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), and 400 for what is not UTF-8.
+    pub fn text(&mut self, bytes_max: usize) -> io::Result<String> {
+        let malformed = |_| ProtoError::bad_request("the request body is not UTF-8").into();
+        String::from_utf8(self.bytes(bytes_max)?.into()).map_err(malformed)
+    }
+
+    /// What is left of the body, read as JSON.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Request, StatusCode};
+    ///
+    /// fn sum(mut request: Request) -> std::io::Result<String> {
+    ///     let numbers: Vec<i64> = request.body().json(10_000)?;
+    ///     Ok(numbers.iter().sum::<i64>().to_string())
+    /// }
+    ///
+    /// let request = Request::parse("POST / HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::from("[1, 2, 39]"))?;
+    /// assert_eq!(sum(request).unwrap(), "42");
+    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), and 400 for what is not JSON, or not of this type.
+    pub fn json<T: DeserializeOwned>(&mut self, bytes_max: usize) -> io::Result<T> {
+        let malformed = |_| ProtoError::bad_request("the request body is not the JSON that is wanted here").into();
+        serde_json::from_slice(&self.bytes(bytes_max)?).map_err(malformed)
+    }
+}
+
 impl From<Bytes> for RequestBody {
     fn from(buffered: Bytes) -> Self {
         Self { buffered, ..Self::default() }
     }
 }
 
-impl io::Read for RequestBody {
+impl Read for RequestBody {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if let Some(pipe) = &self.pipe {
             return pipe.read(out);

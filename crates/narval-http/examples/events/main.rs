@@ -8,13 +8,12 @@ mod arguments;
 
 use std::collections::{HashSet, VecDeque};
 use std::error::Error;
-use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_http::ws::SendStatus;
 use narval_http::{Body, Event, EventOptions, EventStream, HeaderValue, Request, Response, Router, StatusCode, header};
 
-const TEXT_BYTES_MAX: u64 = 1000;
+const TEXT_BYTES_MAX: usize = 1000;
 /// Events that are kept for those who were disconnected for a moment.
 const KEPT_MAX: usize = 100;
 const LISTENERS_MAX: usize = 100_000;
@@ -81,11 +80,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         response
     };
     let post = move |mut request: Request| {
-        let mut text = String::new();
-        if request.body().take(TEXT_BYTES_MAX + 1).read_to_string(&mut text).is_err()
-            || text.trim().is_empty()
-            || text.len() as u64 > TEXT_BYTES_MAX
-        {
+        let text = request.body().text(TEXT_BYTES_MAX).unwrap_or_default();
+        if text.trim().is_empty() {
             return Response::text(StatusCode::BAD_REQUEST, "text of 1 to 1000 bytes, please\n");
         }
         lock(&posting, &mut |board| board.post(text.trim()));

@@ -15,10 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_http::{Body, Event, EventOptions, EventStream, HeaderValue, Request, Response, Router, StatusCode, header};
+use narval_http::{
+    Body, Event, EventOptions, EventStream, HeaderValue, Limits, Request, Response, Router, StatusCode, header,
+};
 
 /// How often an upload tells how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// The largest upload.
+const UPLOAD_BYTES_MAX: u64 = 16 << 30;
 /// Pages that may wait for the progress of uploads.
 const WATCHERS_MAX: usize = 10_000;
 
@@ -121,5 +125,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         .get("/uploads/@name", move |request: Request| uploads.watch(&request))
         .post("/uploads/@name", move |request: Request| receiving.receive(request))
         .build()?;
-    arguments.serve(app, |builder| builder)
+    let limits = Limits { body_max: UPLOAD_BYTES_MAX, ..Limits::default() };
+    arguments.serve(app, |builder| builder.limits(limits))
 }

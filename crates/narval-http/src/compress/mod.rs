@@ -11,6 +11,7 @@ use http::header::{
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::body::BodyKind;
+use crate::files::is_compressible;
 use crate::proto::accept::{Coding, negotiate_coding};
 use crate::proto::response::has_content;
 use crate::{Body, BodySource, Fill, HeadRef, Middleware, Next, Request, Response, SegmentBuf};
@@ -79,7 +80,7 @@ fn may_be_compressed(response: &Response) -> bool {
     response.status() != StatusCode::PARTIAL_CONTENT
         && header(CONTENT_ENCODING).is_none()
         && header(CONTENT_RANGE).is_none()
-        && header(CONTENT_TYPE).is_some_and(|value| is_compressible(value.as_bytes()))
+        && header(CONTENT_TYPE).is_some_and(|value| value.to_str().is_ok_and(is_compressible))
         && !header(CACHE_CONTROL).is_some_and(|value| has_token(value.as_bytes(), b"no-transform"))
 }
 
@@ -163,28 +164,6 @@ fn add_vary(response: Response) -> Response {
 
 fn has_token(list: &[u8], token: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
-}
-
-/// Whether compressing this media type pays: text and what is text underneath, but not event streams, which must not be held back.
-fn is_compressible(content_type: &[u8]) -> bool {
-    const TYPES: [&[u8]; 12] = [
-        b"application/javascript",
-        b"application/json",
-        b"application/x-javascript",
-        b"application/x-ndjson",
-        b"application/x-sh",
-        b"application/xml",
-        b"application/wasm",
-        b"application/x-nix-nar",
-        b"application/vnd.ms-fontobject",
-        b"font/otf",
-        b"font/ttf",
-        b"image/svg+xml",
-    ];
-    let media_type =
-        content_type.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
-    let is_text = media_type.starts_with(b"text/") && media_type != b"text/event-stream";
-    is_text || media_type.ends_with(b"+json") || media_type.ends_with(b"+xml") || TYPES.contains(&media_type.as_slice())
 }
 
 /// A body of unknown length that is never sent: of an answer to HEAD.

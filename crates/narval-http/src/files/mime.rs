@@ -19,25 +19,30 @@ pub(super) fn of(path: &Path) -> HeaderValue {
     HeaderValue::try_from(value).unwrap_or(HeaderValue::from_static("application/octet-stream"))
 }
 
-/// Whether content of this type gets smaller by compression: text, and formats that are text inside.
+/// Whether content of this type gets smaller by compression: text, and formats that are text inside or not compressed themselves. Not
+/// event streams, which compression would hold back.
 pub fn is_compressible(content_type: &str) -> bool {
-    let essence = content_type.split(';').next().unwrap_or_default().trim();
-    essence.starts_with("text/")
+    let essence = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_text = essence.starts_with("text/") && essence != "text/event-stream";
+    is_text
         || essence.ends_with("+xml")
         || essence.ends_with("+json")
         || matches!(
-            essence,
+            essence.as_str(),
             "application/javascript"
                 | "application/json"
-                | "application/wasm"
-                | "application/xml"
-                | "application/manifest+json"
                 | "application/vnd.ms-fontobject"
-                | "font/ttf"
+                | "application/wasm"
+                | "application/x-javascript"
+                | "application/x-ndjson"
+                | "application/x-nix-nar"
+                | "application/x-sh"
+                | "application/xml"
                 | "font/otf"
+                | "font/ttf"
                 | "image/bmp"
-                | "image/x-icon"
                 | "image/vnd.microsoft.icon"
+                | "image/x-icon"
         )
 }
 
@@ -63,6 +68,8 @@ mod tests {
             assert_eq!(of(Path::new(name)), expected, "{name}");
         }
         assert!(is_compressible("text/html; charset=utf-8") && is_compressible("image/svg+xml"));
+        assert!(is_compressible("Application/JSON") && is_compressible("application/x-nix-nar"));
+        assert!(!is_compressible("text/event-stream") && !is_compressible("image/jpeg"));
         assert!(!is_compressible("image/png") && !is_compressible("application/zstd"));
     }
 }

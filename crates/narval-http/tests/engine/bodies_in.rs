@@ -149,13 +149,15 @@ fn a_large_body_waits_for_the_handler() {
     on_each_driver(|driver| {
         let go = Arc::new(AtomicBool::new(false));
         let may_read = go.clone();
-        let server = TestServer::start(driver, move |mut request: Request| {
+        let handler = move |mut request: Request| {
             while !may_read.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let n = io::copy(request.body(), &mut io::sink()).unwrap();
             Response::text(StatusCode::OK, n.to_string())
-        });
+        };
+        let limits = Limits { body_max: 1 << 30, ..Limits::default() };
+        let server = TestServer::with(driver, handler, limits, |builder| builder);
         let mut client = server.connect();
         let total = 40_000_000;
         client.send(format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {total}\r\n\r\n"));
@@ -270,5 +272,45 @@ fn a_client_that_gives_up_is_heard_of() {
             client.send(vec![1; 100_000]);
         }
         crate::harness::eventually("all handlers saw the end", || errors.load(Ordering::Relaxed) == count);
+    });
+}
+
+/// A handler that takes what comes is not led to take gigabytes by the defaults.
+#[test]
+fn bodies_that_are_taken_as_a_whole_have_a_limit() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, |mut request: Request| -> io::Result<String> {
+            Ok(match request.path() {
+                "/bytes" => request.body().bytes(2_000_000)?.len().to_string(),
+                "/text" => request.body().text(10)?,
+                "/json" => request.body().json::<std::collections::BTreeMap<String, u32>>(20)?.len().to_string(),
+                _ => io::copy(request.body(), &mut io::sink())?.to_string(),
+            })
+        });
+        let invalid = [b'"', 0xff, b'"'];
+        for (path, body, answer) in [
+            ("/bytes", &vec![1; 2_000_000][..], Ok("2000000")),
+            ("/bytes", &vec![1; 2_000_001], Err(413)),
+            ("/bytes", &vec![1; 1000], Ok("1000")),
+            ("/text", "grün".as_bytes(), Ok("grün")),
+            ("/text", b"12345678901", Err(413)),
+            ("/text", &invalid, Err(400)),
+            ("/json", b"{\"a\": 1}", Ok("1")),
+            ("/json", b"{\"a\": \"b\"}", Err(400)),
+            ("/json", b"{\"a\": 1}              ", Err(413)),
+            ("/json", b"", Err(400)),
+        ] {
+            let mut client = server.connect();
+            client.send(format!("POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {}\r\n\r\n", body.len()));
+            client.send(body);
+            let got = client.answer();
+            match answer {
+                Ok(text) => assert_eq!((got.status, got.text().as_str()), (200, text), "{path}"),
+                Err(status) => assert_eq!(got.status, status, "{path}"),
+            }
+        }
+        let mut client = server.connect();
+        client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 17000000\r\n\r\n");
+        assert_eq!(client.answer().status, 413, "by default");
     });
 }

@@ -2,7 +2,7 @@
 //! `docs/batch-protocol.md`.
 
 use std::collections::{HashSet, VecDeque};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use narval_http::proto::accept::{Coding, negotiate_coding};
@@ -69,13 +69,10 @@ pub(crate) fn answer(shared: &Arc<Shared>, mut request: Request) -> Result<Respo
 
 /// One hash part on each line.
 fn hash_parts(request: &mut Request) -> Result<VecDeque<HashPart>, ServeError> {
-    let mut text = Vec::new();
-    let limit = (HASH_PARTS_MAX * LINE_BYTES) as u64;
-    let read = request.body().take(limit + 1).read_to_end(&mut text);
-    read.map_err(|_| ServeError::Batch("the request ended too early"))?;
-    if text.len() as u64 > limit {
-        return Err(ServeError::Batch("at most 65536 hash parts may be asked for at once"));
-    }
+    let text = request.body().bytes(HASH_PARTS_MAX * LINE_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => ServeError::Batch("at most 65536 hash parts may be asked for at once"),
+        _ => ServeError::Batch("the request ended too early"),
+    })?;
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let mut seen = HashSet::new();
     let mut parts = VecDeque::new();
