@@ -1,16 +1,16 @@
 //! Looking into a NAR that lies in a cache: its listing, and single files of it.
 
 use std::io::{Read, Write};
-use std::sync::Arc;
 
-use narval_nix::Compression;
+use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::{Decoder as NarDecoder, Event};
-use serde_json::{Map, Value, json};
+use narval_nix::{Compression, StoreDir};
 
 use crate::cache::{Caches, Found};
-use crate::decode::{Decoder, OUTPUT_LEN};
-use crate::http::{Request, ResumingBody};
-use crate::{Error, Wanted};
+use crate::decode::OUTPUT_LEN;
+use crate::http::Request;
+use crate::pipeline::{Cores, Surroundings, VerifiedNar};
+use crate::{Error, Progress, Trace, Wanted};
 
 /// The largest listing read.
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;
@@ -23,27 +23,20 @@ fn damaged(found: &Found, reason: impl ToString) -> Error {
 ///
 /// # Errors
 /// When no cache has the path, or its NAR is damaged.
-pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Value, Error> {
+pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
     let found = caches.find(wanted)?;
     let url = found.cache.url().child(&format!("{}.ls", found.info.path.hash_part()))?;
+    // Without a listing that can be used, the NAR says the same.
     if let Ok(Some(text)) = found.cache.client().metadata(&url, LISTING_LEN_MAX)
-        && let Ok(listing) = serde_json::from_slice::<Value>(&text)
-        && listing.get("version") == Some(&json!(1))
+        && let Ok(listing) = Listing::parse(&text)
     {
         return Ok(listing);
     }
-    let mut tree = Tree::default();
-    read_nar(&found, &mut |event, offset| {
-        tree.add(event, offset);
-        Ok(())
+    let mut builder = ListingBuilder::new();
+    read_nar(&found, caches.store_dir(), &mut |event, offset| {
+        builder.push(&event, offset).map_err(|error| damaged(&found, error))
     })?;
-    Ok(json!({"version": 1, "root": tree.root.unwrap_or(Value::Null)}))
-}
-
-/// The entry of a listing at a path below its root.
-pub fn entry<'a>(listing: &'a Value, below: &str) -> Option<&'a Value> {
-    let names = below.split('/').filter(|name| !name.is_empty());
-    names.into_iter().try_fold(listing.get("root")?, |node, name| node.get("entries")?.get(name))
+    builder.finish().map_err(|error| damaged(&found, error))
 }
 
 /// Writes one file of a NAR: by a range where the NAR is not compressed and the cache has a listing, else by reading it up
@@ -58,14 +51,11 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
         what: format!("{below} in {} ({why})", found.info.path),
         caches: found.cache.url().to_string(),
     };
-    let node = entry(&listing, below).ok_or_else(|| absent("no such file"))?;
-    if node.get("type").and_then(Value::as_str) != Some("regular") {
-        return Err(absent("not a regular file"));
-    }
-    let number = |key: &str| node.get(key).and_then(Value::as_u64);
+    let node = listing.get(below.as_bytes()).ok_or_else(|| absent("no such file"))?;
+    let &Node::Regular { size, nar_offset, .. } = node else { return Err(absent("not a regular file")) };
+    drop(listing);
     let broken_pipe = |error: std::io::Error| Error::Usage(format!("cannot write: {error}"));
-    if let (Compression::None, Some(size), Some(offset)) = (found.info.compression, number("size"), number("narOffset"))
-    {
+    if let (Compression::None, Some(offset)) = (found.info.compression, nar_offset) {
         let url = found.cache.nar_url(&found.info)?;
         let request = Request { from: offset, ..Request::get(&url) };
         let fetched = found.cache.client().send(&request).map_err(|error| found.cache.fetch_error(below, error))?;
@@ -76,7 +66,7 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
     }
     let (mut names, mut last, mut writes) = (Vec::<Vec<u8>>::new(), Vec::new(), false);
     let wanted: Vec<&[u8]> = below.split('/').filter(|name| !name.is_empty()).map(str::as_bytes).collect();
-    read_nar(&found, &mut |event, _| {
+    read_nar(&found, caches.store_dir(), &mut |event, _| {
         match event {
             Event::Entry { name } => last = name.to_vec(),
             Event::Directory => names.push(std::mem::take(&mut last)),
@@ -92,83 +82,31 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
     })
 }
 
-/// Reads a NAR to its end, and checks its hash.
-fn read_nar(found: &Found, take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>) -> Result<(), Error> {
-    let url = found.cache.nar_url(&found.info)?;
-    let client: &Arc<_> = found.cache.client();
-    let opened = ResumingBody::open(client, &url).map_err(|error| found.cache.fetch_error(&found.info.url, error))?;
-    let gone =
-        || Error::NarGone { cache: found.cache.url().to_string(), path: found.info.path.clone(), url: url.to_string() };
-    let source = std::io::BufReader::with_capacity(crate::decode::INPUT_LEN, Reader(opened.ok_or_else(gone)?));
-    let decoder = Decoder::new(&found.info.compression, source, 1);
-    let mut decoder = decoder.map_err(|error| damaged(found, error))?;
-    let mut nar = NarDecoder::with_nar_size(found.info.nar_size);
-    let (mut hasher, mut buffer) = (narval_nix::Sha256Hasher::new(), vec![0; OUTPUT_LEN]);
+/// Reads a NAR to its end, checked as if it were installed. `take` gets each event, and the offset after it.
+fn read_nar(
+    found: &Found,
+    store_dir: &StoreDir,
+    take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (cores, progress, trace) = (Cores::new(1), Progress::default(), Trace::new(false));
+    cores.take(0, 0);
+    let around = Surroundings { cores: &cores, progress: &progress, trace: &trace, size: 0, number: 0 };
+    let mut nar = VerifiedNar::open(found, store_dir, &around, None)?;
+    let (mut parser, mut offset) = (NarDecoder::with_nar_size(found.info.nar_size), 0);
+    let mut buffer = vec![0; OUTPUT_LEN];
     loop {
-        let len = decoder.read(&mut buffer).map_err(|error| damaged(found, error))?;
+        let len = nar.next(&mut buffer)?;
         let mut bytes = buffer.get(..len).unwrap_or_default();
         if bytes.is_empty() {
             break;
         }
-        hasher.update(bytes);
         loop {
-            let before = nar.offset();
-            let (used, event) = nar.next(bytes).map_err(|error| damaged(found, error))?;
+            let (used, event) = parser.next(bytes).map_err(|error| damaged(found, error))?;
+            offset += used as u64;
             let Some(event) = event else { break };
-            take(event, before)?;
+            take(event, offset)?;
             bytes = bytes.get(used..).unwrap_or_default();
         }
     }
-    nar.finish().map_err(|error| damaged(found, error))?;
-    if hasher.finish() == found.info.nar_hash {
-        Ok(())
-    } else {
-        Err(damaged(found, "its hash is not that of the narinfo"))
-    }
-}
-
-struct Reader(ResumingBody);
-
-impl Read for Reader {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        self.0.read_some(out).map_err(std::io::Error::other)
-    }
-}
-
-/// A listing in the making.
-#[derive(Default)]
-struct Tree {
-    open: Vec<(String, Map<String, Value>)>,
-    name: String,
-    root: Option<Value>,
-}
-
-impl Tree {
-    fn add(&mut self, event: Event<'_>, _offset: u64) {
-        match event {
-            Event::Entry { name } => self.name = String::from_utf8_lossy(name).into_owned(),
-            Event::Directory => self.open.push((std::mem::take(&mut self.name), Map::new())),
-            Event::Regular { executable: true, size } => {
-                self.put(json!({"type": "regular", "size": size, "executable": true}))
-            }
-            Event::Regular { executable: false, size } => self.put(json!({"type": "regular", "size": size})),
-            Event::Symlink { target } => {
-                self.put(json!({"type": "symlink", "target": String::from_utf8_lossy(target)}))
-            }
-            Event::EndDirectory => {
-                if let Some((name, entries)) = self.open.pop() {
-                    self.name = name;
-                    self.put(json!({"type": "directory", "entries": entries}));
-                }
-            }
-            Event::Contents(_) | Event::EndRegular => {}
-        }
-    }
-
-    fn put(&mut self, node: Value) {
-        match self.open.last_mut() {
-            Some((_, entries)) => drop(entries.insert(std::mem::take(&mut self.name), node)),
-            None => self.root = Some(node),
-        }
-    }
+    parser.finish().map_err(|error| damaged(found, error))
 }

@@ -26,7 +26,7 @@ pub use closure::{Closure, Node};
 pub use copy::{copy_from_caches, copy_from_store};
 pub use destination::Destination;
 pub use error::Error;
-pub use inspect::{cat, entry, listing};
+pub use inspect::{cat, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use pipeline::{DOWNLOADS_MAX, Progress, Snapshot};
 pub use profile::Profile;

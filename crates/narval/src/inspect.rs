@@ -1,8 +1,9 @@
 //! `narval path-info`, `ls` and `cat`: looking before installing.
 
 use narval_install::cache::Caches;
-use narval_install::{Closure, Wanted, cat as write_file, entry, listing};
-use serde_json::{Value, json};
+use narval_install::{Closure, Wanted, cat as write_file, listing};
+use narval_nix::listing::Node;
+use serde_json::json;
 
 use crate::Failure;
 use crate::client::{ClientArgs, human_bytes};
@@ -113,31 +114,29 @@ fn open(client: &ClientArgs, path: &str) -> Result<(Caches, Wanted, String), Fai
 pub fn ls(args: LsArgs) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
     let listing = listing(&caches, &wanted)?;
-    let node = entry(&listing, &below).ok_or_else(|| Failure::Coded(3, format!("{} is not there", args.path)))?;
+    let absent = || Failure::Coded(3, format!("{} is not there", args.path));
+    let node = listing.get(below.as_bytes()).ok_or_else(absent)?;
     if args.client.output.json {
-        out!("{node}");
+        out!("{}", node.to_json().map_err(|error| Failure::runtime(error.to_string()))?);
     } else {
         show(node, &below, args.recursive, true);
     }
     Ok(())
 }
 
-fn show(node: &Value, name: &str, recursive: bool, root: bool) {
-    let text = |key: &str| node.get(key).and_then(Value::as_str).unwrap_or_default();
-    let size = node.get("size").and_then(Value::as_u64).unwrap_or(0);
-    match text("type") {
-        "regular" if node.get("executable") == Some(&json!(true)) => out!("-r-xr-xr-x {size:>12} {name}"),
-        "regular" => out!("-r--r--r-- {size:>12} {name}"),
-        "symlink" => out!("lrwxrwxrwx {:>12} {name} -> {}", 0, text("target")),
-        _ => {
+fn show(node: &Node, name: &str, recursive: bool, root: bool) {
+    match node {
+        Node::Regular { executable: true, size, .. } => out!("-r-xr-xr-x {size:>12} {name}"),
+        Node::Regular { executable: false, size, .. } => out!("-r--r--r-- {size:>12} {name}"),
+        Node::Symlink { target } => out!("lrwxrwxrwx {:>12} {name} -> {}", 0, String::from_utf8_lossy(target)),
+        Node::Directory(entries) => {
             if !root {
                 out!("dr-xr-xr-x {:>12} {name}", 0);
             }
-            if root || recursive {
-                for (child, node) in node.get("entries").and_then(Value::as_object).into_iter().flatten() {
-                    let below = if name.is_empty() { child.clone() } else { format!("{name}/{child}") };
-                    show(node, &below, recursive, false);
-                }
+            for (child, node) in entries.iter().filter(|_| root || recursive) {
+                let child = String::from_utf8_lossy(child);
+                let below = if name.is_empty() { child.into_owned() } else { format!("{name}/{child}") };
+                show(node, &below, recursive, false);
             }
         }
     }

@@ -8,6 +8,7 @@ mod support;
 mod contents;
 mod daemon;
 mod lab;
+mod looking;
 mod network;
 mod programs;
 mod races;
