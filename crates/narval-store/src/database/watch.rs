@@ -34,7 +34,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::events::{Events, Happened};
@@ -86,9 +86,27 @@ pub(super) struct FileState {
 
 impl FileState {
     #[allow(clippy::unnecessary_cast, reason = "the fields' types differ between architectures")]
-    fn of(stat: &Stat) -> Self {
+    fn of_open(stat: &Stat) -> Self {
         let modified = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
         Self { device: stat.st_dev as u64, inode: stat.st_ino as u64, size: stat.st_size as u64, modified }
+    }
+
+    /// What a path means now. A network file system asks its server (`AT_STATX_FORCE_SYNC`): what it remembers of a file may
+    /// be seconds old, and Nix on another machine may have written meanwhile.
+    #[allow(clippy::unnecessary_cast, reason = "the fields' types differ between architectures")]
+    fn of(path: &Path) -> Result<Self, Errno> {
+        let wanted = StatxFlags::MTIME | StatxFlags::SIZE | StatxFlags::INO;
+        match rustix::fs::statx(rustix::fs::CWD, path, AtFlags::STATX_FORCE_SYNC, wanted) {
+            Ok(found) => Ok(Self {
+                device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor) as u64,
+                inode: found.stx_ino,
+                size: found.stx_size,
+                modified: (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)),
+            }),
+            // Older kernels, and containers whose rules are older than the call.
+            Err(Errno::NOSYS | Errno::PERM) => Ok(Self::of_open(&rustix::fs::stat(path)?)),
+            Err(error) => Err(error),
+        }
     }
 
     /// The state, if the next change of the file must give it another one.
@@ -225,7 +243,7 @@ impl Watch {
     }
 
     fn look_at_files(&self) -> Option<(State, Option<Headers>)> {
-        let database = FileState::of(&rustix::fs::stat(&self.database).ok()?);
+        let database = FileState::of(&self.database).ok()?;
         let Some(headers) = self.shared_file().and_then(|file| read_headers(&file)) else {
             return Some((self.quiet_state(database)?, None));
         };
@@ -241,7 +259,7 @@ impl Watch {
 
     /// The state of a database of which nothing is in the log or the journal, as an `immutable` connection needs it.
     pub(super) fn quiet(&self) -> Option<State> {
-        let state = self.quiet_state(FileState::of(&rustix::fs::stat(&self.database).ok()?))?;
+        let state = self.quiet_state(FileState::of(&self.database).ok()?)?;
         // What is in the journal may be half overwritten in the database.
         empty_or_absent(&self.journal)?;
         Some(state)
@@ -254,12 +272,12 @@ impl Watch {
 
     /// Which files the database consists of now, and what tells the contents of the first of them.
     pub(super) fn files(&self) -> Result<(Files, FileState), Errno> {
-        let beside = |path| match rustix::fs::stat(path) {
-            Ok(stat) => Ok(Some(FileState::of(&stat).identity())),
+        let beside = |path| match FileState::of(path) {
+            Ok(state) => Ok(Some(state.identity())),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
         };
-        let contents = FileState::of(&rustix::fs::stat(&self.database)?);
+        let contents = FileState::of(&self.database)?;
         let files = Files { database: contents.identity(), log: beside(&self.log)?, shared: beside(&self.shared)? };
         Ok((files, contents))
     }
@@ -271,7 +289,7 @@ impl Watch {
 
     /// The `-shm` file that is beside the database now.
     fn shared_file(&self) -> Option<Arc<File>> {
-        let state = FileState::of(&rustix::fs::stat(&self.shared).ok()?);
+        let state = FileState::of(&self.shared).ok()?;
         let now = Identity(state.device, state.inode);
         {
             let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
@@ -290,8 +308,8 @@ impl Watch {
 
 /// The state of a file that holds nothing; `None` if it holds something, or that can't be told.
 fn empty_or_absent(path: &Path) -> Option<FileState> {
-    match rustix::fs::stat(path) {
-        Ok(stat) if stat.st_size == 0 => Some(FileState::of(&stat)),
+    match FileState::of(path) {
+        Ok(state) if state.size == 0 => Some(state),
         Ok(_) => None,
         Err(Errno::NOENT) => Some(FileState::default()),
         Err(_) => None,
@@ -324,7 +342,7 @@ fn has_writer(shared: &File) -> bool {
 /// held for the life of the process; there are as many as databases were ever open.
 fn hold_open(path: &Path) -> Option<(Identity, Arc<File>)> {
     static HELD: Mutex<Vec<(Identity, Arc<File>)>> = Mutex::new(Vec::new());
-    let state = FileState::of(&rustix::fs::stat(path).ok()?);
+    let state = FileState::of(path).ok()?;
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = held.iter().find(|(identity, _)| *identity == Identity(state.device, state.inode)) {
         return Some(known.clone());
@@ -334,7 +352,7 @@ fn hold_open(path: &Path) -> Option<(Identity, Arc<File>)> {
     }
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = Arc::new(File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?));
-    let state = FileState::of(&rustix::fs::fstat(&*file).ok()?);
+    let state = FileState::of_open(&rustix::fs::fstat(&*file).ok()?);
     let identity = Identity(state.device, state.inode);
     held.push((identity, file.clone()));
     Some((identity, file))
