@@ -281,7 +281,7 @@ fn a_damaged_row_is_no_trouble_of_its_neighbours() {
     let store = Store::new(lab.config());
     let absent_before = |first: &StorePath| {
         let neighbour = HashPart::parse(b"00000000000000000000000000000000").unwrap();
-        assert!(neighbour.to_string() < first.base_name().to_owned());
+        assert!(neighbour.to_string().as_str() < first.base_name());
         assert_eq!(store.path_from_hash_part(&neighbour).unwrap(), None);
         assert_eq!(store.path_info_by_hash_part(&neighbour).unwrap(), None);
     };
