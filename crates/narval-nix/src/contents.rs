@@ -67,8 +67,8 @@ impl ContentsHasher {
     }
 }
 
-/// The NAR with zero bytes in place of its own hash part. Nix up to 2.14 hashed after it where these are, newer versions
-/// and Lix do not: one of the two must be what is expected.
+/// The NAR with zero bytes in place of its own hash part. Nix 2.8 hashed after it where these are, Nix 2.34 does
+/// not: one of the two must be what is expected.
 #[derive(Debug)]
 struct Modulo {
     expected: Hash,

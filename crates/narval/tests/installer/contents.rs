@@ -14,9 +14,8 @@ fn nix(lab: &Lab, args: &[&str]) -> String {
 }
 
 /// A path that refers to itself, as Nix rewrites it to be named by its contents; in the cache.
-fn path_with_self_reference(lab: &Lab) -> String {
-    let base = "0000000000000000000000000000000a-self";
-    let (by_hand, store) = (lab.store.path("by-hand"), lab.folder("input-addressed"));
+fn path_with_self_reference(lab: &Lab, by: Nix, base: &str) -> String {
+    let (by_hand, store) = (lab.store.path(&format!("by-hand-{base}")), lab.folder(&format!("input-{base}")));
     let contents = format!("/nix/store/{base} and again /nix/store/{base}");
     std::fs::create_dir_all(by_hand.join("nar")).unwrap();
     std::fs::write(by_hand.join("self"), contents).unwrap();
@@ -31,8 +30,9 @@ fn path_with_self_reference(lab: &Lab) -> String {
     let from = format!("file://{}", by_hand.display());
     lab.done(&["install", "--quiet", "--no-check-sigs", "--from", &from, "--store", &store, base]);
     let path = format!("/nix/store/{base}");
-    let made =
-        nix(lab, &["store", "make-content-addressed", "--json", "--store", &store, &path, "--to", &lab.store.uri()]);
+    let features = ["--extra-experimental-features", "nix-command ca-derivations"];
+    let (to, rewrite) = (lab.store.uri(), ["store", "make-content-addressed", "--json", "--store", &store, &path]);
+    let made = stdout(by.nix(lab.store.dir.path(), &[&rewrite[..], &["--to", &to], &features].concat()));
     let (_, made) = made.split_once(&format!("\"{path}\":\"")).unwrap();
     made.split('"').next().unwrap().to_owned()
 }
@@ -64,7 +64,12 @@ fn every_kind(lab: &Lab) -> Vec<(String, String)> {
         all.push(("git".to_owned(), nix(lab, &args)));
     }
     all.push(("text".to_owned(), lab.top.clone()));
-    all.push(("self".to_owned(), path_with_self_reference(lab)));
+    // Nix 2.8 takes the hash in another way.
+    for (by, base) in
+        [(Nix::Newest, "0000000000000000000000000000000a-self"), (Nix::Old, "0000000000000000000000000000000b-old")]
+    {
+        all.push((format!("self by {by:?}"), path_with_self_reference(lab, by, base)));
+    }
     for (_, path) in &all {
         lab.done(&["copy", "--quiet", "--no-compression", "--store", &uri, "--to", &lab.cache_url(), path]);
     }
