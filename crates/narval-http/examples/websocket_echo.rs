@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         send_hard_bytes: 2 * MESSAGE_BYTES_MAX,
         ..Options::default()
     };
+    narval_http::give_back_large_blocks();
     let server = Server::builder(move |request: Request| echo(&request, compression, options))
         .listen(Listen::Tcp((Ipv4Addr::LOCALHOST, port).into()))
         .driver(driver.parse()?)

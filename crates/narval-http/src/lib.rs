@@ -83,6 +83,7 @@ pub use bytes::Bytes;
 pub use compress::Compression;
 pub use cors::Cors;
 pub use counters::Snapshot;
+pub use driver::uring::give_back_large_blocks;
 pub use events::{Event, EventOptions, EventStream};
 pub use handler::Handler;
 pub use head::{HeadParts, HeadRef, Span};

@@ -65,6 +65,7 @@ impl Arguments {
         set: impl FnOnce(Builder) -> Builder,
         started: impl FnOnce(&ServerHandle),
     ) -> Result<(), Box<dyn Error>> {
+        narval_http::give_back_large_blocks();
         let builder = Server::builder(handler).listen(Listen::Tcp((Ipv4Addr::LOCALHOST, self.port).into()));
         let server = set(builder).driver(self.driver).build()?;
         for address in server.addresses() {

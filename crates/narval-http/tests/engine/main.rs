@@ -15,6 +15,7 @@ mod drivers;
 mod harness;
 mod late;
 mod letter;
+mod memory;
 mod observed;
 mod overload;
 mod panics;

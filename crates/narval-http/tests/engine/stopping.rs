@@ -95,11 +95,15 @@ impl Drop for Process {
 }
 
 pub(crate) fn hello_program() -> std::path::PathBuf {
+    example("hello")
+}
+
+pub(crate) fn example(name: &str) -> std::path::PathBuf {
     let test = std::env::current_exe().unwrap();
-    let path = test.parent().unwrap().parent().unwrap().join("examples/hello");
+    let path = test.parent().unwrap().parent().unwrap().join("examples").join(name);
     if !path.exists() {
         // `cargo test` builds the examples; `cargo test --test engine` does not.
-        let build = ["build", "--quiet", "-p", "narval-http", "--example", "hello"];
+        let build = ["build", "--quiet", "-p", "narval-http", "--example", name];
         assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
     }
     path
