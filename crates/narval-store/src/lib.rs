@@ -16,6 +16,7 @@ mod logs;
 mod nar;
 mod realisation;
 mod remove;
+mod settings;
 mod store;
 mod unpack;
 
@@ -23,7 +24,7 @@ pub use cache_folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile}
 pub use config::{Access, ConfigError, Environment, StoreConfig};
 #[doc(hidden)]
 pub use daemon::read_anything;
-pub use daemon::{Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireError};
+pub use daemon::{Collected, Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireError};
 pub use database::{Database, Stamp};
 pub use error::StoreError;
 pub use local::{
@@ -36,5 +37,6 @@ pub use nar::{
     WHOLE_FILE_MIN, open_in_folder,
 };
 pub use realisation::Realisation;
+pub use settings::GarbageSettings;
 pub use store::Store;
 pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

@@ -93,6 +93,24 @@ impl Unpack {
     /// # Errors
     /// When `name` is not one component of a path.
     pub fn begin(directory: BorrowedFd<'_>, name: &OsStr, nar_size_bytes: Option<u64>) -> Result<Self, UnpackError> {
+        Self::begin_as(directory, name, nar_size_bytes, true)
+    }
+
+    /// As [`Unpack::begin`] for a copy that is its user's own: modes as the umask has them, times as they are.
+    /// `nix-store --restore` does the same with an umask of its own, 022.
+    ///
+    /// # Errors
+    /// As [`Unpack::begin`].
+    pub fn begin_writable(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Self, UnpackError> {
+        Self::begin_as(directory, name, None, false)
+    }
+
+    fn begin_as(
+        directory: BorrowedFd<'_>,
+        name: &OsStr,
+        nar_size_bytes: Option<u64>,
+        canonical: bool,
+    ) -> Result<Self, UnpackError> {
         let fail = |source| UnpackError::Io { action: "create", path: name.into(), source };
         let bytes = name.as_bytes();
         if matches!(bytes, b"" | b"." | b"..") || bytes.contains(&b'/') {
@@ -106,7 +124,8 @@ impl Unpack {
             names: Vec::new(),
             name: destination,
             file: None,
-            chmod: umask_takes(CANONICAL_BITS),
+            canonical,
+            chmod: canonical && umask_takes(CANONICAL_BITS),
             unpacked: Unpacked::default(),
         };
         let decoder = nar_size_bytes.map_or_else(Decoder::new, Decoder::with_nar_size);
@@ -153,6 +172,8 @@ struct Disk {
     /// The name of what comes next.
     name: CString,
     file: Option<OwnedFd>,
+    /// Whether modes and times are those of a store.
+    canonical: bool,
     /// Whether modes must be set again because of the umask.
     chmod: bool,
     unpacked: Unpacked,
@@ -179,7 +200,12 @@ impl Disk {
     }
 
     fn create(&mut self, executable: bool, size: u64) -> Result<(), UnpackError> {
-        let mode = Mode::from_raw_mode(if executable { 0o555 } else { 0o444 });
+        let mode = Mode::from_raw_mode(match (self.canonical, executable) {
+            (true, true) => 0o555,
+            (true, false) => 0o444,
+            (false, true) => 0o777,
+            (false, false) => 0o666,
+        });
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file =
             rustix::fs::openat(self.here(), &self.name, flags, mode).map_err(|error| self.fail("create", error))?;
@@ -212,22 +238,24 @@ impl Disk {
     }
 
     fn end_file(&mut self) -> Result<(), UnpackError> {
-        let Some(file) = self.file.take() else { return Ok(()) };
+        let Some(file) = self.file.take().filter(|_| self.canonical) else { return Ok(()) };
         rustix::fs::futimens(&file, &CANONICAL_TIMES).map_err(|error| self.fail("set the time of", error))
     }
 
     fn symlink(&mut self, target: &[u8]) -> Result<(), UnpackError> {
         rustix::fs::symlinkat(target, self.here(), &self.name).map_err(|error| self.fail("create", error))?;
-        rustix::fs::utimensat(self.here(), &self.name, &CANONICAL_TIMES, AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|error| self.fail("set the time of", error))?;
+        if self.canonical {
+            rustix::fs::utimensat(self.here(), &self.name, &CANONICAL_TIMES, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(|error| self.fail("set the time of", error))?;
+        }
         self.unpacked.symlinks += 1;
         Ok(())
     }
 
     /// A directory is ours alone and writable until it is complete.
     fn enter(&mut self) -> Result<(), UnpackError> {
-        let private = Mode::from_raw_mode(0o700);
-        rustix::fs::mkdirat(self.here(), &self.name, private).map_err(|error| self.fail("create", error))?;
+        let mode = Mode::from_raw_mode(if self.canonical { 0o700 } else { 0o777 });
+        rustix::fs::mkdirat(self.here(), &self.name, mode).map_err(|error| self.fail("create", error))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(self.here(), &self.name, flags, Mode::empty());
         self.directories.push(directory.map_err(|error| self.fail("open", error))?);
@@ -239,6 +267,9 @@ impl Disk {
     fn leave(&mut self) -> Result<(), UnpackError> {
         let Some(directory) = self.directories.pop() else { return Ok(()) };
         self.name = self.names.pop().unwrap_or_default();
+        if !self.canonical {
+            return Ok(());
+        }
         let mode = Mode::from_raw_mode(0o555);
         rustix::fs::fchmod(&directory, mode).map_err(|error| self.fail("set the mode of", error))?;
         rustix::fs::futimens(&directory, &CANONICAL_TIMES).map_err(|error| self.fail("set the time of", error))

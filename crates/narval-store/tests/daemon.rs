@@ -205,3 +205,59 @@ fn what_is_no_daemon() {
         });
     }
 }
+
+/// A daemon that is busy for longer than a question may take: here it is stopped while a path is sent to it.
+#[test]
+fn a_busy_daemon_is_waited_for_by_those_who_write() {
+    let from = Lab::physical(Nix::New);
+    let big = from.dir.path().join("big");
+    std::fs::write(&big, vec![7; 8 << 20]).unwrap();
+    let path = from.add(&big);
+    let info = Store::new(from.config()).path_info(&path).unwrap().unwrap();
+    let nar = nar_of(&from, &path);
+    for nix in Nix::BOTH {
+        let lab = Lab::new(nix);
+        let to = lab.dir.path().join("to").display().to_string();
+        let uri = format!("local?store={}&real={to}/store&state={to}/state&log={to}/log", from.config().store_dir);
+        lab::run(nix.command("nix-store").args(["--store", &uri, "--init"]));
+        let running = lab::start_daemon(nix, &lab.dir.path().join("socket"), &uri);
+        let brief = std::time::Duration::from_millis(100);
+        let daemon = Daemon::new(&running.socket, from.config().store_dir).with_reply_timeout(brief);
+        let sent = std::iter::once(Ok((info.clone(), Stopping { rest: &nar, daemon: running.child.id(), brief })));
+        daemon.add_multiple_to_store(1, sent, false).unwrap();
+        let patient = Daemon::new(&running.socket, from.config().store_dir);
+        assert!(patient.is_valid(&path).unwrap(), "{nix:?}");
+        let dead = patient.collect_garbage(true).unwrap();
+        assert_eq!(dead.paths, [from.full(&path)], "{nix:?}");
+        assert!(patient.is_valid(&path).unwrap());
+        assert_eq!(patient.collect_garbage(false).unwrap().paths.len(), 1);
+        assert!(!patient.is_valid(&path).unwrap());
+    }
+}
+
+/// A NAR that stops the daemon's process for this connection half way, for several times as long as a question may take.
+struct Stopping<'a> {
+    rest: &'a [u8],
+    daemon: u32,
+    brief: std::time::Duration,
+}
+
+impl Read for Stopping<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.rest.len() < 4 << 20 && !self.brief.is_zero() {
+            let wait = std::mem::take(&mut self.brief) * 5;
+            let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.daemon)).unwrap();
+            let children: Vec<String> = children.split_whitespace().map(str::to_owned).collect();
+            assert!(!children.is_empty());
+            let signal = |name: &str, children: &[String]| {
+                lab::run(std::process::Command::new("kill").arg(name).args(children));
+            };
+            signal("-STOP", &children);
+            std::thread::spawn(move || {
+                std::thread::sleep(wait);
+                signal("-CONT", &children);
+            });
+        }
+        self.rest.read(buffer)
+    }
+}

@@ -339,6 +339,36 @@ fn a_root_keeps_every_name_with_its_hash_part() {
     assert!(!chroot.exists());
 }
 
+#[test]
+fn outputs_and_derivations_are_kept_as_nix_keeps_them() {
+    let source = Source::new(Nix::New);
+    let uri = source.copy("copy");
+    let store = LocalStore::open(config(&uri)).unwrap();
+    install(&source, &store);
+    let link = source.lab.dir.path().join("result");
+    let middle = source.infos.iter().find(|info| info.path.name() == "middle").unwrap();
+    for root in [&middle.path, middle.deriver.as_ref().unwrap()] {
+        store.add_root(&link, root).unwrap();
+        for (keep_outputs, keep_derivations) in [(false, true), (true, true), (false, false), (true, false)] {
+            let options = GarbageOptions {
+                dry_run: true,
+                keep_outputs,
+                drop_derivations: !keep_derivations,
+                ..Default::default()
+            };
+            let garbage = GarbageCollector::open(config(&uri)).unwrap().collect(&options).unwrap();
+            let mut mine: Vec<String> = garbage.paths.iter().map(|path| source.lab.full(path)).collect();
+            mine.sort();
+            let (outputs, derivations) = (keep_outputs.to_string(), keep_derivations.to_string());
+            let settings = ["--option", "keep-outputs", &outputs, "--option", "keep-derivations", &derivations];
+            let dead = nix_store(Nix::New, &uri, &[&["--gc", "--print-dead"][..], &settings].concat());
+            let mut dead: Vec<&str> = dead.lines().collect();
+            dead.sort_unstable();
+            assert_eq!(mine, dead, "{root} {options:?}");
+        }
+    }
+}
+
 /// What took the place of a path between its last byte and its registration is seen; nothing that refers to it is valid.
 #[test]
 fn an_exchanged_path_is_not_registered() {

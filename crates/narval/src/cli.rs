@@ -59,8 +59,12 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are "errors" for clap; it prints each to its place and knows the exit code (0 or 2).
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            return match error.print() {
+                Ok(()) if error.exit_code() == 0 => output::finish("narval"),
+                Err(unwritten) if error.exit_code() == 0 => output::unwritten("narval", &unwritten),
+                // Nobody is left to tell.
+                _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+            };
         }
     };
     let result = dispatch(cli.command);

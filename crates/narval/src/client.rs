@@ -39,11 +39,18 @@ pub struct StoreArgs {
     /// `daemon` or `local` for one of the two ways, or another URI of Nix's
     #[arg(long, value_name = "DIR", env = "NARVAL_STORE", help_heading = "Store")]
     pub store: Option<String>,
+    /// Seconds to wait for a lock, or a database, that another process holds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, help_heading = "Store")]
+    pub lock_timeout: u64,
 }
 
 impl StoreArgs {
     /// The store named, or this user's own.
     pub fn config(&self) -> Result<StoreConfig, Failure> {
+        Ok(StoreConfig { lock_timeout: Duration::from_secs(self.lock_timeout), ..self.named()? })
+    }
+
+    fn named(&self) -> Result<StoreConfig, Failure> {
         match &self.store {
             // The machine's own store is where Nix's environment says.
             Some(uri) if matches!(uri.as_str(), "auto" | "local" | "daemon") => {

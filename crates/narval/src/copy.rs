@@ -152,7 +152,7 @@ fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDi
 }
 
 fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Failure> {
-    let to = StoreArgs { store: Some(args.to.clone()) }.destination()?;
+    let to = StoreArgs { store: Some(args.to.clone()), ..args.client.store.clone() }.destination()?;
     let options = args.client.caches.options(None, false)?;
     match source {
         Source::Store(from) => {

@@ -1,6 +1,7 @@
 //! How a command fails: one line to the user and an exit code.
 
 use std::fmt::Display;
+use std::io;
 use std::process::ExitCode;
 
 use crate::output::note;
@@ -25,6 +26,20 @@ impl Failure {
     /// A failure while doing it.
     pub fn runtime(message: impl Display) -> Self {
         Self::Runtime(message.to_string())
+    }
+
+    /// A file named on the command line can't be used: the name was wrong, unless there is no room for it or the disk fails.
+    pub fn of_file(what: &str, error: &io::Error) -> Self {
+        use io::ErrorKind::{
+            AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied,
+            ReadOnlyFilesystem,
+        };
+        let message = format!("{what}: {error}");
+        match error.kind() {
+            AlreadyExists | InvalidFilename | InvalidInput | IsADirectory | NotADirectory | NotFound
+            | PermissionDenied | ReadOnlyFilesystem => Self::Usage(message),
+            _ => Self::Runtime(message),
+        }
     }
 
     /// Prints `program: message` to standard error and gives the exit code.

@@ -75,7 +75,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     display.finish();
     if let Some(path) = &args.trace {
         let file =
-            File::create(path).map_err(|error| Failure::usage(format!("--trace {}: {error}", path.display())))?;
+            File::create(path).map_err(|error| Failure::of_file(&format!("--trace {}", path.display()), &error))?;
         trace.write(BufWriter::new(file)).map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use narval_install::{Fault, Profile, Progress, repair, verify};
-use narval_store::{GarbageCollector, GarbageOptions};
+use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSettings};
 use serde_json::json;
 
 use crate::Failure;
@@ -73,9 +73,18 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
             profile.prune(keep)?;
         }
     }
-    let options = GarbageOptions { dry_run: args.dry_run, ..GarbageOptions::default() };
-    let collector = GarbageCollector::open(config).map_err(Failure::runtime)?;
-    let garbage = collector.collect(&options).map_err(Failure::runtime)?;
+    if config.access == Access::Daemon {
+        return gc_by_daemon(&Daemon::new(&config.daemon_socket, config.store_dir), &args);
+    }
+    let settings = GarbageSettings::of_process();
+    let options = GarbageOptions {
+        dry_run: args.dry_run,
+        keep_outputs: settings.keep_outputs,
+        drop_derivations: !settings.keep_derivations,
+        ..GarbageOptions::default()
+    };
+    let collected = GarbageCollector::open(config).and_then(|collector| collector.collect(&options));
+    let garbage = collected.map_err(narval_install::Error::from)?;
     if args.output.json {
         let paths: Vec<_> = garbage.paths.iter().map(|path| path.base_name()).collect();
         out!(
@@ -88,6 +97,24 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
         }
         let verb = if args.dry_run { "would remove" } else { "removed" };
         out!("{verb} {} paths ({}); {} stay", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
+    }
+    Ok(())
+}
+
+/// A store that is asked for through its daemon is collected by its daemon: where its files are is not for us to say.
+fn gc_by_daemon(daemon: &Daemon, args: &GcArgs) -> Result<(), Failure> {
+    let collected = daemon.collect_garbage(args.dry_run).map_err(Failure::runtime)?;
+    let name = |path: &String| path.rsplit('/').next().unwrap_or_default().to_owned();
+    let names: Vec<String> = collected.paths.iter().map(name).collect();
+    let bytes = collected.bytes_freed;
+    if args.output.json {
+        out!("{}", json!({"v": 1, "paths": names, "bytes": bytes, "dryRun": args.dry_run}));
+    } else if !args.output.quiet {
+        if args.dry_run {
+            names.iter().for_each(|name| out!("{name}"));
+        }
+        let verb = if args.dry_run { "would remove" } else { "removed" };
+        out!("{verb} {} paths ({})", names.len(), human_bytes(bytes));
     }
     Ok(())
 }

@@ -96,7 +96,7 @@ fn dump(path: &Path, out: Option<&Path>) -> Result<(), Failure> {
         None => copy(nar, io::stdout().lock(), "standard output"),
         Some(out) => {
             let shown = format!("'{}'", out.display());
-            let usage = |error: io::Error| Failure::usage(format!("cannot write {shown}: {error}"));
+            let usage = |error: io::Error| Failure::of_file(&format!("cannot write {shown}"), &error);
             // Pipes and devices are written to as they are.
             if fs::metadata(out).is_ok_and(|found| !found.is_file()) {
                 return copy(nar, File::create(out).map_err(usage)?, &shown);
@@ -142,7 +142,7 @@ fn restore(to: &Path, nar: Option<&Path>) -> Result<(), Failure> {
         _ => Path::new("."),
     };
     let parent = File::open(parent).map_err(|error| failed(&what, &error))?;
-    let mut unpack = Unpack::begin(parent.as_fd(), name, None).map_err(|error| failed(&what, &error))?;
+    let mut unpack = Unpack::begin_writable(parent.as_fd(), name).map_err(|error| failed(&what, &error))?;
     each_piece(&mut open(nar)?, |piece| unpack.write(piece).map_err(|error| failed(&what, &error)))?;
     unpack.finish().map(drop).map_err(|error| failed(&what, &error))
 }

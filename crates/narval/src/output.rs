@@ -43,10 +43,13 @@ pub(crate) fn to_stderr(text: fmt::Arguments<'_>) {
 /// The exit code of a command that has succeeded but for its output. A reader that wanted no more is no failure.
 pub(crate) fn finish(program: &str) -> ExitCode {
     let flushed = io::stdout().lock().flush();
-    match FAILED.get().or(flushed.as_ref().err()) {
-        Some(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Failure::runtime(format!("cannot write to standard output: {error}")).report(program)
-        }
-        _ => ExitCode::SUCCESS,
+    FAILED.get().or(flushed.as_ref().err()).map_or(ExitCode::SUCCESS, |error| unwritten(program, error))
+}
+
+/// The exit code of a command whose output could not be written.
+pub(crate) fn unwritten(program: &str, error: &io::Error) -> ExitCode {
+    if error.kind() == ErrorKind::BrokenPipe {
+        return ExitCode::SUCCESS;
     }
+    Failure::runtime(format!("cannot write to standard output: {error}")).report(program)
 }

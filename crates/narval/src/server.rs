@@ -9,7 +9,7 @@ use std::time::Duration;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{Limits, ListenAddress, ServerHandle};
 use narval_serve::Service;
-use narval_store::{Environment, Store, StoreConfig};
+use narval_store::{Access, Environment, Store, StoreConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
 
@@ -111,6 +111,14 @@ pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     };
     for warning in &config.warnings {
         tracing::warn!("store: {warning}");
+    }
+    // A store that was named is there: a folder whose name has a slip in it would be served as an empty one.
+    if uri.is_some() && config.access == Access::Database && matches!(config.database().try_exists(), Ok(false)) {
+        return Err(Failure::usage(format!(
+            "option --store: there is no store in '{}' (no {}); 'nix-store --store DIR --init' or 'narval install' makes one",
+            config.real_store_dir.display(),
+            config.database().display()
+        )));
     }
     Ok(Store::new(config))
 }

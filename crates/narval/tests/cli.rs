@@ -6,6 +6,7 @@ mod support;
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -191,4 +192,76 @@ fn output_that_goes_nowhere() {
     assert!(said.contains("cannot write to standard output: No space left on device"), "{said}");
     let failed = ["static", "compress", "/nowhere/at/all"];
     assert_eq!(run(unread(), unread(), &failed).status.code(), Some(1));
+}
+
+#[test]
+fn help_that_cannot_be_written_is_no_success() {
+    for args in [&["--help"][..], &["--version"], &["install", "--help"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Command::new(NARVAL).args(args).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write to standard output"));
+    }
+}
+
+#[test]
+fn restored_files_have_the_modes_that_nix_gives_them() {
+    let store = Store::new();
+    let tree = store.path("tree");
+    std::fs::create_dir_all(tree.join("bin")).unwrap();
+    std::fs::write(tree.join("bin/run"), "run").unwrap();
+    std::fs::set_permissions(tree.join("bin/run"), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(tree.join("plain"), "plain").unwrap();
+    let nar = store.path("nar");
+    stdout(narval(&["nar", "dump", tree.to_str().unwrap(), "--out", nar.to_str().unwrap()], b""));
+    let restore = |umask: &str, name: &str, program: &str| {
+        let script = format!("umask {umask}; exec {program} {name} < nar");
+        stdout(Command::new("sh").args(["-c", &script]).current_dir(store.dir.path()).output().unwrap());
+        ["", "bin", "bin/run", "plain"]
+            .map(|below| std::fs::metadata(store.path(name).join(below)).unwrap().permissions().mode() & 0o777)
+    };
+    let ours = format!("{NARVAL} nar restore");
+    // Nix has an umask of its own, whatever its caller's is.
+    assert_eq!(restore("022", "ours", &ours), restore("077", "nixs", "nix-store --restore"));
+    assert_eq!(restore("077", "private", &ours), [0o700, 0o700, 0o700, 0o600]);
+}
+
+#[test]
+fn a_store_that_is_not_there_is_not_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["serve", "--listen", "127.0.0.1:0", "--store", folder.path().to_str().unwrap()];
+    let output = narval(&args, b"");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no store in"));
+}
+
+/// Without its daemon, a store that is named by its daemon is nobody's to collect.
+#[test]
+fn garbage_of_a_daemons_store_is_its_daemons() {
+    let store = Store::new();
+    let path = store.add_tree("garbage");
+    let dir = store.dir.path().display();
+    let real = Path::new(&path).exists();
+    let query =
+        store.uri().split_once('?').map(|(_, query)| query.to_owned()).unwrap_or_else(|| format!("root={dir}/root"));
+    let output = narval(&["gc", "--store", &format!("unix://{dir}/nonexistent?{query}")], b"");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot connect to the Nix daemon"), "{said}");
+    assert_eq!(Path::new(&path).exists(), real);
+    stdout(Nix::Newest.nix_store(store.dir.path(), &["--store", &store.uri(), "--check-validity", &path]));
+}
+
+#[test]
+fn a_lock_is_not_waited_for_for_ever() {
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path().to_str().unwrap();
+    stdout(narval(&["gc", "--quiet", "--store", root], b""));
+    // Of another process: flock(1) holds it until its child has ended.
+    let gc = format!("{} gc --quiet --lock-timeout 0 --store {root}", NARVAL);
+    let script = format!("exec 9<>{root}/nix/var/nix/gc.lock; flock 9; {gc} 9>&-");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert!(said.contains("locked by another process"), "{said}");
 }

@@ -162,6 +162,10 @@ impl<S: Read + Write> Connection<S> {
         Ok(optional_path(&mut self.input, &self.store_dir)?)
     }
 
+    pub(super) fn texts(&mut self) -> Result<Vec<String>, DaemonError> {
+        Ok(self.input.list(WireReader::text)?)
+    }
+
     pub(super) fn paths(&mut self) -> Result<Vec<StorePath>, DaemonError> {
         let store_dir = &self.store_dir;
         Ok(self.input.list(|input| path(input, store_dir))?)

@@ -26,7 +26,8 @@ pub use self::wire::WireError;
 /// Idle connections kept: each holds a process of the daemon.
 const IDLE_CONNECTIONS_MAX: usize = 8;
 
-/// How long the daemon may be silent before a request fails.
+/// How long the daemon may be silent before a question fails. What it is to write may take as long as it takes: it may wait for
+/// another process's lock, or for a disk.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why the daemon gave no answer.
@@ -77,6 +78,7 @@ pub(crate) enum Operation {
     QueryPathInfo,
     QueryPathFromHashPart,
     QueryValidPaths,
+    CollectGarbage,
     AddSignatures,
     NarFromPath,
     AddToStoreNar,
@@ -95,6 +97,7 @@ impl Operation {
             Self::QueryAllValidPaths => 23,
             Self::QueryPathInfo => 26,
             Self::QueryPathFromHashPart => 29,
+            Self::CollectGarbage => 20,
             Self::QueryValidPaths => 31,
             Self::AddSignatures => 37,
             Self::NarFromPath => 38,
@@ -114,6 +117,7 @@ impl Operation {
             Self::QueryAllValidPaths => "QueryAllValidPaths",
             Self::QueryPathInfo => "QueryPathInfo",
             Self::QueryPathFromHashPart => "QueryPathFromHashPart",
+            Self::CollectGarbage => "CollectGarbage",
             Self::QueryValidPaths => "QueryValidPaths",
             Self::AddSignatures => "AddSignatures",
             Self::NarFromPath => "NarFromPath",
@@ -131,6 +135,16 @@ pub struct Daemon {
     socket: PathBuf,
     store_dir: StoreDir,
     idle: Mutex<Vec<DaemonConnection>>,
+    reply_timeout: Duration,
+}
+
+/// What a daemon has collected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collected {
+    /// Full paths of what is gone, or would be.
+    pub paths: Vec<String>,
+    /// Bytes that were freed.
+    pub bytes_freed: u64,
 }
 
 impl std::fmt::Debug for DaemonConnection {
@@ -142,7 +156,14 @@ impl std::fmt::Debug for DaemonConnection {
 impl Daemon {
     /// The daemon behind this socket; connected to when the first request comes.
     pub fn new(socket: &Path, store_dir: StoreDir) -> Self {
-        Self { socket: socket.to_owned(), store_dir, idle: Mutex::new(Vec::new()) }
+        Self { socket: socket.to_owned(), store_dir, idle: Mutex::new(Vec::new()), reply_timeout: REPLY_TIMEOUT }
+    }
+
+    /// As it was, with another time that the daemon may be silent before a question fails (60 s).
+    #[must_use]
+    pub fn with_reply_timeout(mut self, reply_timeout: Duration) -> Self {
+        self.reply_timeout = reply_timeout;
+        self
     }
 
     /// The socket.
@@ -240,6 +261,25 @@ impl Daemon {
         })
     }
 
+    /// Has the daemon collect garbage, or say what it would.
+    ///
+    /// # Errors
+    /// As [`Daemon::path_from_hash_part`].
+    pub fn collect_garbage(&self, dry_run: bool) -> Result<Collected, DaemonError> {
+        // `GCOptions::GCAction`: return what is dead, delete it.
+        let action = if dry_run { 1 } else { 2 };
+        self.ask_once(|mut connection| {
+            let arguments = Request::default().number(action).list(std::iter::empty::<&str>()).boolean(false);
+            // No limit of bytes, and three numbers that mean nothing any more.
+            let arguments = [u64::MAX, 0, 0, 0].into_iter().fold(arguments, Request::number);
+            connection.call(Operation::CollectGarbage, arguments)?;
+            let paths = connection.texts()?;
+            let bytes_freed = connection.number()?;
+            connection.number()?;
+            Ok(Collected { paths, bytes_freed })
+        })
+    }
+
     /// Registers a symlink to a store path, anywhere on the disk, as a root.
     ///
     /// # Errors
@@ -298,9 +338,12 @@ impl Daemon {
         self.put_back(connection, outcome)
     }
 
-    /// Asks on a new connection that the request uses up.
+    /// Asks on a new connection that the request uses up, and that waits for a busy daemon.
     fn ask_once<T>(&self, request: impl FnOnce(DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
-        request(self.connect()?)
+        let mut connection = self.connect()?;
+        let patient = set_timeout(connection.output(), None);
+        patient.map_err(|source| DaemonError::Connect { socket: self.socket.clone(), source })?;
+        request(connection)
     }
 
     fn put_back<T>(&self, connection: DaemonConnection, outcome: Result<T, DaemonError>) -> Result<T, DaemonError> {
@@ -317,13 +360,18 @@ impl Daemon {
     fn connect(&self) -> Result<DaemonConnection, DaemonError> {
         let fail = |source| DaemonError::Connect { socket: self.socket.clone(), source };
         let stream = UnixStream::connect(&self.socket).map_err(fail)?;
-        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(fail)?;
-        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(fail)?;
+        set_timeout(&stream, Some(self.reply_timeout)).map_err(fail)?;
         let input = stream.try_clone().map_err(fail)?;
         let mut connection = Connection::greet(input, stream, self.store_dir.clone())?;
         connection.call(Operation::SetOptions, options())?;
         Ok(connection)
     }
+}
+
+/// For both handles of a stream: it is a property of the socket.
+fn set_timeout(stream: &UnixStream, timeout: Option<Duration>) -> io::Result<()> {
+    stream.set_read_timeout(timeout)?;
+    stream.set_write_timeout(timeout)
 }
 
 /// Quiet, no building, no substituting: what a reader wants of a daemon. Numbers in the order of `SetOptions`.
