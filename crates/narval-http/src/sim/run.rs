@@ -54,9 +54,11 @@ pub fn conversation(seed: u64) -> io::Result<Report> {
             Client::connect(&simulation.network, script, expected, random.one_in(3))
         })
         .collect();
-    let steps = simulation.play(&mut clients, 400, &mut random)?;
+    // Some servers are stopped in the middle of it.
+    let stop_at = random.one_in(4).then(|| random.below(200));
+    let steps = simulation.play(&mut clients, 400, stop_at, &mut random)?;
     for client in &clients {
-        client.check(&simulation.network);
+        client.check(&simulation.network, stop_at.is_some());
     }
     Ok(simulation.report(steps))
 }
@@ -74,7 +76,8 @@ pub fn garbage(seed: u64, input: &[u8]) -> io::Result<Report> {
         .take(16)
         .map(|chunk| Client::connect(&simulation.network, chunk.to_vec(), Vec::new(), true))
         .collect();
-    let steps = simulation.play(&mut clients, 100, &mut random)?;
+    let stop_at = random.one_in(4).then(|| random.below(50));
+    let steps = simulation.play(&mut clients, 100, stop_at, &mut random)?;
     Ok(simulation.report(steps))
 }
 
@@ -108,9 +111,18 @@ impl Simulation {
 
     /// Lets the clients act for up to `turns` steps. Then everybody is in a hurry, and the server is told to stop once it has
     /// nothing more to do. Returns the number of steps.
-    fn play(&mut self, clients: &mut [Client], turns: usize, random: &mut Random) -> io::Result<usize> {
+    fn play(
+        &mut self,
+        clients: &mut [Client],
+        turns: usize,
+        stop_at: Option<usize>,
+        random: &mut Random,
+    ) -> io::Result<usize> {
         let turns = random.below(turns);
-        for _ in 0..turns {
+        for turn in 0..turns {
+            if stop_at == Some(turn) {
+                self.mailbox.post(Message::Stop);
+            }
             for client in &mut *clients {
                 client.act(&self.network);
             }
@@ -339,7 +351,7 @@ mod tests {
                         break;
                     }
                 }
-                client.check(&simulation.network);
+                client.check(&simulation.network, false);
                 let end = simulation.snapshot();
                 assert_eq!((end.timeouts, end.aborts), if is_served { (0, 0) } else { (1, 1) }, "{kind} {bytes}");
             }
@@ -368,7 +380,7 @@ mod tests {
             for _ in 0..200 {
                 simulation.step(&mut random).unwrap();
             }
-            slow.check(&simulation.network);
+            slow.check(&simulation.network, false);
         }
     }
 
