@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use narval_nix::StorePath;
 use narval_store::StoreError;
 
+use crate::run::program_name;
 use crate::{Destination, Error};
 
 /// The folder in a generation that holds one link for each path: the roots.
@@ -105,7 +107,7 @@ impl Profile {
     pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
         let current = self.current()?;
         let before = current.map_or(Ok(Vec::new()), |number| self.paths(number))?;
-        let name_of = |path: &StorePath| path.name().split_once('-').map_or(path.name(), |(name, _)| name).to_owned();
+        let name_of = |path: &StorePath| program_name(path.name()).to_owned();
         let mut paths: Vec<_> = before
             .iter()
             .filter(|old| added.iter().all(|new| new == *old || name_of(new) != name_of(old)))
@@ -188,7 +190,11 @@ impl Profile {
         if !known.contains(&self.link) {
             known.push(self.link.clone());
             let text: String = known.iter().map(|path| format!("{}\n", path.display())).collect();
-            match fs::write(&list, text) {
+            // Under a name of its own first: what somebody else may have put here, a symlink say, is replaced and not written to.
+            let written = tempfile_beside(&list).and_then(|(temporary, mut file)| {
+                file.write_all(text.as_bytes()).and_then(|()| fs::rename(&temporary, &list))
+            });
+            match written {
                 // A store that is its daemon's: the generations are roots all the same, and only 'narval profiles' and
                 // 'narval gc --keep' do not know of them.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied && destination.daemon().is_some() => {}
@@ -228,8 +234,20 @@ fn add_roots(destination: &Destination, folder: &Path, paths: &[StorePath]) -> R
     paths.iter().try_for_each(|path| Ok(store.add_root(&link(path), path)?))
 }
 
+/// The profiles written down; none where the list is a symlink, which nobody but a stranger makes it.
 fn list_of(list: &Path) -> Vec<PathBuf> {
+    if fs::symlink_metadata(list).is_ok_and(|found| found.is_symlink()) {
+        return Vec::new();
+    }
     fs::read_to_string(list).unwrap_or_default().lines().map(PathBuf::from).collect()
+}
+
+/// A new file beside another one, under a name that nobody can foresee.
+fn tempfile_beside(path: &Path) -> io::Result<(PathBuf, fs::File)> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".tmp-{:016x}", RandomState::new().hash_one(std::process::id())));
+    let file = fs::File::options().write(true).create_new(true).open(&name)?;
+    Ok((name.into(), file))
 }
 
 /// Links to what one folder alone has; real folders where several have one.

@@ -51,7 +51,7 @@ pub fn main_program(config: &StoreConfig, path: &StorePath) -> Result<PathBuf, E
 }
 
 /// The name without version: up to the first dash that a digit follows (Nix `names.cc DrvName`).
-fn program_name(name: &str) -> &str {
+pub(crate) fn program_name(name: &str) -> &str {
     let dashes = name.match_indices('-').map(|(at, _)| at);
     let version = dashes
         .into_iter()

@@ -58,6 +58,26 @@ fn profiles_roll_back_and_keep_what_they_show() {
 }
 
 #[test]
+fn names_that_begin_alike_are_no_versions_of_each_other() {
+    let lab = Lab::new();
+    let lfs = add_program(&lab.store, "hello-lfs-1.0", "hello-lfs", "echo lfs");
+    lab.done(&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url(), &lfs]);
+    let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
+    lab.install(&root, &["--profile", &profile, &lab.hello]);
+    // Somebody who may write to the state directory has put a symlink where the profiles are written down.
+    let (list, secret) = (lab.folder("mine/nix/var/nix/narval-profiles"), lab.folder("secret"));
+    std::fs::write(&secret, "secret\n").unwrap();
+    std::fs::remove_file(&list).unwrap();
+    std::os::unix::fs::symlink(&secret, &list).unwrap();
+    lab.install(&root, &["--profile", &profile, &lfs]);
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret\n");
+    assert_eq!(std::fs::read_to_string(&list).unwrap(), format!("{profile}\n"));
+    for program in ["hello", "hello-lfs"] {
+        assert!(std::fs::metadata(Path::new(&profile).join("bin").join(program)).is_ok(), "{program}");
+    }
+}
+
+#[test]
 fn two_installs_into_one_store_at_once() {
     let lab = Lab::new();
     let root = lab.folder("mine");
