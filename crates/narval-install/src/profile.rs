@@ -105,6 +105,7 @@ impl Profile {
     /// # Errors
     /// When two paths have a file of the same name, or something can't be written.
     pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
+        let _lock = self.lock()?;
         let current = self.current()?;
         let before = current.map_or(Ok(Vec::new()), |number| self.paths(number))?;
         let name_of = |path: &StorePath| program_name(path.name()).to_owned();
@@ -158,6 +159,19 @@ impl Profile {
         let number = *target.ok_or_else(none)?;
         self.switch(number)?;
         Ok(number)
+    }
+
+    /// The right to make a generation, against other processes; held until it is dropped.
+    fn lock(&self) -> Result<fs::File, Error> {
+        let mut name = self.link.clone().into_os_string();
+        name.push(".lock");
+        let path = PathBuf::from(name);
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let locked = fs::create_dir_all(folder).and_then(|()| {
+            let file = fs::File::options().read(true).append(true).create(true).open(&path)?;
+            file.lock().map(|()| file)
+        });
+        locked.map_err(|error| usage(&path, &error))
     }
 
     fn switch(&self, number: u64) -> Result<(), Error> {

@@ -78,6 +78,25 @@ fn names_that_begin_alike_are_no_versions_of_each_other() {
 }
 
 #[test]
+fn installs_into_one_profile_at_once_lose_nothing() {
+    let lab = Lab::new();
+    let names = ["a-1", "b-1", "c-1", "d-1"];
+    let paths = names.map(|name| add_program(&lab.store, name, &name[..1], "true"));
+    let refs: Vec<&str> = paths.iter().map(String::as_str).collect();
+    lab.done(&[&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url()], &refs[..]].concat());
+    let (root, profile, url) = (lab.folder("mine"), lab.folder("profile"), lab.cache_url());
+    let start = |path: &String| {
+        let args = ["install", "--quiet", "--from", &url, "--store", &root, "--profile", &profile, path];
+        lab.command(&args).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for child in paths.iter().map(start).collect::<Vec<_>>() {
+        stdout(child.wait_with_output().unwrap());
+    }
+    let programs = std::fs::read_dir(Path::new(&profile).join("bin")).unwrap().count();
+    assert_eq!(programs, names.len());
+}
+
+#[test]
 fn two_installs_into_one_store_at_once() {
     let lab = Lab::new();
     let root = lab.folder("mine");
