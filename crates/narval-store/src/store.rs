@@ -28,6 +28,9 @@ pub struct Store {
     daemon: Option<Daemon>,
 }
 
+/// Paths that [`Store::check`] looks for: some may have been deleted by hand or by a collection that is at work.
+const CHECKED_PATHS: u32 = 16;
+
 impl Store {
     /// The store that this configuration names. Nothing is opened before the first question.
     pub fn new(config: StoreConfig) -> Self {
@@ -112,6 +115,31 @@ impl Store {
             |database| database.path_infos(paths),
             |daemon| paths.iter().map(|path| daemon.path_info(path)).collect(),
         )
+    }
+
+    /// Whether the store can be used: it is asked a question, its folder is opened, and of the paths that became valid last at least one
+    /// has to be there. A folder that is empty because nothing is mounted on it fails.
+    ///
+    /// # Errors
+    /// [`StoreError`] saying what cannot be used.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let newest = self.ask(
+            |database| database.newest_paths(CHECKED_PATHS),
+            |daemon| {
+                daemon.path_from_hash_part(&HashPart::from_digest(&[0; 20])).map(|path| path.into_iter().collect())
+            },
+        )?;
+        let folder = &self.config.real_store_dir;
+        std::fs::read_dir(folder).map_err(|error| StoreError::io("open", folder, error))?;
+        let mut missing = None;
+        for path in newest {
+            let real = self.real_path(&path);
+            match std::fs::symlink_metadata(&real) {
+                Ok(_) => return Ok(()),
+                Err(error) => missing = Some(StoreError::io("find", &real, error)),
+            }
+        }
+        missing.map_or(Ok(()), Err)
     }
 
     /// Whether a path is valid.

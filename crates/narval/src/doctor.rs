@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use narval_install::http::{Proxies, certificate_source};
+use narval_install::http::{Proxies, TrustedCertificates};
 use serde_json::json;
 
 use crate::Failure;
@@ -82,14 +82,26 @@ fn namespaces(args: &Args) -> Result<Finding, Failure> {
     })
 }
 
+/// Reads the certificates as a client does before its first HTTPS connection.
 fn certificates() -> Finding {
-    match certificate_source() {
-        None => Finding { what: "certificates", good: true, text: "Mozilla's, compiled in".into() },
-        Some((variable, path)) => match std::fs::metadata(&path) {
-            Ok(_) => Finding { what: "certificates", good: true, text: format!("{path} ({variable})") },
-            Err(error) => Finding { what: "certificates", good: false, text: format!("{variable}={path}: {error}") },
-        },
+    let trusted = match TrustedCertificates::load() {
+        Ok(trusted) => trusted,
+        Err(error) => return Finding { what: "certificates", good: false, text: error.to_string() },
+    };
+    let Some((variable, path)) = trusted.source else {
+        return Finding {
+            what: "certificates",
+            good: true,
+            text: format!("Mozilla's {}, compiled in", trusted.usable),
+        };
+    };
+    let mut text = format!("{} of {path} ({variable})", trusted.usable);
+    for (count, what) in [(trusted.expired, "expired"), (trusted.unusable, "unusable")] {
+        if count > 0 {
+            text.push_str(&format!(", {count} {what}"));
+        }
     }
+    Finding { what: "certificates", good: trusted.expired < trusted.usable, text }
 }
 
 fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {

@@ -31,7 +31,7 @@ pub use head::Head;
 pub use proxy::Proxies;
 pub use resume::ResumingBody;
 pub use retry::RetryPolicy;
-pub use tls::certificate_source;
+pub use tls::TrustedCertificates;
 pub use url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
 
 use std::time::Duration;

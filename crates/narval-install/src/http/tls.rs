@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_name;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -18,28 +18,80 @@ use super::HttpError;
 const VARIABLES: [&str; 2] = ["NIX_SSL_CERT_FILE", "SSL_CERT_FILE"];
 
 /// Where the trusted certificates come from: a file named by the environment, which then replaces the compiled-in ones.
-pub fn certificate_source() -> Option<(&'static str, String)> {
+fn certificate_source() -> Option<(&'static str, String)> {
     VARIABLES
         .iter()
         .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()).map(|value| (*name, value)))
 }
 
-/// The configuration shared by all connections (and with it the session tickets).
-pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
-    let failed = |reason: String| HttpError::Tls { host: "any server".to_owned(), reason };
-    let (mut roots, mut listed) = (RootCertStore::empty(), Vec::new());
-    match certificate_source() {
-        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-        Some((variable, path)) => {
-            let certificates = CertificateDer::pem_file_iter(&path)
-                .map_err(|error| failed(format!("{variable}={path} cannot be read: {error}")))?;
-            listed = certificates.filter_map(Result::ok).collect();
-            let (added, _) = roots.add_parsable_certificates(listed.iter().cloned());
-            if added == 0 {
-                return Err(failed(format!("{variable}={path} holds no certificate")));
+/// The certificates that servers are verified with.
+#[derive(Debug)]
+pub struct TrustedCertificates {
+    /// The file they were read from, and the variable that names it. `None`: Mozilla's, compiled in.
+    pub source: Option<(&'static str, String)>,
+    /// How many can be used.
+    pub usable: usize,
+    /// How many of the usable ones have expired, as far as that can be told. Of those compiled in none is looked at.
+    pub expired: usize,
+    /// How many of the file are none, or are not understood.
+    pub unusable: usize,
+    roots: RootCertStore,
+    /// The certificates of the file.
+    listed: Vec<CertificateDer<'static>>,
+}
+
+impl TrustedCertificates {
+    /// Reads them, as every client does before its first HTTPS connection.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds no certificate that can be used.
+    pub fn load() -> Result<Self, HttpError> {
+        let mut trusted = Self {
+            source: certificate_source(),
+            usable: 0,
+            expired: 0,
+            unusable: 0,
+            roots: RootCertStore::empty(),
+            listed: Vec::new(),
+        };
+        match trusted.source.clone() {
+            None => trusted.roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Some((variable, path)) => trusted.read(variable, &path)?,
+        }
+        trusted.usable = trusted.roots.len();
+        Ok(trusted)
+    }
+
+    fn read(&mut self, variable: &str, path: &str) -> Result<(), HttpError> {
+        let unreadable = |error: pem::Error| failed(format!("{variable}={path} cannot be read: {error}"));
+        for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
+            match certificate {
+                Ok(certificate) => self.listed.push(certificate),
+                // A file that cannot be read gives the same error for ever.
+                Err(error @ pem::Error::Io(_)) => return Err(unreadable(error)),
+                Err(_) => self.unusable += 1,
             }
         }
+        let (added, ignored) = self.roots.add_parsable_certificates(self.listed.iter().cloned());
+        if added == 0 {
+            return Err(failed(format!("{variable}={path} holds no certificate")));
+        }
+        self.unusable += ignored;
+        let is_expired = |certificate: &&CertificateDer<'_>| {
+            check_use(certificate, UnixTime::now()) == Err(CertificateError::Expired)
+        };
+        self.expired = self.listed.iter().filter(is_expired).count();
+        Ok(())
     }
+}
+
+fn failed(reason: String) -> HttpError {
+    HttpError::Tls { host: "any server".to_owned(), reason }
+}
+
+/// The configuration shared by all connections (and with it the session tickets).
+pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
+    let TrustedCertificates { roots, listed, .. } = TrustedCertificates::load()?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
     let usual = verifier.map_err(|error| failed(error.to_string()))?;

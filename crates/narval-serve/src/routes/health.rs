@@ -1,15 +1,19 @@
-//! `/health`: whether the store can be asked. `/`: what this is, for people.
+//! `/health`: whether the store can be used. `/`: what this is, for people.
 
-use narval_http::{Response, StatusCode};
-use narval_nix::HashPart;
+use narval_http::{HeaderValue, Response, StatusCode, header};
 
-use crate::error::ServeError;
 use crate::service::Shared;
 
-/// Asks the store one question.
-pub(crate) fn answer(shared: &Shared) -> Result<Response, ServeError> {
-    shared.store.path_from_hash_part(&HashPart::from_digest(&[0; 20]))?;
-    Ok(Response::text(StatusCode::OK, "ok\n"))
+/// Asks the store, and looks for files of it: 200 or 503. The reason for a 503 is in the log.
+pub(crate) fn answer(shared: &Shared) -> Response {
+    let response = match shared.store.check() {
+        Ok(()) => Response::text(StatusCode::OK, "ok\n"),
+        Err(error) => {
+            tracing::error!("health check: {error}");
+            Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store can't be read now.\n")
+        }
+    };
+    response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
 }
 
 /// How to use this cache.

@@ -33,7 +33,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, route: Route, request: Request) -> Re
         Route::Realisation(id) => build_trace::older(shared, id),
         Route::Batch => batch::answer(shared, request),
         Route::Metrics => Ok(metrics::answer(shared)),
-        Route::Health => health::answer(shared),
+        Route::Health => Ok(health::answer(shared)),
         Route::Index => Ok(health::index(shared)),
         Route::Invalid => Err(ServeError::Invalid),
         Route::Unknown => Err(ServeError::NoRoute),

@@ -131,6 +131,14 @@ impl Database {
         })
     }
 
+    /// The paths that became valid last, at most `count` of them.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn newest_paths(&self, count: u32) -> Result<Vec<StorePath>, StoreError> {
+        self.paths(&format!("select path from ValidPaths order by id desc limit {count}"), &[])
+    }
+
     /// All valid paths, in no order.
     ///
     /// # Errors
