@@ -24,80 +24,46 @@
 //! - [`Multipart`]: forms, read as they arrive. [`files`]: folders as sites. [`ws`]: WebSockets.
 //! - [`proto`]: HTTP/1.1 itself, as functions over bytes.
 
-mod access_log;
-mod body;
-mod body_memory;
-mod clock;
-mod compress;
-mod connection;
-mod cors;
-mod counters;
-mod doorbell;
-mod driver;
-mod early;
-mod engine;
-mod events;
-mod exchange;
-pub mod files;
-mod guard;
-mod handler;
-mod head;
-mod histogram;
-mod intake;
-mod into_response;
-mod lease;
+pub mod http1;
+mod io;
 mod limits;
-mod listen;
-mod log_format;
-mod mailbox;
-mod middleware;
-mod multipart;
-mod openmetrics;
-mod pool;
-pub mod proto;
-mod push;
-mod query;
-mod redirect;
-mod request;
-mod responder;
-mod response;
-mod router;
-mod secure;
-mod server;
-mod shard;
-#[cfg(any(test, feature = "sim"))]
-#[doc(hidden)]
-pub mod sim;
-mod socket;
-mod sync;
-mod timers;
+mod message;
+mod observe;
+mod run;
+#[cfg(not(feature = "tls"))]
+mod tls;
 #[cfg(feature = "tls")]
 pub mod tls;
-mod transmit;
-mod worker;
+mod web;
 pub mod ws;
 
-pub use access_log::{AccessLog, Entry as AccessEntry};
-pub use body::{Body, BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
 pub use bytes::Bytes;
-pub use compress::Compression;
-pub use cors::Cors;
-pub use counters::Snapshot;
-pub use driver::uring::give_back_large_blocks;
-pub use events::{Event, EventOptions, EventStream};
-pub use handler::Handler;
-pub use head::{HeadParts, HeadRef, Span};
-pub use histogram::Histogram;
 pub use http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
-pub use into_response::IntoResponse;
+#[doc(inline)]
+pub use http1 as proto;
+pub use http1::parts::{HeadParts, HeadRef, Span};
+pub use io::driver::uring::give_back_large_blocks;
+pub use io::listen::{Listen, ListenAddress};
+#[cfg(any(test, feature = "sim"))]
+#[doc(hidden)]
+pub use io::sim;
 pub use limits::Limits;
-pub use listen::{Listen, ListenAddress};
-pub use log_format::{LogFormat, LogWriter};
-pub use middleware::{Middleware, Next, Wrapped, wrap};
-pub use multipart::{Multipart, PartReader};
-pub use push::BodyWriter;
-pub use request::{Peer, Request, RequestBody};
-pub use responder::Responder;
-pub use response::{Prepared, Response};
-pub use router::{HandlerPanicked, PathParams, Pattern, PatternError, RouteError, Router, RoutingTable};
-pub use server::{Builder, DriverChoice, Server, ServerError, ServerHandle};
+pub use message::body::{Body, BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
+pub use message::handler::Handler;
+pub use message::into_response::IntoResponse;
+pub use message::push::BodyWriter;
+pub use message::request::{Peer, Request, RequestBody};
+pub use message::responder::Responder;
+pub use message::response::{Prepared, Response};
+pub use observe::access_log::{AccessLog, Entry as AccessEntry};
+pub use observe::counters::Snapshot;
+pub use observe::histogram::Histogram;
+pub use observe::log_format::{LogFormat, LogWriter};
+pub use run::server::{Builder, DriverChoice, Server, ServerError, ServerHandle};
+pub use web::compress::Compression;
+pub use web::cors::Cors;
+pub use web::events::{Event, EventOptions, EventStream};
+pub use web::files;
+pub use web::middleware::{Middleware, Next, Wrapped, wrap};
+pub use web::multipart::{Multipart, PartReader};
+pub use web::router::{HandlerPanicked, PathParams, Pattern, PatternError, RouteError, Router, RoutingTable};

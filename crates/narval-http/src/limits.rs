@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::proto::head::HeadLimits;
+use crate::http1::head::HeadLimits;
 
 /// What a server spends at most on its clients. Every field can be changed before the server is built; the defaults suit
 /// a cache that is asked by many clients over good and bad lines.

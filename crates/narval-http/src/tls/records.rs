@@ -5,7 +5,7 @@ use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
 
 use super::KernelTx;
 use super::secrets::TrafficSecret;
-use crate::secure::layout::{RECORD_HEADER, RECORD_PLAINTEXT_MAX, RECORD_TRAILER};
+use crate::tls::layout::{RECORD_HEADER, RECORD_PLAINTEXT_MAX, RECORD_TRAILER};
 
 /// The sending half of a TLS 1.3 connection whose records are made here, in the buffer that they are sent from: rustls
 /// copies what it seals into a buffer of each record's own, and out of it again, which for a file costs about as much as

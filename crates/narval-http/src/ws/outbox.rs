@@ -12,9 +12,9 @@ use super::codec::deflate::Deflater;
 use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::options::Options;
-use crate::connection::Connection;
-use crate::driver::OutBuf;
-use crate::mailbox;
+use crate::io::driver::OutBuf;
+use crate::run::connection::Connection;
+use crate::run::mailbox;
 
 /// Payloads up to this size are copied behind their header, so that a frame is one run of bytes.
 const COPY_PAYLOAD_MAX: usize = 4096;

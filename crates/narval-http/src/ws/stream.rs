@@ -11,9 +11,9 @@ use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
 use super::socket::Shared;
-use crate::clock::Millis;
-use crate::connection::{Close, Connection};
-use crate::pool::{Job, Pool};
+use crate::run::clock::Millis;
+use crate::run::connection::{Close, Connection};
+use crate::run::pool::{Job, Pool};
 
 /// A WebSocket as its shard sees it. The shard brings bytes, room to write and the time; the stream says with [`Wants`]
 /// what it waits for.

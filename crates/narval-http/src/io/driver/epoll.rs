@@ -1,0 +1,390 @@
+//! The readiness back-end: every descriptor is registered once, edge-triggered, for its whole life; for its being writable when
+//! that is first waited for.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
+
+use super::{Completion, Driver, Op, OutBuf, Token};
+use crate::io::socket::Socket;
+use crate::limits::{ACCEPTS_PER_EVENT, EVENTS_PER_POLL, RECEIVE_BUFFER};
+use crate::run::clock::Millis;
+use crate::run::connection::Connection;
+use crate::run::mailbox::Mailbox;
+
+/// Event data of the mailbox's eventfd; no connection has this generation.
+const WAKE: u64 = u64::MAX;
+/// Event data of the timer.
+const TIMER: u64 = u64::MAX - 1;
+/// Event data of listener n is this plus n.
+const LISTENERS: u64 = (u32::MAX as u64) << 32;
+
+/// The epoll driver.
+pub(crate) struct EpollDriver {
+    epoll: OwnedFd,
+    mailbox: Arc<Mailbox>,
+    /// What ends a wait. Set anew for an earlier end only: a timeout of the wait itself would be set and cleared each time.
+    timer: OwnedFd,
+    /// When it goes off.
+    timer_set: Option<Millis>,
+    events: Vec<Event>,
+    /// The events from here on have not been looked at.
+    next_event: usize,
+    connections: Vec<Entry>,
+    listeners: Vec<Option<Arc<Socket>>>,
+    /// A listener with more to accept, and how many it may have before others.
+    accepting: Option<(usize, usize)>,
+    /// How many that is. To find out that none is left costs about half of what accepting one does, and the next wait tells
+    /// as well; so it is one, and doubles where wait after wait tells of more.
+    accepts_per_event: usize,
+    /// Counts the waits.
+    waits: u64,
+    /// The last wait that told of connections to accept.
+    accepts_told: u64,
+    /// Connections to receive from: readable already when asked for.
+    readable: VecDeque<Token>,
+    /// How many of them have their turn before the kernel is asked for events again. Without this, a client that always
+    /// has something to be received would keep the shard from all others.
+    readable_left: usize,
+    /// Connections that were writable already when asked for; after the next wait, for the same reason.
+    writable: Vec<Token>,
+    done: VecDeque<Completion<ScratchBuffer>>,
+    scratch: Vec<Vec<u8>>,
+}
+
+#[derive(Default)]
+struct Entry {
+    connection: Option<Arc<Connection>>,
+    generation: u32,
+    /// There may be something to receive.
+    is_readable: bool,
+    /// The peer has ended its side, or the connection broke: there is something to receive up to the end, without
+    /// further edges.
+    has_ended: bool,
+    receive_wanted: bool,
+    writable_wanted: bool,
+    /// The kernel tells when it is writable, too. Not from the start: a new connection is writable, which would make an event
+    /// that nobody waits for.
+    tells_writable: bool,
+}
+
+/// What the kernel tells of every connection.
+const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+
+/// Received bytes, in a buffer that the driver uses again.
+pub(crate) struct ScratchBuffer {
+    bytes: Vec<u8>,
+    length: usize,
+}
+
+impl Deref for ScratchBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
+impl EpollDriver {
+    /// A driver that is woken by `mailbox`.
+    pub(crate) fn new(mailbox: Arc<Mailbox>) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        if let Some(fd) = mailbox.waker().fd() {
+            // Edge-triggered: each wake-up is one event, and the counter is never read.
+            epoll::add(&epoll, fd, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
+        }
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
+        Ok(Self {
+            epoll,
+            mailbox,
+            timer,
+            timer_set: None,
+            events: Vec::with_capacity(EVENTS_PER_POLL),
+            next_event: 0,
+            connections: Vec::new(),
+            listeners: Vec::new(),
+            accepting: None,
+            accepts_per_event: 1,
+            waits: 0,
+            accepts_told: 0,
+            readable: VecDeque::new(),
+            readable_left: 0,
+            writable: Vec::new(),
+            done: VecDeque::new(),
+            scratch: vec![vec![0; RECEIVE_BUFFER]],
+        })
+    }
+
+    fn entry(&mut self, token: Token) -> Option<&mut Entry> {
+        self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, token: Token) -> Option<Completion<ScratchBuffer>> {
+        let mut bytes = self.scratch.pop().unwrap_or_else(|| vec![0; RECEIVE_BUFFER]);
+        let Some(entry) = self.entry(token).filter(|entry| entry.receive_wanted) else {
+            self.scratch.push(bytes);
+            return None;
+        };
+        let received = match &entry.connection {
+            Some(connection) => connection.socket.receive(&mut bytes),
+            None => Ok(0),
+        };
+        let result = match received {
+            Ok(length) => {
+                // A short read has emptied a stream socket: what comes later makes a new edge (epoll(7)).
+                entry.is_readable = length == bytes.len() || length == 0 || entry.has_ended;
+                entry.receive_wanted = false;
+                Ok(ScratchBuffer { bytes, length })
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                entry.is_readable = false;
+                self.scratch.push(bytes);
+                return None;
+            }
+            Err(error) => {
+                entry.receive_wanted = false;
+                self.scratch.push(bytes);
+                Err(error)
+            }
+        };
+        Some(Completion::Received { token, result })
+    }
+
+    /// Has the kernel tell when a connection is writable, too; if it is now, that makes an event.
+    fn tell_writable(&self, token: Token) -> io::Result<()> {
+        let entry = self.connections.get(token.index as usize);
+        if let Some(fd) = entry.and_then(|entry| entry.connection.as_ref()?.socket.fd()) {
+            epoll::modify(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE | EventFlags::OUT)?;
+        }
+        Ok(())
+    }
+
+    /// Has the wait end at `until` or earlier.
+    fn set_timer(&mut self, now: Millis, until: Millis) -> io::Result<()> {
+        if self.timer_set.is_some_and(|set| set <= until) {
+            return Ok(());
+        }
+        let after = Duration::from_millis(until.saturating_sub(now).max(1));
+        let it_value = Timespec {
+            tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(after.subsec_nanos()),
+        };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        self.timer_set = Some(until);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn on_event(&mut self, event: Event) -> Option<Completion<ScratchBuffer>> {
+        let data = event.data.u64();
+        if data == WAKE {
+            return Some(Completion::Woken);
+        }
+        if data == TIMER {
+            self.timer_set = None;
+            return None;
+        }
+        if data >= LISTENERS {
+            let in_a_row = self.accepts_told + 1 >= self.waits;
+            self.accepts_per_event = if in_a_row { (2 * self.accepts_per_event).min(ACCEPTS_PER_EVENT) } else { 1 };
+            self.accepts_told = self.waits;
+            self.accepting = Some(((data - LISTENERS) as usize, self.accepts_per_event));
+            return None;
+        }
+        let token = Token::from_u64(data);
+        let flags = event.flags;
+        let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+        let entry = self.entry(token)?;
+        if (broken || flags.contains(EventFlags::OUT)) && std::mem::take(&mut entry.writable_wanted) {
+            self.done.push_back(Completion::Writable { token });
+        }
+        if !broken && !flags.intersects(EventFlags::IN | EventFlags::RDHUP) {
+            return None;
+        }
+        let entry = self.entry(token)?;
+        entry.is_readable = true;
+        entry.has_ended |= broken || flags.contains(EventFlags::RDHUP);
+        self.receive(token)
+    }
+
+    fn accept(&mut self, listener: usize, left: usize) -> Option<Completion<ScratchBuffer>> {
+        let socket = self.listeners.get(listener)?.as_ref()?;
+        let result = socket.accept();
+        match &result {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.accepts_per_event = 1;
+                return None;
+            }
+            // More may be waiting, but listeners are level-triggered: what is left makes the next event.
+            _ if left <= 1 => {}
+            _ => self.accepting = Some((listener, left - 1)),
+        }
+        Some(Completion::Accepted { listener, result })
+    }
+}
+
+impl Driver for EpollDriver {
+    type Buffer = ScratchBuffer;
+
+    fn listen(&mut self, listener: usize, socket: Arc<Socket>) -> io::Result<()> {
+        if let Some(fd) = socket.fd() {
+            epoll::add(&self.epoll, fd, EventData::new_u64(LISTENERS + listener as u64), EventFlags::IN)?;
+        }
+        if self.listeners.len() <= listener {
+            self.listeners.resize(listener + 1, None);
+        }
+        if let Some(place) = self.listeners.get_mut(listener) {
+            *place = Some(socket);
+        }
+        Ok(())
+    }
+
+    fn unlisten(&mut self, listener: usize) {
+        if let Some(socket) = self.listeners.get_mut(listener).and_then(Option::take)
+            && let Some(fd) = socket.fd()
+        {
+            // It can only fail for a descriptor that is not registered: then there is nothing to do.
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+    }
+
+    fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
+        if let Some(fd) = connection.socket.fd() {
+            epoll::add(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE)?;
+        }
+        let index = token.index as usize;
+        if self.connections.len() <= index {
+            self.connections.resize_with(index + 1, Entry::default);
+        }
+        if let Some(entry) = self.connections.get_mut(index) {
+            *entry = Entry { connection: Some(connection), generation: token.generation, ..Entry::default() };
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, token: Token) {
+        if let Some(entry) = self.entry(token) {
+            // The registration goes with the last reference to the descriptor; events until then find no entry.
+            *entry = Entry { generation: u32::MAX, ..Entry::default() };
+        }
+    }
+
+    fn submit(&mut self, op: Op) -> Option<Completion<ScratchBuffer>> {
+        match op {
+            Op::Receive(token) => {
+                let entry = self.entry(token)?;
+                entry.receive_wanted = true;
+                if entry.is_readable {
+                    self.readable.push_back(token);
+                }
+                None
+            }
+            Op::Send(token, mut buf) => {
+                let result = self.send_now(token, &mut buf)?;
+                Some(Completion::Sent { token, result, buf })
+            }
+            Op::AwaitWritable(token) => {
+                let entry = self.entry(token)?;
+                if !std::mem::replace(&mut entry.tells_writable, true) {
+                    entry.writable_wanted = true;
+                    if self.tell_writable(token).is_err() {
+                        // A descriptor that can't be watched is tried: the send will tell what is wrong.
+                        self.writable.push(token);
+                    }
+                    return None;
+                }
+                // The edge may have passed before this was asked. poll(2) tells, and arms the next edge where the
+                // socket is full.
+                if entry.connection.as_ref().is_none_or(|connection| is_writable(&connection.socket)) {
+                    self.writable.push(token);
+                } else {
+                    entry.writable_wanted = true;
+                }
+                None
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn send_now(&mut self, token: Token, buf: &mut OutBuf) -> Option<io::Result<()>> {
+        Some(self.entry(token)?.connection.as_ref()?.socket.send_buf(buf).map(drop))
+    }
+
+    #[inline(always)]
+    fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
+        debug_assert!(self.next_event >= self.events.len(), "wait before all completions were taken");
+        let is_idle = self.readable.is_empty() && self.writable.is_empty() && self.accepting.is_none();
+        self.waits += 1;
+        self.readable_left = self.readable.len();
+        if !self.writable.is_empty() {
+            self.done.extend(self.writable.drain(..).map(|token| Completion::Writable { token }));
+        }
+        if let Some(until) = until.filter(|_| is_idle) {
+            self.set_timer(now, until)?;
+        }
+        let may_sleep = self.mailbox.may_sleep();
+        let timeout = if is_idle && may_sleep { None } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
+        self.events.clear();
+        self.next_event = 0;
+        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref());
+        self.mailbox.awake();
+        match waited {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        self.events.len() >= EVENTS_PER_POLL || !self.readable.is_empty() || self.accepting.is_some()
+    }
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Completion<ScratchBuffer>> {
+        loop {
+            if let Some(completion) = self.done.pop_front() {
+                return Some(completion);
+            }
+            if let Some((listener, left)) = self.accepting.take() {
+                if let Some(accepted) = self.accept(listener, left) {
+                    return Some(accepted);
+                }
+            } else if let Some(event) = self.events.get(self.next_event) {
+                let event = *event;
+                self.next_event += 1;
+                if let Some(completion) = self.on_event(event) {
+                    return Some(completion);
+                }
+            } else {
+                self.readable_left = self.readable_left.checked_sub(1)?;
+                let token = self.readable.pop_front()?;
+                if let Some(received) = self.receive(token) {
+                    return Some(received);
+                }
+            }
+        }
+    }
+
+    fn recycle(&mut self, buffer: ScratchBuffer) {
+        if self.scratch.is_empty() {
+            self.scratch.push(buffer.bytes);
+        }
+    }
+}
+
+fn is_writable(socket: &Socket) -> bool {
+    let Some(fd) = socket.fd() else { return true };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // A descriptor that can't be polled is tried: the send will tell what is wrong.
+    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,162 @@
+//! The simulated back-end: operations complete when, in the order, and as far as the network's seed has it.
+
+use std::io;
+use std::sync::Arc;
+
+use super::{Completion, Driver, Op, OutBuf, Token};
+use crate::Peer;
+use crate::io::sim::Network;
+use crate::io::socket::Socket;
+use crate::limits::RECEIVE_BUFFER;
+use crate::run::clock::Millis;
+use crate::run::connection::Connection;
+
+/// The sim driver. It never waits: what is ready, and how far time goes on, its owner decides.
+pub(crate) struct SimDriver {
+    network: Network,
+    connections: Vec<Option<(u32, Arc<Connection>)>>,
+    listening: Option<usize>,
+    pending: Vec<Pending>,
+    ready: Vec<Pending>,
+}
+
+enum Pending {
+    Receive(Token),
+    Send(Token, OutBuf),
+    Writable(Token),
+}
+
+impl SimDriver {
+    pub(crate) fn new(network: Network) -> Self {
+        Self { network, connections: Vec::new(), listening: None, pending: Vec::new(), ready: Vec::new() }
+    }
+
+    fn connection(&self, token: Token) -> Option<&Arc<Connection>> {
+        let (generation, connection) = self.connections.get(token.index as usize)?.as_ref()?;
+        (*generation == token.generation).then_some(connection)
+    }
+
+    fn is_ready(&self, pending: &Pending) -> bool {
+        let (token, reads) = match pending {
+            Pending::Receive(token) => (token, true),
+            // What does not fit comes back.
+            Pending::Send(..) => return true,
+            Pending::Writable(token) => (token, false),
+        };
+        match self.connection(*token).map(|connection| &connection.socket) {
+            Some(Socket::Sim(socket)) if reads => socket.is_readable(),
+            Some(Socket::Sim(socket)) => socket.is_writable(),
+            // Detached: the operation is forgotten when its turn comes.
+            _ => true,
+        }
+    }
+
+    fn run(&mut self, pending: Pending) -> Option<Completion<Vec<u8>>> {
+        match pending {
+            Pending::Receive(token) => {
+                let connection = self.connection(token)?;
+                let mut buffer = vec![0; RECEIVE_BUFFER];
+                let result = connection.socket.receive(&mut buffer).map(|n| {
+                    buffer.truncate(n);
+                    buffer
+                });
+                Some(Completion::Received { token, result })
+            }
+            Pending::Send(token, mut buf) => {
+                let connection = self.connection(token)?;
+                let result = connection.socket.send_buf(&mut buf).map(drop);
+                Some(Completion::Sent { token, result, buf })
+            }
+            Pending::Writable(token) => self.connection(token).map(|_| Completion::Writable { token }),
+        }
+    }
+}
+
+impl Driver for SimDriver {
+    type Buffer = Vec<u8>;
+
+    fn listen(&mut self, listener: usize, _: Arc<Socket>) -> io::Result<()> {
+        self.listening = Some(listener);
+        Ok(())
+    }
+
+    fn unlisten(&mut self, _: usize) {
+        self.listening = None;
+    }
+
+    fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
+        if self.network.lock().random.one_in(200) {
+            connection.socket.abort();
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let index = token.index as usize;
+        if self.connections.len() <= index {
+            self.connections.resize(index + 1, None);
+        }
+        if let Some(place) = self.connections.get_mut(index) {
+            *place = Some((token.generation, connection));
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, token: Token) {
+        if self.connection(token).is_some()
+            && let Some(place) = self.connections.get_mut(token.index as usize)
+        {
+            *place = None;
+        }
+    }
+
+    fn submit(&mut self, op: Op) -> Option<Completion<Vec<u8>>> {
+        let pending = match op {
+            Op::Receive(token) => Pending::Receive(token),
+            Op::Send(token, buf) => Pending::Send(token, buf),
+            Op::AwaitWritable(token) => Pending::Writable(token),
+        };
+        // A send may be done at once, as epoll does it, or later, as io_uring does it.
+        if matches!(pending, Pending::Send(..)) && self.network.lock().random.one_in(2) {
+            return self.run(pending);
+        }
+        self.pending.push(pending);
+        None
+    }
+
+    fn wait(&mut self, _: Millis, _: Option<Millis>) -> io::Result<()> {
+        let (ready, pending): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.pending).into_iter().partition(|pending| self.is_ready(pending));
+        self.pending = pending;
+        let mut state = self.network.lock();
+        for pending in ready {
+            if state.random.one_in(4) {
+                self.pending.push(pending);
+            } else {
+                let at = state.random.below(self.ready.len() + 1);
+                self.ready.insert(at, pending);
+            }
+        }
+        Ok(())
+    }
+
+    fn has_more(&self) -> bool {
+        self.pending.iter().any(|pending| self.is_ready(pending))
+    }
+
+    fn next(&mut self) -> Option<Completion<Vec<u8>>> {
+        if let Some(listener) = self.listening {
+            if self.network.lock().random.one_in(50) {
+                return Some(Completion::Accepted { listener, result: Err(io::ErrorKind::ConnectionAborted.into()) });
+            }
+            if let Some(socket) = self.network.accept() {
+                return Some(Completion::Accepted { listener, result: Ok((socket, Peer::Unix)) });
+            }
+        }
+        loop {
+            let pending = self.ready.pop()?;
+            if let Some(completion) = self.run(pending) {
+                return Some(completion);
+            }
+        }
+    }
+
+    fn recycle(&mut self, _: Vec<u8>) {}
+}

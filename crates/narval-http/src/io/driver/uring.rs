@@ -1,0 +1,596 @@
+//! The completion back-end: io_uring on Linux 6.1 and later.
+//!
+//! One ring per shard, made and used on the shard's thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`: completions are run when the
+//! shard waits, not whenever the kernel likes). Receives take a buffer from a ring of provided ones only when there is
+//! something to receive, so that an idle connection holds none; what came is copied out at once (a request is small), so
+//! that a buffer is never out of the kernel's hands for longer than that. An operation's memory and descriptor stay in
+//! [`InFlight`] until its completion has come.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use io_uring::types::{BufRingEntry, CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+
+use super::{Completion, Driver, Op, OutBuf, Token, lacks_resources};
+use crate::io::socket::{Family, Socket};
+use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES, URING_PAUSE};
+use crate::run::clock::Millis;
+use crate::run::connection::Connection;
+use crate::run::mailbox::Mailbox;
+
+/// Completions of cancellations say nothing that matters.
+const IGNORED: u64 = u64::MAX;
+/// The group of the provided buffers.
+const BUFFER_GROUP: u16 = 0;
+/// Values of <poll.h> and <linux/io_uring.h> that the bindings don't name.
+const POLLIN: u32 = 1;
+const POLLOUT: u32 = 4;
+const POLL_FIRST: u16 = 1;
+const MSG_DONTWAIT: i32 = 0x40;
+const MSG_NOSIGNAL: i32 = 0x4000;
+const MSG_MORE: i32 = 0x8000;
+const SOCK_NONBLOCK_CLOEXEC: i32 = 0o4000 | 0o2_000_000;
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+const EBUSY: i32 = 16;
+const ETIME: i32 = 62;
+const ENOBUFS: i32 = 105;
+const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+
+/// The io_uring driver.
+pub(crate) struct UringDriver {
+    ring: IoUring,
+    buffers: ProvidedBuffers,
+    mailbox: Arc<Mailbox>,
+    /// Operations under way; their places are their `user_data`.
+    ops: Vec<Option<InFlight>>,
+    free: Vec<usize>,
+    connections: Vec<Entry>,
+    /// The accept operation of each listener.
+    accepts: Vec<Option<usize>>,
+    completed: VecDeque<(u64, i32, u32)>,
+    scratch: Vec<Vec<u8>>,
+    /// Why the ring takes no more operations.
+    broken: Option<io::Error>,
+}
+
+#[derive(Default)]
+struct Entry {
+    generation: u32,
+    connection: Option<Arc<Connection>>,
+    /// Its operations under way: receive, send, writable.
+    ops: [Option<usize>; 3],
+}
+
+/// An operation under way, and all that it refers to.
+enum InFlight {
+    Wake,
+    Accept { listener: usize, socket: Arc<Socket>, family: Family },
+    Receive { token: Token, connection: Arc<Connection> },
+    Send { token: Token, connection: Arc<Connection>, buf: OutBuf },
+    Writable { token: Token, _connection: Arc<Connection> },
+}
+
+/// Received bytes, copied out of a provided buffer.
+pub(crate) type Received = Vec<u8>;
+
+/// Tries what the driver needs, under whatever filters this process has: a ring with all flags, provided buffers, and a
+/// byte that is received through them.
+///
+/// # Errors
+/// What does not work, in one line.
+pub(crate) fn probe() -> Result<(), String> {
+    let attempt = || -> io::Result<()> {
+        let (mut ours, theirs) = UnixStream::pair()?;
+        let mut driver = UringDriver::new(Mailbox::new()?)?;
+        let fd = Fd(theirs.as_raw_fd());
+        let receive = opcode::Recv::new(fd, std::ptr::null_mut(), 0).buf_group(BUFFER_GROUP).build();
+        driver.push(&receive.flags(squeue::Flags::BUFFER_SELECT).user_data(IGNORED - 1));
+        ours.write_all(b"x")?;
+        let second = Timespec::new().sec(1);
+        driver.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&second))?;
+        driver.reap();
+        let answer = driver.completed.iter().find(|(data, ..)| *data == IGNORED - 1).copied();
+        let Some((_, result, flags)) = answer else { return Err(io::ErrorKind::TimedOut.into()) };
+        if result < 0 {
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        let came = cqueue::buffer_select(flags).map(|id| driver.buffers.take(id, result as usize).to_vec());
+        (came.as_deref() == Some(b"x")).then_some(()).ok_or_else(|| io::Error::other("a wrong byte was received"))?;
+        let mut theirs = theirs;
+        theirs.write_all(b"y")?;
+        ours.read_exact(&mut [0])
+    };
+    // On a thread of its own: the kernel's work for a ring that is gone interrupts system calls of the thread that had it.
+    let tried = std::thread::scope(|scope| scope.spawn(attempt).join());
+    tried.unwrap_or_else(|_| Err(io::Error::other("the probe panicked"))).map_err(|error| format!("io_uring: {error}"))
+}
+
+impl UringDriver {
+    /// A driver that is woken by `mailbox`. To be used on the thread that made it.
+    pub(crate) fn new(mailbox: Arc<Mailbox>) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_submit_all()
+            .setup_cqsize(4 * URING_ENTRIES)
+            .build(URING_ENTRIES)?;
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "no timeouts for waiting (IORING_FEAT_EXT_ARG)"));
+        }
+        let buffers = ProvidedBuffers::register(&ring)?;
+        let mut driver = Self {
+            ring,
+            buffers,
+            mailbox,
+            ops: Vec::new(),
+            free: Vec::new(),
+            connections: Vec::new(),
+            accepts: Vec::new(),
+            completed: VecDeque::new(),
+            scratch: vec![Vec::with_capacity(RECEIVE_BUFFER)],
+            broken: None,
+        };
+        driver.await_wake();
+        Ok(driver)
+    }
+
+    fn entry(&mut self, token: Token) -> Option<&mut Entry> {
+        self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
+    }
+
+    /// Queues an operation; submits what is queued if there is no room.
+    fn push(&mut self, entry: &squeue::Entry) {
+        while self.broken.is_none() {
+            // SAFETY: whatever the entry refers to is owned by `InFlight` (or is this driver's own) until its completion
+            // has come, and the descriptors in it are kept open by the same.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // A full queue is emptied by submitting.
+            let submitted = self.ring.submit().map(drop);
+            self.reap();
+            // Where that can't be any more, the next wait says so.
+            self.broken = self.settle(submitted).err();
+        }
+    }
+
+    /// What is left of an io_uring_enter(2) that failed in passing.
+    fn settle(&self, entered: io::Result<()>) -> io::Result<()> {
+        match entered.as_ref().map_err(io::Error::raw_os_error) {
+            // The time is over, a signal came, or completions had to be taken first, which was done.
+            Err(Some(ETIME | EINTR | EBUSY)) => Ok(()),
+            Err(Some(EAGAIN)) => {
+                // The kernel had no memory for an operation, or no room for another completion: it has them when others are
+                // done, and until then asking again without a pause would keep a processor busy.
+                if self.completed.is_empty() {
+                    std::thread::sleep(URING_PAUSE);
+                }
+                Ok(())
+            }
+            _ => entered,
+        }
+    }
+
+    /// Starts an operation that `make` builds from its `user_data`.
+    fn start(&mut self, op: InFlight, entry: squeue::Entry) -> usize {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.ops.push(None);
+            self.ops.len() - 1
+        });
+        if let Some(slot) = self.ops.get_mut(place) {
+            *slot = Some(op);
+        }
+        self.push(&entry.user_data(place as u64));
+        place
+    }
+
+    fn await_wake(&mut self) {
+        if let Some(fd) = self.mailbox.waker().fd().map(|fd| Fd(fd.as_raw_fd())) {
+            // Multishot: each wake-up is one completion, and the counter is never read.
+            self.start(InFlight::Wake, opcode::PollAdd::new(fd, POLLIN).multi(true).build());
+        }
+    }
+
+    fn accept_from(&mut self, listener: usize, socket: Arc<Socket>, family: Family) {
+        if let Some(fd) = socket.fd().map(|fd| Fd(fd.as_raw_fd())) {
+            let accept = opcode::AcceptMulti::new(fd).flags(SOCK_NONBLOCK_CLOEXEC).build();
+            let place = self.start(InFlight::Accept { listener, socket, family }, accept);
+            if let Some(slot) = self.accepts.get_mut(listener) {
+                *slot = Some(place);
+            }
+        }
+    }
+
+    fn start_on(
+        &mut self,
+        token: Token,
+        kind: usize,
+        make: impl FnOnce(Arc<Connection>, Fd) -> (InFlight, squeue::Entry),
+    ) {
+        let Some(connection) = self.entry(token).and_then(|entry| entry.connection.clone()) else { return };
+        let Some(fd) = connection.socket.fd().map(|fd| Fd(fd.as_raw_fd())) else { return };
+        let (op, entry) = make(connection, fd);
+        let place = self.start(op, entry);
+        if let Some(slot) = self.entry(token).and_then(|entry| entry.ops.get_mut(kind)) {
+            *slot = Some(place);
+        }
+    }
+
+    fn receive(&mut self, token: Token) {
+        self.start_on(token, 0, |connection, fd| {
+            let receive =
+                opcode::Recv::new(fd, std::ptr::null_mut(), 0).buf_group(BUFFER_GROUP).ioprio(POLL_FIRST).build();
+            (InFlight::Receive { token, connection }, receive.flags(squeue::Flags::BUFFER_SELECT))
+        });
+    }
+
+    fn send(&mut self, token: Token, buf: OutBuf) {
+        self.start_on(token, 1, |connection, fd| {
+            let (bytes, more) = if buf.rest().is_empty() {
+                (&buf.tail[..], 0)
+            } else {
+                (buf.rest(), i32::from(!buf.tail.is_empty()) * MSG_MORE)
+            };
+            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            // The heap memory behind `buf` does not move when `buf` does.
+            // Not waiting: whether a client makes progress is for the shard to find out.
+            let flags = MSG_DONTWAIT | MSG_NOSIGNAL | more;
+            let send = opcode::Send::new(fd, bytes.as_ptr(), length).flags(flags).build();
+            (InFlight::Send { token, connection, buf }, send)
+        });
+    }
+
+    /// Takes all completions out of the ring.
+    fn reap(&mut self) {
+        for entry in self.ring.completion() {
+            self.completed.push_back((entry.user_data(), entry.result(), entry.flags()));
+        }
+    }
+
+    /// Turns a completion of the kernel into one of ours.
+    fn finish(&mut self, data: u64, result: i32, flags: u32) -> Option<Completion<Received>> {
+        let place = usize::try_from(data).ok().filter(|place| *place < self.ops.len())?;
+        if cqueue::more(flags) {
+            return match self.ops.get(place)? {
+                Some(InFlight::Accept { listener, family, .. }) => Some(accepted(*listener, *family, result)),
+                _ => Some(Completion::Woken),
+            };
+        }
+        let op = self.ops.get_mut(place)?.take()?;
+        self.free.push(place);
+        let error = (result < 0).then(|| io::Error::from_raw_os_error(-result));
+        match op {
+            InFlight::Wake => {
+                self.await_wake();
+                Some(Completion::Woken)
+            }
+            InFlight::Accept { listener, socket, family } => self.accept_ended(place, listener, socket, family, result),
+            InFlight::Receive { token, connection } => self.received(token, &connection, result, flags, error),
+            InFlight::Send { token, connection: _connection, mut buf } => {
+                *self.entry(token)?.ops.get_mut(1)? = None;
+                let result = error.map_or_else(
+                    || {
+                        buf.advance(usize::try_from(result).unwrap_or_default());
+                        Ok(())
+                    },
+                    Err,
+                );
+                Some(Completion::Sent { token, result, buf })
+            }
+            InFlight::Writable { token, .. } => {
+                *self.entry(token)?.ops.get_mut(2)? = None;
+                Some(Completion::Writable { token })
+            }
+        }
+    }
+
+    /// Accepting has come to an end, which each error is. Only what was armed last is armed again, and not where the next attempt
+    /// would fail at once, too: then whoever is told of it lets it rest, and two of them would be armed after that.
+    fn accept_ended(
+        &mut self,
+        place: usize,
+        listener: usize,
+        socket: Arc<Socket>,
+        family: Family,
+        result: i32,
+    ) -> Option<Completion<Received>> {
+        let armed = self.accepts.get_mut(listener).filter(|armed| **armed == Some(place));
+        let is_armed = armed.map(Option::take).is_some();
+        let completion = accepted(listener, family, result);
+        match &completion {
+            Completion::Accepted { result: Err(_), .. } if !is_armed => return None,
+            Completion::Accepted { result: Err(error), .. } if lacks_resources(error) => {}
+            _ if is_armed => self.accept_from(listener, socket, family),
+            _ => {}
+        }
+        Some(completion)
+    }
+
+    fn received(
+        &mut self,
+        token: Token,
+        _connection: &Arc<Connection>,
+        result: i32,
+        flags: u32,
+        error: Option<io::Error>,
+    ) -> Option<Completion<Received>> {
+        let mut bytes = self.scratch.pop().unwrap_or_default();
+        bytes.clear();
+        if let Some(id) = cqueue::buffer_select(flags) {
+            bytes.extend_from_slice(self.buffers.take(id, usize::try_from(result).unwrap_or_default()));
+            self.buffers.give_back(id);
+        }
+        let Some(entry) = self.entry(token) else {
+            self.scratch.push(bytes);
+            return None;
+        };
+        if let Some(op) = entry.ops.first_mut() {
+            *op = None;
+        }
+        match error {
+            Some(error) => {
+                self.scratch.push(bytes);
+                if result == -ENOBUFS {
+                    // All buffers were in use at that moment; they are given back at once.
+                    self.receive(token);
+                    return None;
+                }
+                Some(Completion::Received { token, result: Err(error) })
+            }
+            None => Some(Completion::Received { token, result: Ok(bytes) }),
+        }
+    }
+
+    fn cancel(&mut self, place: usize) {
+        self.push(&opcode::AsyncCancel::new(place as u64).build().user_data(IGNORED));
+    }
+}
+
+/// Accepting many at once tells no addresses: the connection is asked, unless its listener says enough.
+fn accepted(listener: usize, family: Family, result: i32) -> Completion<Received> {
+    if result < 0 {
+        return Completion::Accepted { listener, result: Err(io::Error::from_raw_os_error(-result)) };
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    let fd = unsafe { OwnedFd::from_raw_fd(result as RawFd) };
+    let result = family.peer_of(&fd).map(|peer| (Socket::Os(fd), peer));
+    Completion::Accepted { listener, result }
+}
+
+impl Driver for UringDriver {
+    type Buffer = Received;
+
+    fn listen(&mut self, listener: usize, socket: Arc<Socket>) -> io::Result<()> {
+        if self.accepts.len() <= listener {
+            self.accepts.resize(listener + 1, None);
+        }
+        if self.accepts.get(listener).is_some_and(Option::is_none) {
+            let family = socket.fd().map_or(Ok(Family::Unix), Family::of)?;
+            self.accept_from(listener, socket, family);
+        }
+        Ok(())
+    }
+
+    fn unlisten(&mut self, listener: usize) {
+        if let Some(place) = self.accepts.get_mut(listener).and_then(Option::take) {
+            self.cancel(place);
+        }
+    }
+
+    fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
+        let index = token.index as usize;
+        if self.connections.len() <= index {
+            self.connections.resize_with(index + 1, Entry::default);
+        }
+        if let Some(entry) = self.connections.get_mut(index) {
+            *entry = Entry { generation: token.generation, connection: Some(connection), ops: [None; 3] };
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, token: Token) {
+        let Some(entry) = self.entry(token) else { return };
+        let ops = std::mem::take(entry).ops;
+        if let Some(entry) = self.connections.get_mut(token.index as usize) {
+            entry.generation = u32::MAX;
+        }
+        for place in ops.into_iter().flatten() {
+            self.cancel(place);
+        }
+    }
+
+    fn submit(&mut self, op: Op) -> Option<Completion<Received>> {
+        match op {
+            Op::Receive(token) => self.receive(token),
+            Op::Send(token, buf) => self.send(token, buf),
+            // Asked for again: it is under way.
+            Op::AwaitWritable(token) if self.entry(token).is_some_and(|entry| entry.ops[2].is_some()) => {}
+            Op::AwaitWritable(token) => self.start_on(token, 2, |connection, fd| {
+                let poll = opcode::PollAdd::new(fd, POLLOUT).build();
+                (InFlight::Writable { token, _connection: connection }, poll)
+            }),
+        }
+        None
+    }
+
+    fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        let may_sleep = self.mailbox.may_sleep();
+        let timeout = if may_sleep && self.completed.is_empty() {
+            until.map(|until| Duration::from_millis(until.saturating_sub(now).max(1)))
+        } else {
+            Some(Duration::ZERO)
+        };
+        let waited = match timeout {
+            Some(timeout) => {
+                let timeout = Timespec::from(timeout);
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
+            }
+            None => self.ring.submit_and_wait(1),
+        };
+        self.mailbox.awake();
+        self.reap();
+        self.settle(waited.map(drop))
+    }
+
+    fn next(&mut self) -> Option<Completion<Received>> {
+        loop {
+            let (data, result, flags) = self.completed.pop_front()?;
+            if let Some(completion) = self.finish(data, result, flags) {
+                return Some(completion);
+            }
+        }
+    }
+
+    fn recycle(&mut self, buffer: Received) {
+        if self.scratch.is_empty() {
+            self.scratch.push(buffer);
+        }
+    }
+}
+
+impl Drop for UringDriver {
+    fn drop(&mut self) {
+        // The kernel must not write into memory that is given back: everything is cancelled, and its end awaited.
+        let second = Timespec::new().sec(1);
+        let cancelled = self.ring.submitter().register_sync_cancel(Some(second), CancelBuilder::any());
+        for _ in 0..100 {
+            let moment = Timespec::new().nsec(10_000_000);
+            // A timeout is what ends this at the latest.
+            drop(self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&moment)));
+            self.reap();
+            while let Some((data, _, flags)) = self.completed.pop_front() {
+                if let Some(op) = usize::try_from(data).ok().and_then(|place| self.ops.get_mut(place))
+                    && !cqueue::more(flags)
+                {
+                    *op = None;
+                }
+            }
+            if self.ops.iter().all(Option::is_none) {
+                return;
+            }
+        }
+        tracing::debug!(?cancelled, "operations of a ring did not end: their memory is not given back");
+        self.buffers.leak();
+        for op in self.ops.drain(..) {
+            std::mem::forget(op);
+        }
+    }
+}
+
+/// Buffers that the kernel takes from a ring as it receives.
+struct ProvidedBuffers {
+    ring: NonNull<BufRingEntry>,
+    memory: NonNull<u8>,
+    tail: u16,
+    leaked: bool,
+}
+
+impl ProvidedBuffers {
+    const RING: Layout = match Layout::from_size_align(URING_BUFFERS as usize * size_of::<BufRingEntry>(), 4096) {
+        Ok(layout) => layout,
+        Err(_) => unreachable!(),
+    };
+    const MEMORY: Layout = match Layout::from_size_align(URING_BUFFERS as usize * URING_BUFFER, 4096) {
+        Ok(layout) => layout,
+        Err(_) => unreachable!(),
+    };
+
+    fn register(ring: &IoUring) -> io::Result<Self> {
+        // SAFETY: both layouts have a size above zero.
+        let (entries, memory) = unsafe { (alloc_zeroed(Self::RING), alloc_zeroed(Self::MEMORY)) };
+        let (Some(entries), Some(memory)) = (NonNull::new(entries), NonNull::new(memory)) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let mut buffers = Self { ring: entries.cast(), memory, tail: 0, leaked: false };
+        // SAFETY: the ring's memory lives as long as the driver, which cancels everything before it lets go of it, and
+        // has room for that many entries.
+        unsafe {
+            ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, URING_BUFFERS, BUFFER_GROUP, 0)?;
+        }
+        for id in 0..URING_BUFFERS {
+            buffers.give_back(id);
+        }
+        Ok(buffers)
+    }
+
+    /// The first `length` bytes of a buffer that the kernel has filled.
+    fn take(&self, id: u16, length: usize) -> &[u8] {
+        let id = usize::from(id % URING_BUFFERS);
+        // SAFETY: the buffer lies within `memory`, which is initialised, and the kernel does not touch it before it is given
+        // back, which needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(id * URING_BUFFER), length.min(URING_BUFFER)) }
+    }
+
+    /// Lets the kernel fill a buffer again.
+    fn give_back(&mut self, id: u16) {
+        let id = id % URING_BUFFERS;
+        let place = usize::from(self.tail % URING_BUFFERS);
+        // SAFETY: `place` is below the number of entries, and entries behind the tail are not the kernel's. The tail lies
+        // within the first entry (io_uring_register_buf_ring(3)), aligned to two bytes, and only we write it: the kernel
+        // reads it after the release store.
+        unsafe {
+            let entry = &mut *self.ring.as_ptr().add(place);
+            entry.set_addr(self.memory.as_ptr().add(usize::from(id) * URING_BUFFER) as u64);
+            entry.set_len(URING_BUFFER as u32);
+            entry.set_bid(id);
+            self.tail = self.tail.wrapping_add(1);
+            let tail = BufRingEntry::tail(self.ring.as_ptr()).cast_mut();
+            AtomicU16::from_ptr(tail).store(self.tail, Ordering::Release);
+        }
+    }
+
+    fn leak(&mut self) {
+        self.leaked = true;
+    }
+}
+
+impl Drop for ProvidedBuffers {
+    fn drop(&mut self) {
+        if !self.leaked {
+            // SAFETY: allocated with these layouts; the driver has seen all operations end that could use them.
+            unsafe {
+                dealloc(self.ring.as_ptr().cast(), Self::RING);
+                dealloc(self.memory.as_ptr(), Self::MEMORY);
+            }
+        }
+    }
+}
+
+const _: () = assert!(URING_BUFFERS.is_power_of_two(), "the tail wraps around at 2^16");
+
+/// Bytes that were sent on a socket and have not arrived at the peer's kernel (tcp(7), `SIOCOUTQ`), its end included. It has nothing to do
+/// with rings: it is here because the bindings leave it to an unsafe call.
+pub(crate) fn bytes_in_flight(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    // SAFETY: this request stores an int, and does nothing else.
+    let bytes = unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<SIOCOUTQ, i32>::new()) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// Has the C library give blocks of memory of a megabyte and more back to the system when they are freed. By itself, glibc takes the first
+/// large block that is freed for a sign that more are to come, keeps blocks of up to 32 MiB in its arenas from then on, and hardly ever
+/// gives those back: after a burst of large messages a server kept four fifths of the memory that it had needed. For the start of a
+/// program; it does nothing where the C library is another. See docs/performance.md for the measurement.
+pub fn give_back_large_blocks() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    for (parameter, bytes) in [
+        (nix::libc::M_MMAP_THRESHOLD, 1024 * 1024),
+        // Setting the one ends the other's adjusting itself, too, which would give back what the next answer needs again.
+        (nix::libc::M_TRIM_THRESHOLD, 4 * 1024 * 1024),
+    ] {
+        // SAFETY: it takes the allocator's own lock, and sets a number.
+        unsafe { nix::libc::mallopt(parameter, bytes) };
+    }
+}

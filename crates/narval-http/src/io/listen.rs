@@ -1,0 +1,167 @@
+//! Where a server listens.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::io::socket::Socket;
+
+/// Something to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Listen {
+    /// An IPv4 or IPv6 address; port 0 for any free port. An IPv6 address takes IPv6 only.
+    Tcp(SocketAddr),
+    /// A unix socket. A stale one is replaced; one that somebody listens on is an error.
+    Unix(PathBuf),
+    /// All sockets handed over by the parent process (`LISTEN_FDS`, systemd.socket(5)).
+    Inherited,
+}
+
+/// Where a server does listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// An IPv4 or IPv6 address, with the real port.
+    Tcp(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Inherited => f.write_str("inherited sockets"),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: Socket,
+    pub(crate) address: ListenAddress,
+    /// The socket's file is ours, and goes when the server ends.
+    pub(crate) owned_path: Option<PathBuf>,
+}
+
+/// Opens what `listen` names.
+pub(crate) fn open(listen: &Listen, backlog: u32) -> io::Result<Vec<Listener>> {
+    match listen {
+        Listen::Tcp(address) => Ok(vec![tcp(*address, backlog)?]),
+        Listen::Unix(path) => Ok(vec![unix(path, backlog)?]),
+        Listen::Inherited => inherited(),
+    }
+}
+
+fn tcp(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let fd = stream_socket(family)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    rustix::net::bind(&fd, &address)?;
+    listener(fd, None, backlog)
+}
+
+fn unix(path: &Path, backlog: u32) -> io::Result<Listener> {
+    let fd = stream_socket(AddressFamily::UNIX)?;
+    let address = SocketAddrUnix::new(path)?;
+    match rustix::net::bind(&fd, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            match UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+                _ => return Err(rustix::io::Errno::ADDRINUSE.into()),
+            }
+            rustix::net::bind(&fd, &address)?;
+        }
+        bound => bound?,
+    }
+    listener(fd, Some(path.to_owned()), backlog)
+}
+
+fn stream_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+fn listener(fd: OwnedFd, owned_path: Option<PathBuf>, backlog: u32) -> io::Result<Listener> {
+    rustix::net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    let address = prepare(fd.as_fd())?;
+    Ok(Listener { socket: Socket::Os(fd), address, owned_path })
+}
+
+/// Sets up a listening socket; returns its address.
+fn prepare(fd: BorrowedFd<'_>) -> io::Result<ListenAddress> {
+    let name = rustix::net::getsockname(fd)?;
+    if let Ok(address) = SocketAddr::try_from(name.clone()) {
+        // Accepted sockets inherit it: an answer that takes two sends must not wait for the client's delayed ACK.
+        sockopt::set_tcp_nodelay(fd, true)?;
+        return Ok(ListenAddress::Tcp(address));
+    }
+    let path = SocketAddrUnix::try_from(name)
+        .ok()
+        .and_then(|name| name.path().map(|path| path.to_string_lossy().into_owned()));
+    Ok(ListenAddress::Unix(path.unwrap_or_default().into()))
+}
+
+fn inherited() -> io::Result<Vec<Listener>> {
+    let mut passed = listenfd::ListenFd::from_env();
+    let mut listeners = Vec::new();
+    for at in 0..passed.len() {
+        let fd: Option<OwnedFd> = match passed.take_tcp_listener(at) {
+            Ok(listener) => listener.map(OwnedFd::from),
+            Err(_) => passed.take_unix_listener(at)?.map(OwnedFd::from),
+        };
+        if let Some(fd) = fd {
+            rustix::io::ioctl_fionbio(&fd, true)?;
+            let address = prepare(fd.as_fd())?;
+            listeners.push(Listener { socket: Socket::Os(fd), address, owned_path: None });
+        }
+    }
+    if listeners.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no socket was handed over (LISTEN_FDS, LISTEN_PID)"));
+    }
+    Ok(listeners)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backlog_is_the_one_that_was_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        for backlog in [1, 5] {
+            let path = dir.path().join(backlog.to_string());
+            let _listeners = open(&Listen::Unix(path.clone()), backlog).unwrap();
+            let address = SocketAddrUnix::new(&path).unwrap();
+            let mut waiting = Vec::new();
+            // A full backlog refuses a socket that doesn't wait, unix(7).
+            let refused = loop {
+                let client = stream_socket(AddressFamily::UNIX).unwrap();
+                match rustix::net::connect(&client, &address) {
+                    Ok(()) => waiting.push(client),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!((refused, waiting.len()), (rustix::io::Errno::AGAIN, backlog as usize + 1));
+        }
+    }
+}

@@ -1,0 +1,178 @@
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Random;
+use crate::io::socket::Socket;
+
+/// The simulated network: connections between simulated clients and the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    state: Arc<Mutex<State>>,
+    now: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) random: Random,
+    pub(crate) wires: Vec<Wire>,
+    /// Connections that wait to be accepted.
+    backlog: VecDeque<usize>,
+}
+
+/// One connection.
+#[derive(Debug, Default)]
+pub(crate) struct Wire {
+    /// On the way to the server.
+    pub(crate) to_server: VecDeque<u8>,
+    /// The client has ended its side.
+    pub(crate) client_ended: bool,
+    /// The client has broken the connection.
+    pub(crate) client_reset: bool,
+    /// What the server sent.
+    pub(crate) to_client: Vec<u8>,
+    /// How much more the client takes now.
+    pub(crate) window: usize,
+    /// The server's socket counts as writable only when it takes more than this.
+    pub(crate) unwritable_up_to: usize,
+    /// The server has ended its side.
+    pub(crate) server_ended: bool,
+    /// The server has closed the connection; with a reset, if `server_aborts`.
+    pub(crate) server_closed: bool,
+    pub(crate) server_aborts: bool,
+}
+
+/// The server's end of a connection.
+#[derive(Debug)]
+pub(crate) struct SimSocket {
+    network: Network,
+    wire: usize,
+}
+
+impl Network {
+    pub(crate) fn new(seed: u64) -> Self {
+        let state = State { random: Random::new(seed), wires: Vec::new(), backlog: VecDeque::new() };
+        Self { state: Arc::new(Mutex::new(state)), now: Arc::new(AtomicU64::new(1000)) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The simulated time, for the server's clock.
+    pub(crate) fn time(&self) -> Arc<AtomicU64> {
+        self.now.clone()
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&self, millis: u64) {
+        self.now.fetch_add(millis, Ordering::Relaxed);
+    }
+
+    /// Bytes that wait for the server, and bytes that it has sent.
+    pub(crate) fn traffic(&self) -> (usize, usize) {
+        let state = self.lock();
+        state.wires.iter().fold((0, 0), |(to, from), wire| (to + wire.to_server.len(), from + wire.to_client.len()))
+    }
+
+    /// Client: opens a connection.
+    pub(crate) fn connect(&self) -> usize {
+        let mut state = self.lock();
+        state.wires.push(Wire::default());
+        let wire = state.wires.len() - 1;
+        state.backlog.push_back(wire);
+        wire
+    }
+
+    /// Server: takes a connection that waits.
+    pub(crate) fn accept(&self) -> Option<Socket> {
+        let wire = self.lock().backlog.pop_front()?;
+        Some(Socket::Sim(SimSocket { network: self.clone(), wire }))
+    }
+}
+
+impl SimSocket {
+    fn wire<T>(&self, act: impl FnOnce(&mut Wire, &mut Random) -> T) -> Option<T> {
+        let mut state = self.network.lock();
+        let State { wires, random, .. } = &mut *state;
+        wires.get_mut(self.wire).map(|wire| act(wire, random))
+    }
+
+    /// Whether receiving would not block.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.wire(|wire, _| !wire.to_server.is_empty() || wire.client_ended || wire.client_reset).unwrap_or(true)
+    }
+
+    /// Whether bytes wait to be received.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.wire(|wire, _| !wire.to_server.is_empty()).unwrap_or(false)
+    }
+
+    /// Whether sending would not block.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.wire(|wire, _| wire.window > wire.unwritable_up_to || wire.client_reset).unwrap_or(true)
+    }
+
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.wire(|wire, random| {
+            if wire.client_reset {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            if wire.to_server.is_empty() {
+                return if wire.client_ended { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
+            }
+            let most = wire.to_server.len().min(buffer.len());
+            let n = if random.one_in(3) { 1 + random.below(most) } else { most };
+            for (place, byte) in buffer.iter_mut().zip(wire.to_server.drain(..n)) {
+                *place = byte;
+            }
+            Ok(n)
+        })
+        .unwrap_or(Ok(0))
+    }
+
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.wire(|wire, random| {
+            assert!(!wire.server_ended && !wire.server_closed, "the server sends after it has ended");
+            if wire.client_reset {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            if bytes.is_empty() {
+                return Ok(0);
+            }
+            let most = wire.window.min(bytes.len());
+            if most == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let n = if random.one_in(3) { 1 + random.below(most) } else { most };
+            wire.window -= n;
+            wire.to_client.extend_from_slice(bytes.get(..n).unwrap_or_default());
+            Ok(n)
+        })
+        .unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    pub(crate) fn send_file(&self, file: &File, offset: u64, count: usize) -> io::Result<usize> {
+        let mut bytes = vec![0; count.min(64 * 1024)];
+        let n = file.read_at(&mut bytes, offset)?;
+        bytes.truncate(n);
+        self.send(&bytes)
+    }
+
+    pub(crate) fn end_output(&self) {
+        self.wire(|wire, _| wire.server_ended = true);
+    }
+
+    pub(crate) fn abort(&self) {
+        self.wire(|wire, _| wire.server_aborts = true);
+    }
+}
+
+impl Drop for SimSocket {
+    fn drop(&mut self) {
+        self.wire(|wire, _| wire.server_closed = true);
+    }
+}

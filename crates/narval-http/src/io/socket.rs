@@ -1,0 +1,251 @@
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny};
+
+use crate::Peer;
+use crate::io::driver::{OutBuf, uring};
+#[cfg(any(test, feature = "sim"))]
+use crate::io::sim::SimSocket;
+
+/// A stream socket, not blocking: the kernel's, or one of the simulated kernel.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Os(OwnedFd),
+    /// Of the simulated kernel.
+    #[cfg(any(test, feature = "sim"))]
+    Sim(SimSocket),
+    /// The simulated listener.
+    #[cfg(any(test, feature = "sim"))]
+    Nowhere,
+}
+
+impl Socket {
+    /// The descriptor, where there is one.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Os(fd) => Some(fd.as_fd()),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => None,
+        }
+    }
+
+    /// Whether it is one of the simulated kernel.
+    pub(crate) fn is_simulated(&self) -> bool {
+        !matches!(self, Self::Os(_))
+    }
+
+    /// Receives into `buffer`; 0: the peer sends no more.
+    #[inline(always)]
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.receive(buffer),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => Ok(0),
+            Self::Os(fd) => loop {
+                match rustix::net::recv(fd, &mut *buffer, rustix::net::RecvFlags::DONTWAIT) {
+                    Ok((n, _)) => return Ok(n),
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            },
+        }
+    }
+
+    /// Sends without waiting. `more`: a file, or the connection's end, follows at once.
+    #[inline(always)]
+    pub(crate) fn send(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.send(bytes),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => Err(io::ErrorKind::BrokenPipe.into()),
+            Self::Os(fd) => loop {
+                match rustix::net::send(fd, bytes, send_flags(more)) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    sent => return Ok(sent?),
+                }
+            },
+        }
+    }
+
+    /// Sends several slices as one.
+    pub(crate) fn send_slices(&self, slices: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => {
+                self.send(slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice), more)
+            }
+            Self::Os(fd) => loop {
+                match rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), send_flags(more)) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    sent => return Ok(sent?),
+                }
+            },
+        }
+    }
+
+    /// Sends what `out` holds, as much as fits, and takes it off.
+    #[inline(always)]
+    pub(crate) fn send_buf(&self, out: &mut OutBuf) -> io::Result<usize> {
+        let sent = match (out.rest(), &out.tail) {
+            (rest, tail) if tail.is_empty() => self.send(rest, out.ends)?,
+            ([], tail) => self.send(tail, out.ends)?,
+            (rest, tail) => self.send_slices(&[IoSlice::new(rest), IoSlice::new(tail)], out.ends)?,
+        };
+        out.advance(sent);
+        Ok(sent)
+    }
+
+    /// Sends up to `count` bytes of `file` from `offset` on; 0: the file ends there.
+    pub(crate) fn send_file(&self, file: &File, offset: u64, count: usize) -> io::Result<usize> {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.send_file(file, offset, count),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => Err(io::ErrorKind::BrokenPipe.into()),
+            Self::Os(fd) => loop {
+                let mut at = offset;
+                match rustix::fs::sendfile(fd, file, Some(&mut at), count) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    sent => return Ok(sent?),
+                }
+            },
+        }
+    }
+
+    /// Whether the client has sent anything that was not received: closing now would reset the connection.
+    pub(crate) fn has_unread(&self) -> bool {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.has_unread(),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => false,
+            Self::Os(fd) => rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0),
+        }
+    }
+
+    /// Whether something that was sent has not arrived at the client's kernel, as far as that can be known.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => false,
+            Self::Os(fd) => uring::bytes_in_flight(fd.as_fd()).is_ok_and(|bytes| bytes > 0),
+        }
+    }
+
+    /// Accepts a connection from a listening socket.
+    pub(crate) fn accept(&self) -> io::Result<(Self, Peer)> {
+        use rustix::net::{SocketFlags, acceptfrom_with};
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => Err(io::ErrorKind::WouldBlock.into()),
+            Self::Os(fd) => {
+                let (socket, address) = acceptfrom_with(fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+                Ok((Self::Os(socket), peer(address)?))
+            }
+        }
+    }
+
+    /// Whether what fills no packet waits from now on for what follows, or for the connection's end. (The kernel waits for
+    /// 200 ms.)
+    pub(crate) fn cork(&self, waits: bool) {
+        if let Some(fd) = self.fd() {
+            // Not a TCP socket: there are no packets to be saved.
+            let _ = rustix::net::sockopt::set_tcp_cork(fd, waits);
+        }
+    }
+
+    /// Whether packets come in on this thread's processor (`SO_INCOMING_CPU`); no where that cannot be told.
+    pub(crate) fn comes_in_here(&self) -> bool {
+        let incoming = self.fd().and_then(|fd| rustix::net::sockopt::socket_incoming_cpu(fd).ok());
+        // By libc: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
+        incoming.is_some_and(|cpu| nix::sched::sched_getcpu().is_ok_and(|here| cpu as usize == here))
+    }
+
+    /// Says that nothing more is sent. Failing means that the connection is gone already.
+    pub(crate) fn end_output(&self) {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.end_output(),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => {}
+            Self::Os(fd) => {
+                let _ = rustix::net::shutdown(fd, Shutdown::Write);
+            }
+        }
+    }
+
+    /// Makes the close that follows an abort: the peer sees a reset, and never a clean end of a short body.
+    pub(crate) fn abort(&self) {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.abort(),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => {}
+            Self::Os(fd) => {
+                // Neither can fail in a way that matters: a connection that is gone already is what is wanted. A job that
+                // still holds the descriptor finds it shut; the reset goes out with the last close.
+                let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+                let _ = rustix::net::shutdown(fd, Shutdown::Read);
+            }
+        }
+    }
+}
+
+fn send_flags(more: bool) -> SendFlags {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    if more { flags | SendFlags::MORE } else { flags }
+}
+
+/// What the connections of a listening socket are. It decides what they must speak, and which limits they count in; what a
+/// connection itself tells does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    Tcp,
+    Unix,
+}
+
+impl Family {
+    /// Of a listening socket.
+    ///
+    /// # Errors
+    /// Neither TCP nor a unix socket, or no socket.
+    pub(crate) fn of(listener: BorrowedFd<'_>) -> io::Result<Self> {
+        match rustix::net::getsockname(listener)?.address_family() {
+            AddressFamily::INET | AddressFamily::INET6 => Ok(Self::Tcp),
+            AddressFamily::UNIX => Ok(Self::Unix),
+            _ => Err(io::Error::new(io::ErrorKind::Unsupported, "neither a TCP nor a unix socket")),
+        }
+    }
+
+    /// The other end of a connection that was accepted from a listener of this family.
+    ///
+    /// # Errors
+    /// It can't be named: a TCP client that has reset the connection already.
+    pub(crate) fn peer_of(self, accepted: &OwnedFd) -> io::Result<Peer> {
+        match self {
+            Self::Unix => Ok(Peer::Unix),
+            Self::Tcp => match peer(rustix::net::getpeername(accepted)?)? {
+                Peer::Unix => Err(nameless()),
+                peer => Ok(peer),
+            },
+        }
+    }
+}
+
+fn peer(address: Option<SocketAddrAny>) -> io::Result<Peer> {
+    let address = address.ok_or_else(nameless)?;
+    if address.address_family() == AddressFamily::UNIX {
+        return Ok(Peer::Unix);
+    }
+    Ok(Peer::Tcp(address.try_into()?))
+}
+
+/// As accept(2) says of a connection that is gone.
+fn nameless() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the client of an accepted connection has no address")
+}

@@ -1,0 +1,9 @@
+pub(crate) mod body;
+pub(crate) mod guard;
+pub(crate) mod handler;
+pub(crate) mod into_response;
+pub(crate) mod push;
+pub(crate) mod query;
+pub(crate) mod request;
+pub(crate) mod responder;
+pub(crate) mod response;

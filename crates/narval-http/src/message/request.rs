@@ -1,0 +1,255 @@
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+
+use crate::run::body_memory::Share;
+use serde::de::DeserializeOwned;
+
+use crate::http1::ProtoError;
+use crate::http1::head::{HeadLimits, parse_head};
+use crate::run::early::{self, Informational};
+use crate::run::intake::{BodyPipe, Buffered};
+use crate::{HeadParts, HeadRef, PathParams};
+
+/// The other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A TCP client.
+    Tcp(SocketAddr),
+    /// A client on a unix socket.
+    Unix,
+}
+
+/// A request, as a handler gets it.
+#[derive(Debug)]
+pub struct Request {
+    head: Bytes,
+    parts: HeadParts,
+    peer: Peer,
+    body: RequestBody,
+    pub(crate) params: PathParams,
+}
+
+impl Request {
+    /// A request from its parts: the bytes of the head, what was parsed from them, the peer and the body.
+    pub fn new(head: Bytes, parts: HeadParts, peer: Peer, body: RequestBody) -> Self {
+        Self { head, parts, peer, body, params: PathParams::default() }
+    }
+
+    /// A request from the text of its head and its body, with a unix socket as the peer: for testing handlers without
+    /// sockets.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Handler, Request, StatusCode};
+    ///
+    /// let handler = |request: Request| format!("you asked for {}", request.path());
+    /// let request = Request::parse("GET /x HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::new())?;
+    /// assert_eq!(handler.handle(request).status(), StatusCode::OK);
+    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The rule of HTTP that the head breaks; 400 for a head that isn't complete.
+    pub fn parse(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Result<Self, ProtoError> {
+        let head = head.into();
+        let parsed =
+            parse_head(&head, &HeadLimits::default())?.ok_or(ProtoError::bad_request("the head is incomplete"))?;
+        Ok(Self::new(head, parsed.parts, Peer::Unix, body.into().into()))
+    }
+
+    /// A view of the head.
+    pub fn head(&self) -> HeadRef<'_> {
+        HeadRef::new(&self.head, &self.parts, &self.peer)
+    }
+
+    /// A copy of what a view of the head needs, for when the request itself has been given away.
+    pub(crate) fn head_parts(&self) -> (Bytes, HeadParts, Peer) {
+        (self.head.clone(), self.parts.clone(), self.peer.clone())
+    }
+
+    /// The request method.
+    pub fn method(&self) -> &Method {
+        &self.parts.method
+    }
+
+    /// HTTP/1.0 or HTTP/1.1.
+    pub fn version(&self) -> Version {
+        self.parts.version
+    }
+
+    /// The path, percent-encoded as sent, without the query.
+    pub fn path(&self) -> &str {
+        self.head().path()
+    }
+
+    /// The query, percent-encoded as sent, without its `?`.
+    pub fn query(&self) -> Option<&str> {
+        self.head().query()
+    }
+
+    /// The value of the first field line with this name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.head().header(name)
+    }
+
+    /// Who sent the request.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, ahead of the answer. Any number may
+    /// be sent, by the handler, on the thread it was called on. True: it is on its way. False: the client is one of
+    /// HTTP/1.0, which knows of no such thing, or the socket takes no more for now, or this is not that thread (see
+    /// [`Responder::informational`](crate::Responder::informational)).
+    ///
+    /// ```
+    /// use narval_http::{HeaderValue, Request, Response, StatusCode, header};
+    ///
+    /// fn page(request: Request) -> Response {
+    ///     let style = (header::LINK, HeaderValue::from_static("</style.css>; rel=preload; as=style"));
+    ///     // A hint: whoever can't be given it does without.
+    ///     let _ = request.informational(StatusCode::EARLY_HINTS, &[style]);
+    ///     Response::text(StatusCode::OK, "what took a while to make")
+    /// }
+    /// # let _: &dyn narval_http::Handler = &page;
+    /// ```
+    ///
+    /// # Errors
+    /// Not a status of this kind (`100 Continue` and `101 Switching Protocols` are the engine's own), or the connection is
+    /// broken.
+    pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
+        let message = Informational::new(status, fields)?;
+        if Informational::is_known_to(self.version()) { early::send(self.address(), &message) } else { Ok(false) }
+    }
+
+    /// What tells this request from every other there is.
+    pub(crate) fn address(&self) -> usize {
+        self.head.as_ptr().addr()
+    }
+
+    /// The body, to be read.
+    pub fn body(&mut self) -> &mut RequestBody {
+        &mut self.body
+    }
+}
+
+/// The body of a request, read with [`io::Read`].
+///
+/// A body of up to [`Limits::body_buffer_max`](crate::Limits::body_buffer_max) is in memory before the handler runs. A larger one is
+/// received while the handler reads, no faster than it reads. A client that waits for `100 Continue` gets it at the first read, unless
+/// so many bodies are being received that it got it at once.
+#[derive(Debug, Default)]
+pub struct RequestBody {
+    buffered: Bytes,
+    /// The memory for that, where it came over a connection.
+    _share: Option<Share>,
+    /// Of a buffered body.
+    trailers: HeaderMap,
+    pipe: Option<Arc<BodyPipe>>,
+}
+
+impl RequestBody {
+    pub(crate) fn streamed(pipe: Arc<BodyPipe>) -> Self {
+        Self { pipe: Some(pipe), ..Self::default() }
+    }
+
+    pub(crate) fn buffered(body: Buffered, trailers: HeaderMap) -> Self {
+        Self { buffered: body.bytes.into(), _share: Some(body.share), trailers, pipe: None }
+    }
+
+    /// The fields that came behind a chunked body (RFC 9110 section 6.5); there are none before the body has been read to its end.
+    /// They are the client's word, and never among the fields of the head.
+    pub fn trailers(&self) -> HeaderMap {
+        match &self.pipe {
+            Some(pipe) => pipe.trailers(),
+            None => self.trailers.clone(),
+        }
+    }
+}
+
+/// The whole body at once. Give each handler the limit that suits it: it decides how much memory a request takes.
+impl RequestBody {
+    /// What is left of the body, if that is no more than `bytes_max` bytes.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Handler, Request, StatusCode};
+    ///
+    /// fn note(mut request: Request) -> std::io::Result<String> {
+    ///     Ok(format!("{} bytes", request.body().bytes(1000)?.len()))
+    /// }
+    ///
+    /// let post = |body: &'static str| Request::parse("POST / HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::from(body));
+    /// assert_eq!(note(post("hello")?).unwrap(), "5 bytes");
+    /// let long = Box::leak("x".repeat(1001).into_boxed_str());
+    /// assert_eq!(note.handle(post(long)?).status(), StatusCode::PAYLOAD_TOO_LARGE);
+    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// It is longer, or it was broken off. A handler that returns the error answers 413, or what the error is about.
+    pub fn bytes(&mut self, bytes_max: usize) -> io::Result<Bytes> {
+        let body = match &self.pipe {
+            None => std::mem::take(&mut self.buffered),
+            Some(_) => {
+                let mut body = Vec::new();
+                self.by_ref().take((bytes_max as u64).saturating_add(1)).read_to_end(&mut body)?;
+                body.into()
+            }
+        };
+        if body.len() > bytes_max {
+            return Err(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large").into());
+        }
+        Ok(body)
+    }
+
+    /// What is left of the body, as UTF-8.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), and 400 for what is not UTF-8.
+    pub fn text(&mut self, bytes_max: usize) -> io::Result<String> {
+        let malformed = |_| ProtoError::bad_request("the request body is not UTF-8").into();
+        String::from_utf8(self.bytes(bytes_max)?.into()).map_err(malformed)
+    }
+
+    /// What is left of the body, read as JSON.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Request, StatusCode};
+    ///
+    /// fn sum(mut request: Request) -> std::io::Result<String> {
+    ///     let numbers: Vec<i64> = request.body().json(10_000)?;
+    ///     Ok(numbers.iter().sum::<i64>().to_string())
+    /// }
+    ///
+    /// let request = Request::parse("POST / HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::from("[1, 2, 39]"))?;
+    /// assert_eq!(sum(request).unwrap(), "42");
+    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), and 400 for what is not JSON, or not of this type.
+    pub fn json<T: DeserializeOwned>(&mut self, bytes_max: usize) -> io::Result<T> {
+        let malformed = |_| ProtoError::bad_request("the request body is not the JSON that is wanted here").into();
+        serde_json::from_slice(&self.bytes(bytes_max)?).map_err(malformed)
+    }
+}
+
+impl From<Bytes> for RequestBody {
+    fn from(buffered: Bytes) -> Self {
+        Self { buffered, ..Self::default() }
+    }
+}
+
+impl Read for RequestBody {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if let Some(pipe) = &self.pipe {
+            return pipe.read(out);
+        }
+        let n = self.buffered.len().min(out.len());
+        out[..n].copy_from_slice(&self.buffered.split_to(n));
+        Ok(n)
+    }
+}

@@ -1,0 +1,209 @@
+use std::io;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::{HeaderName, HeaderValue, StatusCode};
+
+use crate::Response;
+use crate::run::connection::TxLease;
+use crate::run::early::Informational;
+use crate::run::engine::Engine;
+use crate::run::exchange::Exchange;
+use crate::run::pool::Job;
+
+/// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. Dropped without an
+/// answer, it answers 500.
+#[derive(Debug)]
+pub struct Responder {
+    late: Option<Arc<Late>>,
+}
+
+impl Response {
+    /// A response that is still to come: return it from [`Handler::handle`](crate::Handler::handle), and answer with the [`Responder`], before or after.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use narval_http::{Request, Response, StatusCode};
+    ///
+    /// fn slow(_: Request) -> Response {
+    ///     let (response, responder) = Response::later();
+    ///     std::thread::spawn(move || {
+    ///         std::thread::sleep(Duration::from_secs(1));
+    ///         responder.respond(Response::text(StatusCode::OK, "here it is"));
+    ///     });
+    ///     response
+    /// }
+    /// ```
+    ///
+    /// [`header`](Self::header), [`replace_header`](Self::replace_header) and [`body`](Self::body) change the answer when it is
+    /// there, and so does [`map`](Self::map), which is for middlewares that look at it. Until then, there is nothing to look at.
+    /// From [`Handler::inline`](crate::Handler::inline) it is possible, too.
+    pub fn later() -> (Self, Responder) {
+        let late = Arc::new(Late::default());
+        let mut response = Self::new(StatusCode::INTERNAL_SERVER_ERROR);
+        response.late = Some(Box::new(Later { late: late.clone(), changes: Changes::default() }));
+        (response, Responder { late: Some(late) })
+    }
+
+    /// Changes the answer: at once, or, where it is [still to come](Self::later), on a worker when it is there.
+    ///
+    /// ```
+    /// use narval_http::{Next, Request, Response};
+    ///
+    /// fn complain(request: Request, next: Next<'_>) -> Response {
+    ///     let path = request.path().to_owned();
+    ///     next.run(request).map(move |response| {
+    ///         if response.status().is_server_error() {
+    ///             eprintln!("{path}: {}", response.status());
+    ///         }
+    ///         response
+    ///     })
+    /// }
+    /// # let _: &dyn narval_http::Middleware = &complain;
+    /// ```
+    #[must_use]
+    pub fn map(mut self, change: impl FnOnce(Self) -> Self + Send + 'static) -> Self {
+        match &mut self.late {
+            Some(later) => {
+                later.changes.0.push(Box::new(change));
+                self
+            }
+            None => change(self),
+        }
+    }
+}
+
+/// A response that is still to come, on its way through the middlewares.
+#[derive(Debug)]
+pub(crate) struct Later {
+    late: Arc<Late>,
+    changes: Changes,
+}
+
+/// What is to be done to an answer when it is there, in this order.
+#[derive(Default)]
+struct Changes(Vec<Box<dyn FnOnce(Response) -> Response + Send>>);
+
+impl std::fmt::Debug for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Changes({})", self.0.len())
+    }
+}
+
+impl Responder {
+    /// Answers. A worker sends it; this thread does not wait.
+    pub fn respond(mut self, response: Response) {
+        if let Some(late) = self.late.take() {
+            late.answer(response);
+        }
+    }
+
+    /// Sends an informational response ahead of the answer; see [`Request::informational`](crate::Request::informational).
+    /// False also before the handler has returned.
+    ///
+    /// # Errors
+    /// Not a status of this kind, or the connection is broken.
+    pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
+        let message = Informational::new(status, fields)?;
+        self.late.as_ref().map_or(Ok(false), |late| late.inform(&message))
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        if let Some(late) = self.late.take() {
+            late.answer(Response::new(StatusCode::INTERNAL_SERVER_ERROR));
+        }
+    }
+}
+
+/// Where the handler's right to answer and the answer meet, whichever comes first.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    meeting: Mutex<Meeting>,
+}
+
+#[derive(Debug, Default)]
+enum Meeting {
+    #[default]
+    Nobody,
+    /// The handler has returned.
+    Waiting(Box<Waiting>),
+    /// The answer came first.
+    Answer(Box<Response>),
+    Over,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    lease: TxLease,
+    exchange: Exchange,
+    changes: Changes,
+    engine: Arc<Engine>,
+}
+
+impl Late {
+    fn lock(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, mut response: Response) {
+        // A late answer is the answer, and can't be put off again.
+        response.late = None;
+        let mut meeting = self.lock();
+        match mem::replace(&mut *meeting, Meeting::Over) {
+            Meeting::Nobody => *meeting = Meeting::Answer(Box::new(response)),
+            Meeting::Waiting(waiting) => {
+                drop(meeting);
+                let Waiting { lease, exchange, changes, engine } = *waiting;
+                engine.pool.push_continued(Job::Late(Box::new(LateAnswer { lease, exchange, response, changes })));
+            }
+            Meeting::Answer(_) | Meeting::Over => {}
+        }
+    }
+
+    fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
+        let mut meeting = self.lock();
+        let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
+        let Some(connection) = waiting.lease.connection() else { return Ok(false) };
+        if !Informational::is_known_to(waiting.exchange.to.version) {
+            return Ok(false);
+        }
+        // After an error the lease is dropped, which aborts the connection: something of the message may be out.
+        message.send(connection).inspect_err(|_| *meeting = Meeting::Over)
+    }
+}
+
+impl Later {
+    /// Leaves the right to answer with the answer that is to come, or takes that along if it is there already.
+    pub(crate) fn wait(self, lease: TxLease, exchange: Exchange, engine: &Arc<Engine>) -> Option<LateAnswer> {
+        let Self { late, changes } = self;
+        let mut meeting = late.lock();
+        match mem::replace(&mut *meeting, Meeting::Over) {
+            Meeting::Answer(response) => Some(LateAnswer { lease, exchange, response: *response, changes }),
+            _ => {
+                *meeting = Meeting::Waiting(Box::new(Waiting { lease, exchange, changes, engine: engine.clone() }));
+                None
+            }
+        }
+    }
+}
+
+/// A late answer, to be sent.
+#[derive(Debug)]
+pub(crate) struct LateAnswer {
+    pub(crate) lease: TxLease,
+    pub(crate) exchange: Exchange,
+    response: Response,
+    changes: Changes,
+}
+
+impl LateAnswer {
+    /// Worker: what is to be sent, once all that waited for it has been done to it. As a handler does, that may panic.
+    pub(crate) fn take(&mut self) -> Response {
+        let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
+        let answer = mem::replace(&mut self.response, nothing);
+        mem::take(&mut self.changes).0.into_iter().fold(answer, |answer, change| change(answer))
+    }
+}

@@ -1,0 +1,235 @@
+//! What the engine counts: one block of counters per thread, summed when somebody asks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use crate::observe::histogram::{Cells, Histogram, Unit};
+
+/// Status codes that are counted one by one: 100 to 599.
+const STATUSES: usize = 500;
+
+/// The counters of one thread. Only that thread writes, so that adding is a load and a store.
+#[derive(Debug)]
+pub(crate) struct ThreadCounters {
+    pub(crate) requests_inline: Counter,
+    pub(crate) requests_worker: Counter,
+    pub(crate) bytes_sent: Counter,
+    pub(crate) bytes_received: Counter,
+    pub(crate) connections_accepted: Counter,
+    pub(crate) connections_closed: Counter,
+    pub(crate) connections_refused: Counter,
+    pub(crate) accept_errors: Counter,
+    pub(crate) handshakes: Counter,
+    pub(crate) handshakes_failed: Counter,
+    pub(crate) handshakes_refused: Counter,
+    pub(crate) rejected: Counter,
+    pub(crate) overloaded: Counter,
+    pub(crate) timeouts: Counter,
+    pub(crate) aborts: Counter,
+    pub(crate) panics: Counter,
+    pub(crate) polls: Counter,
+    pub(crate) completions: Counter,
+    pub(crate) messages: Counter,
+    pub(crate) inline_slow: Counter,
+    pub(crate) inline_time: Cells,
+    pub(crate) request_time: Cells,
+    pub(crate) job_time: Cells,
+    pub(crate) queue_depth: Cells,
+    statuses: Box<[Counter]>,
+}
+
+/// A number that one thread adds to and any thread reads.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds; only from the thread that owns the counter.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl ThreadCounters {
+    fn new() -> Self {
+        let zero = Counter::default;
+        Self {
+            requests_inline: zero(),
+            requests_worker: zero(),
+            bytes_sent: zero(),
+            bytes_received: zero(),
+            connections_accepted: zero(),
+            connections_closed: zero(),
+            connections_refused: zero(),
+            accept_errors: zero(),
+            handshakes: zero(),
+            handshakes_failed: zero(),
+            handshakes_refused: zero(),
+            rejected: zero(),
+            overloaded: zero(),
+            timeouts: zero(),
+            aborts: zero(),
+            panics: zero(),
+            polls: zero(),
+            completions: zero(),
+            messages: zero(),
+            inline_slow: zero(),
+            inline_time: Cells::default(),
+            request_time: Cells::default(),
+            job_time: Cells::default(),
+            queue_depth: Cells::default(),
+            statuses: (0..STATUSES).map(|_| zero()).collect(),
+        }
+    }
+
+    pub(crate) fn status(&self, status: u16) {
+        if let Some(counter) = usize::from(status).checked_sub(100).and_then(|at| self.statuses.get(at)) {
+            counter.add(1);
+        }
+    }
+}
+
+/// All threads' counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    threads: Mutex<Vec<Arc<CachePadded<ThreadCounters>>>>,
+}
+
+impl Counters {
+    /// A block for a new thread.
+    pub(crate) fn thread(&self) -> Arc<CachePadded<ThreadCounters>> {
+        let block = Arc::new(CachePadded::new(ThreadCounters::new()));
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(block.clone());
+        block
+    }
+
+    /// The sums at this moment.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = |field: fn(&ThreadCounters) -> &Counter| threads.iter().map(|block| field(block).get()).sum::<u64>();
+        let histogram =
+            |unit, field: fn(&ThreadCounters) -> &Cells| Histogram::of(unit, threads.iter().map(|block| field(block)));
+        let job_time = histogram(Unit::Time, |block| &block.job_time);
+        let accepted = sum(|block| &block.connections_accepted);
+        let closed = sum(|block| &block.connections_closed);
+        let statuses = (0..STATUSES).filter_map(|at| {
+            let count = threads.iter().filter_map(|block| block.statuses.get(at)).map(Counter::get).sum::<u64>();
+            (count > 0).then_some((at as u16 + 100, count))
+        });
+        Snapshot {
+            requests_inline: sum(|block| &block.requests_inline),
+            requests_worker: sum(|block| &block.requests_worker),
+            statuses: statuses.collect(),
+            bytes_sent: sum(|block| &block.bytes_sent),
+            bytes_received: sum(|block| &block.bytes_received),
+            connections_accepted: accepted,
+            connections_open: accepted.saturating_sub(closed),
+            connections_refused: sum(|block| &block.connections_refused),
+            accept_errors: sum(|block| &block.accept_errors),
+            handshakes: sum(|block| &block.handshakes),
+            handshakes_failed: sum(|block| &block.handshakes_failed),
+            handshakes_refused: sum(|block| &block.handshakes_refused),
+            rejected: sum(|block| &block.rejected),
+            overloaded: sum(|block| &block.overloaded),
+            timeouts: sum(|block| &block.timeouts),
+            aborts: sum(|block| &block.aborts),
+            panics: sum(|block| &block.panics),
+            polls: sum(|block| &block.polls),
+            completions: sum(|block| &block.completions),
+            messages: sum(|block| &block.messages),
+            inline_slow: sum(|block| &block.inline_slow),
+            inline_time: histogram(Unit::Time, |block| &block.inline_time),
+            request_time: histogram(Unit::Time, |block| &block.request_time),
+            worker_busy: Duration::try_from_secs_f64(job_time.sum()).unwrap_or_default(),
+            job_time,
+            queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
+            queue_depth: 0,
+            body_memory_bytes: 0,
+            bodies_waiting: 0,
+            workers: 0,
+            log_lines_dropped: 0,
+        }
+    }
+}
+
+/// The engine's counters at one moment; all of them since the server was built, where nothing else is said.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Requests answered by [`Handler::inline`](crate::Handler::inline).
+    pub requests_inline: u64,
+    /// Requests answered by a worker.
+    pub requests_worker: u64,
+    /// Answers by status code; codes that were never sent are left out.
+    pub statuses: Vec<(u16, u64)>,
+    /// Bytes given to sockets.
+    pub bytes_sent: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+    /// Connections accepted.
+    pub connections_accepted: u64,
+    /// Connections open now.
+    pub connections_open: u64,
+    /// Connections turned away with 503 because of a cap.
+    pub connections_refused: u64,
+    /// TLS handshakes that were completed.
+    pub handshakes: u64,
+    /// TLS handshakes that failed.
+    pub handshakes_failed: u64,
+    /// Connections closed because too many TLS handshakes were under way.
+    pub handshakes_refused: u64,
+    /// Times that accepting failed, for example for want of file descriptors.
+    pub accept_errors: u64,
+    /// Malformed requests.
+    pub rejected: u64,
+    /// Requests answered 503 because the queue was full.
+    pub overloaded: u64,
+    /// Connections closed at a deadline, those between two requests not counted.
+    pub timeouts: u64,
+    /// Answers broken off.
+    pub aborts: u64,
+    /// Handlers that panicked.
+    pub panics: u64,
+    /// Calls into the driver's wait.
+    pub polls: u64,
+    /// Operations and readiness events that the driver has completed.
+    pub completions: u64,
+    /// Messages from other threads that shards have seen to.
+    pub messages: u64,
+    /// How long inline calls took, of one in 64.
+    pub inline_time: Histogram,
+    /// Timed inline calls of more than 200 µs, which hold up a whole shard.
+    pub inline_slow: u64,
+    /// How long requests took that were not answered inline, from the end of the head to the last byte given to the socket; of one in
+    /// 16, or of all of them where there is an access log.
+    pub request_time: Histogram,
+    /// Time that workers spent on jobs.
+    pub worker_busy: Duration,
+    /// How long each of these jobs took: handlers, and pieces of answers that went on.
+    pub job_time: Histogram,
+    /// How many requests waited for a worker when one was added, itself included; of one in 16.
+    pub queue_depths: Histogram,
+    /// Requests that wait for a worker now.
+    pub queue_depth: usize,
+    /// Memory that request bodies take now, in bytes.
+    pub body_memory_bytes: u64,
+    /// Requests with streamed bodies that wait for a thread now.
+    pub bodies_waiting: usize,
+    /// Worker threads.
+    pub workers: usize,
+    /// Access log lines dropped because the writer could not keep up.
+    pub log_lines_dropped: u64,
+}
+
+impl Snapshot {
+    /// Requests answered in all.
+    pub fn requests(&self) -> u64 {
+        self.requests_inline + self.requests_worker
+    }
+}

@@ -1,0 +1,242 @@
+//! The lines of an access log.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use serde_json::json;
+
+use crate::observe::access_log::{AccessLog, Entry};
+use crate::{Peer, http1};
+
+/// Bytes of a field that a line shows at most.
+const FIELD_BYTES_MAX: usize = 2048;
+/// Bytes gathered before they are written, if nothing has them written earlier.
+const BUFFER: usize = 64 * 1024;
+
+/// The form of a line in an access log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LogFormat {
+    /// Apache's combined form.
+    Combined,
+    /// The same with the address that `X-Real-IP` or `X-Forwarded-For` names, which only means something behind a proxy that
+    /// sets them.
+    RealIp,
+    /// Address, request, status, bytes and time, for people.
+    Verbose,
+    /// A JSON object: `time` (RFC 3339), `client`, `request`, `status`, `bytes`, `seconds`, `aborted`, and where the client sent
+    /// them `referer`, `user_agent` and `forwarded_for`.
+    Json,
+}
+
+/// An [`AccessLog`] in one of the usual formats, to anything that can be written to. Where that fails it is said once, as an
+/// error event, and the log goes on when it can.
+///
+/// ```no_run
+/// use std::fs::OpenOptions;
+///
+/// use narval_http::{LogFormat, LogWriter, Request, Server};
+///
+/// let file = OpenOptions::new().append(true).create(true).open("access.log")?;
+/// let server = Server::builder(|_: Request| "hello\n").access_log(LogWriter::new(LogFormat::Combined, file));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LogWriter<W: Write> {
+    format: LogFormat,
+    out: io::BufWriter<W>,
+    failed: bool,
+}
+
+impl<W: Write> LogWriter<W> {
+    /// Writes lines of this form.
+    pub fn new(format: LogFormat, out: W) -> Self {
+        Self { format, out: io::BufWriter::with_capacity(BUFFER, out), failed: false }
+    }
+
+    /// Once per spell of trouble: a full disk must not fill the other log, too.
+    fn note(&mut self, result: io::Result<()>) {
+        match result {
+            Ok(()) => self.failed = false,
+            Err(error) if !self.failed => {
+                self.failed = true;
+                tracing::error!("cannot write the access log: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl<W: Write + Send + 'static> AccessLog for LogWriter<W> {
+    fn write(&mut self, entry: &Entry) {
+        let result = self.out.write_all(self.format.line(entry).as_bytes());
+        self.note(result);
+    }
+
+    fn flush(&mut self) {
+        let result = self.out.flush();
+        self.note(result);
+    }
+}
+
+impl LogFormat {
+    /// The line of an entry, its end included. Nothing a client sends can end it, or reach a terminal as it is.
+    pub fn line(self, entry: &Entry) -> String {
+        match self {
+            Self::Combined => combined(&peer(&entry.peer), entry),
+            Self::RealIp => combined(&real_ip(entry).unwrap_or_else(|| peer(&entry.peer)), entry),
+            Self::Verbose => verbose(entry),
+            Self::Json => json(entry),
+        }
+    }
+}
+
+fn combined(client: &str, entry: &Entry) -> String {
+    let mut line = String::with_capacity(200);
+    line.push_str(&format!("{client} - - [{}] \"", time(entry.time)));
+    push(&mut line, &entry.request_line);
+    line.push_str(&format!("\" {} {} \"", entry.status, entry.bytes));
+    push(&mut line, entry.referer.as_deref().unwrap_or_default());
+    line.push_str("\" \"");
+    push(&mut line, entry.user_agent.as_deref().unwrap_or_default());
+    line.push_str("\"\n");
+    line
+}
+
+fn verbose(entry: &Entry) -> String {
+    let mut line = peer(&entry.peer);
+    line.push(' ');
+    push(&mut line, &entry.request_line);
+    line.push_str(&format!(" {} {} bytes {:?}", entry.status, entry.bytes, entry.duration));
+    line.push_str(if entry.aborted { " broken off\n" } else { "\n" });
+    line
+}
+
+fn json(entry: &Entry) -> String {
+    let mut object = json!({
+        "time": rfc_3339(entry.time),
+        "client": peer(&entry.peer),
+        "request": short(&entry.request_line),
+        "status": entry.status,
+        "bytes": entry.bytes,
+        "seconds": entry.duration.as_secs_f64(),
+        "aborted": entry.aborted,
+    });
+    let fields =
+        [("referer", &entry.referer), ("user_agent", &entry.user_agent), ("forwarded_for", &entry.forwarded_for)];
+    for (name, value) in fields {
+        if let (Some(value), Some(object)) = (value, object.as_object_mut()) {
+            object.insert(name.to_owned(), short(value).into());
+        }
+    }
+    format!("{object}\n")
+}
+
+fn peer(peer: &Peer) -> String {
+    match peer {
+        Peer::Tcp(address) => address.ip().to_canonical().to_string(),
+        Peer::Unix => "unix".to_owned(),
+    }
+}
+
+/// The client's address as a proxy in front says it.
+fn real_ip(entry: &Entry) -> Option<String> {
+    let first = entry.forwarded_for.as_deref()?.split(',').next()?.trim();
+    first.parse::<IpAddr>().ok().map(|address| address.to_string())
+}
+
+/// Text from outside: what could end the field or the line, or trick a terminal, is written `\xHH`.
+fn push(out: &mut String, text: &str) {
+    for byte in text.bytes().take(FIELD_BYTES_MAX) {
+        match byte {
+            b'"' | b'\\' | 0..=0x1f | 0x7f.. => out.push_str(&format!("\\x{byte:02X}")),
+            _ => out.push(char::from(byte)),
+        }
+    }
+}
+
+/// As much of a text as a line shows.
+fn short(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(FIELD_BYTES_MAX)).unwrap_or_default()
+}
+
+/// `17/May/2025:10:28:15 +0000`, always in UTC, from `Sat, 17 May 2025 10:28:15 GMT`.
+fn time(time: SystemTime) -> String {
+    let date = http1::date::format(time);
+    let part = |range: std::ops::Range<usize>| {
+        date.get(range).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
+    };
+    format!("{}/{}/{}:{} +0000", part(5..7), part(8..11), part(12..16), part(17..25))
+}
+
+/// `2025-05-17T10:28:15.125Z`.
+fn rfc_3339(time: SystemTime) -> String {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let date = http1::date::format(time);
+    let part = |range: std::ops::Range<usize>| {
+        date.get(range).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
+    };
+    let month = MONTHS.find(part(8..11)).map_or(0, |at| at / 3 + 1);
+    let millis = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
+    format!("{}-{month:02}-{}T{}.{millis:03}Z", part(12..16), part(5..7), part(17..25))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    fn entry() -> Entry {
+        let head = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        let parts = http1::head::parse_head(head, &Default::default()).unwrap().unwrap().parts;
+        let mut entry = Entry::new(&crate::HeadRef::new(head, &parts, &Peer::Unix));
+        entry.peer = Peer::Tcp("[::ffff:127.0.0.1]:9".parse().unwrap());
+        entry.time = UNIX_EPOCH + Duration::from_millis(1_747_477_695_125);
+        entry.request_line = "GET /a\"b HTTP/1.1".to_owned();
+        entry.user_agent = Some("curl/8 \x1b[1m".to_owned());
+        entry.forwarded_for = Some("192.0.2.7, 10.0.0.1".to_owned());
+        (entry.status, entry.bytes, entry.duration) = (404, 5, Duration::from_millis(3));
+        entry
+    }
+
+    #[test]
+    fn combined_lines_with_what_could_break_them_escaped() {
+        let want =
+            "127.0.0.1 - - [17/May/2025:10:28:15 +0000] \"GET /a\\x22b HTTP/1.1\" 404 5 \"\" \"curl/8 \\x1B[1m\"\n";
+        assert_eq!(LogFormat::Combined.line(&entry()), want);
+    }
+
+    #[test]
+    fn the_address_behind_a_proxy() {
+        assert!(LogFormat::RealIp.line(&entry()).starts_with("192.0.2.7 - - ["));
+        let mut direct = entry();
+        direct.forwarded_for = Some("no address".to_owned());
+        assert!(LogFormat::RealIp.line(&direct).starts_with("127.0.0.1 - - ["));
+    }
+
+    #[test]
+    fn verbose_lines() {
+        let mut aborted = entry();
+        aborted.aborted = true;
+        let line = LogFormat::Verbose.line(&aborted);
+        assert_eq!(line, "127.0.0.1 GET /a\\x22b HTTP/1.1 404 5 bytes 3ms broken off\n");
+    }
+
+    #[test]
+    fn json_lines() {
+        let mut entry = entry();
+        entry.referer = Some("ä".repeat(2000));
+        let line = LogFormat::Json.line(&entry);
+        assert!(line.ends_with("}\n") && line.trim_end().bytes().all(|byte| byte >= b' '), "{line}");
+        let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(object["time"], "2025-05-17T10:28:15.125Z");
+        assert_eq!((&object["client"], &object["request"]), (&"127.0.0.1".into(), &"GET /a\"b HTTP/1.1".into()));
+        assert_eq!((&object["status"], &object["bytes"]), (&404.into(), &5.into()));
+        assert_eq!((&object["seconds"], &object["aborted"]), (&0.003.into(), &false.into()));
+        assert_eq!(object["user_agent"], "curl/8 \x1b[1m");
+        assert_eq!(object["referer"].as_str().unwrap().len(), FIELD_BYTES_MAX);
+        assert_eq!(object["forwarded_for"], "192.0.2.7, 10.0.0.1");
+    }
+}

@@ -1,0 +1,5 @@
+pub(crate) mod access_log;
+pub(crate) mod counters;
+pub(crate) mod histogram;
+pub(crate) mod log_format;
+pub(crate) mod openmetrics;

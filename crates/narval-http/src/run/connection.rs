@@ -1,0 +1,214 @@
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::Peer;
+use crate::io::driver::{OutBuf, Token};
+use crate::io::socket::Socket;
+use crate::limits::CLOSE_AT_ONCE_MAX;
+use crate::run::clock::Millis;
+use crate::run::lease::{Finish, Holder, Lease};
+use crate::run::mailbox::{Mailbox, Message};
+use crate::run::transmit::Outgoing;
+use crate::tls::Secure;
+
+/// What a shard and the jobs share of a connection. The descriptor is closed when the last of them lets go, so that
+/// nobody ever writes to a descriptor that has become another connection's.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) socket: Socket,
+    pub(crate) peer: Peer,
+    pub(crate) token: Token,
+    pub(crate) lease: Lease,
+    /// The TLS side, where there is one. What is sent on the socket has to be sealed by it. In a box: it takes more than a
+    /// kilobyte, which connections without it must not pay for.
+    pub(crate) secure: Option<Box<Secure>>,
+    /// When a job last finished quietly.
+    idle_since: AtomicU64,
+    /// Whether its answer was large, so that much of it may still be in the kernel's send buffer.
+    last_was_large: AtomicBool,
+    home: Arc<Mailbox>,
+    /// Held while something is sent ahead of an answer.
+    ahead: Mutex<()>,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: Socket, secure: Option<Secure>, peer: Peer, token: Token, home: Arc<Mailbox>) -> Self {
+        Self {
+            socket,
+            peer,
+            token,
+            lease: Lease::new(),
+            secure: secure.map(Box::new),
+            idle_since: AtomicU64::new(0),
+            last_was_large: AtomicBool::new(false),
+            home,
+            ahead: Mutex::new(()),
+        }
+    }
+
+    /// Makes `out` ready for the socket. Once, and in the order in which it is sent.
+    ///
+    /// # Errors
+    /// The connection has to end.
+    pub(crate) fn seal(&self, out: &mut OutBuf) -> io::Result<()> {
+        self.secure.as_ref().map_or(Ok(()), |secure| secure.seal(&self.socket, out))
+    }
+
+    /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller holds the lease, and no answer has begun. A few
+    /// bytes on an idle connection fit; if they don't, the connection is of no use and the body's deadline will end it.
+    pub(crate) fn send_continue(&self) {
+        if self.send_ahead(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()).is_err() {
+            // Whoever waits for the body hears of it, and nothing can follow what is out.
+            self.socket.abort();
+        }
+    }
+
+    /// Sends an informational response, if the socket takes it at once: it is a hint, and not worth waiting for. The caller holds
+    /// the lease, or reads the body for whoever holds it: that may be two threads, which take turns.
+    ///
+    /// # Errors
+    /// The connection is broken, or has to be aborted because only a part could be sent.
+    pub(crate) fn send_ahead(&self, message: Vec<u8>) -> io::Result<bool> {
+        let _turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = OutBuf { memory: message, ..OutBuf::default() };
+        self.seal(&mut out)?;
+        match self.socket.send_buf(&mut out) {
+            Ok(_) if out.is_empty() => Ok(true),
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            // Sealed bytes can't be left out: the client counts records.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.secure.is_none() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the client is of this machine and runs on this thread's processor.
+    pub(crate) fn is_near(&self) -> bool {
+        matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
+            && self.socket.comes_in_here()
+    }
+
+    /// When a job last finished without a message.
+    pub(crate) fn idle_since(&self) -> Millis {
+        self.idle_since.load(Ordering::Relaxed)
+    }
+
+    /// Whether much of the last answer may still be on its way.
+    pub(crate) fn last_was_large(&self) -> bool {
+        self.last_was_large.load(Ordering::Relaxed)
+    }
+
+    /// Whoever holds the lease: an answer is complete.
+    pub(crate) fn answered(&self, now: Millis, large: bool) {
+        self.idle_since.store(now, Ordering::Relaxed);
+        if self.last_was_large.load(Ordering::Relaxed) != large {
+            self.last_was_large.store(large, Ordering::Relaxed);
+        }
+    }
+
+    /// The mailbox of its shard.
+    pub(crate) fn home(&self) -> &Arc<Mailbox> {
+        &self.home
+    }
+
+    /// Sends a message about this connection to its shard.
+    pub(crate) fn post(&self, message: Message) {
+        self.home.post(message);
+    }
+}
+
+const _: () = assert!(size_of::<Connection>() <= 256, "there are many of them, and most are idle");
+
+/// The right to write to a connection, held by a job. Dropping it without an answer aborts the connection.
+#[derive(Debug)]
+pub(crate) struct TxLease {
+    connection: Option<Arc<Connection>>,
+}
+
+impl TxLease {
+    /// Shard: moves the lease of `connection` into a job.
+    pub(crate) fn dispatch(connection: &Arc<Connection>) -> Self {
+        debug_assert_eq!(connection.lease.holder(), Holder::Shard, "only the shard dispatches");
+        connection.lease.dispatch();
+        Self { connection: Some(connection.clone()) }
+    }
+
+    /// Of no connection.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { connection: None }
+    }
+
+    /// The connection.
+    pub(crate) fn connection(&self) -> Option<&Arc<Connection>> {
+        self.connection.as_ref()
+    }
+
+    /// The answer is sent, and the connection ready for the next request: no message, where the shard waits for none.
+    pub(crate) fn finish(mut self, now: Millis, large: bool) {
+        if let Some(connection) = self.connection.take() {
+            connection.answered(now, large);
+            if connection.lease.finish() == Finish::Message {
+                connection.post(Message::Finished { token: connection.token, close: None });
+            }
+        }
+    }
+
+    /// The answer is a 101: the connection becomes a WebSocket, whose lock stands in for the lease. The message is to be
+    /// [posted](Self::upgraded) when the answer is on its way.
+    pub(crate) fn upgrade(mut self) -> Option<Arc<Connection>> {
+        self.connection.take()
+    }
+
+    /// The answer is sent, and the shard has something to do: close, or see to what is left of the request.
+    pub(crate) fn finish_with(mut self, close: Option<Close>) {
+        if let Some(connection) = self.connection.take() {
+            connection.post(Message::Finished { token: connection.token, close });
+        }
+    }
+
+    /// The socket takes no more for now: the shard goes on.
+    pub(crate) fn hand_back(mut self, outgoing: Box<Outgoing>) {
+        if let Some(connection) = self.connection.take() {
+            connection.post(Message::Outgoing { token: connection.token, outgoing });
+        }
+    }
+
+    /// Part of a TLS handshake is done, or can't be.
+    pub(crate) fn handshaken(mut self, plaintext: io::Result<Vec<u8>>) {
+        if let Some(connection) = self.connection.take() {
+            connection.post(Message::Handshaken { token: connection.token, plaintext });
+        }
+    }
+
+    /// Gives up an unused lease, so that the shard can go on as before. Only on the shard's own thread.
+    pub(crate) fn give_up(mut self) {
+        if let Some(connection) = self.connection.take() {
+            connection.lease.take_back();
+        }
+    }
+}
+
+impl Drop for TxLease {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            connection.post(Message::Finished { token: connection.token, close: Some(Close::Abort) });
+        }
+    }
+}
+
+/// How a connection ends after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Close {
+    /// Cleanly. `large`: much of the answer may still be on its way, and the client's end is waited for.
+    Clean { large: bool },
+    /// With a reset: the answer is not complete.
+    Abort,
+}
+
+impl Close {
+    /// After an answer of `sent` bytes that ends the connection.
+    pub(crate) fn after(sent: u64) -> Self {
+        Self::Clean { large: sent > CLOSE_AT_ONCE_MAX }
+    }
+}

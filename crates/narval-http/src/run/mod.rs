@@ -1,0 +1,17 @@
+pub(crate) mod body_memory;
+pub(crate) mod clock;
+pub(crate) mod connection;
+pub(crate) mod doorbell;
+pub(crate) mod early;
+pub(crate) mod engine;
+pub(crate) mod exchange;
+pub(crate) mod intake;
+pub(crate) mod lease;
+pub(crate) mod mailbox;
+pub(crate) mod pool;
+pub(crate) mod server;
+pub(crate) mod shard;
+pub(crate) mod sync;
+pub(crate) mod timers;
+pub(crate) mod transmit;
+pub(crate) mod worker;

@@ -1,0 +1,531 @@
+//! Building, starting and stopping a server.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::io::driver::Driver;
+use crate::io::driver::epoll::EpollDriver;
+use crate::io::driver::uring::{self, UringDriver};
+use crate::io::listen::{self, Listen, ListenAddress, Listener};
+use crate::io::socket::Socket;
+use crate::observe::access_log::{AccessLog, LogQueue};
+use crate::observe::counters::Snapshot;
+use crate::run::clock::Clock;
+use crate::run::engine::Engine;
+use crate::run::mailbox::{Mailbox, Message};
+use crate::run::shard::Shard;
+use crate::run::worker::{Kind, Worker};
+use crate::tls::Acceptor;
+use crate::{Handler, Limits};
+
+/// The most worker threads.
+const WORKERS_MAX: usize = 4096;
+/// The most shards.
+const SHARDS_MAX: usize = 64;
+/// Descriptors that are left to handlers when the connection cap is fitted to the limit of open files.
+const DESCRIPTORS_RESERVED: u64 = 256;
+/// How long running requests have to finish after a shard has ended by itself.
+const SHARD_ENDED_GRACE: Duration = Duration::from_secs(5);
+/// How long the access log has at the end to take what waits for it.
+const LOG_GRACE: Duration = Duration::from_secs(3);
+
+/// Why a server can't be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// No [`Listen`] was given.
+    #[error("nothing to listen on")]
+    NothingToListenOn,
+    /// An address can't be listened on.
+    #[error("cannot listen on {what}: {error}")]
+    Listen {
+        /// The address, as it was given.
+        what: Listen,
+        /// The system's reason.
+        error: io::Error,
+    },
+    /// Threads, event queues or the like can't be had.
+    #[error("cannot start: {0}")]
+    Start(#[from] io::Error),
+    /// The chosen driver does not work here.
+    #[error("the {driver} driver does not work here: {reason}")]
+    Driver {
+        /// Its name.
+        driver: &'static str,
+        /// What was tried, and failed.
+        reason: String,
+    },
+    /// One of the threads that serve connections has ended while the server ran; the others have been stopped.
+    #[error("a thread that serves connections ended: {0}: start the server again")]
+    ShardEnded(String),
+}
+
+/// Which kernel interface moves the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DriverChoice {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// epoll: works everywhere.
+    Epoll,
+    /// io_uring: Linux 6.1 and later, where it is allowed.
+    Uring,
+}
+
+impl DriverChoice {
+    /// The drivers that work here, [`Auto`](Self::Auto) left out.
+    pub fn working() -> Vec<Self> {
+        let uring = uring::probe().is_ok().then_some(Self::Uring);
+        [Self::Epoll].into_iter().chain(uring).collect()
+    }
+}
+
+/// Whether `auto` takes io_uring where it works; see docs/engine.md for the measurements behind it.
+const AUTO_TAKES_URING: bool = false;
+
+impl DriverChoice {
+    /// Finds out what works, by trying it.
+    fn settle(self) -> Result<Self, ServerError> {
+        match self {
+            Self::Epoll => Ok(Self::Epoll),
+            Self::Uring => match uring::probe() {
+                Ok(()) => Ok(Self::Uring),
+                Err(reason) => Err(ServerError::Driver { driver: "uring", reason }),
+            },
+            Self::Auto if AUTO_TAKES_URING => match uring::probe() {
+                Ok(()) => {
+                    tracing::info!("driver: uring");
+                    Ok(Self::Uring)
+                }
+                Err(reason) => {
+                    tracing::info!("driver: epoll ({reason})");
+                    Ok(Self::Epoll)
+                }
+            },
+            Self::Auto => {
+                tracing::info!("driver: epoll (as fast as io_uring here, and works everywhere)");
+                Ok(Self::Epoll)
+            }
+        }
+    }
+}
+
+impl std::str::FromStr for DriverChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "epoll" => Ok(Self::Epoll),
+            "uring" => Ok(Self::Uring),
+            _ => Err(format!("unknown driver '{name}': one of auto, epoll, uring")),
+        }
+    }
+}
+
+/// A server in the making; see [`Server::builder`].
+pub struct Builder {
+    handler: Arc<dyn Handler>,
+    listen: Vec<Listen>,
+    workers: Option<usize>,
+    shards: Option<usize>,
+    limits: Limits,
+    driver: DriverChoice,
+    log: Option<Box<dyn AccessLog>>,
+    acceptor: Option<Acceptor>,
+}
+
+impl Builder {
+    /// Listens there, too.
+    #[must_use]
+    pub fn listen(mut self, listen: Listen) -> Self {
+        self.listen.push(listen);
+        self
+    }
+
+    /// Sets the number of worker threads (default: four per processor, at least 16).
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = Some(workers);
+        self
+    }
+
+    /// Sets the number of shards, the threads that multiplex connections (default: one per two processors, at most 8).
+    #[must_use]
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = Some(shards);
+        self
+    }
+
+    /// Sets what clients may cost.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Chooses the kernel interface.
+    #[must_use]
+    pub fn driver(mut self, driver: DriverChoice) -> Self {
+        self.driver = driver;
+        self
+    }
+
+    /// Writes an access log.
+    #[must_use]
+    pub fn access_log(mut self, log: impl AccessLog) -> Self {
+        self.log = Some(Box::new(log));
+        self
+    }
+
+    /// Speaks TLS on all TCP listeners; unix sockets stay plain. Keep a clone of `tls` to
+    /// [reload](crate::tls::TlsAcceptor::reload) its certificates.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: Arc<crate::tls::TlsAcceptor>) -> Self {
+        self.acceptor = Some(Acceptor(tls));
+        self
+    }
+
+    /// Opens the sockets. From now on clients can connect; they are served once the server is started.
+    ///
+    /// # Errors
+    /// An address that can't be listened on, or nothing to listen on.
+    pub fn build(mut self) -> Result<Server, ServerError> {
+        let mut listeners = Vec::new();
+        for what in &self.listen {
+            let opened = listen::open(what, self.limits.backlog)
+                .map_err(|error| ServerError::Listen { what: what.clone(), error })?;
+            listeners.extend(opened);
+        }
+        if listeners.is_empty() {
+            return Err(ServerError::NothingToListenOn);
+        }
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        if let Some(files) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
+            let most = usize::try_from(files.saturating_sub(DESCRIPTORS_RESERVED).max(files / 2)).unwrap_or(usize::MAX);
+            self.limits.connections_max = self.limits.connections_max.min(most);
+        }
+        let (log, log_thread) = match self.log {
+            Some(log) => {
+                let (queue, thread) = LogQueue::start(log)?;
+                (Some(queue), Some(thread))
+            }
+            None => (None, None),
+        };
+        Ok(Server {
+            workers: self.workers.unwrap_or((4 * processors).max(16)).clamp(1, WORKERS_MAX),
+            shards: self.shards.unwrap_or(processors / 2).clamp(1, self.shards.map_or(8, |_| SHARDS_MAX)),
+            engine: Arc::new(Engine::new(self.handler, self.limits, Clock::monotonic(), log, self.acceptor)),
+            listeners,
+            driver: self.driver,
+            log_thread,
+        })
+    }
+}
+
+/// A server that is ready to start.
+pub struct Server {
+    engine: Arc<Engine>,
+    listeners: Vec<Listener>,
+    workers: usize,
+    shards: usize,
+    driver: DriverChoice,
+    log_thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// A server that answers with `handler`.
+    ///
+    /// ```no_run
+    /// use narval_http::{Listen, Request, Response, Server, StatusCode};
+    ///
+    /// let hello = |request: Request| Response::text(StatusCode::OK, format!("{} it is\n", request.path()));
+    /// let server = Server::builder(hello).listen(Listen::Tcp("127.0.0.1:8080".parse().unwrap())).build().unwrap();
+    /// server.run().unwrap();
+    /// ```
+    pub fn builder(handler: impl Handler) -> Builder {
+        Builder {
+            handler: Arc::new(handler),
+            listen: Vec::new(),
+            workers: None,
+            shards: None,
+            limits: Limits::default(),
+            driver: DriverChoice::default(),
+            log: None,
+            acceptor: None,
+        }
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> Vec<ListenAddress> {
+        self.listeners.iter().map(|listener| listener.address.clone()).collect()
+    }
+
+    /// Serves until a SIGTERM, SIGINT or SIGQUIT, then lets running requests finish (30 s at most).
+    ///
+    /// # Errors
+    /// The server can't be started, or one of its threads ended.
+    pub fn run(self) -> Result<(), ServerError> {
+        let handle = self.spawn()?;
+        handle.stop_on_signals(Duration::from_secs(30))?;
+        handle.wait()
+    }
+
+    /// Starts the server's threads.
+    ///
+    /// # Errors
+    /// Threads or event queues can't be had.
+    pub fn spawn(self) -> Result<ServerHandle, ServerError> {
+        let addresses = self.addresses();
+        let paths = self.listeners.iter().filter_map(|listener| listener.owned_path.clone()).collect();
+        let mut sockets: Vec<Arc<Socket>> =
+            self.listeners.into_iter().map(|listener| Arc::new(listener.socket)).collect();
+        let mailboxes = (0..self.shards).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
+        let ended = Arc::new(Ended::new(self.shards));
+        for at in 0..self.workers {
+            Worker::start(&self.engine, Kind::Jobs, at)?;
+        }
+        self.engine.streams.first_thread();
+        Worker::start(&self.engine, Kind::Streams, 0)?;
+        if self.engine.acceptor.is_some() {
+            let processors = thread::available_parallelism().map_or(1, usize::from);
+            (0..processors).try_for_each(|at| Worker::start(&self.engine, Kind::Handshakes, at))?;
+        }
+        let driver = self.driver.settle()?;
+        for (at, mailbox) in mailboxes.iter().enumerate() {
+            let parts = ShardParts {
+                engine: self.engine.clone(),
+                mailbox: mailbox.clone(),
+                mailboxes: mailboxes.clone(),
+                listeners: std::mem::take(&mut sockets),
+            };
+            match driver {
+                DriverChoice::Uring => start_shard(at, parts, ended.clone(), UringDriver::new)?,
+                DriverChoice::Auto | DriverChoice::Epoll => start_shard(at, parts, ended.clone(), EpollDriver::new)?,
+            }
+        }
+        Ok(ServerHandle {
+            inner: Arc::new(Running { engine: self.engine, mailboxes, ended, addresses, workers: self.workers, paths }),
+            log_thread: self.log_thread,
+        })
+    }
+}
+
+struct ShardParts {
+    engine: Arc<Engine>,
+    mailbox: Arc<Mailbox>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    listeners: Vec<Arc<Socket>>,
+}
+
+/// Starts a shard's thread. The driver is made there, for it belongs to that thread alone; returns when that is done.
+fn start_shard<D: Driver>(
+    at: usize,
+    parts: ShardParts,
+    ended: Arc<Ended>,
+    driver: impl FnOnce(Arc<Mailbox>) -> io::Result<D> + Send + 'static,
+) -> io::Result<()> {
+    let (started, starts) = std::sync::mpsc::sync_channel(1);
+    let mailboxes = parts.mailboxes.clone();
+    thread::Builder::new().name(format!("shard-{at}")).spawn(move || {
+        let made = driver(parts.mailbox.clone()).and_then(|driver| {
+            let mut shard = Shard::new(parts.engine, driver, parts.mailbox, parts.mailboxes);
+            shard.listen(parts.listeners)?;
+            Ok(shard)
+        });
+        let (result, shard) = match made {
+            Ok(shard) => (Ok(()), Some(shard)),
+            Err(error) => (Err(error), None),
+        };
+        // The receiver waits for this one message.
+        drop(started.send(result));
+        let failure = shard.and_then(|shard| shard.run().err());
+        if let Some(error) = &failure {
+            tracing::error!(%error, "a shard ended: the server stops");
+            // It answers for its part of the connections no more, and new ones would be dealt to it.
+            mailboxes.iter().for_each(|mailbox| mailbox.post(Message::Stop));
+        }
+        ended.one(failure.map(|error| error.to_string()));
+    })?;
+    starts.recv().unwrap_or_else(|_| Err(io::Error::other("the shard's thread ended at once")))
+}
+
+fn snapshot(engine: &Engine, workers: usize) -> Snapshot {
+    Snapshot {
+        queue_depth: engine.pool.depth(),
+        body_memory_bytes: engine.body_memory.used() as u64,
+        bodies_waiting: engine.streams.depth(),
+        workers,
+        log_lines_dropped: engine.log.as_ref().map_or(0, LogQueue::dropped),
+        ..engine.counters.snapshot()
+    }
+}
+
+/// A running server. Dropping the handle leaves it running.
+#[derive(Debug)]
+pub struct ServerHandle {
+    inner: Arc<Running>,
+    log_thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    engine: Arc<Engine>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    ended: Arc<Ended>,
+    addresses: Vec<ListenAddress>,
+    workers: usize,
+    /// Unix sockets to be removed at the end.
+    paths: Vec<PathBuf>,
+}
+
+impl ServerHandle {
+    /// Where the server listens.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        &self.inner.addresses
+    }
+
+    /// The engine's counters.
+    pub fn counters(&self) -> Snapshot {
+        snapshot(&self.inner.engine, self.inner.workers)
+    }
+
+    /// What tells the engine's counters, for a handler that shows them to its clients; nothing but zeros once the server
+    /// has ended.
+    pub fn counter_source(&self) -> impl Fn() -> Snapshot + Send + Sync + 'static {
+        let (engine, workers) = (Arc::downgrade(&self.inner.engine), self.inner.workers);
+        move || engine.upgrade().map(|engine| snapshot(&engine, workers)).unwrap_or_default()
+    }
+
+    /// Stops the server: it accepts no more, closes idle connections, lets running requests finish for at most `grace`,
+    /// and breaks off what then still runs. Returns whether everything finished.
+    pub fn shutdown(&self, grace: Duration) -> bool {
+        self.inner.shutdown(grace)
+    }
+
+    /// Stops the server in the same way when the process gets a SIGTERM, SIGINT or SIGQUIT. A second signal ends it at once.
+    ///
+    /// # Errors
+    /// The signals can't be caught.
+    pub fn stop_on_signals(&self, grace: Duration) -> io::Result<()> {
+        use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
+        let running = self.inner.clone();
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            let mut signals = signals.forever();
+            if signals.next().is_none() {
+                return;
+            }
+            tracing::info!("stopping: running requests have {grace:?} to finish");
+            let stopping = running.clone();
+            let stopper = thread::Builder::new().name("shutdown".into()).spawn(move || stopping.shutdown(grace));
+            if signals.next().is_some() || stopper.is_err() {
+                running.halt();
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Waits until the server has stopped.
+    ///
+    /// # Errors
+    /// It has not stopped because it was told to: [`ServerError::ShardEnded`]. What ran on other threads was given some
+    /// seconds to finish. The process should end, and be started again.
+    pub fn wait(mut self) -> Result<(), ServerError> {
+        let failure = self.inner.ended.wait_for_all_or_failure();
+        if failure.is_some() {
+            self.inner.shutdown(SHARD_ENDED_GRACE);
+        }
+        self.inner.clean_up();
+        // What was answered is in the log before the process ends, unless the disk is that slow.
+        if let (Some(thread), Some(log)) = (self.log_thread.take(), &self.inner.engine.log) {
+            let until = Instant::now() + LOG_GRACE;
+            let mut told = false;
+            while !thread.is_finished() && Instant::now() < until {
+                told = told || log.end();
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        failure.map_or(Ok(()), |reason| Err(ServerError::ShardEnded(reason)))
+    }
+}
+
+impl Running {
+    fn shutdown(&self, grace: Duration) -> bool {
+        for mailbox in &self.mailboxes {
+            mailbox.post(Message::Stop);
+        }
+        let finished = self.ended.wait(grace);
+        if !finished {
+            self.halt();
+        }
+        self.engine.close_queues();
+        self.clean_up();
+        finished && self.ended.lock().failure.is_none()
+    }
+
+    fn halt(&self) {
+        for mailbox in &self.mailboxes {
+            mailbox.post(Message::Halt);
+        }
+        self.ended.wait(Duration::from_secs(1));
+    }
+
+    fn clean_up(&self) {
+        for path in &self.paths {
+            // It may be gone already: this runs at each of the ways to end.
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
+/// Counts the shards that have ended.
+#[derive(Debug)]
+struct Ended {
+    state: Mutex<EndedState>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct EndedState {
+    running: usize,
+    /// Why the first one ended that was not told to.
+    failure: Option<String>,
+}
+
+impl Ended {
+    fn new(shards: usize) -> Self {
+        Self { state: Mutex::new(EndedState { running: shards, failure: None }), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, EndedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn one(&self, failure: Option<String>) {
+        let mut state = self.lock();
+        state.running = state.running.saturating_sub(1);
+        if state.failure.is_none() {
+            state.failure = failure;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until all have ended, or one has that was not told to: why.
+    fn wait_for_all_or_failure(&self) -> Option<String> {
+        let goes_on = |state: &mut EndedState| state.running > 0 && state.failure.is_none();
+        let state = self.changed.wait_while(self.lock(), goes_on).unwrap_or_else(PoisonError::into_inner);
+        state.failure.clone()
+    }
+
+    /// Waits until all have ended; false: `timeout` came first.
+    fn wait(&self, timeout: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, |state| state.running > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.running == 0
+    }
+}

@@ -1,0 +1,101 @@
+//! Connections come in: accepted by the first shard, and dealt out to all.
+
+use std::io;
+use std::sync::Arc;
+
+use super::slot::Phase;
+use super::{Shard, millis};
+use crate::Peer;
+use crate::http1::response::AnswerTo;
+use crate::io::driver::{Driver, OutBuf, lacks_resources};
+use crate::io::socket::Socket;
+use crate::limits::ACCEPT_PAUSE;
+use crate::run::connection::Connection;
+use crate::run::mailbox::Message;
+use crate::run::transmit::encode;
+
+impl<D: Driver> Shard<D> {
+    pub(super) fn on_accepted(&mut self, listener: usize, result: io::Result<(Socket, Peer)>) {
+        let (socket, peer) = match result {
+            Ok(accepted) => accepted,
+            Err(error) => return self.on_accept_error(listener, &error),
+        };
+        self.counters.connections_accepted.add(1);
+        if !self.engine.admission.enter(&peer) {
+            self.counters.connections_refused.add(1);
+            self.counters.connections_closed.add(1);
+            if self.engine.secures(&peer) {
+                return;
+            }
+            let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
+            let mut out = OutBuf::default();
+            encode(self.engine.overloaded.clone().into(), to, &mut out);
+            // As much as fits; a client that is turned away has no claim to more.
+            drop(socket.send_buf(&mut out));
+            return;
+        }
+        let shard = self.next_shard % self.shards.len().max(1);
+        self.next_shard = shard + 1;
+        match self.shards.get(shard) {
+            Some(mailbox) if !Arc::ptr_eq(mailbox, &self.mailbox) => mailbox.post(Message::Accepted { socket, peer }),
+            _ => self.open(socket, peer),
+        }
+    }
+
+    fn on_accept_error(&mut self, listener: usize, error: &io::Error) {
+        self.counters.accept_errors.add(1);
+        if lacks_resources(error) && self.resting.iter().all(|(resting, _)| *resting != listener) {
+            tracing::warn!(%error, "cannot accept connections, trying again in {ACCEPT_PAUSE:?}");
+            self.driver.unlisten(listener);
+            self.resting.push((listener, self.now + millis(ACCEPT_PAUSE)));
+        }
+    }
+
+    /// Listeners that have rested accept again.
+    pub(super) fn wake_listeners(&mut self) {
+        let now = self.now;
+        let (rested, resting) = self.resting.drain(..).partition(|(_, until)| *until <= now);
+        self.resting = resting;
+        for (listener, _) in Vec::from_iter::<Vec<(usize, u64)>>(rested) {
+            if let Some(socket) = self.listeners.get(listener)
+                && let Err(error) = self.driver.listen(listener, socket.clone())
+            {
+                tracing::warn!(%error, "cannot listen again, trying again in {ACCEPT_PAUSE:?}");
+                self.resting.push((listener, now + millis(ACCEPT_PAUSE)));
+            }
+        }
+    }
+
+    /// Takes a connection in.
+    pub(super) fn open(&mut self, socket: Socket, peer: Peer) {
+        let home = self.mailbox.clone();
+        let secure = match self.engine.acceptor.as_ref().filter(|_| self.engine.secures(&peer)).map(|tls| tls.accept())
+        {
+            None => None,
+            Some(Some(secure)) => Some(secure),
+            Some(None) => {
+                self.counters.connections_closed.add(1);
+                return self.engine.admission.leave(&peer);
+            }
+        };
+        let is_secure = secure.is_some();
+        let token = self.slots.insert(|token| Arc::new(Connection::new(socket, secure, peer, token, home)));
+        let Some(slot) = self.slots.get(token) else { return };
+        let limits = &self.engine.limits;
+        slot.deadline = self.now + millis(limits.head_timeout);
+        if is_secure {
+            slot.phase = Phase::Handshake;
+            slot.deadline = self.now + millis(limits.handshake_timeout);
+        }
+        let connection = slot.connection.clone();
+        if let Err(error) = self.driver.attach(token, connection) {
+            tracing::warn!(%error, "cannot watch a connection: closed");
+            return self.close(token);
+        }
+        if self.stopping {
+            return self.close(token);
+        }
+        self.watch(token);
+        self.receive(token);
+    }
+}

@@ -1,0 +1,478 @@
+//! A shard: one thread that multiplexes many connections. It receives, answers inline what can be answered from memory,
+//! hands the rest to workers, and sends on what a socket did not take at once.
+
+mod accept;
+mod body;
+mod close;
+mod secure;
+mod serve;
+mod slot;
+mod source;
+#[cfg(test)]
+mod tests;
+mod websocket;
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crossbeam_utils::CachePadded;
+
+pub(crate) use self::serve::begins_with_head;
+use self::slot::{Phase, Slots};
+use crate::http1::date;
+use crate::http1::head::LastHead;
+use crate::io::driver::{Completion, Driver, Op, OutBuf, Token};
+use crate::io::socket::Socket;
+use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_IN_ALL};
+use crate::message::guard;
+use crate::message::response::Held;
+use crate::observe::counters::ThreadCounters;
+use crate::run::clock::{Millis, millis};
+use crate::run::connection::{Close, Connection, TxLease};
+use crate::run::engine::Engine;
+use crate::run::lease::Holder;
+use crate::run::mailbox::{Mailbox, Message};
+use crate::run::pool::Job;
+use crate::run::timers::TimerWheel;
+use crate::run::transmit::{Outgoing, Probes, Step};
+
+/// One shard.
+pub(crate) struct Shard<D: Driver> {
+    engine: Arc<Engine>,
+    counters: Arc<CachePadded<ThreadCounters>>,
+    driver: D,
+    mailbox: Arc<Mailbox>,
+    /// The mailboxes of all shards, this one included: those that accepted connections are dealt out to.
+    shards: Vec<Arc<Mailbox>>,
+    next_shard: usize,
+    listeners: Vec<Arc<Socket>>,
+    /// Listeners that rest after a failure, and until when.
+    resting: Vec<(usize, Millis)>,
+    slots: Slots,
+    wheel: TimerWheel,
+    due: Vec<Token>,
+    now: Millis,
+    /// Where inline answers are put together.
+    out: Option<Box<OutBuf>>,
+    /// The last answer that was encoded. A count that is changed right behind a copy waits for the copy to reach the cache:
+    /// it is let go of when the shard has slept.
+    spent: Option<Held>,
+    /// Where the records of TLS connections are opened into.
+    plaintext: Vec<u8>,
+    probes: Probes,
+    /// The last head that may come again.
+    last_head: LastHead,
+    /// Until then the thread's `Date` line is that of the present second.
+    date_until: Millis,
+    /// As the engine's limits have it.
+    keep_alive_timeout: Millis,
+    /// Turns in a row that have left deadlines to the next one.
+    expiry_postponed: u32,
+    /// Bytes of files that this thread sends itself in this turn, for all connections.
+    file_bytes_left: u64,
+    inline_calls: u64,
+    dispatched: u64,
+    stopping: bool,
+    halted: bool,
+}
+
+impl<D: Driver> Shard<D> {
+    pub(crate) fn new(engine: Arc<Engine>, driver: D, mailbox: Arc<Mailbox>, shards: Vec<Arc<Mailbox>>) -> Self {
+        let now = engine.clock.now();
+        Self {
+            counters: engine.counters.thread(),
+            keep_alive_timeout: millis(engine.limits.keep_alive_timeout),
+            engine,
+            driver,
+            mailbox,
+            shards,
+            next_shard: 0,
+            listeners: Vec::new(),
+            resting: Vec::new(),
+            slots: Slots::default(),
+            wheel: TimerWheel::new(now),
+            due: Vec::new(),
+            now,
+            out: None,
+            spent: None,
+            plaintext: Vec::new(),
+            probes: Probes::default(),
+            last_head: LastHead::default(),
+            date_until: 0,
+            expiry_postponed: 0,
+            file_bytes_left: 0,
+            inline_calls: 0,
+            dispatched: 0,
+            stopping: false,
+            halted: false,
+        }
+    }
+
+    /// Accepts connections from these sockets.
+    pub(crate) fn listen(&mut self, listeners: Vec<Arc<Socket>>) -> io::Result<()> {
+        for (at, socket) in listeners.iter().enumerate() {
+            self.driver.listen(at, socket.clone())?;
+        }
+        self.listeners = listeners;
+        Ok(())
+    }
+
+    /// Runs until the server has stopped.
+    ///
+    /// # Errors
+    /// The driver failed, or there was a panic. Either way, all connections are closed.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            while self.turn()? {}
+            Ok(())
+        }));
+        let left = catch_unwind(AssertUnwindSafe(|| self.leave()));
+        let result = ran.unwrap_or_else(|panic| Err(io::Error::other(format!("a panic: {}", message_of(&*panic)))));
+        if left.is_err() {
+            tracing::error!("a shard panicked when it closed its connections");
+        }
+        result
+    }
+
+    /// Waits for something to do, and does it. False: the shard has stopped.
+    ///
+    /// The way from here to the system calls of a request and back is inlined: the kernel's own calls use up the processor's memory
+    /// of where to return to, and each return behind a system call costs 20 to 30 ns. With ten of them a request took 0.15 µs more.
+    #[inline(always)]
+    pub(crate) fn turn(&mut self) -> io::Result<bool> {
+        if self.halted || (self.stopping && self.slots.len() == 0) {
+            return Ok(false);
+        }
+        let until = self.wait_until();
+        // What came in before that is seen in this turn, and deadlines are judged by it: a process that was stopped finds time gone by
+        // and input that came in time.
+        let before = self.now;
+        self.driver.wait(before, until)?;
+        self.counters.polls.add(1);
+        self.spent = None;
+        self.file_bytes_left = SHARD_FILE_BYTES_IN_ALL;
+        self.now = self.engine.clock.now();
+        if self.now >= self.date_until {
+            self.date_until = self.now + date::set();
+        }
+        let (mut completions, mut messages) = (0, 0);
+        while let Some(completion) = self.driver.next() {
+            match completion {
+                Completion::Received { token, result: Ok(buffer) } => {
+                    self.on_received(token, &buffer);
+                    self.driver.recycle(buffer);
+                }
+                other => self.complete(other),
+            }
+            completions += 1;
+        }
+        while let Some(message) = self.mailbox.take() {
+            self.on_message(message);
+            messages += 1;
+        }
+        self.counters.completions.add(completions);
+        self.counters.messages.add(messages);
+        self.expire(before);
+        Ok(true)
+    }
+
+    fn wait_until(&mut self) -> Option<Millis> {
+        let due = self.wheel.next_due();
+        if self.resting.is_empty() {
+            return due;
+        }
+        self.resting.iter().map(|(_, until)| *until).chain(due).min()
+    }
+
+    fn complete(&mut self, completion: Completion<D::Buffer>) {
+        match completion {
+            Completion::Accepted { listener, result } => self.on_accepted(listener, result),
+            Completion::Received { token, result } => match result {
+                Ok(buffer) => {
+                    self.received_again(token, &buffer);
+                    self.driver.recycle(buffer);
+                }
+                Err(error) => self.on_broken(token, &error),
+            },
+            Completion::Sent { token, result, buf } => self.on_sent(token, result, buf),
+            Completion::Writable { token } => self.on_writable(token),
+            Completion::Woken => {}
+        }
+    }
+
+    fn submit(&mut self, op: Op) {
+        if let Some(completion) = self.driver.submit(op) {
+            self.complete(completion);
+        }
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Accepted { socket, peer } => self.open(socket, peer),
+            Message::Finished { token, close } => self.on_finished(token, close),
+            Message::Outgoing { token, outgoing } => self.on_outgoing(token, outgoing),
+            Message::Handshaken { token, plaintext } => self.on_handshaken(token, plaintext),
+            Message::BodyWanted { token } => self.receive(token),
+            Message::BodyReady { token } => self.on_body_ready(token),
+            Message::Upgraded { token, socket } => self.on_upgraded(token, socket),
+            Message::WebSocket { token } => self.look_at_websocket(token, false),
+            Message::Stop => self.stop(),
+            Message::Halt => self.halted = true,
+        }
+    }
+
+    #[inline(never)]
+    fn received_again(&mut self, token: Token, bytes: &[u8]) {
+        self.on_received(token, bytes);
+    }
+
+    /// Bytes came in, or the end of them (none).
+    #[inline(always)]
+    fn on_received(&mut self, token: Token, bytes: &[u8]) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.receiving = false;
+        if bytes.is_empty() {
+            return self.on_input_end(token);
+        }
+        self.counters.bytes_received.add(bytes.len() as u64);
+        if slot.connection.secure.is_some() {
+            return self.on_ciphertext(token, bytes);
+        }
+        self.on_plaintext(token, bytes);
+    }
+
+    /// The client has said something.
+    #[inline(always)]
+    fn on_plaintext(&mut self, token: Token, bytes: &[u8]) {
+        let Some(slot) = self.slots.get(token) else { return };
+        match slot.phase {
+            // Nothing is said before the handshake is over.
+            Phase::Handshake => {}
+            Phase::Head => self.serve(token, bytes),
+            Phase::Body => self.on_body(token, bytes),
+            Phase::Running if slot.intake.is_some() => self.on_body(token, bytes),
+            Phase::Running => {
+                if slot.connection.lease.wait_for() == Holder::Shard {
+                    slot.phase = Phase::Head;
+                    self.serve_again(token, bytes);
+                } else {
+                    slot.input.extend_from_slice(bytes);
+                }
+            }
+            Phase::Sending | Phase::Draining | Phase::Waiting | Phase::Lingering if slot.intake.is_some() => {
+                return self.on_unwanted_body(token, bytes);
+            }
+            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.extend_from_slice(bytes),
+            Phase::WebSocket => return self.on_websocket_bytes(token, bytes),
+            Phase::Lingering => {
+                slot.discarded += bytes.len();
+                if slot.discarded > self.engine.limits.linger_bytes_max {
+                    return self.close(token);
+                }
+            }
+        }
+        self.receive(token);
+    }
+
+    /// Asks for more input, if there is any use for it now.
+    #[inline(always)]
+    fn receive(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        if slot.receiving || slot.input_ended {
+            return;
+        }
+        let wanted = match slot.phase {
+            Phase::Handshake => slot.input.len() < HANDSHAKE_INPUT_MAX,
+            Phase::Head | Phase::Body | Phase::Lingering => true,
+            Phase::Running => match &mut slot.intake {
+                Some(intake) => intake.wants_input(),
+                None => slot.input.is_empty(),
+            },
+            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty() || slot.intake.is_some(),
+            Phase::WebSocket => slot.websocket.as_ref().is_some_and(|stream| stream.wants_input()),
+        };
+        if wanted {
+            slot.receiving = true;
+            self.submit(Op::Receive(token));
+        }
+    }
+
+    /// The client sends no more. It may still read.
+    fn on_input_end(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.input_ended = true;
+        if let Some(intake) = slot.intake.take() {
+            intake.break_off(io::ErrorKind::UnexpectedEof);
+        }
+        match slot.phase {
+            Phase::Head | Phase::Body => self.end_behind_input(token),
+            Phase::Lingering => self.close(token),
+            Phase::Running | Phase::Handshake => {
+                if slot.connection.lease.wait_for() == Holder::Shard {
+                    self.end_behind_input(token);
+                }
+            }
+            Phase::Sending | Phase::Draining => {}
+            Phase::Waiting => self.hang_up(token),
+            Phase::WebSocket => self.on_websocket_end(token),
+        }
+    }
+
+    /// Receiving failed: the connection is gone.
+    fn on_broken(&mut self, token: Token, error: &io::Error) {
+        tracing::trace!(%error, "a connection broke");
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.receiving = false;
+        slot.input_ended = true;
+        if let Some(intake) = slot.intake.take() {
+            intake.break_off(io::ErrorKind::ConnectionReset);
+        }
+        if slot.phase == Phase::WebSocket {
+            return self.on_websocket_end(token);
+        }
+        // A job that runs finds out when it sends.
+        if !matches!(slot.phase, Phase::Running | Phase::Handshake) || slot.connection.lease.wait_for() == Holder::Shard
+        {
+            self.close(token);
+        }
+    }
+
+    /// A job is done, and the lease is back.
+    fn on_finished(&mut self, token: Token, close: Option<Close>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.connection.lease.take_back();
+        if let Some(intake) = &mut slot.intake {
+            intake.discard();
+            slot.must_linger = true;
+        }
+        slot.closing = close;
+        self.after_answer(token);
+    }
+
+    /// A job could not send everything, and the lease is back.
+    fn on_outgoing(&mut self, token: Token, outgoing: Box<Outgoing>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.connection.lease.take_back();
+        if let Some(intake) = &mut slot.intake {
+            intake.discard();
+            slot.must_linger = true;
+        }
+        if outgoing.is_waiting() {
+            return self.wait_for_source(token, outgoing);
+        }
+        self.drain(token, outgoing);
+    }
+
+    /// Lets an answer wait for the socket to take more.
+    fn drain(&mut self, token: Token, mut outgoing: Box<Outgoing>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        let (began, _) = *outgoing.window.get_or_insert((self.now, outgoing.sent()));
+        // It may be over already; then the wheel looks at it next.
+        slot.deadline = began + millis(self.engine.limits.write_stall_timeout);
+        slot.outgoing = Some(outgoing);
+        slot.phase = Phase::Draining;
+        self.watch(token);
+        self.submit(Op::AwaitWritable(token));
+    }
+
+    /// The socket takes more. What is in memory the shard sends itself; what may have to be read goes to a worker.
+    fn on_writable(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        if slot.phase == Phase::WebSocket {
+            return self.look_at_websocket(token, true);
+        }
+        let Some(mut outgoing) = slot.outgoing.take() else { return };
+        let budget = budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now);
+        let Some(budget) = budget.filter(|_| self.file_bytes_left > 0) else {
+            return self.go_on_by_worker(token, outgoing);
+        };
+        let had = outgoing.sent();
+        let driven = outgoing.drive(&slot.connection, budget);
+        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent() - had);
+        match driven {
+            Ok(Step::Complete) => {
+                slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
+                if !outgoing.keep_alive {
+                    slot.closing = Some(Close::after(outgoing.sent()));
+                }
+                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.after_answer(token);
+            }
+            // There may be room for more: only a full socket tells when it has room again.
+            Ok(Step::Yield) if budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now).is_none() => {
+                self.go_on_by_worker(token, outgoing);
+            }
+            Ok(Step::Blocked | Step::Yield) => {
+                slot.outgoing = Some(outgoing);
+                self.submit(Op::AwaitWritable(token));
+            }
+            Ok(Step::Waiting) => self.wait_for_source(token, outgoing),
+            Err(error) => {
+                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
+                slot.closing = Some(Close::Abort);
+                self.counters.panics.add(u64::from(guard::is_panic(&error)));
+                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                self.after_answer(token);
+            }
+        }
+    }
+
+    fn go_on_by_worker(&mut self, token: Token, outgoing: Box<Outgoing>) {
+        if let Some(lease) = self.lease_to_job(token) {
+            self.engine.pool.push_continued(Job::Continue { lease, outgoing });
+        }
+    }
+
+    /// Moves the lease into a job that is about to be queued. Where something waits for its end, it will send a message.
+    fn lease_to_job(&mut self, token: Token) -> Option<TxLease> {
+        let stopping = self.stopping;
+        let slot = self.slots.get(token)?;
+        slot.phase = Phase::Running;
+        let lease = TxLease::dispatch(&slot.connection);
+        if stopping || slot.input_ended || !slot.input.is_empty() {
+            slot.connection.lease.wait_for();
+        }
+        Some(lease)
+    }
+
+    /// Everything made for this connection is sent, and the shard holds the lease: close, or go on with the next request.
+    fn after_answer(&mut self, token: Token) {
+        let stopping = self.stopping;
+        let Some(slot) = self.slots.get(token) else { return };
+        if slot.late.is_some() {
+            return self.wait_for_late(token);
+        }
+        match slot.closing {
+            Some(close) => return self.end(token, close),
+            None if slot.input_ended && slot.input.is_empty() => return self.end_behind_input(token),
+            None if stopping => {
+                let large = slot.connection.last_was_large();
+                return self.end(token, Close::Clean { large });
+            }
+            None => {}
+        }
+        slot.phase = Phase::Head;
+        slot.deadline = self.now + self.keep_alive_timeout;
+        if !slot.input.is_empty() {
+            self.serve_again(token, &[]);
+        }
+        self.watch(token);
+        self.receive(token);
+    }
+}
+
+/// How much of an answer the shard may send itself; `None` where that may block.
+fn budget_of_shard(outgoing: &Outgoing, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
+    if outgoing.is_quick(connection) {
+        return Some(BYTES_PER_TURN);
+    }
+    outgoing.next_at_hand(connection, SHARD_DRAIN_MAX, probes, now)
+}
+
+/// What a panic said.
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

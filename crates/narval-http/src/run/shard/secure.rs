@@ -1,0 +1,148 @@
+//! TLS connections: handshakes go to workers, records are opened here.
+
+use std::io;
+
+use super::slot::Phase;
+use super::{Shard, millis};
+use crate::io::driver::{Driver, Token};
+use crate::run::connection::{Close, TxLease};
+use crate::run::engine::HandshakePermit;
+use crate::run::lease::Holder;
+use crate::run::pool::Job;
+use crate::run::worker;
+use crate::tls::Opened;
+
+impl<D: Driver> Shard<D> {
+    /// Bytes came in on a TLS connection.
+    pub(super) fn on_ciphertext(&mut self, token: Token, bytes: &[u8]) {
+        let Some(slot) = self.slots.get(token) else { return };
+        let connection = slot.connection.clone();
+        let Some(secure) = &connection.secure else { return };
+        if slot.phase == Phase::Handshake {
+            slot.input.extend_from_slice(bytes);
+            self.shake_hands(token);
+            return self.receive(token);
+        }
+        let mut plaintext = std::mem::take(&mut self.plaintext);
+        plaintext.clear();
+        let opened = secure.open(bytes, &mut plaintext);
+        self.on_opened(token, opened, &plaintext);
+        self.plaintext = plaintext;
+    }
+
+    /// Received bytes were opened, or could not be.
+    fn on_opened(&mut self, token: Token, opened: io::Result<Opened>, plaintext: &[u8]) {
+        if !plaintext.is_empty() {
+            self.on_plaintext(token, plaintext);
+        }
+        match opened {
+            Ok(opened) => {
+                if opened.has_control {
+                    self.send_control(token);
+                }
+                if opened.has_ended {
+                    self.on_input_end(token);
+                }
+                self.receive(token);
+            }
+            Err(error) => {
+                if let Some(slot) = self.slots.get(token)
+                    && slot.phase == Phase::Running
+                    && slot.connection.lease.wait_for() == Holder::Shard
+                {
+                    // The last answer is out, and its worker has given the lease back without a word.
+                    slot.phase = Phase::Head;
+                }
+                if let Some(slot) = self.slots.get(token)
+                    && slot.phase == Phase::Head
+                {
+                    slot.closing = Some(Close::Clean { large: false });
+                    slot.must_linger = true;
+                    let out = self.take_out();
+                    if self.send(token, out) {
+                        self.after_answer(token);
+                    }
+                    return;
+                }
+                self.on_broken(token, &error);
+            }
+        }
+    }
+
+    /// Sends what receiving had to say, unless an answer is on its way, which will carry it.
+    fn send_control(&mut self, token: Token) {
+        if let Some(slot) = self.slots.get(token)
+            && slot.phase == Phase::Head
+            && slot.connection.lease.holder() == Holder::Shard
+        {
+            let out = self.take_out();
+            self.send(token, out);
+        }
+    }
+
+    /// Gives what was received of a handshake to a worker, if none has the last piece still. What costs less than that is done
+    /// here.
+    fn shake_hands(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        if slot.input.is_empty() || slot.connection.lease.holder() == Holder::Job {
+            return;
+        }
+        if slot.connection.secure.as_ref().is_some_and(|secure| secure.rest_is_cheap()) {
+            let (connection, received) = (slot.connection.clone(), std::mem::take(&mut slot.input));
+            let mut out = self.take_out();
+            let outcome = worker::shake_hands(&connection, &received, &mut out, &self.counters);
+            self.give_back(out);
+            return self.go_on_after_handshake(token, outcome);
+        }
+        let Some(permit) = HandshakePermit::get(&self.engine) else {
+            self.counters.handshakes_refused.add(1);
+            return self.close(token);
+        };
+        let received = std::mem::take(&mut slot.input);
+        let lease = TxLease::dispatch(&slot.connection);
+        self.engine.handshakes.push_continued(Job::Handshake { lease, received, permit });
+    }
+
+    /// A worker is done with a piece of a handshake, and the lease is back.
+    pub(super) fn on_handshaken(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.connection.lease.take_back();
+        self.go_on_after_handshake(token, plaintext);
+    }
+
+    /// A piece of a handshake is done, or failed.
+    fn go_on_after_handshake(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
+        let deadline = self.now + millis(self.engine.limits.head_timeout);
+        let Some(slot) = self.slots.get(token) else { return };
+        let is_handshaking = slot.connection.secure.as_ref().is_some_and(|secure| secure.is_handshaking());
+        match plaintext {
+            Err(error) => {
+                tracing::debug!("a TLS handshake failed: {error}");
+                // An alert has gone out, which closing at once might take back.
+                slot.must_linger = true;
+                self.end(token, Close::Clean { large: false });
+            }
+            Ok(_) if is_handshaking && slot.input_ended && slot.input.is_empty() => self.close(token),
+            Ok(_) if is_handshaking => {
+                self.shake_hands(token);
+                self.receive(token);
+            }
+            Ok(mut plaintext) => {
+                let connection = slot.connection.clone();
+                let input = std::mem::take(&mut slot.input);
+                slot.phase = Phase::Head;
+                slot.deadline = deadline;
+                self.watch(token);
+                // What was received meanwhile comes before anything that is received from now on.
+                if let Some(secure) = &connection.secure {
+                    let opened = secure.open(&input, &mut plaintext);
+                    self.on_opened(token, opened, &plaintext);
+                }
+                // Its end may have come meanwhile, too.
+                if self.slots.get(token).is_some_and(|slot| slot.phase == Phase::Head && slot.input_ended) {
+                    self.end_behind_input(token);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+use std::sync::Arc;
+
+use super::Shard;
+use crate::io::driver::sim::SimDriver;
+use crate::io::sim::Network;
+use crate::io::socket::Socket;
+use crate::run::clock::Clock;
+use crate::run::engine::Engine;
+use crate::run::mailbox::Mailbox;
+use crate::{Handler, HeadRef, Limits, Request, Response, StatusCode};
+
+struct Hello;
+
+impl Handler for Hello {
+    fn inline(&self, _: &HeadRef<'_>) -> Option<Response> {
+        Some(Response::text(StatusCode::OK, "hello"))
+    }
+
+    fn handle(&self, _: Request) -> Response {
+        Response::new(StatusCode::NOT_FOUND)
+    }
+}
+
+/// A shard on a simulated network.
+fn shard(network: &Network) -> Shard<SimDriver> {
+    let clock = Clock::Simulated(network.time());
+    let engine = Arc::new(Engine::new(Arc::new(Hello), Limits::default(), clock, None, None));
+    let mailbox = Mailbox::simulated();
+    let mut shard = Shard::new(engine, SimDriver::new(network.clone()), mailbox.clone(), vec![mailbox]);
+    shard.listen(vec![Arc::new(Socket::Nowhere)]).unwrap();
+    shard
+}
+
+/// The deadline of a head is nearer than that of the idle time before it, each time.
+#[test]
+fn a_connection_has_a_few_places_in_the_timer_wheel_whatever_it_does() {
+    let network = Network::new(1);
+    let mut shard = shard(&network);
+    let wire = network.connect();
+    network.lock().wires[wire].window = usize::MAX / 2;
+    let mut most = 0;
+    for second in 0..9600 {
+        for half in ["GET / HTTP/1.1\r\n", "Host: a\r\n\r\n"] {
+            network.lock().wires[wire].to_server.extend(half.bytes());
+            for _ in 0..30 {
+                shard.turn().unwrap();
+            }
+            network.pass(500);
+        }
+        most = most.max(shard.wheel.len());
+        assert_eq!(shard.slots.len(), 1, "the connection was closed in second {second}");
+    }
+    let answered = shard.engine.counters.snapshot().requests();
+    assert!(answered > 9500 && most <= 16, "{answered} answers, {most} places");
+}

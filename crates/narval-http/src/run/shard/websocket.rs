@@ -1,0 +1,84 @@
+//! Connections that have become WebSockets: the shard brings bytes, room to write and the time to their streams.
+
+use std::sync::Arc;
+
+use super::Shard;
+use super::slot::Phase;
+use crate::io::driver::{Driver, Op, Token};
+use crate::run::connection::Close;
+use crate::ws;
+
+impl<D: Driver> Shard<D> {
+    /// A job has answered 101: from now on the connection is a WebSocket.
+    pub(super) fn on_upgraded(&mut self, token: Token, shared: Arc<ws::Shared>) {
+        let mut stream = Box::new(ws::Stream::new(shared, self.now));
+        let Some(slot) = self.slots.get(token) else { return stream.release(&self.engine.pool) };
+        // Whoever sends takes the outbox's lock from now on; the lease stays here.
+        slot.connection.lease.take_back();
+        slot.phase = Phase::WebSocket;
+        let input = std::mem::take(&mut slot.input);
+        if !input.is_empty() {
+            stream.receive(&input, self.now, &self.engine.pool);
+        }
+        if slot.input_ended {
+            stream.receive_end(&self.engine.pool);
+        }
+        if self.stopping {
+            stream.stop();
+        }
+        slot.websocket = Some(stream);
+        self.look_at_websocket(token, false);
+    }
+
+    /// Bytes came in.
+    pub(super) fn on_websocket_bytes(&mut self, token: Token, bytes: &[u8]) {
+        if let Some(stream) = self.slots.get(token).and_then(|slot| slot.websocket.as_mut()) {
+            stream.receive(bytes, self.now, &self.engine.pool);
+            self.look_at_websocket(token, false);
+        }
+    }
+
+    /// The client sends no more, or the connection broke.
+    pub(super) fn on_websocket_end(&mut self, token: Token) {
+        if let Some(stream) = self.slots.get(token).and_then(|slot| slot.websocket.as_mut()) {
+            stream.receive_end(&self.engine.pool);
+            self.look_at_websocket(token, false);
+        }
+    }
+
+    /// Does what the stream wants. `writable`: the socket takes bytes again.
+    pub(super) fn look_at_websocket(&mut self, token: Token, writable: bool) {
+        let now = self.now;
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.awaiting_writable &= !writable;
+        let Some(stream) = &mut slot.websocket else { return };
+        let wants = stream.look(writable, now, &self.engine.pool);
+        if let Some(close) = wants.end {
+            return self.end_websocket(token, close);
+        }
+        slot.deadline = wants.deadline;
+        let awaits = wants.writable && !std::mem::replace(&mut slot.awaiting_writable, wants.writable);
+        self.watch(token);
+        if awaits {
+            self.submit(Op::AwaitWritable(token));
+        }
+        self.receive(token);
+    }
+
+    /// Says goodbye to a WebSocket because the server stops.
+    pub(super) fn stop_websocket(&mut self, token: Token) {
+        if let Some(stream) = self.slots.get(token).and_then(|slot| slot.websocket.as_mut()) {
+            stream.stop();
+            self.look_at_websocket(token, false);
+        }
+    }
+
+    fn end_websocket(&mut self, token: Token, close: Close) {
+        let Some(slot) = self.slots.get(token) else { return };
+        if let Some(stream) = slot.websocket.take() {
+            slot.must_linger |= stream.may_have_unread_input();
+            stream.release(&self.engine.pool);
+        }
+        self.end(token, close);
+    }
+}

@@ -1,0 +1,158 @@
+//! A timer wheel for deadlines that are mostly moved on before they are reached.
+//!
+//! The wheel only remembers *when to look* at a connection; the deadline itself is a field of the connection's slot.
+//! Serving a request writes that field and leaves the wheel alone; a connection that is looked at too early is put back.
+
+use crate::io::driver::Token;
+use crate::run::clock::Millis;
+
+/// Resolution. A deadline is noticed at most this much late.
+const TICK: Millis = 64;
+/// Ticks in one turn (65 s); what lies further ahead is looked at once per turn.
+const TICKS: usize = 1024;
+
+/// Connections to look at, by time.
+pub(crate) struct TimerWheel {
+    buckets: Vec<Vec<Token>>,
+    /// One bit per bucket that holds something.
+    occupied: [u64; TICKS / 64],
+    /// The tick up to which everything has been taken out.
+    tick: u64,
+    /// What [`next_due`](Self::next_due) gives, where that is known.
+    next: Option<Option<Millis>>,
+}
+
+impl TimerWheel {
+    pub(crate) fn new(now: Millis) -> Self {
+        Self { buckets: vec![Vec::new(); TICKS], occupied: [0; TICKS / 64], tick: now / TICK, next: None }
+    }
+
+    /// When it would look at what is scheduled now for `at`.
+    pub(crate) fn looks_at(&self, at: Millis) -> Millis {
+        at.div_ceil(TICK).clamp(self.tick + 1, self.tick + TICKS as u64 - 1) * TICK
+    }
+
+    /// Remembers to look at `token` at `at`, or earlier: when [`looks_at`](Self::looks_at) says.
+    pub(crate) fn schedule(&mut self, token: Token, at: Millis) {
+        let tick = self.looks_at(at) / TICK;
+        let at = (tick % TICKS as u64) as usize;
+        if let (Some(bucket), Some(bits)) = (self.buckets.get_mut(at), self.occupied.get_mut(at / 64)) {
+            bucket.push(token);
+            *bits |= 1 << (at % 64);
+        }
+        self.next = self.next.map(|next| Some(next.map_or(tick * TICK, |next| next.min(tick * TICK))));
+    }
+
+    /// Whether there may be something that is due.
+    #[inline]
+    pub(crate) fn is_behind(&self, now: Millis) -> bool {
+        now / TICK > self.tick
+    }
+
+    /// Takes out everything that is due.
+    #[inline]
+    pub(crate) fn take_due(&mut self, now: Millis, due: &mut Vec<Token>) {
+        let target = now / TICK;
+        if target <= self.tick {
+            return;
+        }
+        self.next = None;
+        let steps = (target.saturating_sub(self.tick)).min(TICKS as u64);
+        for step in 1..=steps {
+            let at = ((self.tick + step) % TICKS as u64) as usize;
+            if let (Some(bucket), Some(bits)) = (self.buckets.get_mut(at), self.occupied.get_mut(at / 64))
+                && *bits & (1 << (at % 64)) != 0
+            {
+                *bits &= !(1 << (at % 64));
+                due.append(bucket);
+                if bucket.capacity() > 64 {
+                    *bucket = Vec::new();
+                }
+            }
+        }
+        self.tick = target;
+    }
+
+    /// When to call [`take_due`](Self::take_due) next; `None`: nothing is scheduled.
+    pub(crate) fn next_due(&mut self) -> Option<Millis> {
+        match self.next {
+            Some(next) => next,
+            None => *self.next.insert(self.find_next()),
+        }
+    }
+
+    /// How many places are taken.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.buckets.iter().map(Vec::len).sum()
+    }
+
+    fn find_next(&self) -> Option<Millis> {
+        let start = (self.tick + 1) % TICKS as u64;
+        let mut ahead = 0;
+        while ahead < TICKS as u64 {
+            let at = ((start + ahead) % TICKS as u64) as usize;
+            let bits = self.occupied.get(at / 64).copied().unwrap_or(0) >> (at % 64);
+            if bits != 0 {
+                return Some((self.tick + 1 + ahead + u64::from(bits.trailing_zeros())) * TICK);
+            }
+            ahead += 64 - (at % 64) as u64;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(wheel: &mut TimerWheel, now: Millis) -> Vec<Token> {
+        let mut due = Vec::new();
+        wheel.take_due(now, &mut due);
+        due
+    }
+
+    #[test]
+    fn a_token_is_due_at_its_time_and_not_before() {
+        let mut wheel = TimerWheel::new(1000);
+        let token = Token::new(3, 1);
+        wheel.schedule(token, 5000);
+        let next = wheel.next_due().unwrap();
+        assert!((5000..5000 + TICK).contains(&next), "{next}");
+        assert!(due(&mut wheel, 4999).is_empty());
+        assert_eq!(due(&mut wheel, next), [token]);
+        assert_eq!(wheel.next_due(), None);
+    }
+
+    #[test]
+    fn what_lies_beyond_one_turn_comes_early_and_never_late() {
+        let mut wheel = TimerWheel::new(0);
+        wheel.schedule(Token::new(1, 1), 1_000_000);
+        let next = wheel.next_due().unwrap();
+        assert!(next <= 1_000_000 && next > 60_000, "{next}");
+        assert_eq!(due(&mut wheel, next).len(), 1);
+    }
+
+    #[test]
+    fn the_past_is_due_at_the_next_tick() {
+        let mut wheel = TimerWheel::new(10_000);
+        wheel.schedule(Token::new(1, 1), 5);
+        assert!(wheel.next_due().unwrap() <= 10_000 + TICK);
+        assert_eq!(due(&mut wheel, 10_000 + TICK).len(), 1);
+    }
+
+    #[test]
+    fn next_due_agrees_with_take_due_over_many_turns() {
+        let mut wheel = TimerWheel::new(0);
+        let mut now = 0;
+        for round in 0..3000u64 {
+            let at = now + round * 37 % 50_000;
+            wheel.schedule(Token::new(round as u32, 0), at);
+            let next = wheel.next_due().unwrap();
+            assert!(next <= at.max(now) + TICK, "{next} for {at}");
+            assert!(due(&mut wheel, next - 1).is_empty());
+            assert_eq!(due(&mut wheel, next), [Token::new(round as u32, 0)]);
+            now = next;
+        }
+    }
+}

@@ -1,0 +1,71 @@
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::Stream;
+use crate::http1::response::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
+use crate::io::driver::OutBuf;
+use crate::limits::COPY_BODY_MAX;
+use crate::message::body::BodyKind;
+use crate::message::response::{Held, ResponseKind};
+use crate::{FileRange, Response};
+
+/// A response that was encoded into an [`OutBuf`].
+pub(crate) struct Encoded {
+    pub(crate) status: StatusCode,
+    /// Whether the connection goes on after it.
+    pub(crate) keep_alive: bool,
+    /// What comes behind the bytes in the buffer.
+    pub(crate) rest: Rest,
+    /// What was encoded, if it was prepared.
+    pub(crate) spent: Option<Held>,
+}
+
+/// The part of a body that is not in memory.
+pub(crate) enum Rest {
+    None,
+    File(FileRange),
+    Stream(Stream),
+}
+
+/// Appends `response` to `out`, whose tail must be empty: the head, and the body if it is in memory.
+#[inline]
+pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Encoded {
+    debug_assert!(out.tail.is_empty(), "nothing can be put behind a tail");
+    let (status, fields, body) = match response.kind {
+        ResponseKind::Prepared(prepared) => {
+            let head = encode_prepared(&mut out.memory, &prepared, to);
+            if head.framing != BodyFraming::None {
+                append(&prepared.body, out);
+            }
+            let status = prepared.status;
+            return Encoded { status, keep_alive: head.keep_alive, rest: Rest::None, spent: Some(prepared) };
+        }
+        ResponseKind::Plain { status, headers, body } => (status, headers, body),
+    };
+    let length = match &body.kind {
+        BodyKind::Empty => BodyLength::Known(0),
+        BodyKind::Bytes(bytes) => BodyLength::Known(bytes.len() as u64),
+        BodyKind::File(range) => BodyLength::Known(range.length),
+        BodyKind::Source { length, .. } => length.map_or(BodyLength::Unknown, BodyLength::Known),
+    };
+    let head = encode_head(&mut out.memory, status, &fields, length, to);
+    let rest = match body.kind {
+        _ if head.framing == BodyFraming::None => Rest::None,
+        BodyKind::Empty => Rest::None,
+        BodyKind::Bytes(bytes) => {
+            append(&bytes, out);
+            Rest::None
+        }
+        BodyKind::File(range) => Rest::File(range),
+        BodyKind::Source { source, .. } => Rest::Stream(Stream::new(source, head.framing)),
+    };
+    Encoded { status, keep_alive: head.keep_alive, rest, spent: None }
+}
+
+fn append(body: &Bytes, out: &mut OutBuf) {
+    if body.len() <= COPY_BODY_MAX {
+        out.memory.extend_from_slice(body);
+    } else {
+        out.tail = body.clone();
+    }
+}

@@ -1,0 +1,472 @@
+use std::io::{self, IoSlice};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use http::HeaderName;
+use http::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, SET_COOKIE, TRAILER, TRANSFER_ENCODING,
+};
+
+use super::Probes;
+use crate::FileRange;
+use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
+use crate::http1::response::BodyFraming;
+use crate::io::driver::OutBuf;
+use crate::io::socket::Socket;
+use crate::limits::{
+    CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
+};
+use crate::message::body::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::observe::access_log::Watch;
+use crate::run::clock::Millis;
+use crate::run::connection::Connection;
+use crate::tls::Secure;
+use crate::tls::layout::{Gather, Layout};
+
+/// An answer on its way: what is encoded but not yet taken by the socket, and what makes the rest.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    /// The head, or the framing of a chunk.
+    lead: OutBuf,
+    /// What is ready for the socket, before everything else: the rest of what was sent, and sealed pieces.
+    wire: OutBuf,
+    /// One piece of the body.
+    segments: SegmentBuf,
+    memory_sent: usize,
+    files_sent: usize,
+    /// Bytes sent of the file whose turn it is.
+    file_sent: u64,
+    stream: Option<Stream>,
+    /// Bytes that the socket has taken, or that are in `wire` to be taken.
+    made: u64,
+    /// What the engine counts of it was counted when it was made.
+    pub(crate) is_recorded: bool,
+    /// Whether the connection goes on after it.
+    pub(crate) keep_alive: bool,
+    /// What was answered.
+    pub(crate) status: u16,
+    /// What is to be noted at its end.
+    pub(crate) watch: Option<Box<Watch>>,
+    /// When the present window of the write deadline began, and what had been sent then.
+    pub(crate) window: Option<(Millis, u64)>,
+    /// At the end of that window it was tried to send, whether the socket counted as writable or not.
+    pub(crate) had_last_try: bool,
+    is_blocked: bool,
+    /// Everything there was is sent, and the source had no more for now.
+    is_waiting: bool,
+    /// How files are sent, once that has been asked.
+    pace: Option<Pace>,
+}
+
+/// How the files of a large answer are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// In full packets: what fills none waits for what follows.
+    Corked,
+    /// In small pieces, each to its end: the client runs on this processor, nothing comes in from it meanwhile, and it begins
+    /// the earlier.
+    Near,
+}
+
+/// What [`Outgoing::drive`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Everything is sent.
+    Complete,
+    /// The socket takes no more for now.
+    Blocked,
+    /// The budget is used up.
+    Yield,
+    /// Everything there was is sent, and the source has no more for now.
+    Waiting,
+}
+
+impl Outgoing {
+    /// What is left of `out`, then `range`.
+    pub(crate) fn file(out: OutBuf, range: FileRange) -> Self {
+        let mut segments = SegmentBuf::default();
+        segments.push_file(range);
+        Self { lead: out, segments, ..Self::default() }
+    }
+
+    /// What is left of `out`, then what `stream` makes.
+    pub(crate) fn stream(out: OutBuf, stream: Stream) -> Self {
+        Self { lead: out, stream: Some(stream), ..Self::default() }
+    }
+
+    /// What is in `out`.
+    pub(crate) fn memory(out: OutBuf) -> Self {
+        Self { lead: out, ..Self::default() }
+    }
+
+    /// What the socket did not take of `length` bytes, which were sealed where that is done.
+    pub(crate) fn sealed(out: OutBuf, length: u64) -> Self {
+        Self { is_blocked: true, wire: out, made: length, ..Self::default() }
+    }
+
+    /// Bytes the socket has taken. (What TLS adds to those that it has not taken yet counts against them.)
+    pub(crate) fn sent(&self) -> u64 {
+        self.made.saturating_sub(self.wire.len() as u64)
+    }
+
+    /// Whether the socket took only a part when last tried.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// The buffers of an answer that is sent, to be used again: for heads, and for sealed records.
+    pub(crate) fn into_buffers(mut self) -> (OutBuf, Vec<u8>) {
+        self.lead.clear();
+        (self.lead, self.wire.memory)
+    }
+
+    /// Gives it a buffer for sealed records, where it has none; what is in there is of no use.
+    pub(crate) fn lend(&mut self, buffer: &mut Vec<u8>) {
+        if self.wire.memory.capacity() == 0 {
+            self.wire.sent = buffer.len();
+            self.wire.memory = std::mem::take(buffer);
+        }
+    }
+
+    /// Whether [`drive`](Self::drive) last came to [`Step::Waiting`].
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
+    /// Has `waker` used when the source has more; returns how long to wait for that at most. It holds no buffer meanwhile.
+    pub(crate) fn wait(&mut self, waker: BodyWaker) -> Duration {
+        (self.lead, self.wire, self.segments) = Default::default();
+        (self.memory_sent, self.files_sent) = (0, 0);
+        self.window = None;
+        self.stream.as_mut().map_or(Duration::ZERO, |stream| stream.source.wait(waker))
+    }
+
+    /// The client or the server would rather have it end. True: it does, and may be cut off where the client is gone.
+    pub(crate) fn hang_up(&mut self) -> bool {
+        self.stream.as_mut().is_some_and(|stream| stream.source.hang_up())
+    }
+
+    /// Whether the rest is in memory, so that sending it can't block, and needs no work but sending.
+    pub(crate) fn is_quick(&self, connection: &Connection) -> bool {
+        let never_blocks = self.stream.as_ref().is_none_or(|stream| stream.source.never_blocks());
+        let is_in_memory = never_blocks && self.files_sent >= self.segments.files.len();
+        is_in_memory && (connection.secure.is_none() || (self.lead.is_empty() && self.segments_sent()))
+    }
+
+    /// How much of an answer that is in memory but for one file the shard sends itself, at once. `None` where that may block.
+    pub(crate) fn at_hand(&self, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
+        let is_one_file = self.stream.is_none() && self.segments.files.len() == 1;
+        is_one_file.then(|| self.next_at_hand(connection, SHARD_FILE_MAX, probes, now)).flatten()
+    }
+
+    /// How much of what comes next can be sent without blocking: of a file, at most `window` bytes, where the kernel seems to
+    /// have them in memory, and what is in memory around it. `None` where it may block at once.
+    pub(crate) fn next_at_hand(
+        &self,
+        connection: &Connection,
+        window: u64,
+        probes: &mut Probes,
+        now: Millis,
+    ) -> Option<u64> {
+        let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.secure.is_none())?;
+        let next = range.length.saturating_sub(self.file_sent).min(window);
+        let is_cached = connection.socket.is_simulated()
+            || probes.seems_cached(now, &range.file, range.offset + self.file_sent, next);
+        let memory = self.lead.len() + self.segments.memory.len().saturating_sub(self.memory_sent);
+        is_cached.then(|| next + memory as u64)
+    }
+
+    /// Makes and sends until all is sent, the socket is full, or `budget` bytes were sent.
+    ///
+    /// # Errors
+    /// The answer can't be completed (the connection broke, a file ended early, a source failed or made more or less than
+    /// its length): the connection is to be aborted.
+    pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
+        let stop_at = self.sent().saturating_add(budget);
+        self.is_waiting = false;
+        let mut waits = false;
+        loop {
+            // The head and the first piece of a stream go out together.
+            if self.segments_sent()
+                && let Some(stream) = &mut self.stream
+            {
+                self.segments.memory.clear();
+                self.segments.files.clear();
+                (self.memory_sent, self.files_sent, self.file_sent) = (0, 0, 0);
+                match stream.fill(&mut self.lead, &mut self.segments)? {
+                    Fill::Done => self.stream = None,
+                    fill => waits = fill == Fill::Wait,
+                }
+            }
+            if self.send_pieces(connection, stop_at)? == Step::Blocked {
+                return Ok(Step::Blocked);
+            }
+            if self.stream.is_none() && self.is_empty() {
+                self.uncork(connection);
+                return Ok(Step::Complete);
+            }
+            if waits && self.is_empty() {
+                self.uncork(connection);
+                self.is_waiting = true;
+                return Ok(Step::Waiting);
+            }
+            if self.sent() >= stop_at {
+                return Ok(Step::Yield);
+            }
+        }
+    }
+
+    /// Nothing follows for now, unless it is the connection's end.
+    fn uncork(&mut self, connection: &Connection) {
+        if self.pace.take() == Some(Pace::Corked) && self.keep_alive {
+            connection.socket.cork(false);
+        }
+    }
+
+    fn segments_sent(&self) -> bool {
+        self.memory_sent >= self.segments.memory.len() && self.files_sent >= self.segments.files.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.wire.is_empty() && self.lead.is_empty() && self.segments_sent()
+    }
+
+    /// Sends what is there.
+    fn send_pieces(&mut self, connection: &Connection, stop_at: u64) -> io::Result<Step> {
+        let socket = &connection.socket;
+        while !self.is_empty() && self.sent() < stop_at {
+            let at_file = self.memory_left().is_empty() && self.lead.is_empty();
+            let result = match &connection.secure {
+                _ if !self.wire.is_empty() => self.send_wire(socket),
+                Some(secure) if secure.is_kernels() => {
+                    self.send_by_kernel(connection, secure, at_file, stop_at - self.sent())
+                }
+                Some(secure) if at_file && secure.offload(socket, self.file_left()) => Ok(()),
+                Some(secure) => self.seal_piece(socket, secure),
+                None if at_file => self.send_file(connection, stop_at - self.sent()),
+                None => self.send_memory(socket),
+            };
+            match result {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Blocked),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Step::Complete)
+    }
+
+    /// The memory before the next file.
+    fn memory_left(&self) -> &[u8] {
+        let end = self.segments.files.get(self.files_sent).map_or(self.segments.memory.len(), |(at, _)| *at);
+        self.segments.memory.get(self.memory_sent..end).unwrap_or_default()
+    }
+
+    /// Bytes left of the file whose turn it is.
+    fn file_left(&self) -> u64 {
+        self.segments.files.get(self.files_sent).map_or(0, |(_, range)| range.length - self.file_sent)
+    }
+
+    /// What is sent stays in the buffer: the next piece is written over it.
+    fn send_wire(&mut self, socket: &Socket) -> io::Result<()> {
+        socket.send_buf(&mut self.wire)?;
+        Ok(())
+    }
+
+    /// Makes the next records, of as much as is sealed at once.
+    fn seal_piece(&mut self, socket: &Socket, secure: &Secure) -> io::Result<()> {
+        let left = self.left();
+        let mut wire = std::mem::take(&mut self.wire);
+        if secure.seals_in_place(left) {
+            let expected = SEAL_IN_PLACE_QUANTUM.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let mut layout = Layout::new(&mut wire.memory, expected);
+            self.gather(&mut layout, SEAL_IN_PLACE_QUANTUM)?;
+            layout.finish();
+            secure.seal_in_place(socket, &mut wire.memory)?;
+            wire.sent = 0;
+        } else {
+            wire.clear();
+            self.gather(&mut wire.memory, SEAL_QUANTUM)?;
+            secure.seal(socket, &mut wire)?;
+        }
+        self.wire = wire;
+        Ok(())
+    }
+
+    /// Bytes of the lead and of this piece of the body that are not sent.
+    fn left(&self) -> u64 {
+        let files = self.segments.files.get(self.files_sent..).unwrap_or_default();
+        let files = files.iter().fold(0u64, |sum, (_, range)| sum.saturating_add(range.length));
+        let memory = self.lead.len() + self.segments.memory.len().saturating_sub(self.memory_sent);
+        files.saturating_sub(self.file_sent).saturating_add(memory as u64)
+    }
+
+    /// Takes up to `quantum` bytes of the lead and of this piece of the body, which then count as sent.
+    fn gather(&mut self, into: &mut impl Gather, quantum: usize) -> io::Result<()> {
+        while into.gathered() < quantum && !(self.lead.is_empty() && self.segments_sent()) {
+            let room = quantum - into.gathered();
+            if !self.lead.is_empty() {
+                let from = if self.lead.rest().is_empty() { &self.lead.tail } else { self.lead.rest() };
+                let taken = from.get(..room.min(from.len())).unwrap_or_default();
+                into.push(taken);
+                let taken = taken.len();
+                self.lead.advance(taken);
+                if self.lead.is_empty() {
+                    self.lead.clear();
+                }
+            } else if !self.memory_left().is_empty() {
+                let from = self.memory_left();
+                let taken = from.get(..room.min(from.len())).unwrap_or_default();
+                into.push(taken);
+                self.memory_sent += taken.len();
+            } else {
+                self.read_file(room, into)?;
+            }
+        }
+        self.made += into.gathered() as u64;
+        Ok(())
+    }
+
+    /// Takes up to `room` bytes of the file whose turn it is.
+    fn read_file(&mut self, room: usize, into: &mut impl Gather) -> io::Result<()> {
+        let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
+        let left = range.length - self.file_sent;
+        if left > 0 {
+            let place = into.room(room.min(usize::try_from(left).unwrap_or(usize::MAX)));
+            range.file.read_exact_at(place, range.offset + self.file_sent)?;
+            self.file_sent += place.len() as u64;
+        }
+        if self.file_sent >= range.length {
+            self.files_sent += 1;
+            self.file_sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Where the kernel makes the records: each call makes one at least, however short, and a key is good for so many.
+    fn send_by_kernel(&mut self, connection: &Connection, secure: &Secure, at_file: bool, room: u64) -> io::Result<()> {
+        let made = self.made;
+        let most =
+            if at_file { self.file_left().min(room) } else { (self.lead.len() + self.memory_left().len()) as u64 };
+        secure.will_send(&connection.socket, most)?;
+        if at_file {
+            self.send_file(connection, room)?;
+        } else {
+            self.send_memory(&connection.socket)?;
+        }
+        secure.has_sent(self.made - made);
+        Ok(())
+    }
+
+    fn send_memory(&mut self, socket: &Socket) -> io::Result<()> {
+        let file_follows = self.files_sent < self.segments.files.len();
+        let body = self.memory_left();
+        let sent = match (self.lead.rest(), &self.lead.tail) {
+            ([], tail) if tail.is_empty() => socket.send(body, file_follows)?,
+            (rest, tail) if tail.is_empty() && body.is_empty() => socket.send(rest, file_follows)?,
+            (rest, tail) => {
+                socket.send_slices(&[IoSlice::new(rest), IoSlice::new(tail), IoSlice::new(body)], file_follows)?
+            }
+        };
+        let of_lead = sent.min(self.lead.len());
+        self.lead.advance(of_lead);
+        if self.lead.is_empty() {
+            self.lead.clear();
+        }
+        self.memory_sent += sent - of_lead;
+        self.made += sent as u64;
+        Ok(())
+    }
+
+    /// At most `room` bytes: what comes behind may have to be read, or be more than a key is good for.
+    fn send_file(&mut self, connection: &Connection, room: u64) -> io::Result<()> {
+        let socket = &connection.socket;
+        let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
+        let left = range.length - self.file_sent;
+        if self.pace.is_none() && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
+            self.pace =
+                Some(if connection.secure.is_none() && connection.is_near() { Pace::Near } else { Pace::Corked });
+            if self.pace == Some(Pace::Corked) {
+                socket.cork(true);
+            }
+        }
+        if left > 0 {
+            let quantum = if self.pace == Some(Pace::Near) { SENDFILE_QUANTUM_NEAR } else { SENDFILE_QUANTUM };
+            let count = usize::try_from(left.min(room)).unwrap_or(usize::MAX).min(quantum);
+            let sent = socket.send_file(&range.file, range.offset + self.file_sent, count)? as u64;
+            if sent == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than promised"));
+            }
+            self.file_sent += sent;
+            self.made += sent;
+        }
+        if self.file_sent >= range.length {
+            self.files_sent += 1;
+            self.file_sent = 0;
+        }
+        Ok(())
+    }
+}
+
+/// Fields that a client has to know before the body, if at all (RFC 9110 section 6.5.1).
+const NOT_IN_TRAILERS: [HeaderName; 7] =
+    [CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TRAILER, CONTENT_ENCODING, CONTENT_TYPE, SET_COOKIE];
+
+/// A [`BodySource`] with the framing of its body.
+pub(crate) struct Stream {
+    source: Box<dyn BodySource>,
+    framing: BodyFraming,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream").field("framing", &self.framing).finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(source: Box<dyn BodySource>, framing: BodyFraming) -> Self {
+        Self { source, framing }
+    }
+
+    /// Bytes still to be made, as far as that is known.
+    fn left(&self) -> u64 {
+        match self.framing {
+            BodyFraming::Length(left) => left,
+            BodyFraming::Chunked | BodyFraming::UntilClose | BodyFraming::None => 0,
+        }
+    }
+
+    /// Makes one piece: framing is appended to `lead`, the body goes to `segments`, which must be empty.
+    fn fill(&mut self, lead: &mut OutBuf, segments: &mut SegmentBuf) -> io::Result<Fill> {
+        let fill = self.source.fill(segments)?;
+        let length = segments
+            .files
+            .iter()
+            .fold(segments.memory.len() as u64, |sum, (_, range)| sum.saturating_add(range.length));
+        match &mut self.framing {
+            BodyFraming::Length(left) => {
+                *left = left.checked_sub(length).ok_or_else(|| wrong_length("the body is longer than promised"))?;
+                if fill == Fill::Done && *left > 0 {
+                    return Err(wrong_length("the body is shorter than promised"));
+                }
+            }
+            BodyFraming::Chunked => {
+                if length > 0 {
+                    encode_size(length, &mut lead.memory);
+                    segments.memory.extend_from_slice(CHUNK_END);
+                }
+                if fill == Fill::Done {
+                    let mut trailers = self.source.trailers();
+                    trailers.retain(|(name, _)| !NOT_IN_TRAILERS.contains(name));
+                    encode_end(&trailers, &mut segments.memory);
+                }
+            }
+            BodyFraming::UntilClose | BodyFraming::None => {}
+        }
+        Ok(fill)
+    }
+}
+
+fn wrong_length(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

@@ -1,0 +1,303 @@
+//! What a worker does with a job. The worker itself sends the answer: handing it to the shard costs a wake-up.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use crossbeam_utils::CachePadded;
+
+use crate::io::driver::OutBuf;
+use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
+use crate::message::guard;
+use crate::message::responder::LateAnswer;
+use crate::observe::counters::ThreadCounters;
+use crate::run::connection::{Close, Connection, TxLease};
+use crate::run::early;
+use crate::run::engine::{Engine, HandshakePermit};
+use crate::run::exchange::Exchange;
+use crate::run::mailbox::Message;
+use crate::run::pool::{Call, Job, Pool, Sleeper};
+use crate::run::transmit::{Outgoing, Rest, Step, encode};
+use crate::{Bytes, FileRange, Response, ws};
+
+/// What a thread is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// Whatever is to be done: the workers.
+    Jobs,
+    /// Handlers of requests whose bodies are streamed.
+    Streams,
+    /// TLS handshakes.
+    Handshakes,
+}
+
+/// Starts another thread for streamed bodies, where one is wanted.
+pub(crate) fn start_where_wanted(engine: &Arc<Engine>) {
+    if let Some(number) = engine.streams.wants_thread()
+        && let Err(error) = Worker::start(engine, Kind::Streams, number)
+    {
+        tracing::warn!(%error, "cannot start another thread for streamed request bodies");
+        engine.streams.thread_failed();
+    }
+}
+
+/// A worker's own things: its counters, and a buffer that answers are encoded into.
+pub(crate) struct Worker {
+    engine: Arc<Engine>,
+    counters: Arc<CachePadded<ThreadCounters>>,
+    out: OutBuf,
+    /// Where records of TLS connections are made, lent to the answer that is worked on.
+    wire: Vec<u8>,
+}
+
+impl Worker {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        let counters = engine.counters.thread();
+        Self { engine, counters, out: OutBuf::default(), wire: Vec::new() }
+    }
+
+    /// Starts a thread that runs jobs of one kind until their queue is closed.
+    pub(crate) fn start(engine: &Arc<Engine>, kind: Kind, number: usize) -> io::Result<()> {
+        let worker = Self::new(engine.clone());
+        let (name, run): (_, fn(Self)) = match kind {
+            Kind::Jobs => ("worker", Self::run),
+            Kind::Streams => ("stream", |worker| worker.run_from(|engine| &engine.streams)),
+            Kind::Handshakes => ("handshake", |worker| worker.run_from(|engine| &engine.handshakes)),
+        };
+        thread::Builder::new().name(format!("{name}-{number}")).spawn(move || run(worker))?;
+        Ok(())
+    }
+
+    fn run(mut self) {
+        let me = Sleeper::new();
+        while let Some(job) = self.engine.pool.take(&me) {
+            let started = Instant::now();
+            self.run_job(job);
+            self.counters.job_time.add_time(started.elapsed());
+        }
+    }
+
+    fn run_from(mut self, queue: impl Fn(&Engine) -> &Pool) {
+        let (me, engine) = (Sleeper::new(), self.engine.clone());
+        while let Some(job) = queue(&engine).take(&me) {
+            self.run_job(job);
+        }
+    }
+
+    /// Runs one job. A panic ends the connection, and nothing else.
+    pub(crate) fn run_job(&mut self, job: Job) {
+        let done = catch_unwind(AssertUnwindSafe(|| match job {
+            Job::Answer(call) => self.answer(*call),
+            Job::Continue { lease, outgoing } => self.go_on(lease, outgoing),
+            Job::Late(late) => self.send_late(*late),
+            Job::WebSocket(socket) => {
+                if socket.run() == ws::Turn::Again {
+                    self.engine.pool.push_continued(Job::WebSocket(socket));
+                }
+            }
+            Job::Handshake { lease, received, permit } => self.shake_hands(lease, &received, permit),
+        }));
+        if done.is_err() {
+            self.counters.panics.add(1);
+            tracing::error!("a job panicked: its connection was aborted");
+        }
+    }
+
+    fn answer(&mut self, call: Call) {
+        let Call { lease, request, exchange } = call;
+        early::keep(lease, &request);
+        self.counters.requests_worker.add(1);
+        let engine = self.engine.clone();
+        let response = catch_unwind(AssertUnwindSafe(|| engine.handler.handle(request))).unwrap_or_else(|_| {
+            self.counters.panics.add(1);
+            tracing::error!("a handler panicked: answered 500");
+            Response::from(engine.failed.clone())
+        });
+        match early::take_back() {
+            Some(lease) => self.send(lease, response, exchange),
+            None => self.engine.record(&self.counters, response.status().as_u16(), 0, true, exchange.watch),
+        }
+    }
+
+    /// Sends an answer that came after its handler had returned, or before.
+    fn send_late(&mut self, mut late: LateAnswer) {
+        let response = catch_unwind(AssertUnwindSafe(|| late.take())).unwrap_or_else(|_| {
+            self.counters.panics.add(1);
+            tracing::error!("a middleware panicked at a late answer: answered 500");
+            Response::from(self.engine.failed.clone())
+        });
+        self.send(late.lease, response, late.exchange);
+    }
+
+    /// Encodes and sends an answer.
+    fn send(&mut self, lease: TxLease, mut response: Response, mut exchange: Exchange) {
+        if let Some(later) = response.late.take() {
+            if let Some(late) = later.wait(lease, exchange, &self.engine) {
+                self.send_late(late);
+            }
+            return;
+        }
+        if let Some(accepted) = response.upgrade.take() {
+            return self.upgrade(lease, response, exchange, accepted);
+        }
+        let body_received = exchange.body.as_ref().is_none_or(|body| body.answer_begins());
+        exchange.to.keep_alive &= body_received && !self.engine.is_stopping();
+        self.out.clear();
+        let encoded = encode(response, exchange.to, &mut self.out);
+        let status = encoded.status.as_u16();
+        let mut outgoing = match encoded.rest {
+            Rest::None => {
+                let length = self.out.len() as u64;
+                if let Some(connection) = lease.connection()
+                    && connection.seal(&mut self.out).is_ok()
+                    && send_whole(&connection.socket, &mut self.out).is_ok()
+                {
+                    if self.out.is_empty() {
+                        self.engine.record(&self.counters, status, length, false, exchange.watch);
+                        return self.finish(lease, encoded.keep_alive, length);
+                    }
+                    Outgoing::sealed(std::mem::take(&mut self.out), length)
+                } else {
+                    self.engine.record(&self.counters, status, 0, true, exchange.watch);
+                    return lease.finish_with(Some(Close::Abort));
+                }
+            }
+            // On a TLS connection it is read where it is sealed.
+            Rest::File(range)
+                if range.length < SENDFILE_MIN && lease.connection().is_some_and(|c| c.secure.is_none()) =>
+            {
+                if let Err(error) = read_file(&range, &mut self.out.memory) {
+                    tracing::warn!(%error, "cannot read a file of {} bytes: answer aborted", range.length);
+                    self.engine.record(&self.counters, status, 0, true, exchange.watch);
+                    return lease.finish_with(Some(Close::Abort));
+                }
+                Outgoing::memory(std::mem::take(&mut self.out))
+            }
+            Rest::File(range) => Outgoing::file(std::mem::take(&mut self.out), range),
+            Rest::Stream(stream) => Outgoing::stream(std::mem::take(&mut self.out), stream),
+        };
+        outgoing.keep_alive = encoded.keep_alive;
+        outgoing.status = status;
+        outgoing.watch = exchange.watch;
+        if outgoing.is_blocked() {
+            return lease.hand_back(Box::new(outgoing));
+        }
+        self.go_on(lease, Box::new(outgoing));
+    }
+
+    /// Answers 101, and makes the connection a WebSocket.
+    fn upgrade(&mut self, lease: TxLease, response: Response, exchange: Exchange, accepted: ws::Accepted) {
+        self.out.clear();
+        let encoded = encode(response, exchange.to, &mut self.out);
+        let head = Bytes::copy_from_slice(self.out.rest());
+        self.engine.record(&self.counters, encoded.status.as_u16(), head.len() as u64, false, exchange.watch);
+        if let (Some(shared), Some(connection)) = (accepted.into_shared(), lease.upgrade()) {
+            ws::start(&shared, connection.clone(), head, &self.engine.pool);
+            connection.post(Message::Upgraded { token: connection.token, socket: shared });
+        }
+    }
+
+    /// Sends more of an answer.
+    fn go_on(&mut self, lease: TxLease, mut outgoing: Box<Outgoing>) {
+        let Some(connection) = lease.connection() else { return };
+        if connection.secure.is_some() {
+            outgoing.lend(&mut self.wire);
+        }
+        let step = loop {
+            match outgoing.drive(connection, BYTES_PER_TURN) {
+                // Nobody waits for a worker: going through the queue would only wake another one.
+                Ok(Step::Yield) if !self.engine.pool.has_work() => {}
+                step => break step,
+            }
+        };
+        match step {
+            Ok(Step::Complete) => {
+                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.finish(lease, outgoing.keep_alive, outgoing.sent());
+                let (out, wire) = outgoing.into_buffers();
+                if self.out.memory.capacity() == 0 {
+                    self.out = out;
+                }
+                if self.wire.capacity() == 0 {
+                    self.wire = wire;
+                }
+            }
+            Ok(Step::Blocked | Step::Waiting) => lease.hand_back(outgoing),
+            Ok(Step::Yield) => self.engine.pool.push_continued(Job::Continue { lease, outgoing }),
+            Err(error) => {
+                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
+                self.counters.panics.add(u64::from(guard::is_panic(&error)));
+                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                lease.finish_with(Some(Close::Abort));
+            }
+        }
+    }
+
+    /// Works on a piece of a TLS handshake, and sends what it has to say.
+    fn shake_hands(&mut self, lease: TxLease, received: &[u8], permit: HandshakePermit) {
+        let outcome = match lease.connection() {
+            Some(connection) => shake_hands(connection, received, &mut self.out, &self.counters),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        drop(permit);
+        lease.handshaken(outcome);
+    }
+
+    fn finish(&self, lease: TxLease, keep_alive: bool, sent: u64) {
+        if keep_alive {
+            lease.finish(self.engine.clock.now(), sent > LARGE_ANSWER);
+        } else {
+            lease.finish_with(Some(Close::after(sent)));
+        }
+    }
+}
+
+/// Takes a received piece of a TLS handshake, and sends what there is to say to it, put together in `out`. Returns what the
+/// client said behind the handshake. The caller holds the lease.
+pub(crate) fn shake_hands(
+    connection: &Connection,
+    received: &[u8],
+    out: &mut OutBuf,
+    counters: &ThreadCounters,
+) -> io::Result<Vec<u8>> {
+    let Some(secure) = &connection.secure else { return Err(io::ErrorKind::NotConnected.into()) };
+    let mut plaintext = Vec::new();
+    let opened = secure.open(received, &mut plaintext);
+    out.clear();
+    // An alert is worth sending too.
+    let sent = connection.seal(out).and_then(|()| send_whole(&connection.socket, out));
+    match opened.and_then(|opened| sent.map(|_| opened)) {
+        Ok(_) if !out.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+        Ok(opened) => {
+            counters.handshakes.add(u64::from(!opened.is_handshaking));
+            Ok(plaintext)
+        }
+        Err(error) => {
+            counters.handshakes_failed.add(1);
+            Err(error)
+        }
+    }
+}
+
+/// Sends until all is sent or the socket is full; returns how much.
+fn send_whole(socket: &crate::io::socket::Socket, out: &mut OutBuf) -> io::Result<u64> {
+    let mut sent = 0;
+    while !out.is_empty() {
+        match socket.send_buf(out) {
+            Ok(n) => sent += n as u64,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sent)
+}
+
+/// Appends a range of a file to `out`.
+fn read_file(range: &FileRange, out: &mut Vec<u8>) -> io::Result<()> {
+    let start = out.len();
+    out.resize(start + usize::try_from(range.length).unwrap_or(usize::MAX), 0);
+    range.file.read_exact_at(out.get_mut(start..).unwrap_or_default(), range.offset)
+}

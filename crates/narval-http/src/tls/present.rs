@@ -1,0 +1,380 @@
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use http::{StatusCode, Version};
+
+use super::Opened;
+use super::layout::{Gather, Layout, RECORD_FULL};
+use crate::http1::response::AnswerTo;
+use crate::io::driver::OutBuf;
+use crate::io::socket::Socket;
+use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
+use crate::run::engine::reason_response;
+use crate::run::shard::begins_with_head;
+use crate::run::transmit::encode;
+use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
+
+/// What a client reads that speaks plain HTTP to a TLS port, in answer to what it sent.
+fn plain_http(received: &[u8]) -> Vec<u8> {
+    let reason = "this port speaks HTTPS: use https:// URLs";
+    let response = reason_response(StatusCode::BAD_REQUEST, reason);
+    let to = AnswerTo { version: Version::HTTP_11, is_head: begins_with_head(received), keep_alive: false };
+    let mut out = OutBuf::default();
+    encode(response, to, &mut out);
+    [out.rest(), &out.tail].concat()
+}
+
+/// Makes the TLS side of accepted connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Acceptor(pub(crate) Arc<TlsAcceptor>);
+
+impl Acceptor {
+    pub(crate) fn accept(&self) -> Option<Secure> {
+        let session = self.0.accept().inspect_err(|error| tracing::error!("cannot begin a TLS session: {error}"));
+        Some(Secure {
+            state: Mutex::new(State {
+                session: session.ok()?,
+                control: Vec::new(),
+                sender: Sender::Session,
+                alert: None,
+                may_offload: true,
+                is_broken: false,
+            }),
+            kernels: AtomicBool::new(false),
+        })
+    }
+}
+
+/// The TLS side of a connection.
+#[derive(Debug)]
+pub(crate) struct Secure {
+    state: Mutex<State>,
+    /// Whether the kernel makes the records of what we send.
+    kernels: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    session: TlsSession,
+    /// Sealed by receiving, to go out before what is sealed next.
+    control: Vec<u8>,
+    sender: Sender,
+    /// Why receiving failed, for the client, where the session can't say so itself any more.
+    alert: Option<u8>,
+    /// Handing it to the kernel has not failed yet.
+    may_offload: bool,
+    /// The session panicked: it must not be asked any more.
+    is_broken: bool,
+}
+
+/// Who makes the records of what we send.
+#[derive(Debug)]
+enum Sender {
+    /// The session: handshakes, small answers, TLS 1.2.
+    Session,
+    /// We, where the plaintext lies.
+    Records(Box<RecordTx>),
+    /// The kernel.
+    Kernel(KernelTx),
+}
+
+/// Level and descriptions of alerts (RFC 8446 section 6).
+const WARNING: u8 = 1;
+const FATAL: u8 = 2;
+const CLOSE_NOTIFY: u8 = 0;
+const UNEXPECTED_MESSAGE: u8 = 10;
+const BAD_RECORD_MAC: u8 = 20;
+
+impl Secure {
+    /// Whether the handshake is under way.
+    pub(crate) fn is_handshaking(&self) -> bool {
+        self.lock().session.is_handshaking()
+    }
+
+    /// Whether what is left of the handshake costs less than handing it to a worker.
+    pub(crate) fn rest_is_cheap(&self) -> bool {
+        self.lock().session.rest_is_cheap()
+    }
+
+    /// Opens received bytes, appending what they say to `plaintext`.
+    ///
+    /// # Errors
+    /// The connection has to end. An alert for the client may wait to be sealed.
+    pub(crate) fn open(&self, received: &[u8], plaintext: &mut Vec<u8>) -> io::Result<Opened> {
+        let mut state = self.lock();
+        if state.is_broken {
+            return Err(broken());
+        }
+        let State { session, control, sender, alert, is_broken, .. } = &mut *state;
+        // What clients send is parsed there, often on the thread that serves all others as well.
+        let opened = catch_unwind(AssertUnwindSafe(|| session.receive(received, plaintext, control)));
+        let opened = opened.map_err(|_| {
+            tracing::error!("the TLS library panicked: its connection is closed");
+            *is_broken = true;
+            broken()
+        })?;
+        opened.map_err(|error| {
+            if matches!(error, SessionError::NotTls) && control.is_empty() && matches!(sender, Sender::Session) {
+                control.extend_from_slice(&plain_http(received));
+            }
+            if !matches!(sender, Sender::Session) {
+                let unreadable = matches!(error, SessionError::Protocol(rustls::Error::DecryptError));
+                *alert = Some(if unreadable { BAD_RECORD_MAC } else { UNEXPECTED_MESSAGE });
+            }
+            io::Error::other(error)
+        })?;
+        Ok(Opened {
+            is_handshaking: session.is_handshaking(),
+            has_control: !control.is_empty(),
+            has_ended: session.peer_has_closed(),
+        })
+    }
+
+    /// Turns all of `out` into records, behind those that wait. The caller holds the lease.
+    ///
+    /// # Errors
+    /// The connection has to end.
+    pub(crate) fn seal(&self, socket: &Socket, out: &mut OutBuf) -> io::Result<()> {
+        let mut state = self.lock();
+        let mut sealed = state.take_control(socket)?;
+        match &mut state.sender {
+            Sender::Kernel(kernel) => {
+                kernel.will_send(&fd(socket)?, out.len() as u64)?;
+                kernel.has_sent(out.len() as u64);
+                return Ok(());
+            }
+            Sender::Session => {
+                state.session.send(out.rest(), &mut sealed)?;
+                state.session.send(&out.tail, &mut sealed)?;
+            }
+            Sender::Records(records) => {
+                let mut plain = Vec::new();
+                let mut layout = Layout::new(&mut plain, out.len());
+                layout.push(out.rest());
+                layout.push(&out.tail);
+                layout.finish();
+                seal_records(records, &mut plain, sealed)?;
+                sealed = plain;
+            }
+        }
+        out.memory = sealed;
+        out.sent = 0;
+        out.tail = Bytes::new();
+        Ok(())
+    }
+
+    /// Whether the next `bytes` are to be [laid out](Layout) and sealed in place. Once they were, everything is. The caller
+    /// holds the lease.
+    pub(crate) fn seals_in_place(&self, bytes: u64) -> bool {
+        let mut state = self.lock();
+        match state.sender {
+            Sender::Kernel(_) => false,
+            Sender::Records(_) => true,
+            Sender::Session => bytes >= SEAL_IN_PLACE_MIN && state.take_over(),
+        }
+    }
+
+    /// Turns what is laid out in `plain` into records, behind those that wait. The caller holds the lease, and was told to
+    /// [do so](Self::seals_in_place).
+    ///
+    /// # Errors
+    /// The connection has to end.
+    pub(crate) fn seal_in_place(&self, socket: &Socket, plain: &mut Vec<u8>) -> io::Result<()> {
+        let mut state = self.lock();
+        let waiting = state.take_control(socket)?;
+        match &mut state.sender {
+            Sender::Records(records) => seal_records(records, plain, waiting),
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Whether the kernel makes the records of what we send: then nothing is sealed.
+    pub(crate) fn is_kernels(&self) -> bool {
+        self.kernels.load(Ordering::Relaxed)
+    }
+
+    /// Before up to `bytes` are sent by one call as they are, where the kernel makes the records.
+    ///
+    /// # Errors
+    /// The key is used up and can't be changed: the connection has to end.
+    pub(crate) fn will_send(&self, socket: &Socket, bytes: u64) -> io::Result<()> {
+        match &mut self.lock().sender {
+            Sender::Kernel(kernel) => kernel.will_send(&fd(socket)?, bytes),
+            _ => Ok(()),
+        }
+    }
+
+    /// One call has sent `bytes` as they are.
+    pub(crate) fn has_sent(&self, bytes: u64) {
+        if let Sender::Kernel(kernel) = &mut self.lock().sender {
+            kernel.has_sent(bytes);
+        }
+    }
+
+    /// Hands what we send to the kernel, if that is wanted, possible, and worth it for `length` bytes of a file. All that
+    /// was sealed must have been sent.
+    pub(crate) fn offload(&self, socket: &Socket, length: u64) -> bool {
+        if length < KTLS_FILE_MIN {
+            return false;
+        }
+        let mut state = self.lock();
+        let Some(fd) = socket.fd() else { return false };
+        if !state.may_offload || !state.session.wants_kernel() || state.has_to_say() {
+            return false;
+        }
+        if matches!(state.sender, Sender::Session) && !state.take_over() {
+            return false;
+        }
+        let Sender::Records(records) = &state.sender else { return false };
+        match records.offload(&fd) {
+            Ok(kernel) => {
+                state.sender = Sender::Kernel(kernel);
+                self.kernels.store(true, Ordering::Relaxed);
+                true
+            }
+            Err(error) => {
+                state.may_offload = false;
+                tracing::debug!("TLS stays in user space: {error}");
+                false
+            }
+        }
+    }
+
+    /// Ends what we send, as far as the socket takes it now: a client that does not get it sees an end that is not clean. The
+    /// connection's end has to follow at once.
+    pub(crate) fn end_output(&self, socket: &Socket) {
+        let mut state = self.lock();
+        let Ok(mut out) = state.take_control(socket) else { return };
+        // Each can only fail where the connection is gone or stuck, and is about to be closed all the same.
+        match &mut state.sender {
+            Sender::Kernel(kernel) => return drop(fd(socket).and_then(|fd| kernel.alert(&fd, WARNING, CLOSE_NOTIFY))),
+            Sender::Session => state.session.close_notify(&mut out),
+            Sender::Records(records) => drop(records.alert(WARNING, CLOSE_NOTIFY, &mut out)),
+        }
+        drop(socket.send(&out, true));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether something waits to be said to the client.
+    fn has_to_say(&self) -> bool {
+        !self.control.is_empty() || self.alert.is_some()
+    }
+
+    /// Makes the records ourselves from now on, where that can be.
+    fn take_over(&mut self) -> bool {
+        if self.has_to_say() || !self.session.may_take_output() {
+            return false;
+        }
+        match self.session.take_output() {
+            Ok(records) => {
+                self.sender = Sender::Records(Box::new(records));
+                true
+            }
+            Err(error) => {
+                tracing::debug!("TLS records stay with the library: {error}");
+                false
+            }
+        }
+    }
+
+    /// Records that go out before what is sealed next. Where the session does not seal any more, what it has made is no
+    /// record to be sent: it tells that a KeyUpdate is to be answered, or that receiving failed.
+    fn take_control(&mut self, socket: &Socket) -> io::Result<Vec<u8>> {
+        if self.is_broken {
+            return Err(broken());
+        }
+        let made = std::mem::take(&mut self.control);
+        let alert = self.alert.take();
+        let mut out = Vec::new();
+        match (&mut self.sender, alert) {
+            (Sender::Session, _) => return Ok(made),
+            (_, None) if made.is_empty() => {}
+            (Sender::Records(records), None) => records.update_key(&mut out)?,
+            (Sender::Records(records), Some(alert)) => records.alert(FATAL, alert, &mut out)?,
+            (Sender::Kernel(kernel), None) => kernel.update_key(&fd(socket)?)?,
+            (Sender::Kernel(kernel), Some(alert)) => kernel.alert(&fd(socket)?, FATAL, alert)?,
+        }
+        Ok(out)
+    }
+}
+
+/// Seals what is laid out in `plain`, behind the records that wait.
+fn seal_records(records: &mut RecordTx, plain: &mut Vec<u8>, mut waiting: Vec<u8>) -> io::Result<()> {
+    if !records.has_room_for(plain.len().div_ceil(RECORD_FULL) as u64) {
+        records.update_key(&mut waiting)?;
+    }
+    plain.chunks_mut(RECORD_FULL).try_for_each(|record| records.seal(record))?;
+    if !waiting.is_empty() {
+        waiting.append(plain);
+        *plain = waiting;
+    }
+    Ok(())
+}
+
+fn broken() -> io::Error {
+    io::Error::other("TLS: the library panicked")
+}
+
+fn fd(socket: &Socket) -> io::Result<BorrowedFd<'_>> {
+    socket.fd().ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::http1::response::BodyFraming;
+    use crate::io::driver::Token;
+    use crate::run::connection::Connection;
+    use crate::run::mailbox::Mailbox;
+    use crate::run::transmit::{Outgoing, Step, Stream};
+    use crate::tls::{PemPair, TlsConfig};
+    use crate::{BodySource, Fill, Peer, SegmentBuf};
+
+    /// A connection of which the kernel makes the records, as far as we can tell, and its other end.
+    fn by_the_kernel(records: u64) -> (Connection, UnixStream) {
+        let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
+        let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
+        let secure = Acceptor(Arc::new(acceptor)).accept().unwrap();
+        secure.lock().sender = Sender::Kernel(KernelTx::counting(records));
+        secure.kernels.store(true, Ordering::Relaxed);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let home = Mailbox::new().unwrap();
+        (Connection::new(Socket::Os(ours.into()), Some(secure), Peer::Unix, Token::new(0, 0), home), theirs)
+    }
+
+    struct Words(u32);
+
+    impl BodySource for Words {
+        fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+            out.memory().extend_from_slice(b"word");
+            self.0 -= 1;
+            Ok(if self.0 == 0 { Fill::Done } else { Fill::More })
+        }
+    }
+
+    #[test]
+    fn each_piece_that_the_kernel_is_given_counts_for_a_record() {
+        let (connection, client) = by_the_kernel(10_000);
+        let stream = Stream::new(Box::new(Words(3000)), BodyFraming::Chunked);
+        let mut outgoing = Outgoing::stream(OutBuf::default(), stream);
+        let mut drained = [0; 64 * 1024];
+        while outgoing.drive(&connection, 8 << 20).unwrap() != Step::Complete {
+            assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);
+        }
+        let secure = connection.secure.as_ref().unwrap();
+        let Sender::Kernel(kernel) = &secure.lock().sender else { panic!("the kernel's") };
+        assert_eq!(kernel.records_left(), 10_000 - 3000);
+    }
+}

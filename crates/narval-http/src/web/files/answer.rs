@@ -1,0 +1,135 @@
+use std::io;
+use std::sync::Arc;
+
+use http::header::{CONTENT_RANGE, CONTENT_TYPE};
+use http::{Method, StatusCode};
+
+use super::resource::{Content, Resource, Variant};
+use crate::http1::accept::{Coding, negotiate_coding};
+use crate::http1::conditional::{self, Outcome, Validators};
+use crate::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
+use crate::{Body, BodySource, FileRange, Fill, HeadRef, Response, SegmentBuf};
+
+/// Answers a GET or HEAD from a resource: chooses the encoding, evaluates the conditions, cuts out the ranges. It touches
+/// no disk.
+pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource) -> Option<Response> {
+    let variant = choose(head, resource)?;
+    let validators = Validators { etag: Some(&variant.etag), last_modified: Some(resource.last_modified) };
+    match conditional::evaluate(head, Some(&validators)) {
+        Outcome::Proceed => {}
+        Outcome::NotModified => return Some(with_headers(StatusCode::NOT_MODIFIED, variant)),
+        Outcome::PreconditionFailed => return Some(Response::new(StatusCode::PRECONDITION_FAILED)),
+    }
+    // Ranges of an encoded file would be ranges of its encoding; a client that resumes wants those of the file it had.
+    let range = (*head.method() == Method::GET).then(|| head.header("range")).flatten();
+    if let Some(range) = range
+        && conditional::range_applies(head, &validators)
+    {
+        match select(range, variant.stamp.size) {
+            Selection::Whole => {}
+            Selection::Single(range) => return Some(single(variant, range)),
+            Selection::Several(ranges) => return Some(several(variant, ranges)),
+            Selection::Unsatisfiable => {
+                let size = unsatisfied_content_range(variant.stamp.size);
+                return Some(Response::new(StatusCode::RANGE_NOT_SATISFIABLE).header(CONTENT_RANGE, size));
+            }
+        }
+    }
+    Some(whole(variant))
+}
+
+fn choose<'r>(head: &HeadRef<'_>, resource: &'r Resource) -> Option<&'r Variant> {
+    if resource.variants.len() == 1 {
+        return resource.identity();
+    }
+    let mut codings = [Coding::Identity; 4];
+    let mut count = 0;
+    for (slot, variant) in codings.iter_mut().zip(resource.variants.iter().skip(1)) {
+        *slot = variant.coding;
+        count += 1;
+    }
+    let coding = negotiate_coding(head, codings.get(..count)?).unwrap_or(Coding::Identity);
+    resource.variants.iter().find(|variant| variant.coding == coding).or_else(|| resource.identity())
+}
+
+/// The answer with the whole file.
+fn whole(variant: &Variant) -> Response {
+    match &variant.content {
+        Content::Memory(_, prepared) => prepared.clone().into(),
+        Content::File(file) => {
+            let range = FileRange { file: file.clone(), offset: 0, length: variant.stamp.size };
+            with_headers(StatusCode::OK, variant).body(Body::file(range))
+        }
+    }
+}
+
+fn with_headers(status: StatusCode, variant: &Variant) -> Response {
+    variant.headers.iter().cloned().fold(Response::new(status), |response, (name, value)| response.header(name, value))
+}
+
+fn single(variant: &Variant, range: ByteRange) -> Response {
+    with_headers(StatusCode::PARTIAL_CONTENT, variant)
+        .header(CONTENT_RANGE, range.content_range(variant.stamp.size))
+        .body(part(variant, range))
+}
+
+fn part(variant: &Variant, range: ByteRange) -> Body {
+    match &variant.content {
+        Content::Memory(bytes, _) => Body::bytes(bytes.slice(bounds(range, bytes.len()))),
+        Content::File(file) => Body::file(FileRange { file: file.clone(), offset: range.start, length: range.length }),
+    }
+}
+
+/// The range as indices; it was selected for this length.
+fn bounds(range: ByteRange, length: usize) -> std::ops::Range<usize> {
+    let clamp = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
+    clamp(range.start)..clamp(range.start.saturating_add(range.length))
+}
+
+fn several(variant: &Variant, ranges: Vec<ByteRange>) -> Response {
+    let framing = MultipartRanges::new(ranges, variant.stamp.size, Some(variant.content_type()));
+    let length = framing.content_length();
+    let content_type = framing.content_type();
+    let content = match &variant.content {
+        Content::Memory(bytes, _) => PartContent::Memory(bytes.clone()),
+        Content::File(file) => PartContent::File(file.clone()),
+    };
+    let headers = variant.headers.iter().filter(|(name, _)| name != CONTENT_TYPE).cloned();
+    headers
+        .fold(Response::new(StatusCode::PARTIAL_CONTENT), |response, (name, value)| response.header(name, value))
+        .header(CONTENT_TYPE, content_type)
+        .body(Body::source(Parts { framing, content, next: 0 }, Some(length)))
+}
+
+enum PartContent {
+    Memory(bytes::Bytes),
+    File(Arc<std::fs::File>),
+}
+
+/// The body of a `multipart/byteranges` answer.
+struct Parts {
+    framing: MultipartRanges,
+    content: PartContent,
+    next: usize,
+}
+
+impl BodySource for Parts {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        let Some(range) = self.framing.ranges().get(self.next).copied() else {
+            self.framing.end(out.memory());
+            return Ok(Fill::Done);
+        };
+        self.framing.part_head(self.next, out.memory());
+        self.next += 1;
+        match &self.content {
+            PartContent::Memory(bytes) => {
+                let slice = bytes.get(bounds(range, bytes.len())).unwrap_or_default();
+                out.memory().extend_from_slice(slice);
+            }
+            PartContent::File(file) => {
+                out.push_file(FileRange { file: file.clone(), offset: range.start, length: range.length });
+            }
+        }
+        Ok(Fill::More)
+    }
+}

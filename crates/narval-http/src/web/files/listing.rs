@@ -1,0 +1,223 @@
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::{Duration, UNIX_EPOCH};
+
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY};
+use http::{HeaderValue, StatusCode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use rustix::fs::{AtFlags, Dir, FileType, statat};
+
+use crate::http1::accept::negotiate_media_type;
+use crate::http1::path::query_pairs;
+use crate::{Body, HeadRef, Response};
+
+/// Most entries that are listed; a note says that there are more.
+const ENTRIES_MAX: usize = 10_000;
+
+/// All but the unreserved characters of RFC 3986.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    /// First in the order: folders come before files.
+    is_file: bool,
+    name: OsString,
+    size: u64,
+    modified_s: u64,
+}
+
+/// The list of a folder, as HTML or, for `Accept: application/json` and `?format=json`, as JSON.
+pub(super) fn list(head: &HeadRef<'_>, folder: OwnedFd, path: &str, hidden: bool) -> io::Result<Response> {
+    let (entries, cut) = read(folder, hidden)?;
+    let asked = head.query().and_then(|query| query_pairs(query).find(|(name, _)| name == "format"));
+    let json = match asked {
+        Some((_, format)) => format == "json",
+        None => negotiate_media_type(head, &["text/html", "application/json"]) == Some(1),
+    };
+    let (content_type, text) = if json {
+        ("application/json", as_json(&entries, cut))
+    } else {
+        ("text/html; charset=utf-8", as_html(path, &entries, cut))
+    };
+    Ok(Response::new(StatusCode::OK)
+        .header(CONTENT_TYPE, HeaderValue::from_static(content_type))
+        .header(VARY, HeaderValue::from_static("accept"))
+        .header(CACHE_CONTROL, HeaderValue::from_static("no-cache"))
+        .header(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'"))
+        .body(Body::bytes(text)))
+}
+
+fn read(folder: OwnedFd, hidden: bool) -> io::Result<(Vec<Entry>, bool)> {
+    let mut entries = Vec::new();
+    for entry in Dir::read_from(&folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let bytes = name.to_bytes();
+        if bytes == b"." || bytes == b".." || (!hidden && bytes.starts_with(b".")) {
+            continue;
+        }
+        if entries.len() == ENTRIES_MAX {
+            entries.sort_unstable();
+            return Ok((entries, true));
+        }
+        // An entry that is gone by now, or that can't be looked at, is not listed; links are listed as what they lead to
+        // only if that is inside, which is found out when they are followed: here they count as files.
+        let Ok(stat) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink) {
+            continue;
+        }
+        entries.push(Entry {
+            is_file: kind != FileType::Directory,
+            name: OsString::from_vec(bytes.to_vec()),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            modified_s: u64::try_from(stat.st_mtime).unwrap_or(0),
+        });
+    }
+    entries.sort_unstable();
+    Ok((entries, false))
+}
+
+fn as_json(entries: &[Entry], cut: bool) -> String {
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|entry| {
+            let kind = if entry.is_file { "file" } else { "directory" };
+            let name = entry.name.to_string_lossy();
+            let modified = httpdate_iso(entry.modified_s);
+            let mut value = serde_json::json!({ "name": name, "type": kind, "mtime": modified, "href": href(entry) });
+            if entry.is_file
+                && let Some(object) = value.as_object_mut()
+            {
+                object.insert("size".into(), entry.size.into());
+            }
+            value
+        })
+        .collect();
+    serde_json::json!({ "entries": entries, "truncated": cut }).to_string()
+}
+
+fn as_html(path: &str, entries: &[Entry], cut: bool) -> String {
+    let title = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
+    let title = escape(&title);
+    let mut page = format!("{HEAD_START}{title}{HEAD_END}<h1>{title}</h1>\n<table>\n");
+    page.push_str("<thead><tr><th>Name<th class=n>Size<th class=d>Modified (UTC)</thead>\n");
+    if path != "/" {
+        page.push_str("<tr><td><a href=\"../\">../</a><td class=n><td class=d>\n");
+    }
+    for entry in entries {
+        let name = escape(&entry.name.to_string_lossy());
+        let slash = if entry.is_file { "" } else { "/" };
+        let size = if entry.is_file { human_size(entry.size) } else { String::new() };
+        let date = httpdate_iso(entry.modified_s);
+        let date = date.get(..16).unwrap_or_default().replace('T', " ");
+        // Writing to a String can't fail.
+        let _ =
+            writeln!(page, "<tr><td><a href=\"{}\">{name}{slash}</a><td class=n>{size}<td class=d>{date}", href(entry));
+    }
+    page.push_str("</table>\n");
+    if cut {
+        let _ = writeln!(page, "<p>Only the first {ENTRIES_MAX} entries are shown.</p>");
+    }
+    page
+}
+
+const HEAD_START: &str = "<!doctype html>\n<html lang=en><meta charset=utf-8>\
+<meta name=viewport content=\"width=device-width, initial-scale=1\">\n<title>";
+const HEAD_END: &str = "</title>\n<style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 1.5rem auto; padding: 0 1rem; }
+h1 { font-size: 1.25rem; overflow-wrap: anywhere; }
+table { width: 100%; border-collapse: collapse; }
+th { text-align: left; font-weight: 600; font-size: .875rem; }
+th, td { padding: .4rem .5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
+td:first-child { overflow-wrap: anywhere; }
+.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.d { white-space: nowrap; font-variant-numeric: tabular-nums; }
+a { text-decoration: none; } a:hover { text-decoration: underline; }
+@media (max-width: 40rem) { .d { display: none; } th, td { padding: .6rem .25rem; } }
+</style>\n";
+
+/// The link to an entry, relative; `./` keeps a name with a colon from being taken for a scheme.
+fn href(entry: &Entry) -> String {
+    let slash = if entry.is_file { "" } else { "/" };
+    format!("./{}{slash}", percent_encode(entry.name.as_bytes(), SEGMENT))
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            // Control characters and those that turn the direction of text could make a name look like another.
+            c if c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
+                out.push('\u{fffd}')
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn human_size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut size = bytes as f64 / 1000.0;
+    let mut units = UNITS.iter();
+    let mut unit = units.next().unwrap_or(&"kB");
+    while size >= 999.95
+        && let Some(next) = units.next()
+    {
+        size /= 1000.0;
+        unit = next;
+    }
+    format!("{size:.1} {unit}")
+}
+
+/// `2026-11-20T12:34:56Z` from seconds since 1970 (the days-to-date steps are those of the proleptic Gregorian calendar).
+fn httpdate_iso(second: u64) -> String {
+    let time = UNIX_EPOCH.checked_add(Duration::from_secs(second)).unwrap_or(UNIX_EPOCH);
+    // "Fri, 20 Nov 2026 12:34:56 GMT"
+    let text = httpdate::fmt_http_date(time);
+    let mut words = text.split(' ').skip(1);
+    let day = words.next().unwrap_or_default();
+    let month = words.next().unwrap_or_default();
+    let month = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+        .iter()
+        .position(|name| *name == month)
+        .map_or(0, |index| index + 1);
+    let year = words.next().unwrap_or_default();
+    let clock = words.next().unwrap_or_default();
+    format!("{year}-{month:02}-{day}T{clock}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_not_break_out_of_the_page() {
+        assert_eq!(escape("<img src=x onerror='a'>&\""), "&lt;img src=x onerror=&#39;a&#39;&gt;&amp;&quot;");
+        assert_eq!(escape("a\u{202e}b\nc"), "a\u{fffd}b\u{fffd}c");
+        let entry = Entry { is_file: true, name: "javascript:a\"b c".into(), size: 0, modified_s: 0 };
+        assert_eq!(href(&entry), "./javascript%3Aa%22b%20c");
+    }
+
+    #[test]
+    fn sizes_and_dates() {
+        assert_eq!(human_size(999), "999 B");
+        assert_eq!(human_size(1234), "1.2 kB");
+        assert_eq!(human_size(999_999), "1.0 MB");
+        assert_eq!(httpdate_iso(1), "1970-01-01T00:00:01Z");
+        assert_eq!(httpdate_iso(1_795_000_000), "2026-11-18T11:06:40Z");
+    }
+}

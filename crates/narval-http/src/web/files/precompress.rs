@@ -1,0 +1,327 @@
+use std::ffi::OsString;
+use std::fs::{self, File, FileTimes, OpenOptions};
+use std::io::{self, BufReader, Read, Write};
+use std::num::NonZero;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use flate2::write::GzEncoder;
+
+use super::mime;
+use crate::http1::accept::Coding;
+
+/// Smaller files gain nothing: head and framing outweigh them.
+const FILE_BYTES_MIN: u64 = 256;
+/// The deepest folder that is visited.
+const DEPTH_MAX: usize = 64;
+/// brotli's slowest and smallest, and the window browsers have to support (RFC 7932 section 9.1).
+#[cfg(feature = "brotli")]
+const BROTLI_QUALITY: u32 = 11;
+#[cfg(feature = "brotli")]
+const BROTLI_WINDOW_BITS: u32 = 22;
+/// zstd's smallest whose window every browser has to support (RFC 8878 section 3.1.1.1.2: 8 MiB).
+const ZSTD_LEVEL: i32 = 19;
+
+/// What [`precompress`] does with a folder.
+#[derive(Clone, Debug)]
+pub struct PrecompressOptions {
+    /// Where the encodings go; beside the files where this is `None`.
+    pub into: Option<PathBuf>,
+    /// Which encodings to make; see [`SiteOptions::sidecars`](super::SiteOptions::sidecars).
+    pub codings: Vec<Coding>,
+    /// How many files are worked on at once.
+    pub threads: NonZero<usize>,
+}
+
+/// What [`precompress`] did.
+#[derive(Debug, Default)]
+pub struct Precompressed {
+    /// Files whose type gets smaller by compression.
+    pub files: AtomicU64,
+    /// Their size together, in bytes.
+    pub file_bytes: AtomicU64,
+    /// Encodings that were made.
+    pub made: AtomicU64,
+    /// Their size together, in bytes.
+    pub made_bytes: AtomicU64,
+    /// Encodings that were there already, as new as the file.
+    pub fresh: AtomicU64,
+    /// Encodings that would not have been smaller.
+    pub larger: AtomicU64,
+}
+
+/// Makes the encodings of all compressible files of a folder, where they are smaller, each with the modification time of
+/// its source. `progress` is called after each file with how many are done and how many there are.
+///
+/// # Errors
+/// The first folder or file that can't be read or written, by name. What was made until then is whole.
+pub fn precompress(
+    root: &Path,
+    options: &PrecompressOptions,
+    progress: impl Fn(u64, u64) + Sync,
+) -> io::Result<Precompressed> {
+    let mut sources = Vec::new();
+    collect(root, Path::new(""), DEPTH_MAX, &mut sources)?;
+    // The largest first: they would be what everybody waits for at the end.
+    sources.sort_by_key(|source| source.size);
+    let total = sources.len() as u64;
+    let (sources, done) = (Mutex::new(sources), AtomicU64::new(0));
+    let (summary, failure) = (Precompressed::default(), Mutex::new(None));
+    std::thread::scope(|scope| {
+        for _ in 0..options.threads.get() {
+            scope.spawn(|| {
+                loop {
+                    let next = sources.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    let Some(source) = next else { break };
+                    if let Err(error) = encode_all(root, &source, options, &summary) {
+                        let error = named("cannot compress", &root.join(&source.path), &error);
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                        sources.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                        break;
+                    }
+                    progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+                }
+            });
+        }
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(summary), Err)
+}
+
+struct Source {
+    /// Relative to the root.
+    path: PathBuf,
+    size: u64,
+    modified: SystemTime,
+    mode: u32,
+}
+
+fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -> io::Result<()> {
+    let folder = root.join(below);
+    let named = |error: io::Error| named("cannot read", &folder, &error);
+    for entry in fs::read_dir(&folder).map_err(named)? {
+        let entry = entry.map_err(named)?;
+        let path = below.join(entry.file_name());
+        // Of the entry itself: links are not followed, so that nothing outside is read and no loop is walked.
+        let meta = entry.metadata().map_err(named)?;
+        if meta.is_dir() && depth > 0 {
+            collect(root, &path, depth - 1, sources)?;
+        }
+        let compressible = mime::of(&path).to_str().is_ok_and(mime::is_compressible);
+        if meta.is_file() && meta.len() >= FILE_BYTES_MIN && compressible {
+            sources.push(Source {
+                path,
+                size: meta.len(),
+                modified: meta.modified()?,
+                mode: meta.permissions().mode() & 0o777,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summary: &Precompressed) -> io::Result<()> {
+    summary.files.fetch_add(1, Ordering::Relaxed);
+    summary.file_bytes.fetch_add(source.size, Ordering::Relaxed);
+    for &coding in &options.codings {
+        let Some(ending) = super::resource::sidecar_ending(coding) else { continue };
+        let base = options.into.as_deref().unwrap_or(root).join(&source.path);
+        let target = with_ending(&base, ending);
+        if fs::metadata(&target).and_then(|meta| meta.modified()).is_ok_and(|time| time == source.modified) {
+            summary.fresh.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        if options.into.is_some()
+            && let Some(folder) = target.parent()
+        {
+            fs::create_dir_all(folder).map_err(|error| named("cannot make the folder", folder, &error))?;
+        }
+        match encode(&root.join(&source.path), source, coding, &target)? {
+            Some(size) => {
+                summary.made.fetch_add(1, Ordering::Relaxed);
+                summary.made_bytes.fetch_add(size, Ordering::Relaxed);
+            }
+            None => {
+                summary.larger.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes one encoding beside its final name and moves it there when it is whole. `None` where it is not smaller; an older
+/// one is then taken away, for it is of another content.
+fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Result<Option<u64>> {
+    let partial = with_ending(target, ".tmp");
+    let made = (|| {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(source.mode).open(&partial);
+        let file = file.map_err(|error| named("cannot write", &partial, &error))?;
+        let mut limited = Limited { file, left: source.size.saturating_sub(1), over: false };
+        let outcome = compress(BufReader::new(File::open(path)?), coding, &mut limited);
+        if limited.over {
+            return Ok(None);
+        }
+        outcome?;
+        limited.file.set_times(FileTimes::new().set_modified(source.modified))?;
+        Ok(Some(limited.file.metadata()?.len()))
+    })();
+    match made {
+        Ok(Some(size)) => fs::rename(&partial, target).map(|()| Some(size)),
+        other => {
+            remove_if_there(&partial)?;
+            if other.is_ok() {
+                remove_if_there(target)?;
+            }
+            other
+        }
+    }
+}
+
+fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what} '{}': {error}", path.display()))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn compress(mut source: impl Read, coding: Coding, target: &mut Limited) -> io::Result<()> {
+    match coding {
+        Coding::Zstd => {
+            let mut encoder = zstd::stream::write::Encoder::new(target, ZSTD_LEVEL)?;
+            io::copy(&mut source, &mut encoder)?;
+            encoder.finish()?;
+        }
+        #[cfg(not(feature = "brotli"))]
+        Coding::Brotli => return Err(io::Error::new(io::ErrorKind::Unsupported, "this build has no brotli")),
+        #[cfg(feature = "brotli")]
+        Coding::Brotli => {
+            let mut encoder = brotli::CompressorWriter::new(target, 64 * 1024, BROTLI_QUALITY, BROTLI_WINDOW_BITS);
+            io::copy(&mut source, &mut encoder)?;
+            encoder.flush()?;
+            encoder.into_inner();
+        }
+        Coding::Gzip => {
+            let mut encoder = GzEncoder::new(target, flate2::Compression::best());
+            io::copy(&mut source, &mut encoder)?;
+            encoder.finish()?;
+        }
+        Coding::Deflate | Coding::Identity => {}
+    }
+    Ok(())
+}
+
+/// A file that takes no more than it was given room for: an encoding that is not smaller is given up at once.
+struct Limited {
+    file: File,
+    left: u64,
+    over: bool,
+}
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.left.checked_sub(bytes.len() as u64) {
+            Some(left) if !self.over => {
+                self.left = left;
+                self.file.write_all(bytes)?;
+                Ok(bytes.len())
+            }
+            _ => {
+                self.over = true;
+                Err(io::Error::other("the encoding is not smaller"))
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(ending);
+    name.into()
+}
+
+#[cfg(test)]
+#[cfg(feature = "brotli")]
+mod tests {
+    use super::*;
+
+    const ALL: [Coding; 3] = [Coding::Zstd, Coding::Brotli, Coding::Gzip];
+
+    fn options(into: Option<PathBuf>) -> PrecompressOptions {
+        PrecompressOptions { into, codings: ALL.to_vec(), threads: NonZero::new(2).unwrap() }
+    }
+
+    fn decoded(path: &Path, coding: Coding) -> Vec<u8> {
+        let file = File::open(path).unwrap();
+        let mut out = Vec::new();
+        match coding {
+            Coding::Zstd => zstd::stream::copy_decode(file, &mut out).unwrap(),
+            Coding::Brotli => drop(brotli::Decompressor::new(file, 4096).read_to_end(&mut out).unwrap()),
+            _ => drop(flate2::read::GzDecoder::new(file).read_to_end(&mut out).unwrap()),
+        }
+        out
+    }
+
+    #[test]
+    fn encodings_are_made_once_and_only_where_smaller() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let text = "all work and no play ".repeat(1000);
+        fs::create_dir(root.join("sub")).unwrap();
+        fs::write(root.join("sub/a.html"), &text).unwrap();
+        fs::write(root.join("tiny.html"), "tiny").unwrap();
+        fs::write(root.join("photo.png"), &text).unwrap();
+        let mut random = Vec::new();
+        File::open("/dev/urandom").unwrap().take(2000).read_to_end(&mut random).unwrap();
+        fs::write(root.join("random.txt"), &random).unwrap();
+        let summary = precompress(root, &options(None), |done, total| assert!(done <= total && total == 2)).unwrap();
+        assert_eq!(summary.made.load(Ordering::Relaxed), 3);
+        assert_eq!(summary.larger.load(Ordering::Relaxed), 3);
+        for (coding, ending) in ALL.into_iter().zip([".zst", ".br", ".gz"]) {
+            let made = root.join(format!("sub/a.html{ending}"));
+            assert_eq!(decoded(&made, coding), text.as_bytes());
+            let times = [&made, &root.join("sub/a.html")].map(|path| fs::metadata(path).unwrap().modified().unwrap());
+            assert_eq!(times[0], times[1]);
+            assert!(!root.join(format!("random.txt{ending}")).exists());
+        }
+        let again = precompress(root, &options(None), |_, _| {}).unwrap();
+        assert_eq!((again.made.into_inner(), again.fresh.into_inner()), (0, 3));
+        // Nothing but files and their encodings.
+        assert_eq!(fs::read_dir(root.join("sub")).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_is_named() {
+        let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(folder.path().join("a.css"), "a { color: red }\n".repeat(100)).unwrap();
+        let occupied = cache.path().join("file");
+        fs::write(&occupied, "").unwrap();
+        let error =
+            precompress(folder.path(), &options(Some(occupied.join("below"))), |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("a.css': cannot make the folder '") && error.contains("file/below'"), "{error}");
+    }
+
+    #[test]
+    fn a_changed_file_gets_new_encodings_in_the_folder_of_their_own() {
+        let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let into = || options(Some(cache.path().into()));
+        fs::write(folder.path().join("a.css"), "a { color: red }\n".repeat(100)).unwrap();
+        precompress(folder.path(), &into(), |_, _| {}).unwrap();
+        let new = "b { color: blue }\n".repeat(100);
+        fs::write(folder.path().join("a.css"), &new).unwrap();
+        File::open(folder.path().join("a.css")).and_then(|file| file.set_modified(SystemTime::UNIX_EPOCH)).unwrap();
+        assert_eq!(precompress(folder.path(), &into(), |_, _| {}).unwrap().made.into_inner(), 3);
+        assert_eq!(decoded(&cache.path().join("a.css.br"), Coding::Brotli), new.as_bytes());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,228 @@
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, VARY, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderName, HeaderValue, StatusCode};
+
+use super::folder::{Folder, Found, Stamp, read_whole};
+use super::{SiteOptions, mime};
+use crate::Prepared;
+use crate::http1::accept::Coding;
+use crate::http1::date;
+
+/// Files up to this size are kept in memory and go out in one piece with their head: a copy of 32 KiB costs about as much
+/// as the system calls that would avoid it.
+const MEMORY_FILE_BYTES_MAX: u64 = 32 * 1024;
+
+/// The encodings looked for beside a file, with the ending each has.
+const SIDECARS: [(Coding, &str); 3] = [(Coding::Zstd, ".zst"), (Coding::Brotli, ".br"), (Coding::Gzip, ".gz")];
+
+/// A file of the site, with all encodings it is there in.
+#[derive(Debug)]
+pub(super) struct Resource {
+    /// The file itself first, then what is smaller, the smallest first.
+    pub(super) variants: Vec<Variant>,
+    pub(super) last_modified: std::time::SystemTime,
+    /// Its name beneath the root.
+    path: PathBuf,
+    /// When it was last found to be so, in milliseconds of the site's own clock.
+    checked_ms: AtomicU64,
+}
+
+/// One encoding of a file.
+#[derive(Debug)]
+pub(super) struct Variant {
+    pub(super) coding: Coding,
+    pub(super) stamp: Stamp,
+    pub(super) etag: HeaderValue,
+    /// The fields of a 200, without those about the length.
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    /// A small file: its bytes, and the whole answer encoded.
+    Memory(Bytes, Arc<Prepared>),
+    File(Arc<File>),
+}
+
+impl Resource {
+    /// Takes an opened file and finds its encodings.
+    pub(super) fn load(
+        file: File,
+        stamp: Stamp,
+        path: &Path,
+        root: &Folder,
+        sidecar_root: Option<&Folder>,
+        options: &SiteOptions,
+    ) -> io::Result<Self> {
+        let mut found = vec![(Coding::Identity, file, stamp)];
+        if options.sidecars {
+            let mut smaller = find_sidecars(path, &stamp, sidecar_root.unwrap_or(root))?;
+            smaller.sort_by_key(|(_, _, stamp)| stamp.size);
+            found.extend(smaller);
+        }
+        let content_type = mime::of(path);
+        let cache_control = options.cache_control.iter().find_map(|rule| rule.value_for(path));
+        let last_modified = stamp.modified();
+        let varies = found.len() > 1;
+        let variants = found
+            .into_iter()
+            .map(|(coding, file, stamp)| {
+                let etag = etag(&stamp, coding);
+                let headers = headers(&content_type, coding, &etag, last_modified, cache_control, varies);
+                let content = Content::load(file, &stamp, &headers)?;
+                Ok(Variant { coding, stamp, etag, headers, content })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { variants, last_modified, path: path.to_owned(), checked_ms: AtomicU64::new(0) })
+    }
+
+    /// Looks whether its name and those of its encodings still stand for what was found, without blocking. False also where the
+    /// kernel would have to read to tell.
+    pub(super) fn is_still_so(&self, root: &Folder, sidecar_root: Option<&Folder>, options: &SiteOptions) -> bool {
+        let Some(identity) = self.identity() else { return false };
+        let is_same = matches!(root.look(&self.path), Some(Found::File(_, stamp)) if stamp == identity.stamp);
+        is_same
+            && (!options.sidecars
+                || SIDECARS.iter().all(|(coding, ending)| {
+                    let known = self.variants.iter().skip(1).find(|variant| variant.coding == *coding);
+                    match sidecar_root.unwrap_or(root).look(&with_ending(&self.path, ending)) {
+                        Some(Found::File(_, stamp)) if is_sidecar(&stamp, &identity.stamp) => {
+                            known.is_some_and(|variant| variant.stamp == stamp)
+                        }
+                        Some(_) => known.is_none(),
+                        None => false,
+                    }
+                }))
+    }
+
+    /// Whether that is its name beneath the root.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        self.path == path
+    }
+
+    /// The variant that is the file itself.
+    pub(super) fn identity(&self) -> Option<&Variant> {
+        self.variants.first()
+    }
+
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        self.variants.len() == other.variants.len()
+            && self.variants.iter().zip(&other.variants).all(|(a, b)| a.stamp == b.stamp && a.coding == b.coding)
+    }
+
+    pub(super) fn checked_at(&self, now_ms: u64) {
+        self.checked_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_believed(&self, now_ms: u64, believed_ms: u64) -> bool {
+        now_ms.saturating_sub(self.checked_ms.load(Ordering::Relaxed)) < believed_ms
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.variants
+            .iter()
+            .map(|variant| match &variant.content {
+                Content::Memory(bytes, _) => bytes.len() as u64,
+                Content::File(_) => 0,
+            })
+            .sum()
+    }
+
+    pub(super) fn open_files(&self) -> u64 {
+        self.variants.iter().filter(|variant| matches!(variant.content, Content::File(_))).count() as u64
+    }
+}
+
+impl Variant {
+    pub(super) fn content_type(&self) -> HeaderValue {
+        let field = self.headers.iter().find(|(name, _)| name == CONTENT_TYPE);
+        field.map_or(HeaderValue::from_static("application/octet-stream"), |(_, value)| value.clone())
+    }
+}
+
+impl Content {
+    fn load(file: File, stamp: &Stamp, headers: &[(HeaderName, HeaderValue)]) -> io::Result<Self> {
+        if stamp.size <= MEMORY_FILE_BYTES_MAX {
+            let Some(content) = read_whole(&file, stamp)? else {
+                // The caller looks again.
+                return Err(io::ErrorKind::Interrupted.into());
+            };
+            let content = Bytes::from(content);
+            return Ok(Self::Memory(content.clone(), Arc::new(Prepared::new(StatusCode::OK, headers, content))));
+        }
+        Ok(Self::File(Arc::new(file)))
+    }
+}
+
+/// The ending of the file that holds this encoding of another; `None` for those that are never looked for.
+pub(super) fn sidecar_ending(coding: Coding) -> Option<&'static str> {
+    SIDECARS.iter().find(|(have, _)| *have == coding).map(|(_, ending)| *ending)
+}
+
+/// Encodings of `path` that are smaller than it and not older.
+fn find_sidecars(path: &Path, source: &Stamp, root: &Folder) -> io::Result<Vec<(Coding, File, Stamp)>> {
+    let mut found = Vec::new();
+    for (coding, ending) in SIDECARS {
+        if let Found::File(file, stamp) = root.find(&with_ending(path, ending))?
+            && is_sidecar(&stamp, source)
+        {
+            found.push((coding, file, stamp));
+        }
+    }
+    Ok(found)
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(ending);
+    name.into()
+}
+
+/// Whether an encoding is smaller than its source and not older.
+fn is_sidecar(stamp: &Stamp, source: &Stamp) -> bool {
+    stamp.size < source.size && stamp.modified_ns() >= source.modified_ns()
+}
+
+/// A strong tag: the modification time in nanoseconds and the size, of the very bytes that are sent.
+fn etag(stamp: &Stamp, coding: Coding) -> HeaderValue {
+    let suffix = if coding == Coding::Identity { "" } else { coding.name() };
+    let tag = format!("\"{:x}-{:x}{suffix}\"", stamp.modified_ns(), stamp.size);
+    HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("\"\""))
+}
+
+fn headers(
+    content_type: &HeaderValue,
+    coding: Coding,
+    etag: &HeaderValue,
+    last_modified: std::time::SystemTime,
+    cache_control: Option<&HeaderValue>,
+    varies: bool,
+) -> Vec<(HeaderName, HeaderValue)> {
+    let mut headers = vec![(CONTENT_TYPE, content_type.clone())];
+    if coding != Coding::Identity {
+        headers.push((CONTENT_ENCODING, HeaderValue::from_static(coding.name())));
+    }
+    if varies {
+        headers.push((VARY, HeaderValue::from_static("accept-encoding")));
+    }
+    if let Ok(date) = HeaderValue::from_bytes(&date::format(last_modified)) {
+        headers.push((LAST_MODIFIED, date));
+    }
+    headers.push((ETAG, etag.clone()));
+    headers.push((ACCEPT_RANGES, HeaderValue::from_static("bytes")));
+    headers.push((X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")));
+    if let Some(value) = cache_control {
+        headers.push((CACHE_CONTROL, value.clone()));
+    }
+    headers
+}

@@ -1,0 +1,229 @@
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, LOCATION};
+use http::{HeaderValue, Method, StatusCode};
+
+use super::SiteOptions;
+use super::answer::answer;
+use super::cache::ResourceCache;
+use super::folder::{Folder, Found, Stamp};
+use super::listing;
+use super::resource::{Content, Resource, Variant};
+use crate::http1::path::FilePath;
+use crate::{Body, FileRange, Handler, HeadRef, Request, Response};
+
+/// How often a file that changes while it is read is looked at again.
+const CHANGED_RETRIES_MAX: usize = 5;
+
+/// Serves the files of a folder. What it was asked for a moment ago it answers from memory, on the shard.
+#[derive(Debug)]
+pub struct Site {
+    root: Folder,
+    sidecar_root: Option<Folder>,
+    options: SiteOptions,
+    cache: ResourceCache,
+    started: Instant,
+    /// Shown in errors.
+    path: PathBuf,
+}
+
+impl Site {
+    /// Opens the folder; names are looked up beneath it from then on, wherever it is moved.
+    ///
+    /// # Errors
+    /// The folder, or that of the sidecars, can't be opened; a kernel before Linux 5.6.
+    pub fn open(root: impl AsRef<Path>, options: SiteOptions) -> io::Result<Self> {
+        let path = root.as_ref().to_owned();
+        let opened = |path: &Path| {
+            Folder::open(path).map_err(|error| {
+                io::Error::new(error.kind(), format!("cannot open the folder '{}': {error}", path.display()))
+            })
+        };
+        let root = opened(&path)?;
+        let sidecar_root = options.sidecar_folder.as_deref().map(opened).transpose()?;
+        Ok(Self { root, sidecar_root, cache: ResourceCache::new(&options), options, started: Instant::now(), path })
+    }
+
+    fn now_ms(&self) -> u64 {
+        // From 1 on, so that 0 is before everything.
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    fn believed_ms(&self) -> u64 {
+        u64::try_from(self.options.believed.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn get(&self, head: &HeadRef<'_>) -> io::Result<Response> {
+        let Ok(path) = FilePath::decode(head.path()) else {
+            return Ok(Response::text(StatusCode::BAD_REQUEST, "Bad path.\n"));
+        };
+        if !self.options.hidden && is_hidden(path.relative()) {
+            return self.not_found(head, path.relative());
+        }
+        match self.root.find(path.relative())? {
+            Found::Folder(_) if !path.names_folder => Ok(redirect_to_folder(head)),
+            Found::Folder(folder) => self.folder(head, &path, folder),
+            // "/a.html/" is not "/a.html".
+            Found::File(..) if path.names_folder => self.not_found(head, path.relative()),
+            Found::File(file, stamp) => self.file(head, path.relative(), file, stamp),
+            Found::Forbidden => Ok(Response::text(StatusCode::FORBIDDEN, "Forbidden.\n")),
+            Found::Nothing => self.not_found(head, path.relative()),
+        }
+    }
+
+    fn folder(&self, head: &HeadRef<'_>, path: &FilePath, folder: std::os::fd::OwnedFd) -> io::Result<Response> {
+        for name in &self.options.index {
+            let index = path.relative().join(name);
+            if let Found::File(file, stamp) = self.root.find(&index)? {
+                return self.file(head, &index, file, stamp);
+            }
+        }
+        if self.options.listing {
+            return listing::list(head, folder, head.path(), self.options.hidden);
+        }
+        self.not_found(head, path.relative())
+    }
+
+    /// Answers with a file, and remembers it under the request's path.
+    fn file(&self, head: &HeadRef<'_>, path: &Path, file: File, stamp: Stamp) -> io::Result<Response> {
+        let Some(resource) = self.load(path, Found::File(file, stamp))? else { return self.not_found(head, path) };
+        let resource = match self.cache.get(head.path()) {
+            // Keep what is in memory and the open files where nothing has changed.
+            Some(known) if known.is_same_as(&resource) => known,
+            _ => Arc::new(resource),
+        };
+        resource.checked_at(self.now_ms());
+        if self.believed_ms() > 0 {
+            self.cache.insert(head.path(), resource.clone());
+        }
+        answer(head, &resource).ok_or_else(|| io::Error::other("a file without content"))
+    }
+
+    /// The resource that a file is; a file that changes while it is read is looked at again.
+    fn load(&self, path: &Path, mut found: Found) -> io::Result<Option<Resource>> {
+        for _ in 0..CHANGED_RETRIES_MAX {
+            let Found::File(file, stamp) = found else { return Ok(None) };
+            match Resource::load(file, stamp, path, &self.root, self.sidecar_root.as_ref(), &self.options) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => found = self.root.find(path)?,
+                outcome => return outcome.map(Some),
+            }
+        }
+        Err(io::Error::other("it keeps changing while it is read"))
+    }
+
+    /// Whether the request's path still stands for the resource. A worker would be woken to find it out, which costs ten times
+    /// as much; what the kernel does not have in memory is left to it.
+    fn is_still_so(&self, head: &HeadRef<'_>, resource: &Resource) -> bool {
+        let Ok(path) = FilePath::decode(head.path()) else { return false };
+        let is_its_name = if path.names_folder {
+            // An index file that others come before depends on their absence, too.
+            self.options.index.first().is_some_and(|name| resource.is_at(&path.relative().join(name)))
+        } else {
+            resource.is_at(path.relative())
+        };
+        is_its_name && resource.is_still_so(&self.root, self.sidecar_root.as_ref(), &self.options)
+    }
+
+    /// A page of the site that is not what was asked for.
+    fn page(&self, status: StatusCode, name: &str) -> io::Result<Option<Response>> {
+        let resource = self.load(Path::new(name), self.root.find(Path::new(name))?)?;
+        Ok(resource.as_ref().and_then(Resource::identity).map(|page| page_with_status(status, page)))
+    }
+
+    fn not_found(&self, head: &HeadRef<'_>, path: &Path) -> io::Result<Response> {
+        self.cache.remove(head.path());
+        if let Some(fallback) = &self.options.fallback
+            && wants_page(head, path)
+            && let Some(page) = self.page(StatusCode::OK, fallback)?
+        {
+            return Ok(page);
+        }
+        if let Some(name) = &self.options.not_found
+            && let Some(page) = self.page(StatusCode::NOT_FOUND, name)?
+        {
+            return Ok(page);
+        }
+        Ok(Response::text(StatusCode::NOT_FOUND, "Not found.\n"))
+    }
+}
+
+impl Handler for Site {
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        if !matches!(*head.method(), Method::GET | Method::HEAD) {
+            return None;
+        }
+        let resource = self.cache.get(head.path())?;
+        let now = self.now_ms();
+        if !resource.is_believed(now, self.believed_ms()) {
+            if !self.is_still_so(head, &resource) {
+                return None;
+            }
+            resource.checked_at(now);
+        }
+        answer(head, &resource)
+    }
+
+    fn handle(&self, request: Request) -> Response {
+        let head = request.head();
+        match *head.method() {
+            Method::GET | Method::HEAD => {}
+            Method::OPTIONS => {
+                return Response::new(StatusCode::NO_CONTENT)
+                    .header(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
+            }
+            _ => {
+                return Response::text(StatusCode::METHOD_NOT_ALLOWED, "Only GET and HEAD.\n")
+                    .header(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
+            }
+        }
+        self.get(&head).unwrap_or_else(|error| {
+            tracing::error!("cannot serve '{}' from '{}': {error}", head.path(), self.path.display());
+            Response::text(StatusCode::INTERNAL_SERVER_ERROR, "The file can't be read.\n")
+        })
+    }
+}
+
+/// A name that starts with a dot anywhere in the path, save `.well-known` at its start (RFC 8615).
+fn is_hidden(path: &Path) -> bool {
+    path.components().enumerate().any(|(index, component)| {
+        let Component::Normal(name) = component else { return false };
+        name.as_bytes().starts_with(b".") && !(index == 0 && name == OsStr::new(".well-known"))
+    })
+}
+
+/// Whether a page of an application is asked for, rather than a file that should be there.
+fn wants_page(head: &HeadRef<'_>, path: &Path) -> bool {
+    path.extension().is_none()
+        && head
+            .header("accept")
+            .is_none_or(|accept| memchr::memmem::find(accept, b"text/html").is_some() || accept == b"*/*")
+}
+
+/// Not to be kept: what is really there may come to be.
+fn page_with_status(status: StatusCode, page: &Variant) -> Response {
+    let body = match &page.content {
+        Content::Memory(bytes, _) => Body::bytes(bytes.clone()),
+        Content::File(file) => Body::file(FileRange { file: file.clone(), offset: 0, length: page.stamp.size }),
+    };
+    Response::new(status)
+        .header(CONTENT_TYPE, page.content_type())
+        .header(CACHE_CONTROL, HeaderValue::from_static("no-cache"))
+        .body(body)
+}
+
+/// 301 to the same path with a slash; the links of the folder's page are relative to it.
+fn redirect_to_folder(head: &HeadRef<'_>) -> Response {
+    // More than one slash at the start would be another host's name.
+    let path = head.path().trim_start_matches('/');
+    let query = head.query().map(|query| format!("?{query}")).unwrap_or_default();
+    match HeaderValue::try_from(format!("/{path}/{query}")) {
+        Ok(location) => Response::text(StatusCode::MOVED_PERMANENTLY, "Moved.\n").header(LOCATION, location),
+        Err(_) => Response::text(StatusCode::BAD_REQUEST, "Bad path.\n"),
+    }
+}
