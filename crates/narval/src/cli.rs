@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{
-    Failure, bench, copy, demo, doctor, inspect, install, key, log, maintain, manual, nar, output, run, serve,
-    static_site, warm,
+use crate::Failure;
+use crate::commands::{
+    bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, run, serve, static_site, warm,
 };
+use crate::ui::{log, output};
 
 /// Serve, move and install Nix packages.
 #[derive(Debug, Parser)]

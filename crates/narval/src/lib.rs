@@ -1,32 +1,19 @@
 //! The command line of Narval: what its programs `narval` and `nix-serve` take, and how they wire the libraries.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`cli`] | the command line of `narval`: which commands there are |
+//! | [`commands`] | a file for each of them |
+//! | [`nix_serve`] | the command line of `nix-serve` |
+//! | [`server`] | what all servers have in common from their options to their end |
+//! | [`args`] | options that several commands take |
+//! | [`ui`] | what people and programs see: output, progress, logs, errors, signals |
 
-pub mod access_log;
-pub mod bench;
+pub mod args;
 pub mod cli;
-pub mod client;
-pub mod copy;
-mod count;
-pub mod demo;
-pub mod doctor;
-mod failure;
-pub mod inspect;
-pub mod install;
-pub mod key;
-pub mod listen;
-pub mod log;
-pub mod maintain;
-pub mod manual;
-pub mod nar;
-pub mod nar_cache;
+pub mod commands;
 pub mod nix_serve;
-mod output;
-mod progress;
-pub mod run;
-pub mod serve;
 pub mod server;
-mod signals;
-pub mod static_site;
-pub mod tls;
-pub mod warm;
+pub mod ui;
 
-pub use failure::Failure;
+pub use ui::failure::Failure;

@@ -13,8 +13,9 @@ use narval_store::{Access, Environment, Store, StoreConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
 
-use crate::listen::{Host, Listen};
-use crate::{Failure, tls};
+use crate::Failure;
+use crate::args::listen::{Host, Listen};
+use crate::args::tls;
 
 /// How long running requests may go on after a SIGTERM.
 pub const GRACE: Duration = Duration::from_secs(30);

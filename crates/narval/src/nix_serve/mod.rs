@@ -14,8 +14,10 @@ use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
 use nix::unistd::{Gid, Group, Uid, User, daemon, initgroups, setgid, setuid};
 
-use crate::access_log::{self, BoxedLog, LogForm};
-use crate::{Failure, key, log, server};
+use crate::args::access_log::{self, BoxedLog, LogForm};
+use crate::commands::key;
+use crate::ui::log;
+use crate::{Failure, server};
 use options::{Command, LogFormat, Options, TlsFiles};
 
 /// Runs `nix-serve` with the arguments and the environment of this process.

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::listen::{Host, Listen, ListenError};
+use crate::args::listen::{Host, Listen, ListenError};
 use crate::server::PORT_DEFAULT;
 
 mod table;

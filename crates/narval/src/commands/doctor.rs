@@ -6,8 +6,8 @@ use narval_install::http::{Proxies, TrustedCertificates};
 use serde_json::json;
 
 use crate::Failure;
-use crate::client::{ClientArgs, human_bytes};
-use crate::output::out;
+use crate::args::client::{ClientArgs, human_bytes};
+use crate::ui::output::out;
 
 /// Check namespaces, proxies, certificates, caches and disk
 #[derive(Debug, clap::Args)]

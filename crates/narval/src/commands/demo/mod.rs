@@ -16,9 +16,10 @@ use narval_nix::{SecretKey, TrustedKeys};
 use narval_serve::{Config, Face, Service};
 use narval_store::{LocalStore, Store, StoreConfig};
 
-use crate::output::note;
-use crate::signals::Interrupt;
-use crate::{Failure, log, server};
+use crate::ui::log;
+use crate::ui::output::note;
+use crate::ui::signals::Interrupt;
+use crate::{Failure, server};
 use contents::Made;
 use fetch::Fetched;
 

@@ -13,7 +13,7 @@ use narval_nix::{Hash, Sha256Hasher, hash::Encoding};
 use narval_store::{NarReader, Unpack};
 
 use crate::Failure;
-use crate::signals::Interrupt;
+use crate::ui::signals::Interrupt;
 
 /// Bytes of a NAR read at once.
 const PIECE_BYTES: usize = 256 * 1024;

@@ -16,8 +16,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use serde_json::json;
 
 use crate::Failure;
-use crate::count::Count;
-use crate::output::out;
+use crate::args::count::Count;
+use crate::ui::output::out;
 
 /// Measure what this machine can do
 #[derive(Debug, clap::Args)]

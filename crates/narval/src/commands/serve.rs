@@ -6,11 +6,13 @@ use std::time::Duration;
 use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
 
-use crate::access_log::{self, LogForm};
-use crate::listen::Listen;
-use crate::nar_cache::NarCacheArgs;
-use crate::tls::TlsArgs;
-use crate::{Failure, key, log, server};
+use crate::args::access_log::{self, LogForm};
+use crate::args::listen::Listen;
+use crate::args::nar_cache::NarCacheArgs;
+use crate::args::tls::TlsArgs;
+use crate::commands::key;
+use crate::ui::log;
+use crate::{Failure, server};
 
 /// Serve a Nix store as a binary cache
 ///

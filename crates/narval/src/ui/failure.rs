@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
-use crate::output::note;
+use crate::ui::output::note;
 
 /// Why a command ended without doing what was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,12 +15,12 @@ static FAILED: OnceLock<io::Error> = OnceLock::new();
 
 /// Prints a line to standard output.
 macro_rules! out {
-    ($($line:tt)*) => { $crate::output::to_stdout(format_args!($($line)*)) };
+    ($($line:tt)*) => { $crate::ui::output::to_stdout(format_args!($($line)*)) };
 }
 
 /// Prints a line to standard error.
 macro_rules! note {
-    ($($line:tt)*) => { $crate::output::to_stderr(format_args!("{}\n", format_args!($($line)*))) };
+    ($($line:tt)*) => { $crate::ui::output::to_stderr(format_args!("{}\n", format_args!($($line)*))) };
 }
 
 pub(crate) use {note, out};

@@ -7,8 +7,9 @@ use narval_nix::StorePath;
 use narval_serve::{Config, Face, Service, Warmed, warm};
 use narval_store::Store;
 
-use crate::nar_cache::NarCacheArgs;
-use crate::{Failure, log, server};
+use crate::args::nar_cache::NarCacheArgs;
+use crate::ui::log;
+use crate::{Failure, server};
 
 /// Compress NARs before anybody asks for them
 ///

@@ -11,10 +11,10 @@ use narval_install::{Destination, Progress, Trace, Wanted, install};
 use narval_nix::StorePath;
 
 use crate::Failure;
-use crate::client::{CacheArgs, ClientArgs, OutputArgs};
-use crate::install::parse_wanted;
-use crate::output::note;
-use crate::progress::Display;
+use crate::args::client::{CacheArgs, ClientArgs, OutputArgs};
+use crate::commands::install::parse_wanted;
+use crate::ui::output::note;
+use crate::ui::progress::Display;
 
 /// Run a program of the store, which is installed first if need be
 ///

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::output::{note, to_stderr};
+use crate::ui::output::{note, to_stderr};
 
 /// One line on a terminal that is written over, a line every few seconds elsewhere.
 pub(crate) struct Count {

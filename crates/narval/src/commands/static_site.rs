@@ -11,12 +11,13 @@ use narval_http::proto::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Request, Response, Server, wrap};
 
-use crate::access_log::{self, LogForm};
-use crate::count::Count;
-use crate::listen::Listen;
-use crate::output::out;
-use crate::tls::TlsArgs;
-use crate::{Failure, log, server};
+use crate::args::access_log::{self, LogForm};
+use crate::args::count::Count;
+use crate::args::listen::Listen;
+use crate::args::tls::TlsArgs;
+use crate::ui::log;
+use crate::ui::output::out;
+use crate::{Failure, server};
 
 /// Serve the files of a folder over HTTP or HTTPS
 #[derive(Debug, clap::Args)]

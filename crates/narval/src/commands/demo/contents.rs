@@ -10,7 +10,7 @@ use narval_nix::{Hash, PathInfo, Sha256Hasher, StorePath, StorePathName};
 use narval_store::{LocalStore, NarReader, Prepared};
 
 use crate::Failure;
-use crate::signals::Interrupt;
+use crate::ui::signals::Interrupt;
 
 /// Folders that most machines have; those that are there are taken.
 const TREES: [&str; 5] =

@@ -9,7 +9,7 @@ use narval_nix::nar::Decoder;
 use narval_nix::{CacheInfo, NarInfo, Sha256Hasher, StorePath, TrustedKeys};
 
 use super::client::Client;
-use crate::signals::Interrupt;
+use crate::ui::signals::Interrupt;
 
 /// The largest narinfo that is read, in bytes.
 const NARINFO_BYTES_MAX: u64 = 1024 * 1024;

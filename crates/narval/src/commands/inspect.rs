@@ -6,9 +6,9 @@ use narval_nix::listing::Node;
 use serde_json::json;
 
 use crate::Failure;
-use crate::client::{ClientArgs, human_bytes};
-use crate::install::parse_wanted;
-use crate::output::out;
+use crate::args::client::{ClientArgs, human_bytes};
+use crate::commands::install::parse_wanted;
+use crate::ui::output::out;
 
 /// What is known of paths: sizes, closure, and who needs whom
 #[derive(Debug, clap::Args)]

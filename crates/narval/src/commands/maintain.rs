@@ -9,9 +9,9 @@ use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSett
 use serde_json::json;
 
 use crate::Failure;
-use crate::client::{ClientArgs, OutputArgs, StoreArgs, human_bytes};
-use crate::install::parse_wanted;
-use crate::output::out;
+use crate::args::client::{ClientArgs, OutputArgs, StoreArgs, human_bytes};
+use crate::commands::install::parse_wanted;
+use crate::ui::output::out;
 
 /// Remove what no profile and no other root needs
 #[derive(Debug, clap::Args)]

@@ -12,10 +12,11 @@ use narval_install::{
 use narval_nix::{PathInfo, StoreDir};
 use narval_store::CacheFolder;
 
-use crate::client::{ClientArgs, StoreArgs, parse_cache};
-use crate::install::parse_wanted;
-use crate::output::note;
-use crate::{Failure, key};
+use crate::Failure;
+use crate::args::client::{ClientArgs, StoreArgs, parse_cache};
+use crate::commands::install::parse_wanted;
+use crate::commands::key;
+use crate::ui::output::note;
 
 /// Copy closures from caches (--from) or a store (--store) to a cache folder (file://…) or a store (a folder)
 #[derive(Debug, clap::Args)]

@@ -9,10 +9,10 @@ use narval_install::{Profile, Progress, Report, Trace, Wanted, install, plan};
 use serde_json::json;
 
 use crate::Failure;
-use crate::client::{ClientArgs, OutputArgs, human_bytes};
-use crate::output::{note, out};
-use crate::progress::Display;
-use crate::signals;
+use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
+use crate::ui::output::{note, out};
+use crate::ui::progress::Display;
+use crate::ui::signals;
 
 /// Install packages from binary caches, without Nix
 ///

@@ -11,8 +11,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use narval_install::Progress;
 use serde_json::json;
 
-use crate::client::{OutputArgs, human_bytes};
-use crate::output::{note, out};
+use crate::args::client::{OutputArgs, human_bytes};
+use crate::ui::output::{note, out};
 
 /// How often the display is brought up to date.
 const TICK: Duration = Duration::from_millis(100);

@@ -1,0 +1,8 @@
+//! Options that several commands take, and what they mean.
+
+pub mod access_log;
+pub mod client;
+pub(crate) mod count;
+pub mod listen;
+pub mod nar_cache;
+pub mod tls;
