@@ -1,8 +1,11 @@
 //! Binary caches: what each says of itself, and of a path; which of them to ask, and when to stop asking.
 
 mod breaker;
+mod client;
+mod codings;
 mod lookup;
 
+pub use client::client;
 pub use lookup::{Caches, Found};
 
 use std::sync::Arc;

@@ -8,8 +8,9 @@ use rustls::ClientConfig;
 
 use super::auth::Credentials;
 use super::body::Body;
-use super::coding::{ACCEPT_ENCODING, codings, decoded};
+use super::coding::{Codings, names};
 use super::connection::{Connection, Dial};
+use super::file::{self, OpenFile};
 use super::head::Head;
 use super::pool::{Pool, Taken};
 use super::proxy::{Proxies, Proxy};
@@ -17,7 +18,7 @@ use super::retry::RetryPolicy;
 use super::url::{Scheme, Url};
 use super::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
-    STALL_TIMEOUT, file, tls,
+    STALL_TIMEOUT, tls,
 };
 
 /// The method of a request.
@@ -94,6 +95,10 @@ pub struct ClientOptions {
     pub retry: RetryPolicy,
     /// No network: only `file://` is answered.
     pub offline: bool,
+    /// The content codings that answers may have.
+    pub codings: Codings,
+    /// Opens the files of `file://` URLs; without it, none is answered.
+    pub open_file: Option<OpenFile>,
 }
 
 impl Default for ClientOptions {
@@ -107,6 +112,8 @@ impl Default for ClientOptions {
             open_patience: OPEN_PATIENCE,
             retry: RetryPolicy::default(),
             offline: false,
+            codings: Codings::default(),
+            open_file: None,
         }
     }
 }
@@ -135,6 +142,11 @@ impl Client {
     /// How long caches have to say what they are, once another one has.
     pub const fn open_patience(&self) -> Duration {
         self.options.open_patience
+    }
+
+    /// The content codings that answers may have.
+    pub(crate) const fn codings(&self) -> &Codings {
+        &self.options.codings
     }
 
     /// Whether the network is off.
@@ -171,7 +183,7 @@ impl Client {
 
     fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         if request.url.scheme() == Scheme::File {
-            return file::answer(request);
+            return file::answer(request, self.options.open_file);
         }
         if self.options.offline {
             return Err(HttpError::Offline);
@@ -225,7 +237,7 @@ impl Client {
         let target = if plain_proxy.is_some() { format!("{origin}{}", url.target()) } else { url.target() };
         let mut head = format!("{} {target} HTTP/1.1\r\nHost: {}\r\n", request.method.name(), origin.host_field());
         head.push_str(concat!("User-Agent: narval/", env!("CARGO_PKG_VERSION"), "\r\nAccept: */*\r\n"));
-        let coding = if request.accepts_coding { ACCEPT_ENCODING } else { "identity" };
+        let coding = if request.accepts_coding { self.options.codings.accepted } else { "identity" };
         head.push_str(&format!("Accept-Encoding: {coding}\r\n"));
         if request.from > 0 {
             head.push_str(&format!("Range: bytes={}-\r\n", request.from));
@@ -266,7 +278,7 @@ impl Client {
         match head.status {
             200 | 201 | 204 => {
                 let bytes = body.read_all(limit)?;
-                decoded(bytes, &codings(&head)?, limit).map(Some)
+                self.options.codings.decoded(bytes, &names(&head)?, limit).map(Some)
             }
             404 | 403 | 410 => {
                 body.drain();

@@ -3,109 +3,71 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use narval_nix::Compression;
-
 use super::HttpError;
 use super::head::Head;
-use crate::decode::{Decoder, INPUT_LEN};
-
-/// What is asked for with metadata.
-pub(crate) const ACCEPT_ENCODING: &str = "zstd, br, gzip";
 
 /// The most codings on one answer.
 const CODINGS_MAX: usize = 4;
+/// The input buffer of one decoder.
+const INPUT_LEN: usize = 128 * 1024;
 
-/// A content coding (RFC 9110 section 8.4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coding {
-    /// One that NARs have as well.
-    Compression(Compression),
-    /// zlib; some servers mean the bare deflate stream.
-    Deflate,
+/// The content codings (RFC 9110 section 8.4.1) that a [`Client`](super::Client) can decode. The decoders are the caller's:
+/// the client has none of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Codings {
+    /// The value of `Accept-Encoding` where a coded answer is welcome.
+    pub accepted: &'static str,
+    /// Makes the decoder of a coding.
+    pub decoder: DecoderOf,
 }
 
-/// The codings of an answer, in the order in which they were applied. Names are compared without regard to case, and
-/// `identity`, which is none, is sometimes spelt `none`.
-pub(super) fn codings(head: &Head) -> Result<Vec<Coding>, HttpError> {
-    let mut all = Vec::new();
-    for name in head.list("content-encoding") {
-        all.push(match name.to_ascii_lowercase().as_str() {
-            "" | "identity" | "none" => continue,
-            "zstd" => Coding::Compression(Compression::Zstd),
-            "br" => Coding::Compression(Compression::Brotli),
-            "gzip" | "x-gzip" => Coding::Compression(Compression::Gzip),
-            "xz" => Coding::Compression(Compression::Xz),
-            "bzip2" => Coding::Compression(Compression::Bzip2),
-            "compress" | "x-compress" => Coding::Compression(Compression::Compress),
-            "deflate" => Coding::Deflate,
-            other => return Err(HttpError::Coding(format!("unknown coding '{other}'"))),
-        });
-        if all.len() > CODINGS_MAX {
-            return Err(HttpError::Coding(format!("more than {CODINGS_MAX} of them")));
+/// Makes the decoder of a coding, whose name is in lower case; `None` if there is none. The name may be one that
+/// [`Codings::accepted`] does not list: some servers send what nobody asked for.
+pub type DecoderOf = fn(name: &str, source: Box<dyn BufRead + Send>) -> Option<io::Result<Box<dyn Read + Send>>>;
+
+impl Default for Codings {
+    /// No coding at all.
+    fn default() -> Self {
+        Self { accepted: "identity", decoder: |_, _| None }
+    }
+}
+
+impl Codings {
+    /// Decodes while the bytes are read. `names` are those of [`names`].
+    pub(super) fn reader(
+        &self,
+        source: impl Read + Send + 'static,
+        names: &[String],
+    ) -> Result<Box<dyn Read + Send>, HttpError> {
+        let mut reader: Box<dyn Read + Send> = Box::new(source);
+        for name in names.iter().rev() {
+            let source = Box::new(BufReader::with_capacity(INPUT_LEN, reader));
+            let unknown = || HttpError::Coding(format!("unknown coding '{name}'"));
+            let decoder = (self.decoder)(name, source).ok_or_else(unknown)?;
+            reader = decoder.map_err(|error| HttpError::Coding(error.to_string()))?;
         }
+        Ok(reader)
     }
-    Ok(all)
-}
 
-/// Undoes codings while the bytes are read.
-pub(super) fn reader<'a>(
-    source: impl Read + Send + 'a,
-    codings: &[Coding],
-) -> Result<Box<dyn Read + Send + 'a>, HttpError> {
-    let mut reader: Box<dyn Read + Send + 'a> = Box::new(source);
-    for coding in codings.iter().rev() {
-        let source = BufReader::with_capacity(INPUT_LEN, reader);
-        reader = match coding {
-            Coding::Compression(compression) => {
-                let decoder = Decoder::new(compression, source, 1);
-                Box::new(decoder.map_err(|error| HttpError::Coding(error.to_string()))?)
-            }
-            Coding::Deflate => Box::new(Deflate::Unknown(Some(source))),
-        };
-    }
-    Ok(reader)
-}
-
-/// Undoes the codings of a whole answer, up to `limit` bytes.
-pub(super) fn decoded(bytes: Vec<u8>, codings: &[Coding], limit: u64) -> Result<Vec<u8>, HttpError> {
-    if codings.is_empty() {
-        return Ok(bytes);
-    }
-    let mut out = Vec::new();
-    let mut reader = reader(io::Cursor::new(bytes), codings)?.take(limit.saturating_add(1));
-    reader.read_to_end(&mut out).map_err(|error| HttpError::Coding(error.to_string()))?;
-    if out.len() as u64 > limit { Err(HttpError::TooLarge { limit }) } else { Ok(out) }
-}
-
-/// A `deflate` coding, with the head of zlib or without.
-enum Deflate<R> {
-    Unknown(Option<R>),
-    Zlib(flate2::bufread::ZlibDecoder<R>),
-    Bare(flate2::bufread::DeflateDecoder<R>),
-}
-
-impl<R: BufRead> Read for Deflate<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if let Self::Unknown(source) = self
-            && let Some(mut source) = source.take()
-        {
-            // RFC 1950 section 2.2: the method is 8, and the first two bytes are a multiple of 31. One byte decides where no
-            // more have come: a bare stream begins so only with a block type that does not exist.
-            let zlib = match source.fill_buf()? {
-                [first, second, ..] => first & 0x0f == 8 && u16::from_be_bytes([*first, *second]) % 31 == 0,
-                [first] => first & 0x0f == 8,
-                [] => true,
-            };
-            *self = if zlib {
-                Self::Zlib(flate2::bufread::ZlibDecoder::new(source))
-            } else {
-                Self::Bare(flate2::bufread::DeflateDecoder::new(source))
-            };
+    /// Decodes a whole answer, up to `limit` bytes.
+    pub(super) fn decoded(&self, bytes: Vec<u8>, names: &[String], limit: u64) -> Result<Vec<u8>, HttpError> {
+        if names.is_empty() {
+            return Ok(bytes);
         }
-        match self {
-            Self::Unknown(_) => Ok(0),
-            Self::Zlib(decoder) => decoder.read(out),
-            Self::Bare(decoder) => decoder.read(out),
-        }
+        let mut out = Vec::new();
+        let mut reader = self.reader(io::Cursor::new(bytes), names)?.take(limit.saturating_add(1));
+        reader.read_to_end(&mut out).map_err(|error| HttpError::Coding(error.to_string()))?;
+        if out.len() as u64 > limit { Err(HttpError::TooLarge { limit }) } else { Ok(out) }
     }
+}
+
+/// The codings of an answer in lower case, in the order in which they were applied. `identity`, which is none, is
+/// sometimes spelt `none`.
+pub(super) fn names(head: &Head) -> Result<Vec<String>, HttpError> {
+    let names = head.list("content-encoding").map(str::to_ascii_lowercase);
+    let names: Vec<_> = names.filter(|name| !matches!(name.as_str(), "" | "identity" | "none")).collect();
+    if names.len() > CODINGS_MAX {
+        return Err(HttpError::Coding(format!("more than {CODINGS_MAX} of them")));
+    }
+    Ok(names)
 }

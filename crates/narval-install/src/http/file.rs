@@ -1,12 +1,9 @@
 //! The files of a `file://` cache, answered as a server would.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsFd;
-
-use narval_store::open_in_folder;
-use rustix::io::Errno;
+use std::path::Path;
 
 use super::HttpError;
 use super::body::Body;
@@ -14,12 +11,16 @@ use super::client::{Method, Request, Response};
 use super::head::Head;
 use super::url::Url;
 
+/// Opens a file for reading by its path below a folder, without waiting (a FIFO must not block), and refuses a path that
+/// leads out of the folder, through a symlink too. The client checks that what it gets is a regular file.
+pub type OpenFile = fn(folder: &Path, below: &CStr) -> io::Result<File>;
+
 /// Answers a request for a `file` URL: 200 or 206 with the file, 404 without one. What is no regular file is an error,
 /// and never waited for: opening a FIFO would block until somebody writes to it.
-pub(super) fn answer(request: &Request<'_>) -> Result<Response, HttpError> {
+pub(super) fn answer(request: &Request<'_>, open_file: Option<OpenFile>) -> Result<Response, HttpError> {
     let path = request.url.file_path();
     let named = |source| HttpError::File { path: path.display().to_string(), source };
-    let mut file = match open(request.url) {
+    let mut file = match open(request.url, open_file) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Response { head: Head::local(404), body: Body::empty() });
@@ -36,8 +37,8 @@ pub(super) fn answer(request: &Request<'_>) -> Result<Response, HttpError> {
     Ok(Response { head, body: Body::file(file, path.display().to_string(), left) })
 }
 
-/// Opens the file below the URL's folder, and nowhere else.
-fn open(url: &Url) -> io::Result<File> {
+fn open(url: &Url, open_file: Option<OpenFile>) -> io::Result<File> {
+    let open_file = open_file.ok_or(io::ErrorKind::Unsupported)?;
     let (folder, below) = url.folder_and_below();
     // A URL that was given as a whole: the folder is the one that holds the file.
     let (folder, below) = match (below.as_str(), folder.parent(), folder.file_name().and_then(|name| name.to_str())) {
@@ -45,14 +46,5 @@ fn open(url: &Url) -> io::Result<File> {
         _ => (folder, below),
     };
     let below = CString::new(below).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // Not for reading: a folder may be entered that may not be listed.
-    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let folder = rustix::fs::open(&folder, flags, rustix::fs::Mode::empty())?;
-    match open_in_folder(folder.as_fd(), &below) {
-        Ok(file) => Ok(file.into()),
-        Err(Errno::XDEV | Errno::LOOP) => Err(io::Error::other("it leads out of the folder of the cache")),
-        // A socket; a FIFO can be opened, and is found to be one.
-        Err(Errno::NXIO) => Err(io::Error::other("it is not a regular file")),
-        Err(error) => Err(error.into()),
-    }
+    open_file(&folder, &below)
 }

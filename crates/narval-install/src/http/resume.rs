@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::body::Body;
 use super::client::{Client, Request, Response};
-use super::coding::{codings, reader};
+use super::coding::names;
 use super::url::Url;
 use super::{HttpError, RetryPolicy};
 
@@ -51,22 +51,13 @@ impl ResumingBody {
             body.drain();
             return Ok(None);
         }
-        let codings = codings(&head)?;
+        let codings = names(&head)?;
         let coded = !codings.is_empty();
         let total = body.expected_len().filter(|_| !coded);
         let etag = head.field("etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
+        let body = if coded { State::Coded(client.codings().reader(body, &codings)?) } else { State::Open(body) };
         let (client, url) = (Arc::clone(client), url.clone());
-        Ok(Some(Self {
-            client,
-            url,
-            body: if coded { State::Coded(reader(body, &codings)?) } else { State::Open(body) },
-            total,
-            etag,
-            position: 0,
-            failures: 0,
-            failed_at: 0,
-            resumes: 0,
-        }))
+        Ok(Some(Self { client, url, body, total, etag, position: 0, failures: 0, failed_at: 0, resumes: 0 }))
     }
 
     /// The file's length, if the server said it.
@@ -132,7 +123,7 @@ impl ResumingBody {
         let request = Request { from: self.position, if_range: self.etag.as_deref(), ..Request::get(&self.url) };
         let response = self.client.send(&request)?;
         // The first answer had no coding; bytes of another form can't be put behind it.
-        if !codings(&response.head)?.is_empty() {
+        if !names(&response.head)?.is_empty() {
             return Err(HttpError::Changed);
         }
         let changed = HttpError::Changed;

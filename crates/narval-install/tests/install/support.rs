@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
+use narval_install::cache;
 use narval_install::http::{Client, ClientOptions, Proxies, RetryPolicy, Url};
 use narval_install::{Destination, Error, Options, Progress, Report, Trace, Wanted, install};
 use narval_nix::nar::wire;
@@ -230,7 +231,7 @@ pub(crate) fn client_with_patience(open_patience: Duration) -> Arc<Client> {
     // The servers are here, whatever proxy the environment names.
     let proxies = Proxies::default();
     let options = ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() };
-    Arc::new(Client::new(ClientOptions { open_patience, ..options }))
+    Arc::new(cache::client(ClientOptions { open_patience, ..options }))
 }
 
 /// Installs from caches without signatures.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use narval_install::cache;
 use narval_install::http::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
 use narval_install::{Destination, Error, Options};
 use narval_nix::{PublicKey, TrustedKeys};
@@ -126,7 +127,7 @@ impl CacheArgs {
             credentials.add_header(header).map_err(Failure::usage)?;
         }
         let retry = RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() };
-        Ok(Arc::new(Client::new(ClientOptions {
+        Ok(Arc::new(cache::client(ClientOptions {
             credentials,
             retry,
             offline: self.offline,
