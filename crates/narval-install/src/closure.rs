@@ -6,9 +6,9 @@ use std::sync::Arc;
 use narval_nix::{PathInfo, StorePath};
 
 use crate::cache::Caches;
-use crate::http::Client;
 use crate::install::{Options, closure};
 use crate::{Destination, Error, Wanted};
+use narval_client::Client;
 
 /// One path of a closure, as far as it is known.
 #[derive(Clone, Debug)]

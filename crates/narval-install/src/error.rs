@@ -8,7 +8,7 @@ use narval_nix::{HashPart, StorePath};
 use narval_store::{CacheFolderError, LocalStoreError, StoreError, UnpackError};
 
 use crate::decode::DecodeError;
-use crate::http::{HttpError, UrlError};
+use narval_client::{HttpError, UrlError};
 
 /// A failure; its [`exit_code`](Error::exit_code) is what the program ends with.
 #[derive(Debug, thiserror::Error)]

@@ -8,9 +8,9 @@ use narval_nix::{Compression, StoreDir};
 
 use crate::cache::{Caches, Found};
 use crate::decode::OUTPUT_LEN;
-use crate::http::Request;
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Error, Progress, Trace, Wanted};
+use narval_client::Request;
 
 /// The largest listing read.
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;

@@ -10,11 +10,11 @@ use narval_store::Unregistered;
 
 use crate::cache::{Caches, Found};
 use crate::destination::Destination;
-use crate::http::{Client, Url};
 use crate::pipeline::{Pipeline, Progress, ToDaemon};
 use crate::resolve::Walk;
 use crate::trace::Trace;
 use crate::{Error, Wanted};
+use narval_client::{Client, Url};
 
 /// What file systems need besides the bytes of the files, as a share of them: 1/16.
 const SPACE_OVERHEAD: u64 = 16;

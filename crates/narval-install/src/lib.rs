@@ -10,7 +10,6 @@ mod copy;
 pub mod decode;
 mod destination;
 mod error;
-pub mod http;
 mod inspect;
 mod install;
 mod pipeline;

@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::codings::CODINGS;
-use crate::http::{Client, ClientOptions};
+use narval_client::{Client, ClientOptions};
 
 /// A client for binary caches: it decodes the content codings that they use, and answers for `file://` caches.
 pub fn client(options: ClientOptions) -> Client {

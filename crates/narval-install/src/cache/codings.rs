@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use narval_nix::Compression;
 
 use crate::decode::Decoder;
-use crate::http::Codings;
+use narval_client::Codings;
 
 /// What binary caches send: `zstd`, `br` and `gzip` are asked for.
 pub(super) const CODINGS: Codings = Codings { accepted: "zstd, br, gzip", decoder };

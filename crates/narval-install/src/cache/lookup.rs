@@ -6,8 +6,8 @@ use std::time::Instant;
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
 use super::{Cache, HEDGE_AFTER};
-use crate::http::{Client, HttpError, Url};
 use crate::{Error, Wanted};
+use narval_client::{Client, HttpError, Url};
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
 #[derive(Clone)]
@@ -77,7 +77,7 @@ impl Trust {
 
 impl Caches {
     /// Opens all of them at once, and orders them by priority; equal ones stay in the order given. Once one of them has
-    /// said what it is the others have [`OPEN_PATIENCE`](crate::http::OPEN_PATIENCE) from the beginning on: one that does
+    /// said what it is the others have [`OPEN_PATIENCE`](narval_client::OPEN_PATIENCE) from the beginning on: one that does
     /// not answer is left out, and a warning says so. Without one that answers all of them are kept.
     ///
     /// # Errors

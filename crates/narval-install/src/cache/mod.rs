@@ -14,9 +14,9 @@ use std::time::Duration;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
 
-use crate::http::{Client, HttpError, Method, Request, Url};
 use crate::{Error, Wanted};
 use breaker::Breaker;
+use narval_client::{Client, HttpError, Method, Request, Url};
 
 /// Nix's default where a cache states no priority.
 const PRIORITY_DEFAULT: i64 = 50;

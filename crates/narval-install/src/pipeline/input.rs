@@ -10,8 +10,8 @@ use super::progress::Progress;
 use crate::Error;
 use crate::cache::Found;
 use crate::decode::INPUT_LEN;
-use crate::http::{HttpError, ResumingBody};
 use crate::trace::{Span, Trace};
+use narval_client::{HttpError, ResumingBody};
 
 /// How many bytes of a file are taken beyond twice the size of its NAR. No compression doubles its input, and a file that
 /// goes on without giving anything (empty frames) must end. `FileSize` is no such limit: no signature covers it.

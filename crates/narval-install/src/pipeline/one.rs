@@ -12,9 +12,9 @@ use super::hashes::{Hashed, Hashes};
 use super::input::{Input, Surroundings};
 use crate::cache::{Cache, Found};
 use crate::decode::{Decoder, OUTPUT_LEN};
-use crate::http::ResumingBody;
 use crate::trace::Span;
 use crate::{Error, Wanted};
+use narval_client::ResumingBody;
 
 /// NARs of this size and more may be worked on by several threads.
 pub(super) const SPLIT_LEN: u64 = 64 * 1024 * 1024;

@@ -11,8 +11,8 @@ use super::progress::Progress;
 use crate::Error;
 use crate::cache::Found;
 use crate::decode::Decoder;
-use crate::http::ResumingBody;
 use crate::trace::{Span, Trace};
+use narval_client::ResumingBody;
 
 /// A NAR on its way from a cache.
 pub(crate) struct VerifiedNar<'a> {

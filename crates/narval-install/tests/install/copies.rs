@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use narval_client::{ClientOptions, Credentials, Netrc, Proxies, Url};
 use narval_install::cache;
 use narval_install::cache::Caches;
-use narval_install::http::{ClientOptions, Credentials, Netrc, Proxies, Url};
 use narval_install::{Error, Wanted, copy_from_caches};
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
 use narval_store::CacheFolder;

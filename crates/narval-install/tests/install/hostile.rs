@@ -154,7 +154,7 @@ fn bombs_end_at_the_size_they_declare() {
 
 /// Installs with signatures checked, and no key to trust.
 fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Result<narval_install::Report, Error> {
-    use narval_install::http::Url;
+    use narval_client::Url;
     use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
     let options = Options {
         caches: vec![Url::parse(&server.url).unwrap()],

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
+use narval_client::{Client, ClientOptions, Proxies, RetryPolicy, Url};
 use narval_install::cache;
-use narval_install::http::{Client, ClientOptions, Proxies, RetryPolicy, Url};
 use narval_install::{Destination, Error, Options, Progress, Report, Trace, Wanted, install};
 use narval_nix::nar::wire;
 use narval_nix::{Sha256, StoreDir, TrustedKeys};

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use narval_install::http::{CONNECTIONS_PER_ORIGIN_MAX, IDLE_AGE_MAX};
+use narval_client::{CONNECTIONS_PER_ORIGIN_MAX, IDLE_AGE_MAX};
 
 use crate::support::{Act, Server, client_with_patience, file_nar, install_from, install_with, names_in};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
 use narval_install::cache;
-use narval_install::http::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
 use narval_install::{Destination, Error, Options};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{Environment, StoreConfig};

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use narval_install::http::{Proxies, TrustedCertificates};
+use narval_client::{Proxies, TrustedCertificates};
 use serde_json::json;
 
 use crate::Failure;
@@ -106,7 +106,7 @@ fn certificates() -> Finding {
 
 fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {
     let (client, proxies) = (args.client.caches.client()?, Proxies::from_env());
-    let look = |url: &narval_install::http::Url| {
+    let look = |url: &narval_client::Url| {
         let proxy =
             proxies.describe(url.origin()).map(|proxy| format!(" through the proxy {proxy}")).unwrap_or_default();
         let start = std::time::Instant::now();

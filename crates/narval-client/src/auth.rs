@@ -29,7 +29,7 @@ impl Netrc {
     /// Parses a netrc file. `account` is read over; `macdef` up to its empty line.
     ///
     /// ```
-    /// let netrc = narval_install::http::Netrc::parse("machine cache.example.org login me password secret");
+    /// let netrc = narval_client::Netrc::parse("machine cache.example.org login me password secret");
     /// assert_eq!(netrc.login("cache.example.org"), Some(("me", "secret")));
     /// ```
     pub fn parse(text: &str) -> Self {

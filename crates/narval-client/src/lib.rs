@@ -6,6 +6,8 @@
 //! bytes left on it is never used again, that a reused connection which fails before the first byte of an answer is not
 //! an attempt, and how many connections are open.
 
+#![forbid(unsafe_code)]
+
 mod auth;
 mod body;
 mod client;

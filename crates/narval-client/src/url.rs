@@ -109,7 +109,7 @@ impl Url {
     /// Parses an absolute URL. A path that starts with `/` or `./` is taken as a folder.
     ///
     /// ```
-    /// use narval_install::http::Url;
+    /// use narval_client::Url;
     /// let cache = Url::parse("https://cache.example.org/a?priority=3").unwrap();
     /// assert_eq!(cache.to_string(), "https://cache.example.org/a");
     /// assert_eq!(cache.join("nar/x+y.nar.xz").unwrap().target(), "/nar/x+y.nar.xz");
