@@ -1,10 +1,44 @@
-//! A blocking HTTP/1.1 client made for this one job: many files from few servers, each body read by the thread that
-//! decodes it.
+//! A blocking HTTP/1.1 client for one job: fetching many files from few servers, each body read by the thread that uses it.
 //!
-//! A general client was weighed and not taken, because it must be known here, and could not be told there: that no read
-//! stays without data for longer than a limit (a limit on the whole body would cut slow links), that a connection with
-//! bytes left on it is never used again, that a reused connection which fails before the first byte of an answer is not
-//! an attempt, and how many connections are open.
+//! A [`Client`] keeps a pool of connections per origin, speaks TLS and through proxies, sends credentials only where they
+//! belong, and follows redirects. It is shared between threads behind an [`Arc`](std::sync::Arc):
+//!
+//! - [`Client::send`] makes one request, without a retry; the [`Body`] of its [`Response`] is read straight from the socket.
+//! - [`Client::metadata`] fetches a small file whole, and tries again as its [`RetryPolicy`] says.
+//! - [`ResumingBody`] reads a large file, and continues where a connection broke.
+//!
+//! `file://` URLs are answered as a server would, and content codings are decoded, if [`ClientOptions`] says how: the
+//! client has no decoders of its own.
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use std::sync::Arc;
+//!
+//! use narval_client::{Client, ClientOptions, ResumingBody, Url};
+//!
+//! // A server that answers once.
+//! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+//! let url = Url::parse(&format!("http://{}/file", listener.local_addr()?))?;
+//! std::thread::spawn(move || {
+//!     let (mut socket, _) = listener.accept().unwrap();
+//!     let _ = socket.read(&mut [0; 4096]).unwrap();
+//!     socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").unwrap();
+//! });
+//!
+//! let options = ClientOptions { proxies: Default::default(), ..ClientOptions::default() };
+//! let client = Arc::new(Client::new(options));
+//! let mut body = ResumingBody::open(&client, &url)?.ok_or("404")?;
+//! let mut buffer = [0; 1024];
+//! let len = body.read_some(&mut buffer)?;
+//! assert_eq!(&buffer[..len], b"hello");
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Why not a general client
+//!
+//! These must be known here, and general clients do not tell them: that no read waits longer than a limit without data (a
+//! limit on the whole body would cut slow links), that a connection with bytes left on it is never reused, that the failure
+//! of a reused connection before the first byte of an answer does not count as an attempt, and how many connections are open.
 
 #![forbid(unsafe_code)]
 
@@ -42,21 +76,21 @@ use std::time::Duration;
 
 /// How long a TCP connection and the TLS handshake may each take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long caches have to say what they are, once another one has: those that take longer are left out of the run.
+/// How long a server may take to answer for the first time once another one has: slower ones are left out.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(3);
-/// How long any single read or write may stay without progress.
+/// How long a single read or write may wait without progress.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// A connection idle for longer is not used again: load balancers drop idle ones silently.
+/// A connection that was idle for longer is not reused: load balancers drop idle ones silently.
 pub const IDLE_AGE_MAX: Duration = Duration::from_secs(15);
 /// Open connections per origin, in use and idle together.
 pub const CONNECTIONS_PER_ORIGIN_MAX: usize = 64;
-/// The longest head of an answer.
+/// The longest response head.
 pub const HEAD_LEN_MAX: usize = 64 * 1024;
-/// Field lines in the head of an answer.
+/// The most field lines in a response head.
 pub const FIELDS_MAX: usize = 128;
 /// Redirects followed for one request.
 pub const REDIRECTS_MAX: usize = 10;
-/// What is read of a body nobody wants, to keep its connection. More than that, and the connection is closed.
+/// How much of an unwanted body is read to keep its connection. If more is left, the connection is closed.
 pub const DRAIN_LEN_MAX: u64 = 64 * 1024;
-/// The longest metadata file (narinfo, listing) after decoding its content coding.
+/// The longest answer read whole, after its content coding is decoded.
 pub const METADATA_LEN_MAX: u64 = 64 * 1024 * 1024;
