@@ -1,29 +1,26 @@
 //! A binary cache in a folder (`file://`): `nix-cache-info`, `<hash part>.narinfo`, `nar/<hash>.nar.<compression>`.
 //!
 //! Layout: Nix `libstore/local-binary-cache-store.cc`, `binary-cache-store.cc`. Every file appears whole: it is written
-//! under a temporary name and renamed. A narinfo is written after its NAR.
-//!
-//! A temporary file is locked (`flock`) by whoever writes it, and the kernel ends the lock with the process. Those that
-//! nobody holds are removed when a folder is next opened to be written. A process number in the name would say nothing:
-//! two containers that share the folder count their processes each for themselves.
+//! under a temporary name and renamed. A narinfo is written after its NAR. The temporary files of processes that are gone are
+//! removed when a folder is next opened to be written.
 
-use std::ffi::CString;
-use std::fs::{self, File, OpenOptions};
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use narval_nix::cache_info::{CACHE_INFO_LEN_MAX, CacheInfoError};
 use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
 use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher, StoreDir};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::nar::open_beneath;
+use crate::temporary::{TemporaryFile, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.
 #[derive(Debug, Error)]
@@ -109,8 +106,8 @@ impl CacheFolder {
     pub fn create(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         fs::create_dir_all(path.join("nar")).map_err(|error| io_error("create", &path.join("nar"), error))?;
         let folder = Self::open(path, store_dir)?;
-        remove_leftovers(path)?;
-        remove_leftovers(&path.join("nar"))?;
+        clear_up(path)?;
+        clear_up(&path.join("nar"))?;
         if folder.cache_info()?.is_none() {
             // What Nix writes; the other keys are a server's.
             folder.write_file("nix-cache-info", format!("StoreDir: {}\n", folder.store_dir).as_bytes())?;
@@ -190,8 +187,8 @@ impl CacheFolder {
     pub fn write_nar(&self) -> Result<IncomingFile<'_>, CacheFolderError> {
         let directory = self.path.join("nar");
         fs::create_dir_all(&directory).map_err(|error| io_error("create", &directory, error))?;
-        let (temporary, file) = create_temporary(&directory)?;
-        Ok(IncomingFile { folder: self, temporary, file, hasher: Sha256Hasher::new(), size_bytes: 0 })
+        let file = create_temporary(&directory)?;
+        Ok(IncomingFile { folder: self, file, hasher: Sha256Hasher::new(), size_bytes: 0 })
     }
 
     /// Writes a narinfo, over the one that may be there. The file that it names must be there already.
@@ -204,16 +201,10 @@ impl CacheFolder {
     }
 
     fn write_file(&self, name: &str, contents: &[u8]) -> Result<(), CacheFolderError> {
-        let (temporary, mut file) = create_temporary(&self.path)?;
+        let file = create_temporary(&self.path)?;
         let path = self.path.join(name);
-        let written = file.write_all(contents).map_err(|error| io_error("write", &path, error));
-        let written =
-            written.and_then(|()| fs::rename(&temporary, &path).map_err(|error| io_error("create", &path, error)));
-        if written.is_err() {
-            // It is the error that counts.
-            fs::remove_file(&temporary).ok();
-        }
-        written
+        file.file().write_all(contents).map_err(|error| io_error("write", &path, error))?;
+        file.persist(&path).map_err(|error| io_error("create", &path, error))
     }
 }
 
@@ -221,10 +212,7 @@ impl CacheFolder {
 #[derive(Debug)]
 pub struct IncomingFile<'a> {
     folder: &'a CacheFolder,
-    /// Empty once it is committed.
-    temporary: PathBuf,
-    /// Locked.
-    file: File,
+    file: TemporaryFile,
     hasher: Sha256Hasher,
     size_bytes: u64,
 }
@@ -249,32 +237,21 @@ impl IncomingFile<'_> {
         let file_hash = std::mem::take(&mut self.hasher).finish();
         let url = format!("nar/{}.nar{}", file_hash.to_nix32(), compression.file_extension());
         let path = self.folder.path.join(&url);
-        fs::rename(&self.temporary, &path).map_err(|error| io_error("create", &path, error))?;
-        self.temporary = PathBuf::new();
+        self.file.persist(&path).map_err(|error| io_error("create", &path, error))?;
         Ok(WrittenFile { url, file_hash, file_size: self.size_bytes })
     }
 }
 
 impl Write for IncomingFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
+        let written = self.file.file().write(bytes)?;
         self.hasher.update(bytes.get(..written).unwrap_or_default());
         self.size_bytes += written as u64;
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl Drop for IncomingFile<'_> {
-    fn drop(&mut self) {
-        // After a commit the name may be another writer's already.
-        if !self.temporary.as_os_str().is_empty() {
-            // Nothing depends on it: what is left is removed when the folder is opened again.
-            fs::remove_file(&self.temporary).ok();
-        }
+        self.file.file().flush()
     }
 }
 
@@ -284,66 +261,27 @@ const TEMPORARY: &str = ".tmp-";
 /// How old a temporary file must be that was written before they were locked.
 const UNLOCKED_AGE_MIN: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Makes a file under a temporary name, and locks it.
-fn create_temporary(directory: &Path) -> Result<(PathBuf, File), CacheFolderError> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    loop {
-        // Another process may have the same number, in another PID namespace, and then the next name is taken.
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = directory.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
-        let mut options = OpenOptions::new();
-        let file = match options.write(true).create_new(true).mode(0o644).open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-            Err(error) => return Err(io_error("create", &path, error)),
-        };
-        match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
-            // Nobody can lock it here, so nobody takes it for a leftover either.
-            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {}
-            Err(error) => return Err(io_error("lock", &path, error.into())),
-        }
-        // Between the two calls it may have been taken for a leftover.
-        let linked = file.metadata().map_err(|error| io_error("read", &path, error))?.nlink() > 0;
-        if linked {
-            return Ok((path, file));
-        }
-    }
+fn create_temporary(directory: &Path) -> Result<TemporaryFile, CacheFolderError> {
+    TemporaryFile::create(directory, TEMPORARY, 0o644).map_err(|error| io_error("create a file in", directory, error))
 }
 
 /// Removes the temporary files that no process writes any more.
-fn remove_leftovers(directory: &Path) -> Result<(), CacheFolderError> {
-    let fail = |error| io_error("list", directory, error);
-    for entry in fs::read_dir(directory).map_err(fail)? {
-        let entry = entry.map_err(fail)?;
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| name.starts_with('.')) else { continue };
-        let locked_by_writers = name.starts_with(TEMPORARY);
-        if !(locked_by_writers || is_old_temporary_name(name)) {
-            continue;
-        }
-        let path = entry.path();
-        // Not waited for, whatever it is that has this name.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()).map(File::from) else { continue };
-        let old = || {
-            let modified = file.metadata().and_then(|metadata| metadata.modified());
-            modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age >= UNLOCKED_AGE_MIN))
-        };
-        let unused = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if unused && (locked_by_writers || old()) {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error("remove", &path, error)),
-                _ => {}
-            }
-        }
-    }
-    Ok(())
+fn clear_up(directory: &Path) -> Result<(), CacheFolderError> {
+    let starts_with = |name: &OsStr, start: &str| name.as_bytes().starts_with(start.as_bytes());
+    let is_old = |file: &File| {
+        let modified = file.metadata().and_then(|metadata| metadata.modified());
+        modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age >= UNLOCKED_AGE_MIN))
+    };
+    remove_leftovers(directory, |name| starts_with(name, TEMPORARY))
+        .and_then(|()| remove_leftovers_if(directory, is_old_temporary_name, is_old))
+        .map_err(|error| io_error("clear up", directory, error))
 }
 
 /// Names as `narval copy` made them once: `.<hash part>.<process>`, `.<hash part>.narinfo.<process>` and
 /// `.nix-cache-info.<process>`.
-fn is_old_temporary_name(name: &str) -> bool {
-    let Some((base, process)) = name.trim_start_matches('.').rsplit_once('.') else { return false };
+fn is_old_temporary_name(name: &OsStr) -> bool {
+    let name = name.to_str().and_then(|name| name.strip_prefix('.'));
+    let Some((base, process)) = name.and_then(|name| name.rsplit_once('.')) else { return false };
     let base = base.strip_suffix(".narinfo").unwrap_or(base);
     let number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
     number && (base == "nix-cache-info" || HashPart::parse(base.as_bytes()).is_ok())

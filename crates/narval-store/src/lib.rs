@@ -18,6 +18,7 @@ mod realisation;
 mod remove;
 mod settings;
 mod store;
+mod temporary;
 mod unpack;
 
 pub use cache_folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
@@ -39,4 +40,5 @@ pub use nar::{
 pub use realisation::Realisation;
 pub use settings::GarbageSettings;
 pub use store::Store;
+pub use temporary::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
 pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

@@ -1,70 +1,120 @@
 //! Removing a tree below a directory handle, as deep as it may be, following nothing.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
+use crate::temporary::{TemporaryDirectory, is_temporary_name, take_leftover};
+
 /// Bytes of directory entries read at once.
 const DIRECTORY_BUFFER_LEN: usize = 16 * 1024;
 
-/// Directories held open at once; deeper ones are moved up first, see [`flatten`].
+/// Directories held open at once; deeper ones are moved up, see [`Removal::move_up`].
 const DEPTH_MAX: usize = 200;
+
+/// What the names of directories begin with that hold what was too deep.
+const DEEP: &str = ".tmp-deep-";
 
 /// Removes a file, symlink or directory with all that is in it. Returns the bytes that its files took on disk, those
 /// with other names not counted. What isn't there is removed already.
 pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64, Errno> {
+    let mut removal = Removal { top: directory, deep: None, freed: 0 };
+    removal.remove(directory, name, 0)?;
+    removal.remove_deep()?;
+    Ok(removal.freed)
+}
+
+/// Removes what killed processes have left of deep trees in this directory; bytes freed.
+pub(crate) fn remove_deep_leftovers(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut freed = 0;
-    remove(directory, name, directory, 0, &mut freed)?;
+    for (name, _) in list(directory)? {
+        if is_temporary_name(OsStr::from_bytes(name.to_bytes()), DEEP)
+            && let Some(_lock) = take_leftover(directory, name.as_c_str()).map_err(|error| errno(&error))?
+        {
+            freed += remove_tree(directory, &name)?;
+        }
+    }
     Ok(freed)
 }
 
-fn remove(at: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, depth: usize, freed: &mut u64) -> Result<(), Errno> {
-    let stat = match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        if stat.st_nlink == 1 {
-            *freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        }
-        return gone(rustix::fs::unlinkat(at, name, AtFlags::empty()));
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let handle = match rustix::fs::openat(at, name, flags, Mode::empty()) {
-        // Unreadable to its owner: there is no other way than by name, and a symlink put here meanwhile is not followed.
-        Err(Errno::ACCESS) => {
-            rustix::fs::chmodat(at, name, Mode::RWXU, AtFlags::SYMLINK_NOFOLLOW)?;
-            rustix::fs::openat(at, name, flags, Mode::empty())?
-        }
-        opened => opened?,
-    };
-    // Store directories are read-only; to root that is no matter.
-    if stat.st_mode & 0o700 != 0o700 {
-        rustix::fs::fchmod(&handle, Mode::RWXU)?;
-    }
-    for (name, kind) in list_once(handle.as_fd())? {
-        if depth >= DEPTH_MAX && kind == FileType::Directory {
-            flatten(&handle, &name, top, freed)?;
-        } else {
-            remove(handle.as_fd(), &name, top, depth + 1, freed)?;
-        }
-    }
-    drop(handle);
-    *freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-    gone(rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
+struct Removal<'a> {
+    top: BorrowedFd<'a>,
+    /// Beside the tree, with what was too deep, under numbers.
+    deep: Option<(TemporaryDirectory<'a>, u64)>,
+    freed: u64,
 }
 
-/// A directory that is too deep is moved up beside the tree and removed from there.
-fn flatten(from: &OwnedFd, name: &CStr, top: BorrowedFd<'_>, freed: &mut u64) -> Result<(), Errno> {
-    let stat = rustix::fs::statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    let moved = CString::new(format!(".tmp-deep-{}-{}", std::process::id(), stat.st_ino)).map_err(|_| Errno::INVAL)?;
-    rustix::fs::chmodat(from, name, Mode::RWXU, AtFlags::empty())?;
-    rustix::fs::renameat(from, name, top, &moved)?;
-    remove(top, &moved, top, 0, freed)
+impl Removal<'_> {
+    fn remove(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
+        let stat = match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            if stat.st_nlink == 1 {
+                self.freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+            }
+            return gone(rustix::fs::unlinkat(at, name, AtFlags::empty()));
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let handle = match rustix::fs::openat(at, name, flags, Mode::empty()) {
+            // Unreadable to its owner: there is no other way than by name, and a symlink put here meanwhile is not followed.
+            Err(Errno::ACCESS) => {
+                rustix::fs::chmodat(at, name, Mode::RWXU, AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::openat(at, name, flags, Mode::empty())?
+            }
+            opened => opened?,
+        };
+        // Store directories are read-only; to root that is no matter.
+        if stat.st_mode & 0o700 != 0o700 {
+            rustix::fs::fchmod(&handle, Mode::RWXU)?;
+        }
+        for (name, kind) in list_once(handle.as_fd())? {
+            if depth >= DEPTH_MAX && kind == FileType::Directory {
+                self.move_up(&handle, &name)?;
+            } else {
+                self.remove(handle.as_fd(), &name, depth + 1)?;
+            }
+        }
+        drop(handle);
+        self.freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        gone(rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
+    }
+
+    /// Moves a directory that is too deep up beside the tree, to be removed from there.
+    fn move_up(&mut self, from: &OwnedFd, name: &CStr) -> Result<(), Errno> {
+        let (deep, moved) = match &mut self.deep {
+            Some(deep) => deep,
+            none => none.insert((TemporaryDirectory::create(self.top, DEEP).map_err(|error| errno(&error))?, 0)),
+        };
+        *moved += 1;
+        rustix::fs::chmodat(from, name, Mode::RWXU, AtFlags::empty())?;
+        rustix::fs::renameat(from, name, deep.handle(), moved.to_string())
+    }
+
+    /// Removes what was moved up. What is too deep there is moved up again.
+    fn remove_deep(&mut self) -> Result<(), Errno> {
+        let Some((deep, _)) = &self.deep else { return Ok(()) };
+        let handle = deep.handle().try_clone_to_owned().map_err(|error| errno(&error))?;
+        loop {
+            let names = list(handle.as_fd())?;
+            if names.is_empty() {
+                return Ok(());
+            }
+            for (name, _) in names {
+                self.remove(handle.as_fd(), &name, 0)?;
+            }
+        }
+    }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
@@ -109,7 +159,8 @@ mod tests {
         let handle = std::fs::File::open(dir.path()).unwrap();
         let tree = dir.path().join("tree");
         let mut at = tree.clone();
-        for _ in 0..3 * DEPTH_MAX {
+        // Deeper than a process may usually have files open.
+        for _ in 0..7 * DEPTH_MAX {
             at.push("d");
         }
         std::fs::create_dir_all(&at).unwrap();
@@ -125,5 +176,26 @@ mod tests {
             assert_eq!(left, [c"outside".to_owned()]);
         }
         assert_eq!(remove_tree(handle.as_fd(), c"tree"), Ok(0));
+    }
+
+    /// What is too deep is moved into a directory that is locked: whoever clears up meanwhile leaves it alone, and takes what a
+    /// killed process left.
+    #[test]
+    fn what_is_moved_up_is_its_removers_as_long_as_that_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = std::fs::File::open(dir.path()).unwrap();
+        let mut removal = Removal { top: handle.as_fd(), deep: None, freed: 0 };
+        std::fs::create_dir_all(dir.path().join("tree/deep/deeper")).unwrap();
+        let tree: OwnedFd = std::fs::File::open(dir.path().join("tree")).unwrap().into();
+        removal.move_up(&tree, c"deep").unwrap();
+        remove_deep_leftovers(handle.as_fd()).unwrap();
+        assert_eq!(list(handle.as_fd()).unwrap().len(), 2);
+        // As if it was killed: what is locked is closed, and not emptied before.
+        drop(removal);
+        assert_eq!(list(handle.as_fd()).unwrap().len(), 2);
+        // Not one that has another name.
+        std::fs::create_dir(dir.path().join(".tmp-deep-123-4")).unwrap();
+        remove_deep_leftovers(handle.as_fd()).unwrap();
+        assert_eq!(list(handle.as_fd()).unwrap().len(), 2);
     }
 }

@@ -268,6 +268,78 @@ fn two_servers_share_one_cache_and_a_killed_one_leaves_nothing() {
     assert_eq!(files_in_cache(&store), 1, "the same NAR and level make the same file");
 }
 
+/// `narval serve` in a PID namespace of its own, where it is process 1; `None` where namespaces are refused.
+fn contained(store: &Store) -> Option<Server> {
+    let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    let tried = Command::new("unshare").args(unshare).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        eprintln!("note: skipped: namespaces are refused here");
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    command.args(unshare).args([NARVAL, "serve", "--listen", "127.0.0.1:0", "--store", &store.uri()]);
+    Some(Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]))
+}
+
+/// Two servers that are both process 1 write their first files into one cache at once: each stores its own bytes under its name,
+/// whichever is done first. What is left of killed ones goes, though the next one has the same number.
+#[test]
+fn servers_in_two_containers_share_one_cache() {
+    use std::io::{Read, Write};
+    let store = Store::new();
+    let paths = ["one", "two"].map(|name| {
+        let root = store.path(name);
+        fs::create_dir(&root).unwrap();
+        let seed = u32::from(name.as_bytes()[0]);
+        let noise = (0..40_000_000_u32).map(|number| ((number ^ seed).wrapping_mul(2_654_435_761) >> 13) as u8);
+        fs::write(root.join("noise"), noise.collect::<Vec<u8>>()).unwrap();
+        store.add(&root)
+    });
+    let request = |path: &str| {
+        format!("GET /nar/{}.nar HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{ZSTD}\r\n\r\n", hash_part(path))
+    };
+    let begin = || {
+        let begun = paths.each_ref().map(|path| {
+            let server = contained(&store)?;
+            let mut stream = server.connect();
+            stream.write_all(request(path).as_bytes()).unwrap();
+            // Neither has made all of it: no socket holds so much.
+            stream.read_exact(&mut [0; 100_000]).unwrap();
+            Some((server, stream))
+        });
+        let [Some(one), Some(two)] = begun else { return None };
+        Some([one, two])
+    };
+    let folder = store.path("cache/narval/nars");
+    let Some(mut begun) = begin() else { return };
+    for (_, stream) in &mut begun {
+        std::io::copy(stream, &mut std::io::sink()).unwrap();
+    }
+    for ((server, _), path) in begun.iter().zip(&paths) {
+        compressed_narinfo(server, hash_part(path));
+    }
+    drop(begun);
+    let listed = Command::new("find").arg(&folder).args(["-name", "*.nar.zst"]).output().unwrap();
+    let listed = stdout(listed);
+    assert_eq!(listed.lines().count(), 2);
+    for file in listed.lines() {
+        let name = file.rsplit('/').next().unwrap();
+        assert_eq!(name.split('.').nth(1), Some(Sha256::of(&fs::read(file).unwrap()).to_nix32().as_str()), "{name}");
+    }
+
+    fs::remove_dir_all(&folder).unwrap();
+    let begun = begin().unwrap();
+    let left = || fs::read_dir(folder.join("filling")).unwrap().count();
+    assert_eq!(left(), 2);
+    drop(begun);
+    // `unshare` has taken its child with it, which takes a moment.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while left() > 0 {
+        assert!(std::time::Instant::now() < until, "{} left", left());
+        drop(contained(&store).unwrap());
+    }
+}
+
 #[test]
 fn the_cache_is_kept_to_its_size() {
     let store = Store::new();

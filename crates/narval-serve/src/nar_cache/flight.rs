@@ -8,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
-use narval_store::{NarReader, ReadAhead};
+use narval_store::{NarReader, ReadAhead, TemporaryFile};
 
-use super::folder::{Filling, Folder};
+use super::folder::Folder;
 use super::frames::{FRAMES_AT_ONCE_MAX, FrameEncoder, Stop};
 use super::storing::Storing;
 use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
@@ -67,7 +67,7 @@ struct Producer {
     nar: NarReader,
     encoder: FrameEncoder,
     file_hash: Sha256Hasher,
-    filling: Filling,
+    filling: TemporaryFile,
     folder: Arc<Folder>,
     storing: Arc<Storing>,
 }
@@ -75,7 +75,7 @@ struct Producer {
 /// Where the compressed NAR goes.
 pub(super) struct Place {
     pub(super) folder: Arc<Folder>,
-    pub(super) filling: Filling,
+    pub(super) filling: TemporaryFile,
     /// What gives it its name.
     pub(super) storing: Arc<Storing>,
 }
@@ -97,7 +97,7 @@ impl Flight {
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let size = planned.layout.size_bytes();
-        let file = place.as_ref().map(|place| place.filling.file.try_clone().map(Arc::new)).transpose()?;
+        let file = place.as_ref().map(|place| place.filling.file().try_clone().map(Arc::new)).transpose()?;
         let producer = |Place { folder, filling, storing }| {
             Ok::<_, io::Error>(Producer {
                 nar: NarReader::of(planned.stream(0..size, ahead)?),
@@ -231,7 +231,7 @@ impl Producer {
         let mut sink = |made: &[u8]| {
             file_hash.update(made);
             let at = produced.load(Ordering::Relaxed);
-            filling.file.write_all_at(made, at)?;
+            filling.file().write_all_at(made, at)?;
             produced.store(at + made.len() as u64, Ordering::Release);
             Ok(())
         };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <folder>/zstd-<level>-<encoder>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
-//! <folder>/filling/<process>-<number>       being written; its writer holds a lock on it (flock)
+//! <folder>/filling/<random>                 being written; its writer holds a lock on it (flock)
 //! ```
 //! A file is written under `filling/`, brought to disk, and renamed: it is there whole or not at all, and its name says all that
 //! a narinfo needs. What a killed process left under `filling/` has no lock, and is removed by the next one to start.
@@ -10,7 +10,7 @@
 //! the frames; with the NAR hash it is an entity tag. Files of a higher level than asked for are as good.
 //! A file's modification time is when it was last used; when the folder is over its size, the files used longest ago go.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::frames::FRAMES_FORM;
 use narval_nix::{NarHash, Sha256};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, openat2};
+use narval_store::{TemporaryFile, remove_leftovers};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 /// What the names of the folders with finished files begin with.
 const PREFIX: &str = "zstd-";
@@ -31,6 +32,8 @@ const EVICT_TO: (u64, u64) = (7, 8);
 const PAUSE: Duration = Duration::from_secs(30);
 /// After writing this part of what the folder may hold (a sixteenth), a process looks what others have written.
 const LOOK_AFTER: u64 = 16;
+/// Who may read a file, less what the umask takes.
+const FILE_MODE: u32 = 0o666;
 /// Files looked at in one pass at most.
 const FILES_MAX: usize = 1 << 20;
 
@@ -70,7 +73,6 @@ pub(crate) struct Folder {
     bytes: AtomicU64,
     /// What this process wrote since it looked.
     written: AtomicU64,
-    next: AtomicU64,
     /// Until when nothing is written.
     paused_until: Mutex<Option<Instant>>,
 }
@@ -93,10 +95,10 @@ impl Folder {
             bytes_max,
             bytes: AtomicU64::new(0),
             written: AtomicU64::new(0),
-            next: AtomicU64::new(0),
             paused_until: Mutex::new(None),
         };
-        this.remove_left_over()?;
+        // Whatever is there is one: versions before named them otherwise.
+        remove_leftovers(&this.filling, |_| true)?;
         // Fails early, and not at the first request, when the folder can't be written to.
         drop(this.begin()?);
         this.make_room(bytes_max)?;
@@ -164,34 +166,27 @@ impl Folder {
     }
 
     /// Begins a new file.
-    pub(crate) fn begin(&self) -> io::Result<Filling> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = self.filling.join(format!("{}-{number}", std::process::id()));
-        let create = || OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        let file = create().or_else(|error| {
-            match error.kind() {
-                // A process of the same number left it behind: ours now.
-                io::ErrorKind::AlreadyExists => fs::remove_file(&path)?,
-                // Somebody emptied the cache.
-                io::ErrorKind::NotFound => fs::create_dir_all(&self.filling)?,
-                _ => return Err(error),
+    pub(crate) fn begin(&self) -> io::Result<TemporaryFile> {
+        let create = || TemporaryFile::create(&self.filling, "", FILE_MODE);
+        create().or_else(|error| match error.kind() {
+            // Somebody emptied the cache.
+            io::ErrorKind::NotFound => {
+                fs::create_dir_all(&self.filling)?;
+                create()
             }
-            create()
-        })?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Filling { file, path, finished: false })
+            _ => Err(error),
+        })
     }
 
     /// Brings a file to disk and makes it visible under its name.
-    pub(crate) fn finish(&self, mut filling: Filling, nar_hash: &NarHash, file_hash: &Sha256) -> io::Result<Stored> {
-        let file_size = filling.file.metadata()?.len();
-        filling.file.sync_data()?;
+    pub(crate) fn finish(&self, filling: TemporaryFile, nar_hash: &NarHash, file_hash: &Sha256) -> io::Result<Stored> {
+        let file_size = filling.file().metadata()?.len();
+        filling.file().sync_data()?;
         let nar_hash = nar_hash.to_nix32();
         let folder = self.root.join(&self.encoding).join(nar_hash.get(..2).unwrap_or_default());
         fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{nar_hash}.{}.{file_size}.nar.zst", file_hash.to_nix32()));
-        fs::rename(&filling.path, &path)?;
-        filling.finished = true;
+        filling.persist(&path)?;
         let bytes = self.bytes.fetch_add(file_size, Ordering::Relaxed) + file_size;
         let written = self.written.fetch_add(file_size, Ordering::Relaxed) + file_size;
         if bytes > self.bytes_max || written > self.bytes_max / LOOK_AFTER {
@@ -231,19 +226,6 @@ impl Folder {
 
     fn paused_until(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
         self.paused_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remove_left_over(&self) -> io::Result<()> {
-        for entry in fs::read_dir(&self.filling)?.take(FILES_MAX) {
-            let path = entry?.path();
-            if let Ok(file) = File::open(&path)
-                && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-            {
-                // Another process may have been faster.
-                let _ = fs::remove_file(&path);
-            }
-        }
-        Ok(())
     }
 
     /// Looks what is there, and when it is more than allowed, removes what was used longest ago. Other processes may
@@ -288,35 +270,18 @@ fn now_times() -> rustix::fs::Timestamps {
     rustix::fs::Timestamps { last_access: now, last_modification: now }
 }
 
-/// A file being written. Dropped before it is finished, it goes.
-#[derive(Debug)]
-pub(crate) struct Filling {
-    /// The file, open for reading and writing.
-    pub(crate) file: File,
-    path: PathBuf,
-    finished: bool,
-}
-
-impl Drop for Filling {
-    fn drop(&mut self) {
-        if !self.finished {
-            // The next process to start removes it otherwise.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 
     const LEVEL: i32 = 1;
 
     fn put(folder: &Folder, name: u8, bytes: &[u8]) -> Stored {
-        let mut filling = folder.begin().unwrap();
-        filling.file.write_all(bytes).unwrap();
+        let filling = folder.begin().unwrap();
+        filling.file().write_all(bytes).unwrap();
         folder.finish(filling, &Sha256::of(&[name]), &Sha256::of(bytes)).unwrap()
     }
 
@@ -352,9 +317,30 @@ mod tests {
         fs::write(&left_over, "from a killed process").unwrap();
         let _other = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
         assert!(!left_over.exists());
-        assert!(filling.path.exists(), "a living writer's file stays");
+        assert!(filling.path().exists(), "a living writer's file stays");
         drop(filling);
         assert_eq!(fs::read_dir(root.path().join("filling")).unwrap().count(), 0);
+    }
+
+    /// Two processes of one number, as in two containers with this folder: each of them is process 1, and writes its first file.
+    #[test]
+    fn processes_of_one_number_store_each_its_own_bytes() {
+        for swapped in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            let folders = [(); 2].map(|()| Folder::open(root.path(), LEVEL, 1 << 20).unwrap());
+            let begun = folders.each_ref().map(|folder| folder.begin().unwrap());
+            for (filling, bytes) in begun.iter().zip([b"one's", b"two's"]) {
+                filling.file().write_all_at(bytes, 0).unwrap();
+            }
+            let mut finished: Vec<_> = folders.iter().zip(begun).zip([b"one's", b"two's"]).collect();
+            if swapped {
+                finished.reverse();
+            }
+            for ((folder, filling), bytes) in finished {
+                let stored = folder.finish(filling, &Sha256::of(bytes), &Sha256::of(bytes)).unwrap();
+                assert_eq!(fs::read(&stored.path).unwrap(), bytes);
+            }
+        }
     }
 
     #[test]

@@ -104,6 +104,7 @@ impl GarbageCollector {
         for name in names {
             garbage.bytes_freed += store.remove(OsStr::new(name))?;
         }
+        garbage.bytes_freed += store.remove_deep_leftovers()?;
         garbage.bytes_freed += store.remove_unused_links()?;
         Ok(garbage)
     }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::temporary_roots::is_owned;
 use super::{LocalStore, LocalStoreError, PathLock};
 use crate::nar::NarReader;
-use crate::remove::{list, remove_tree};
+use crate::remove::{list, remove_deep_leftovers, remove_tree};
 use crate::unpack::{Unpack, Unpacked};
 
 /// What the names of paths that are being unpacked have after their hash part; then come the number of the owner's temporary
@@ -210,7 +210,13 @@ impl LocalStore {
                 self.remove(OsStr::from_bytes(name.to_bytes()))?;
             }
         }
-        Ok(())
+        self.remove_deep_leftovers().map(drop)
+    }
+
+    /// Removes what is left of trees that were being removed by processes that are gone; bytes freed.
+    pub(super) fn remove_deep_leftovers(&self) -> Result<u64, LocalStoreError> {
+        let fail = |error| LocalStoreError::io("clear up", &self.config.real_store_dir, error);
+        remove_deep_leftovers(self.directory.as_fd()).map_err(fail)
     }
 
     /// Removes a file or tree from the store directory; bytes freed.

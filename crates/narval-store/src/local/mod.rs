@@ -15,7 +15,6 @@ mod register;
 mod roots;
 mod schema;
 mod temporary_roots;
-pub(crate) mod unique;
 
 use std::collections::BTreeMap;
 use std::fs::File;

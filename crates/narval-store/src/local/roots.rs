@@ -10,13 +10,17 @@ use std::path::{Path, PathBuf};
 use narval_nix::{Sha256, StorePath, nix32};
 use rustix::fs::FlockOperation;
 
-use super::{LocalStore, LocalStoreError, temporary_roots, unique};
+use super::{LocalStore, LocalStoreError, temporary_roots};
+use crate::temporary::{has_name, temporary_name};
 
 /// Directories below `gcroots` are walked this deep.
 const DEPTH_MAX: usize = 64;
 
 /// The longest file of temporary roots that is read.
 const TEMPORARY_ROOTS_LEN_MAX: u64 = 256 << 20;
+
+/// How often a file of temporary roots is opened that others make anew.
+const ATTEMPTS_MAX: usize = 100;
 
 /// A root: what keeps a path, and the path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,16 +137,7 @@ impl LocalStore {
                 continue;
             }
             let fail = |error| LocalStoreError::io("read", &path, error);
-            let file = match File::options().read(true).write(true).open(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                file => file.map_err(fail)?,
-            };
-            if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                fs::remove_file(&path).map_err(|error| LocalStoreError::io("remove", &path, error))?;
-                // For a process that waits for this file, as Nix does it.
-                (&file).write_all(b"d").map_err(fail)?;
-                continue;
-            }
+            let Some(file) = owned_roots(&path).map_err(fail)? else { continue };
             let mut contents = Vec::new();
             std::io::Read::read_to_end(&mut std::io::Read::take(&file, TEMPORARY_ROOTS_LEN_MAX), &mut contents)
                 .map_err(fail)?;
@@ -167,6 +162,27 @@ impl LocalStore {
     }
 }
 
+/// The file of temporary roots with this name, if its owner lives; else it is removed.
+fn owned_roots(path: &Path) -> std::io::Result<Option<File>> {
+    for _ in 0..ATTEMPTS_MAX {
+        let file = match File::options().read(true).write(true).open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(Some(file));
+        }
+        // A new process of this number removes what an old one left, and makes its own file.
+        if has_name(rustix::fs::CWD, path, &file)? {
+            fs::remove_file(path)?;
+            // For a process that waits for this file, as Nix does it.
+            (&file).write_all(b"d")?;
+            return Ok(None);
+        }
+    }
+    Err(ErrorKind::ResourceBusy.into())
+}
+
 fn read_link(path: &Path) -> Result<PathBuf, LocalStoreError> {
     fs::read_link(path).map_err(|error| LocalStoreError::io("read", path, error))
 }
@@ -175,7 +191,7 @@ fn read_link(path: &Path) -> Result<PathBuf, LocalStoreError> {
 fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
     let fail = |error| LocalStoreError::io("create", link, error);
     let mut temporary = link.as_os_str().to_owned();
-    temporary.push(format!(".tmp-{}", unique::suffix()));
+    temporary.push(temporary_name(".tmp-"));
     symlink(target, &temporary).map_err(fail)?;
     fs::rename(&temporary, link).map_err(fail)
 }

@@ -1,19 +1,23 @@
 //! The directories and the database of a new store.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 
+use super::LocalStoreError;
 use super::locks::Waiting;
-use super::{LocalStoreError, unique};
 use crate::config::StoreConfig;
+use crate::temporary::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 /// The only schema there is since Nix 2.0.
 const SCHEMA: &str = "10";
+
+/// What the temporary name of the file that says so begins with.
+const TEMPORARY_SCHEMA: &str = "schema.";
 
 /// Nix `libstore/schema.sql`. The migration is one of Nix 2.35, whose outcome this already is.
 const TABLES: &str = "
@@ -125,11 +129,17 @@ fn try_open(config: &StoreConfig, path: &Path) -> Result<Connection, OpenError> 
     if found.is_none() {
         connection.execute_batch(&format!("begin immediate; {TABLES} commit"))?;
         // Last: a store with this file has its tables.
-        let temporary = schema.with_file_name(format!("schema.{}", unique::suffix()));
-        fs::write(&temporary, SCHEMA).map_err(|error| io("write", &temporary, error))?;
-        fs::rename(&temporary, &schema).map_err(|error| io("write", &schema, error))?;
+        write_schema(&schema).map_err(|error| io("write", &schema, error))?;
     }
     Ok(connection)
+}
+
+fn write_schema(schema: &Path) -> std::io::Result<()> {
+    let directory = schema.parent().unwrap_or(schema);
+    remove_leftovers(directory, |name| is_temporary_name(name, TEMPORARY_SCHEMA))?;
+    let file = TemporaryFile::create(directory, TEMPORARY_SCHEMA, 0o644)?;
+    file.file().write_all(SCHEMA.as_bytes())?;
+    file.persist(schema)
 }
 
 /// The settings of Nix `LocalStore::openDB`.

@@ -21,8 +21,8 @@ use rustix::io::Errno;
 
 use super::LocalStoreError;
 use super::locks::{Waiting, open};
-use super::unique::random;
 use crate::config::StoreConfig;
+use crate::temporary::random;
 
 /// The kernel gives no process a larger number (`PID_MAX_LIMIT`).
 const PROCESS_MAX: u64 = 1 << 22;

@@ -59,15 +59,15 @@ fn disk(args: &Args) -> Result<Finding, Failure> {
 /// Enters a namespace with an empty store and comes back.
 fn namespaces(args: &Args) -> Result<Finding, Failure> {
     let config = args.client.store.config()?;
-    let scratch = std::env::temp_dir().join(format!("narval-doctor-{}", std::process::id()));
-    let made =
-        std::fs::create_dir_all(scratch.join("store")).and_then(|()| std::fs::create_dir_all(scratch.join("root")));
-    made.map_err(|error| Failure::runtime(format!("{}: {error}", scratch.display())))?;
+    let failed = |error: std::io::Error| Failure::runtime(format!("cannot make a temporary folder: {error}"));
+    // Removed when dropped; left behind, it is two empty folders in the folder for temporary files.
+    let folder = tempfile::Builder::new().prefix("narval-doctor-").tempdir().map_err(failed)?;
+    let scratch = folder.path();
+    std::fs::create_dir(scratch.join("store")).map_err(failed)?;
+    std::fs::create_dir(scratch.join("root")).map_err(failed)?;
     let mut probe = Command::new("/proc/self/exe");
     probe.arg("__enter").arg(scratch.join("store")).arg(config.store_dir.as_str()).arg(scratch.join("root"));
     let output = probe.arg("--").arg("true").output();
-    // Left behind, it is two empty folders in the folder for temporary files.
-    let _ = std::fs::remove_dir_all(&scratch);
     Ok(match output {
         Ok(output) if output.status.success() => {
             let root = rustix::process::getuid().is_root();

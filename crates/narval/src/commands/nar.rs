@@ -3,20 +3,22 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use narval_nix::listing::{ListingBuilder, Node};
 use narval_nix::nar::Decoder;
 use narval_nix::{Hash, Sha256Hasher, hash::Encoding};
-use narval_store::{NarReader, Unpack};
+use narval_store::{NarReader, TemporaryFile, Unpack, is_temporary_name, remove_leftovers};
 
 use crate::Failure;
 use crate::ui::signals::Interrupt;
 
 /// Bytes of a NAR read at once.
 const PIECE_BYTES: usize = 256 * 1024;
+
+/// What the name of a NAR that is being written to a file begins with.
+const PART: &str = ".narval-part-";
 
 /// Make, unpack, list and hash NARs
 ///
@@ -104,15 +106,13 @@ fn dump(path: &Path, out: Option<&Path>) -> Result<(), Failure> {
             // A file has its name only when it is whole.
             let interrupt = Interrupt::on_signal();
             let folder = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let mut builder = tempfile::Builder::new();
-            let mut file = builder
-                .prefix(".narval-")
-                .suffix(".part")
-                .permissions(fs::Permissions::from_mode(0o666))
-                .tempfile_in(folder)
-                .map_err(usage)?;
-            copy(Interruptible(nar, &interrupt), file.as_file_mut(), &shown).map_err(|it| interrupt.explain(it))?;
-            file.persist(out).map(drop).map_err(|error| failed(&format!("cannot write {shown}"), &error.error))
+            if let Err(error) = remove_leftovers(folder, |name| is_temporary_name(name, PART)) {
+                // A folder that can be written to and not read, say: what is left there is in nobody's way.
+                tracing::debug!("'{}' is not cleared up: {error}", folder.display());
+            }
+            let file = TemporaryFile::create(folder, PART, 0o666).map_err(usage)?;
+            copy(Interruptible(nar, &interrupt), file.file(), &shown).map_err(|it| interrupt.explain(it))?;
+            file.persist(out).map_err(|error| failed(&format!("cannot write {shown}"), &error))
         }
     }
 }
