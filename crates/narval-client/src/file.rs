@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use super::HttpError;
@@ -41,10 +42,10 @@ fn open(url: &Url, open_file: Option<OpenFile>) -> io::Result<File> {
     let open_file = open_file.ok_or(io::ErrorKind::Unsupported)?;
     let (folder, below) = url.folder_and_below();
     // A URL that was given as a whole: the folder is the one that holds the file.
-    let (folder, below) = match (below.as_str(), folder.parent(), folder.file_name().and_then(|name| name.to_str())) {
-        ("", Some(parent), Some(name)) => (parent.to_owned(), name.to_owned()),
+    let (folder, below) = match (folder.parent(), folder.file_name()) {
+        (Some(parent), Some(name)) if below.as_os_str().is_empty() => (parent.to_owned(), name.into()),
         _ => (folder, below),
     };
-    let below = CString::new(below).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let below = CString::new(below.into_os_string().into_vec()).map_err(|_| io::ErrorKind::InvalidInput)?;
     open_file(&folder, &below)
 }

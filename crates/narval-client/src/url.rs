@@ -1,8 +1,13 @@
 //! Addresses of caches and of what lies in them: `http://`, `https://` and `file://`, and relative references as
 //! narinfo `URL:` fields and `Location:` headers hold them (RFC 3986 section 5, without fragments).
 
+use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+use url::Host;
 
 /// How a cache is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +28,11 @@ impl Scheme {
             Self::Https => "https",
             Self::File => "file",
         }
+    }
+
+    /// Schemes are compared without regard to case.
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Http, Self::Https, Self::File].into_iter().find(|scheme| name.eq_ignore_ascii_case(scheme.name()))
     }
 
     const fn default_port(self) -> u16 {
@@ -67,12 +77,23 @@ impl fmt::Display for Origin {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Url {
     origin: Origin,
-    /// `user:password`, percent-decoded.
-    userinfo: Option<String>,
-    /// Starts with `/`. That of a `file` URL is as it was written: what `..` means after a symlink, only the kernel knows.
+    place: Place,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Place {
+    /// Without a fragment.
+    Network(url::Url),
+    Folder(Folder),
+}
+
+/// What follows the host of a `file` URL. The `url` crate would resolve `..` in it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Folder {
+    /// As it was written, percent-encoded: what `..` means after a symlink, only the kernel knows.
     path: String,
-    /// Of a `file` URL: the bytes of the path that name the folder. What follows lies below that folder.
-    folder_len: usize,
+    /// The bytes of the path that name the folder. What follows lies below that folder.
+    len: usize,
     query: Option<String>,
 }
 
@@ -105,8 +126,11 @@ pub enum UrlError {
 /// The longest URL accepted: presigned object-storage links stay below 2 KiB.
 pub const URL_LEN_MAX: usize = 8 * 1024;
 
+/// What is encoded in the path of a folder.
+const FOLDER_PATH: &AsciiSet = &CONTROLS.add(b' ').add(b'#').add(b'%').add(b'?');
+
 impl Url {
-    /// Parses an absolute URL. A path that starts with `/` or `./` is taken as a folder.
+    /// Parses an absolute URL, as the URL Standard says.
     ///
     /// ```
     /// use narval_client::Url;
@@ -117,43 +141,51 @@ impl Url {
     /// ```
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         check_characters(text)?;
-        let (scheme, rest) = match text.split_once("://") {
-            Some(("http", rest)) => (Scheme::Http, rest),
-            Some(("https", rest)) => (Scheme::Https, rest),
-            Some(("file", rest)) => (Scheme::File, rest),
-            _ => return Err(UrlError::Scheme(redacted(text))),
-        };
-        let rest = rest.split('#').next().unwrap_or_default();
-        let split = rest.find(['/', '?']).unwrap_or(rest.len());
-        let (authority, tail) = rest.split_at(split);
-        let (userinfo, hostport) = match authority.rsplit_once('@') {
-            Some((user, host)) => (Some(percent_decoded(user)), host),
-            None => (None, authority),
-        };
-        let (host, port) = split_host(hostport, scheme).ok_or_else(|| UrlError::Port(redacted(text)))?;
-        let valid = |b: u8| b.is_ascii_alphanumeric() || b"-._~:%".contains(&b);
-        if scheme == Scheme::File {
-            if !(host.is_empty() || host == "localhost") {
-                return Err(UrlError::Host(redacted(text)));
-            }
-        } else if host.is_empty() || !host.bytes().all(valid) {
-            return Err(UrlError::Host(redacted(text)));
+        let split = text.split_once("://").and_then(|(name, rest)| Some((Scheme::from_name(name)?, rest)));
+        match split.ok_or_else(|| UrlError::Scheme(redacted(text)))? {
+            (Scheme::File, rest) => Self::parse_folder(rest).ok_or_else(|| UrlError::Host(redacted(text))),
+            // The URL Standard overlooks further slashes, as browsers do, and would take the host from the path.
+            (_, rest) if rest.starts_with(['/', '\\']) => Err(UrlError::Host(redacted(text))),
+            _ => Self::from_network(url::Url::parse(text).map_err(|error| network_error(error, text))?, text),
         }
-        let origin = Origin { scheme, host: host.to_ascii_lowercase(), port };
+    }
+
+    /// A `file` URL from what follows its `file://`; `None` for another host than this one.
+    fn parse_folder(rest: &str) -> Option<Self> {
+        let rest = rest.split('#').next().unwrap_or_default();
+        let (host, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        if !(host.is_empty() || host.eq_ignore_ascii_case("localhost")) {
+            return None;
+        }
         let (path, query) = split_query(tail);
-        let path = match scheme {
-            Scheme::File if path.is_empty() => "/".to_owned(),
-            Scheme::File => path.to_owned(),
-            _ => normal_path(path),
+        let path = if path.is_empty() { "/" } else { path }.to_owned();
+        let origin =
+            Origin { scheme: Scheme::File, host: host.to_ascii_lowercase(), port: Scheme::File.default_port() };
+        Some(Self { origin, place: Place::Folder(Folder { len: path.len(), path, query }) })
+    }
+
+    /// `text` is what the URL was parsed from.
+    fn from_network(mut url: url::Url, text: &str) -> Result<Self, UrlError> {
+        let scheme = match Scheme::from_name(url.scheme()) {
+            Some(Scheme::File) => return Err(UrlError::Local(redacted(text))),
+            Some(scheme) => scheme,
+            None => return Err(UrlError::Scheme(redacted(text))),
         };
-        Ok(Self { origin, userinfo, folder_len: path.len(), path, query })
+        let host = match url.host() {
+            Some(Host::Domain(name)) => name.to_owned(),
+            Some(Host::Ipv4(address)) => address.to_string(),
+            Some(Host::Ipv6(address)) => address.to_string(),
+            None => return Err(UrlError::Host(redacted(text))),
+        };
+        let origin = Origin { scheme, host, port: url.port().unwrap_or(scheme.default_port()) };
+        url.set_fragment(None);
+        Ok(Self { origin, place: Place::Network(url) })
     }
 
     /// The URL of a folder of this machine.
-    pub fn from_folder(folder: &std::path::Path) -> Result<Self, UrlError> {
-        let text = folder.to_str().ok_or(UrlError::Character)?;
-        let escaped = text.replace('%', "%25").replace('?', "%3F").replace('#', "%23").replace(' ', "%20");
-        Self::parse(&format!("file://{escaped}"))
+    pub fn from_folder(folder: &Path) -> Result<Self, UrlError> {
+        let path = percent_encode(folder.as_os_str().as_bytes(), FOLDER_PATH);
+        Self::parse(&format!("file://{path}"))
     }
 
     /// Resolves a reference against this URL as RFC 3986 does: relative to the folder that holds it.
@@ -164,48 +196,34 @@ impl Url {
     /// included, is checked when it is opened.
     pub fn join(&self, reference: &str) -> Result<Self, UrlError> {
         check_characters(reference)?;
-        if self.origin.scheme == Scheme::File {
-            return self.join_file(reference);
+        match &self.place {
+            Place::Folder(folder) => {
+                let folder = folder.join(reference).ok_or_else(|| UrlError::Outside(redacted(reference)))?;
+                Ok(Self { origin: self.origin.clone(), place: Place::Folder(folder) })
+            }
+            Place::Network(url) => {
+                let mut base = url.clone();
+                base.set_query(None);
+                let joined = base.join(reference).map_err(|error| network_error(error, reference))?;
+                Self::from_network(joined, reference)
+            }
         }
-        let scheme_len =
-            reference.find("://").filter(|end| reference.bytes().take(*end).all(|b| b.is_ascii_alphanumeric()));
-        if scheme_len.is_some() {
-            let absolute = Self::parse(reference)?;
-            let local = absolute.origin.scheme == Scheme::File;
-            return if local { Err(UrlError::Local(redacted(reference))) } else { Ok(absolute) };
-        }
-        if let Some(rest) = reference.strip_prefix("//") {
-            return Self::parse(&format!("{}://{rest}", self.origin.scheme.name()));
-        }
-        let (path, query) = split_query(reference.split('#').next().unwrap_or_default());
-        let path = if path.starts_with('/') {
-            normal_path(path)
-        } else if path.is_empty() {
-            self.path.clone()
-        } else {
-            let folder = self.path.rfind('/').map_or("/", |slash| &self.path[..=slash]);
-            normal_path(&format!("{folder}{path}"))
-        };
-        Ok(Self { path, query, ..self.clone() })
     }
 
-    fn join_file(&self, reference: &str) -> Result<Self, UrlError> {
-        let (below, query) = split_query(reference.split('#').next().unwrap_or_default());
-        if below.starts_with('/') || below.contains("://") {
-            return Err(UrlError::Outside(redacted(reference)));
-        }
-        let folder = self.path.rfind('/').map_or("/", |slash| &self.path[..=slash]);
-        Ok(Self { path: format!("{folder}{below}"), query, ..self.clone() })
-    }
-
-    /// What lies below this URL taken as a cache's base, which may lack its final slash. The base's own query (`?priority=`) is dropped.
+    /// What lies below this URL taken as a cache's base, which may lack its final slash. The base's own query (`?priority=`)
+    /// is dropped.
     pub fn child(&self, reference: &str) -> Result<Self, UrlError> {
         let mut base = self.clone();
-        base.query = None;
-        if !base.path.ends_with('/') {
-            base.path.push('/');
+        match &mut base.place {
+            Place::Network(url) if !url.path().ends_with('/') => url.set_path(&format!("{}/", url.path())),
+            Place::Network(_) => {}
+            Place::Folder(folder) => {
+                if !folder.path.ends_with('/') {
+                    folder.path.push('/');
+                }
+                folder.len = folder.path.len();
+            }
         }
-        base.folder_len = base.path.len();
         base.join(reference)
     }
 
@@ -219,45 +237,80 @@ impl Url {
         self.origin.scheme
     }
 
+    /// The path, percent-encoded. Starts with `/`.
+    fn path(&self) -> &str {
+        match &self.place {
+            Place::Network(url) => url.path(),
+            Place::Folder(folder) => &folder.path,
+        }
+    }
+
+    fn query(&self) -> Option<&str> {
+        match &self.place {
+            Place::Network(url) => url.query(),
+            Place::Folder(folder) => folder.query.as_deref(),
+        }
+    }
+
     /// Path and query as they go into a request line.
     pub fn target(&self) -> String {
-        match &self.query {
-            Some(query) => format!("{}?{query}", self.path),
-            None => self.path.clone(),
+        match self.query() {
+            Some(query) => format!("{}?{query}", self.path()),
+            None => self.path().to_owned(),
         }
     }
 
     /// The value of a query parameter.
     pub fn query_value(&self, name: &str) -> Option<String> {
-        let pairs = self.query.as_deref()?.split('&');
-        let mut values = pairs.filter_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name));
-        values.next().map(|(_, value)| percent_decoded(value))
+        let mut pairs = url::form_urlencoded::parse(self.query()?.as_bytes());
+        pairs.find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
     }
 
-    /// `user:password` from before the `@`.
-    pub fn userinfo(&self) -> Option<&str> {
-        self.userinfo.as_deref()
+    /// `user:password` from before the `@`, decoded. Without a password it ends with the colon (RFC 7617 section 2).
+    pub fn userinfo(&self) -> Option<String> {
+        let Place::Network(url) = &self.place else { return None };
+        if url.username().is_empty() && url.password().is_none() {
+            return None;
+        }
+        let decoded = |text| percent_decode_str(text).decode_utf8_lossy();
+        Some(format!("{}:{}", decoded(url.username()), decoded(url.password().unwrap_or_default())))
     }
 
     /// The folder or file of a `file://` URL.
     pub fn file_path(&self) -> PathBuf {
-        percent_decoded(&self.path).into()
+        decoded_path(self.path())
     }
 
     /// The folder of a `file://` URL that is a [`child`](Self::child), and the path of the file below it. Of another one,
     /// the file itself, and nothing below it.
-    pub(crate) fn folder_and_below(&self) -> (PathBuf, String) {
-        let (folder, below) = self.path.split_at_checked(self.folder_len).unwrap_or((&self.path, ""));
-        (percent_decoded(folder).into(), percent_decoded(below))
+    pub(crate) fn folder_and_below(&self) -> (PathBuf, PathBuf) {
+        let len = match &self.place {
+            Place::Network(_) => self.path().len(),
+            Place::Folder(folder) => folder.len,
+        };
+        let (folder, below) = self.path().split_at_checked(len).unwrap_or((self.path(), ""));
+        (decoded_path(folder), decoded_path(below))
+    }
+}
+
+impl Folder {
+    /// `None` for a reference that is no relative path.
+    fn join(&self, reference: &str) -> Option<Self> {
+        let (below, query) = split_query(reference.split('#').next().unwrap_or_default());
+        if below.starts_with('/') || below.contains("://") {
+            return None;
+        }
+        let folder = self.path.rfind('/').map_or("/", |slash| &self.path[..=slash]);
+        Some(Self { path: format!("{folder}{below}"), len: self.len, query })
     }
 }
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.origin.scheme {
-            Scheme::File => write!(f, "file://{}", self.path),
-            _ if self.path == "/" => write!(f, "{}", self.origin),
-            _ => write!(f, "{}{}", self.origin, self.path),
+        match (self.scheme(), self.path()) {
+            (Scheme::File, path) => write!(f, "file://{path}"),
+            (_, "/") => write!(f, "{}", self.origin),
+            (_, path) => write!(f, "{}{path}", self.origin),
         }
     }
 }
@@ -275,27 +328,20 @@ fn check_characters(text: &str) -> Result<(), UrlError> {
     if text.bytes().any(|b| b <= b' ' || b == 0x7f) { Err(UrlError::Character) } else { Ok(()) }
 }
 
-/// The text without what stands before an `@`, for messages.
-fn redacted(text: &str) -> String {
-    match text.split_once("://") {
-        Some((scheme, rest)) => format!("{scheme}://{}", rest.rsplit_once('@').map_or(rest, |(_, host)| host)),
-        None => text.to_owned(),
+fn network_error(error: url::ParseError, text: &str) -> UrlError {
+    match error {
+        url::ParseError::InvalidPort => UrlError::Port(redacted(text)),
+        _ => UrlError::Host(redacted(text)),
     }
 }
 
-fn split_host(text: &str, scheme: Scheme) -> Option<(&str, u16)> {
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, tail) = rest.split_once(']')?;
-        return match tail.strip_prefix(':') {
-            Some(port) => Some((host, port.parse().ok()?)),
-            None if tail.is_empty() => Some((host, scheme.default_port())),
-            None => None,
-        };
-    }
-    match text.split_once(':') {
-        Some((host, "")) => Some((host, scheme.default_port())),
-        Some((host, port)) => Some((host, port.parse().ok()?)),
-        None => Some((text, scheme.default_port())),
+/// The text without its query and what stands before an `@`, for messages.
+fn redacted(text: &str) -> String {
+    let text = text.split(['?', '#']).next().unwrap_or_default();
+    let host = |rest: &str| rest.rsplit_once('@').map_or(rest, |(_, host)| host).to_owned();
+    match text.split_once("://") {
+        Some((scheme, rest)) => format!("{scheme}://{}", host(rest)),
+        None => host(text),
     }
 }
 
@@ -306,43 +352,8 @@ fn split_query(tail: &str) -> (&str, Option<String>) {
     }
 }
 
-/// The path without `.` and `..` segments (RFC 3986 section 5.2.4): nothing resolves to above the root.
-fn normal_path(path: &str) -> String {
-    let mut kept: Vec<&str> = Vec::new();
-    let mut ends_in_folder = false;
-    for segment in path.split('/').skip(usize::from(path.starts_with('/'))) {
-        ends_in_folder = matches!(segment, "." | "..");
-        match segment {
-            "." => {}
-            ".." => drop(kept.pop()),
-            other => kept.push(other),
-        }
-    }
-    let mut normal = format!("/{}", kept.join("/"));
-    if ends_in_folder && !normal.ends_with('/') {
-        normal.push('/');
-    }
-    normal
-}
-
-/// Replaces `%XX`; what is not valid UTF-8 then is replaced by U+FFFD.
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let hex = |b: &u8| (*b as char).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        match (first, tail) {
-            (b'%', [high, low, after @ ..]) if hex(high).is_some() && hex(low).is_some() => {
-                bytes.push(hex(high).unwrap_or_default() << 4 | hex(low).unwrap_or_default());
-                rest = after;
-            }
-            _ => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+fn decoded_path(text: &str) -> PathBuf {
+    OsString::from_vec(percent_decode_str(text).collect()).into()
 }
 
 #[cfg(test)]
@@ -372,27 +383,66 @@ mod tests {
         let url = Url::parse("https://me:p%40ss@h:444/x?token=secret").unwrap();
         assert_eq!(url.to_string(), "https://h:444/x");
         assert_eq!(format!("{url:?}"), "Url(https://h:444/x)");
-        assert_eq!(url.userinfo(), Some("me:p@ss"));
+        assert_eq!(url.userinfo().as_deref(), Some("me:p@ss"));
+        assert_eq!(Url::parse("https://token@h").unwrap().userinfo().as_deref(), Some("token:"));
+        assert_eq!(Url::parse("https://h/@").unwrap().userinfo(), None);
         assert_eq!(url.query_value("token").as_deref(), Some("secret"));
-        let message = Url::parse("ftp://me:secret@h/").unwrap_err().to_string();
-        assert!(!message.contains("secret"), "{message}");
+        let remote = Url::parse("https://h").unwrap();
+        for text in [
+            "ftp://me:secret@h/",
+            "me:secret@h",
+            "http://h:x/?token=secret",
+            "http://me:secret@h:x",
+            "http:///@?secret",
+        ] {
+            let message = Url::parse(text).unwrap_err().to_string();
+            assert!(!message.contains("secret"), "{message}");
+        }
+        for reference in ["//me:secret@h:x", "file://me:secret@h/", "ftp:me:secret@h"] {
+            let message = remote.join(reference).unwrap_err().to_string();
+            assert!(!message.contains("secret"), "{message}");
+        }
     }
 
     #[test]
     fn hosts_and_ports() {
         assert_eq!(Url::parse("http://[::1]:8080/").unwrap().origin().host_field(), "[::1]:8080");
-        assert_eq!(Url::parse("HTTP://x/").unwrap_err(), UrlError::Scheme("HTTP://x/".into()));
+        for (text, origin) in [
+            ("HTTP://X/", "http://x"),
+            ("Https://x:443/", "https://x"),
+            ("http://h:", "http://h"),
+            ("http://[0:0::1]", "http://[::1]"),
+            ("http://xn--mnchen-3ya.example", "http://xn--mnchen-3ya.example"),
+            ("http://a_b.example", "http://a_b.example"),
+        ] {
+            assert_eq!(Url::parse(text).unwrap().origin().to_string(), origin, "{text}");
+        }
+        assert_eq!(Url::parse("FILE://LocalHost/a").unwrap().file_path(), Path::new("/a"));
+        for text in ["HTTP:x", "http:/x", "x", "/x", "://x", "gopher://x"] {
+            assert!(matches!(Url::parse(text), Err(UrlError::Scheme(_))), "{text}");
+        }
+        for text in [
+            "http://",
+            "http://?x",
+            "http://me@/x",
+            "http:///x",
+            "http://\\x",
+            "http://a|b",
+            "http://[::1",
+            "http://[x]",
+        ] {
+            assert!(matches!(Url::parse(text), Err(UrlError::Host(_))), "{text}");
+        }
         assert!(matches!(Url::parse("http://h:70000/"), Err(UrlError::Port(_))));
-        assert!(matches!(Url::parse("http:///x"), Err(UrlError::Host(_))));
         assert!(matches!(Url::parse("http://h/a b"), Err(UrlError::Character)));
-        assert_eq!(Url::parse("file:///a%20b/c+d").unwrap().file_path(), std::path::Path::new("/a b/c+d"));
+        assert_eq!(Url::parse("file:///a%20b/c+d").unwrap().file_path(), Path::new("/a b/c+d"));
         assert!(matches!(Url::parse("file://elsewhere/a"), Err(UrlError::Host(_))));
     }
 
     #[test]
     fn references_stay_with_their_kind() {
         let remote = Url::parse("https://h/cache").unwrap();
-        for local in ["file:///etc/passwd", "file://localhost/etc/passwd"] {
+        for local in ["file:///etc/passwd", "file://localhost/etc/passwd", "FILE:///etc/passwd", "file:/etc/passwd"] {
             assert!(matches!(remote.child(local), Err(UrlError::Local(_))), "{local}");
         }
         assert!(matches!(remote.child("ftp://h/x"), Err(UrlError::Scheme(_))));
@@ -402,6 +452,15 @@ mod tests {
             assert!(matches!(folder.child(outside), Err(UrlError::Outside(_))), "{outside}");
         }
         let nar = folder.child("nar/x%2Bz.nar").unwrap();
-        assert_eq!(nar.folder_and_below(), ("/a/link/../cache/".into(), "nar/x+z.nar".to_owned()));
+        assert_eq!(nar.folder_and_below(), ("/a/link/../cache/".into(), "nar/x+z.nar".into()));
+    }
+
+    #[test]
+    fn folders_are_named_by_their_bytes() {
+        use std::ffi::OsStr;
+        for bytes in [&b"/a b/%20#?"[..], b"/\xff/\n", "/ü".as_bytes(), b"/a/../b/./c"] {
+            let folder = Path::new(OsStr::from_bytes(bytes));
+            assert_eq!(Url::from_folder(folder).unwrap().file_path().as_os_str().as_bytes(), bytes);
+        }
     }
 }
