@@ -1,8 +1,8 @@
-//! The command line of `narval`: one variant and one file for each subcommand.
+//! The command line of `narval`: one variant for each command, and the groups that `--help` shows them in.
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
@@ -20,12 +20,37 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  narval demo                                   see it work; needs no Nix and no set-up
+  narval demo
   narval key generate cache.example.org-1 > cache.sec
-  narval serve --sign-key cache.sec             serve this machine's Nix store on port 5000
-  nix copy --from http://localhost:5000 /nix/store/…-hello-2.12
+  narval serve --sign-key cache.sec
+  narval install --from http://localhost:5000 /nix/store/…-hello-2.12
 
-'narval COMMAND --help' says more about each command.";
+'narval COMMAND --help' describes a command.";
+
+/// The commands by what they are for: clap lists them in one column.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Serve", &["serve", "warm", "static"]),
+    ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
+    ("Inspect", &["path-info", "ls", "cat"]),
+    ("Caches", &["copy"]),
+    ("Maintain", &["verify", "gc", "doctor"]),
+    ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
+];
+
+/// The definition of the command line, as clap knows it.
+pub fn definition() -> clap::Command {
+    let definition = Cli::command();
+    let mut template = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
+    for (group, names) in GROUPS {
+        template.push_str(&format!("\n{group}:\n"));
+        for command in names.iter().filter_map(|name| definition.find_subcommand(name)) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            template.push_str(&format!("  {:<11}  {about}\n", command.get_name()));
+        }
+    }
+    template.push_str("\nOptions:\n{options}{after-help}");
+    definition.help_template(template)
+}
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -56,7 +81,8 @@ enum Command {
 
 /// Runs `narval` with the arguments of this process.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = definition().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are "errors" for clap; it prints each to its place and knows the exit code (0 or 2).
@@ -90,8 +116,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Rollback(args) => maintain::rollback(args),
         Command::Gc(args) => maintain::gc(args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Completions(args) => manual::completions(&args, Cli::command()),
-        Command::Man(args) => manual::man(&args, &Cli::command()),
+        Command::Completions(args) => manual::completions(&args, definition()),
+        Command::Man(args) => manual::man(&args, &definition()),
         Command::Enter(args) => run::enter_and_run(args),
         Command::Serve(args) => serve::run(args),
         Command::Warm(args) => warm::run(args),
@@ -109,6 +135,14 @@ mod tests {
 
     #[test]
     fn the_definitions_fit_together() {
-        Cli::command().debug_assert();
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let groups = GROUPS.iter().filter(|(_, names)| names.contains(&command.get_name()));
+            assert_eq!(groups.count(), 1, "{}", command.get_name());
+        }
     }
 }

@@ -196,7 +196,7 @@ fn a_file_that_is_replaced_is_never_served_mixed() {
         let name = folder.path().join("swap");
         let content = |version: u8| vec![version; size + usize::from(version)];
         fs::write(&name, content(1)).unwrap();
-        let server = serve(folder.path(), &["--believe", "1"]);
+        let server = serve(folder.path(), &["--revalidate-after", "1"]);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -230,7 +230,7 @@ fn a_file_that_is_replaced_is_never_served_mixed() {
 fn what_changes_is_seen_when_it_is_looked_at_again() {
     let folder = site();
     let name = |name: &str| folder.path().join(name);
-    let server = serve(folder.path(), &["--believe", "1", "--index", "first.html", "--index", "index.html"]);
+    let server = serve(folder.path(), &["--revalidate-after", "1", "--index", "first.html", "--index", "index.html"]);
     let looked_at_again = || std::thread::sleep(std::time::Duration::from_millis(5));
     let is = |path: &str, body: &str| {
         // Once by a worker, perhaps, and once from what it left.

@@ -8,12 +8,12 @@ use narval_http::{LogFormat, LogWriter};
 
 use crate::Failure;
 
-/// The form of a line.
+/// The format of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogForm {
-    /// Apache's combined form
+    /// Apache's combined format
     Combined,
-    /// The same with the address that X-Real-IP or X-Forwarded-For names: only behind a proxy that sets them
+    /// The same, with the address from X-Real-IP or X-Forwarded-For. Only behind a proxy that sets them
     RealIp,
     /// Address, request, status, bytes and time, for people
     Verbose,

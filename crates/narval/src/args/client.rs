@@ -36,11 +36,11 @@ pub struct ClientArgs {
 /// The store to work on.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StoreArgs {
-    /// The store: a folder (it then holds nix/store and nix/var/nix), `auto` for /nix/store through its daemon if that runs,
-    /// `daemon` or `local` for one of the two ways, or another URI of Nix's
-    #[arg(long, value_name = "DIR", env = "NARVAL_STORE", help_heading = "Store")]
+    /// Store to use: a folder (which holds nix/store and nix/var/nix), `auto` (/nix/store, through its daemon if one runs),
+    /// `daemon`, `local`, or another Nix store URI [default: ~/.local/share/narval]
+    #[arg(long, value_name = "DIR", env = "NARVAL_STORE", hide_env_values = true, help_heading = "Store")]
     pub store: Option<String>,
-    /// Seconds to wait for a lock, or a database, that another process holds
+    /// Seconds to wait for a lock or database held by another process
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, help_heading = "Store")]
     pub lock_timeout: u64,
 }
@@ -80,31 +80,46 @@ fn default_root() -> Result<PathBuf, Failure> {
 /// The caches to take from.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// A binary cache, http://, https:// or file://; several are asked by priority (without any: cache.nixos.org)
-    #[arg(long, value_name = "URL", env = "NARVAL_CACHES", value_delimiter = ' ', help_heading = "Caches")]
+    /// Binary cache: an http://, https:// or file:// URL. Repeatable; caches are asked by priority [default:
+    /// https://cache.nixos.org]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "NARVAL_CACHES",
+        hide_env_values = true,
+        value_delimiter = ' ',
+        help_heading = "Caches"
+    )]
     pub from: Vec<String>,
-    /// A public key to trust, beside that of cache.nixos.org; `nix.conf` calls it trusted-public-keys
-    #[arg(long, value_name = "NAME:KEY", env = "NARVAL_TRUSTED_KEYS", value_delimiter = ' ', help_heading = "Caches")]
+    /// Public key to trust besides that of cache.nixos.org (trusted-public-keys in nix.conf). Repeatable
+    #[arg(
+        long,
+        value_name = "NAME:KEY",
+        env = "NARVAL_TRUSTED_KEYS",
+        hide_env_values = true,
+        value_delimiter = ' ',
+        help_heading = "Caches"
+    )]
     pub trusted_public_key: Vec<String>,
-    /// Take what nobody trusted has signed. Only for caches that you trust, on a network that you trust
+    /// Accept paths without a trusted signature. Only for caches and networks that you trust
     #[arg(long, help_heading = "Caches")]
     pub no_check_sigs: bool,
-    /// Credentials (without it: $NETRC, ~/.netrc, /etc/nix/netrc)
+    /// File with credentials [default: $NETRC, ~/.netrc, then /etc/nix/netrc]
     #[arg(long, value_name = "FILE", help_heading = "Caches")]
     pub netrc_file: Option<PathBuf>,
-    /// A field to send to the caches with every request; it goes nowhere else
+    /// Header field to send with every request to the caches, and to nobody else. Repeatable
     #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
     pub header: Vec<String>,
-    /// Use no network: file:// caches and what the store has
+    /// Use only file:// caches and what the store has
     #[arg(long, help_heading = "Caches")]
     pub offline: bool,
-    /// How often a failed request is tried, in all
+    /// Attempts per request, the first included
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
     pub attempts: u32,
-    /// Seconds without any data after which a request counts as failed
+    /// Seconds without data after which a request fails
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
     pub timeout: u64,
-    /// Connections to one server, at most
+    /// Maximum number of connections to one server
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Caches")]
     pub connections: u16,
 }
@@ -173,7 +188,7 @@ pub fn parse_cache(text: &str) -> Result<Url, Failure> {
 /// How much to say.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct OutputArgs {
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(long, short, conflicts_with = "json", help_heading = "Output")]
     pub quiet: bool,
     /// Print JSON

@@ -7,16 +7,16 @@ use narval_serve::NarCacheConfig;
 /// The cache of compressed NARs.
 #[derive(Debug, clap::Args)]
 pub struct NarCacheArgs {
-    /// Folder for compressed NARs [default: $XDG_CACHE_HOME/narval/nars, or ~/.cache/narval/nars]
+    /// Folder that keeps compressed NARs [default: $XDG_CACHE_HOME/narval/nars, or ~/.cache/narval/nars]
     #[arg(long, value_name = "DIR")]
     nar_cache: Option<PathBuf>,
-    /// What that folder may hold; what was used longest ago goes first
+    /// Maximum size of that folder; the least recently used NARs are removed first
     #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = parse_size)]
     nar_cache_size: u64,
-    /// How hard to compress, 1 (fast) to 19
+    /// zstd compression level, 1 (fast) to 19 (small)
     #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
     nar_cache_level: i32,
-    /// Send all NARs as they are, and keep none
+    /// Send NARs uncompressed and keep none
     #[arg(long, conflicts_with = "nar_cache")]
     no_nar_cache: bool,
 }

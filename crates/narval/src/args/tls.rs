@@ -19,22 +19,22 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "HTTPS")]
 pub struct TlsArgs {
-    /// File of a certificate and those that lead to its root (PEM); with it, all TCP ports speak HTTPS
+    /// Certificate chain (PEM); all TCP ports then speak HTTPS
     ///
-    /// May be given several times, each with its --tls-key: the name that a client asks for chooses. Changed files are read
-    /// again by themselves, and on SIGHUP.
+    /// Repeatable, each with its --tls-key: the server name in the client's hello chooses. Changed files are reloaded, also
+    /// on SIGHUP.
     #[arg(long, value_name = "FILE")]
     tls_cert: Vec<PathBuf>,
-    /// File of the certificate's private key (PEM)
+    /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE")]
     tls_key: Vec<PathBuf>,
-    /// File of an OCSP response (DER) to staple to the first certificate
+    /// OCSP response (DER) to staple to the first certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ocsp: Option<PathBuf>,
-    /// File of the authorities (PEM) whose certificates clients must show
+    /// Certificate authorities (PEM); clients must present a certificate of one of them
     #[arg(long, value_name = "FILE")]
     tls_client_ca: Option<PathBuf>,
-    /// Let the kernel encrypt large files: off, auto (where it can), on (or fail)
+    /// Whether the kernel encrypts large files (kTLS)
     #[arg(long, value_name = "WHEN", default_value = "off")]
     ktls: KtlsMode,
 }
@@ -45,9 +45,9 @@ pub enum KtlsMode {
     /// Never.
     #[default]
     Off,
-    /// Where it can.
+    /// If the kernel supports it.
     Auto,
-    /// Always, for files that are large enough; a kernel that can't is an error.
+    /// Fail if the kernel does not support it.
     On,
 }
 

@@ -19,7 +19,7 @@ use crate::Failure;
 use crate::args::count::Count;
 use crate::ui::output::out;
 
-/// Measure what this machine can do
+/// Measure what suits this machine
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -33,21 +33,21 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  narval bench tls                                  a file of 16 MB, 20 downloads each way
-  narval bench tls --size-mb 64 --downloads 100     longer, for a machine that has other work
-  narval bench tls --json | jq .suggestion          'auto' or 'off', for a script";
+  narval bench tls
+  narval bench tls --size-mb 64 --downloads 100
+  narval bench tls --json | jq .suggestion";
 
-/// Compare encrypting in user space and in the kernel (kTLS), for --ktls
+/// Compare encryption in user space and in the kernel, to choose --ktls
 ///
-/// Serves a file to itself over the loopback interface, in turn both ways, and counts the processor time of the serving
-/// threads alone. A network card that encrypts by itself is not part of it.
+/// Serves a file to itself over loopback, alternating between the two, and measures the processor time of the serving threads.
+/// Network cards that encrypt are not measured.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct TlsArgs {
-    /// Size of the file, in MB; those below 1 MB never go through the kernel
+    /// Size of the file in MB; the kernel never encrypts files below 1 MB
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=SIZE_MB_MAX))]
     size_mb: u32,
-    /// Downloads that are measured each way
+    /// Number of downloads each way
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=DOWNLOADS_MAX))]
     downloads: u32,
     /// Print one line of JSON

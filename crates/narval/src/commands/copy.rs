@@ -18,14 +18,18 @@ use crate::commands::install::parse_wanted;
 use crate::commands::key;
 use crate::ui::output::note;
 
-/// Copy closures from caches (--from) or a store (--store) to a cache folder (file://…) or a store (a folder)
+/// Copy closures between caches and stores
+///
+/// From binary caches (--from) or a store (--store) to a binary cache in a folder (file://…) or to a store. The source
+/// that is named is the only one. Without one: NARVAL_CACHES; if that is unset, your own store when copying to a cache, and
+/// cache.nixos.org when copying to a store.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths, hash-name or hash parts
+    /// Store paths: in full, HASH-NAME, or the hash part alone
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// Where to: file:///folder for a binary cache, a folder or `local` for a store
+    /// Destination: file:///folder for a binary cache, a folder or `local` for a store
     #[arg(long, value_name = "WHERE")]
     to: String,
     // Before the arguments it asks for: these are taken out of the matches as they are read.
@@ -33,23 +37,25 @@ pub struct Args {
     named: Named,
     #[command(flatten)]
     client: ClientArgs,
-    /// Write NARs as they are, when copying from a store to a cache
+    /// Do not compress NARs (from a store to a cache)
     #[arg(long)]
     no_compression: bool,
-    /// A secret key to sign with, when copying from a store to a cache
+    /// Secret key to sign with (from a store to a cache)
     #[arg(long, value_name = "FILE")]
     sign_key: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  narval copy --from https://cache.nixos.org --to file:///media/cache …-hello-2.12     a mirror to carry
-  narval copy --from file:///media/cache --to ./root …-hello-2.12                       into a store
-  narval copy --store ./root --to file:///media/cache --sign-key cache.sec …-hello-2.12
-  narval copy --store ./root --to ./other …-hello-2.12                                  from store to store
+  A mirror to carry:
+  narval copy --from https://cache.nixos.org --to file:///media/cache …-hello
 
-The source that is named is the only one. Without one it is NARVAL_CACHES; without that, your own store for a cache, and
-cache.nixos.org for a store.";
+  From it into a store:
+  narval copy --from file:///media/cache --to ./root …-hello
+
+  From a store to a signed cache, and to another store:
+  narval copy --store ./root --to file:///srv/cache --sign-key cache.sec …-hello
+  narval copy --store ./root --to ./other …-hello";
 
 /// Which of the two sources were named on the command line itself. The environment only says which ones are usual.
 #[derive(Clone, Copy, Debug)]

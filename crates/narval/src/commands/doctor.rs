@@ -9,8 +9,11 @@ use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::ui::output::out;
 
-/// Check namespaces, proxies, certificates, caches and disk
+/// Check that this machine can install and run packages
+///
+/// Tries namespaces, disk space, proxies, certificates and every cache.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval doctor --from https://cache.example.org")]
 pub struct Args {
     #[command(flatten)]
     client: ClientArgs,

@@ -10,39 +10,44 @@ use crate::args::client::{ClientArgs, human_bytes};
 use crate::commands::install::parse_wanted;
 use crate::ui::output::out;
 
-/// What is known of paths: sizes, closure, and who needs whom
+/// Show the size, closure, references and signatures of store paths
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  narval path-info --recursive …-hello-2.12\n  narval path-info …-hello-2.12 --why …-glibc-2.42"
+)]
 pub struct PathInfoArgs {
-    /// Store paths, hash-name or hash parts
+    /// Store paths: in full, HASH-NAME, or the hash part alone
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
     client: ClientArgs,
-    /// Show every path of the closure
+    /// Show every path in the closure
     #[arg(long, short)]
     recursive: bool,
-    /// Show how the path comes to need this one
+    /// Show why the path depends on this one
     #[arg(long, value_name = "PATH")]
     why: Option<String>,
 }
 
-/// List the files of a path in a cache, without installing it
+/// List the files of a store path in a cache
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval ls --recursive …-hello-2.12/bin")]
 pub struct LsArgs {
-    /// A store path, hash-name or hash part, and what is below it: HASH-NAME/bin
+    /// Store path, in full, HASH-NAME or the hash part alone, and a folder in it: HASH-NAME/bin
     #[arg(value_name = "PATH")]
     path: String,
     #[command(flatten)]
     client: ClientArgs,
-    /// Everything below, too
+    /// List folders recursively
     #[arg(long, short)]
     recursive: bool,
 }
 
-/// Print a file of a path in a cache, without installing it
+/// Print a file of a store path in a cache
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval cat …-hello-2.12/share/man/man1/hello.1.gz > hello.1.gz")]
 pub struct CatArgs {
-    /// HASH-NAME/share/file
+    /// File to print: HASH-NAME/share/file
     #[arg(value_name = "PATH")]
     path: String,
     #[command(flatten)]

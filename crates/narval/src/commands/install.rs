@@ -16,12 +16,12 @@ use crate::ui::signals;
 
 /// Install packages from binary caches, without Nix
 ///
-/// Fetches the closure of each path, verifies signatures and hashes, and unpacks it into the store. What the store has
-/// is not fetched; an interrupted install goes on where it stopped.
+/// Fetches the closure of each path, verifies signatures and hashes, and unpacks it into the store. Paths that the store
+/// has are not fetched; an interrupted install resumes when it is run again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths, hash-name, or hash parts alone
+    /// Store paths: in full, HASH-NAME, or the hash part alone
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -29,16 +29,16 @@ pub struct Args {
     /// Show what would be fetched, with sizes, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Put the paths into this profile: a folder of links, kept in generations
+    /// Add the paths to this profile: a folder of links, kept in generations
     #[arg(long, value_name = "DIR")]
     profile: Option<PathBuf>,
-    /// Wait until everything is on the disk, so that a power cut loses nothing
+    /// Flush everything to disk before reporting success
     #[arg(long)]
     durable: bool,
-    /// Cores to use (without it: all that this process may use)
+    /// Number of cores to use [default: all that this process may use]
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
-    /// Write a timeline of every fetch, decompression, hash and write, for Perfetto or chrome://tracing
+    /// Write a timeline of fetches, decompression, hashing and writes, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -46,12 +46,18 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   narval install 00bgd045z0d4icpbc2yyz4gx48ak44la
-  narval install --from https://cache.example.org --trusted-public-key example-1:… /nix/store/…-hello-2.12
-  narval install --from file:///media/cache --store ./root --no-check-sigs --dry-run …-hello-2.12
-  narval run …-hello-2.12                        and then run it
+  narval run …-hello-2.12
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in any cache, 4 verification failed, 5 network, 6 no space,
-7 locked, 130 interrupted.";
+  From a cache of your own:
+  narval install --from https://cache.example.org \\
+    --trusted-public-key example-1:… /nix/store/…-hello-2.12
+
+  What would be fetched from a folder, into a store of its own:
+  narval install --dry-run --from file:///media/cache --store ./root \\
+    …-hello-2.12
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in any cache,
+4 verification failed, 5 network, 6 no space, 7 locked, 130 interrupted.";
 
 /// Runs `narval install`.
 ///

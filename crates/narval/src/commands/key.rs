@@ -13,7 +13,7 @@ use crate::Failure;
 /// The longest key file that is read, in bytes; a real one has about 120.
 const KEY_FILE_LEN_MAX: u64 = 4096;
 
-/// Make signing keys and show their public halves
+/// Generate signing keys and show their public keys
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -22,30 +22,31 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a new secret key
+    /// Generate a secret key
     ///
-    /// Prints it, or writes it to a file that only you can read. Nix can use it, and `narval` can use Nix's.
+    /// Without --out, the secret key is printed to standard output. With it, the key goes to a file that only you can read, and
+    /// the public key is printed. The format is that of Nix.
     #[command(after_help = "\
 Example:
   narval key generate cache.example.org-1 --out cache.sec
   narval serve --sign-key cache.sec")]
     Generate {
-        /// Name of the key: by convention the host's name and a number
+        /// Name of the key; by convention a host name and a number
         #[arg(value_name = "NAME")]
         name: String,
-        /// File to write it to; an existing one is never overwritten
+        /// File to write it to; an existing file is never overwritten
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
     },
     /// Show the public key of a secret key
     ///
-    /// It is what clients need in their `trusted-public-keys`.
+    /// Clients need it in `trusted-public-keys`.
     #[command(after_help = "\
 Example:
   narval key public cache.sec
   narval key public < cache.sec")]
     Public {
-        /// File of the secret key; standard input without
+        /// Secret key file [default: standard input]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },

@@ -13,34 +13,39 @@ use crate::args::client::{ClientArgs, OutputArgs, StoreArgs, human_bytes};
 use crate::commands::install::parse_wanted;
 use crate::ui::output::out;
 
-/// Remove what no profile and no other root needs
+/// Remove store paths that no profile and no other root needs
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  narval gc --dry-run\n  narval gc --keep 3")]
 pub struct GcArgs {
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
     output: OutputArgs,
-    /// Before that, remove all generations of every profile but the newest N and the current one
+    /// First remove the old generations of every profile, except the newest N and the current one
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
-    /// Show what would go, and remove nothing
+    /// Show what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Show a profile's generation before the current one, or another
+/// Switch a profile to its previous generation, or to a given one
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  narval rollback --profile ~/.local/state/profile\n  narval rollback --profile ~/.local/state/profile --to 4"
+)]
 pub struct RollbackArgs {
-    /// The profile
+    /// Profile to switch
     #[arg(long, value_name = "DIR")]
     profile: PathBuf,
-    /// The generation's number
+    /// Number of the generation [default: the one before the current]
     #[arg(long, value_name = "N")]
     to: Option<u64>,
 }
 
 /// List the profiles of a store, their generations and paths
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval profiles --json")]
 pub struct ProfilesArgs {
     #[command(flatten)]
     store: StoreArgs,
@@ -48,15 +53,16 @@ pub struct ProfilesArgs {
     output: OutputArgs,
 }
 
-/// Check that files and signatures are what they were, and replace what is broken
+/// Check files and signatures; repairs only with --repair
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  narval verify …-hello-2.12\n  narval verify --repair")]
 pub struct VerifyArgs {
-    /// Store paths, hash-name or hash parts; without any, the whole store
+    /// Store paths: in full, HASH-NAME, or the hash part alone [default: the whole store]
     #[arg(value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
     client: ClientArgs,
-    /// Fetch broken paths again, and exchange them in one step
+    /// Fetch damaged paths again and replace them
     #[arg(long)]
     repair: bool,
 }

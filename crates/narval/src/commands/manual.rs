@@ -7,11 +7,11 @@ use clap_complete::Shell;
 
 use crate::Failure;
 
-/// Print completions for a shell
+/// Print shell completions
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  narval completions bash > ~/.local/share/bash-completion/completions/narval")]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell to complete for
     shell: Shell,
 }
 
@@ -19,7 +19,7 @@ pub struct CompletionsArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  narval man ~/.local/share/man/man1 && man narval-install")]
 pub struct ManArgs {
-    /// The folder to write them into
+    /// Folder to write them to
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }

@@ -20,9 +20,9 @@ const PIECE_BYTES: usize = 256 * 1024;
 /// What the name of a NAR that is being written to a file begins with.
 const PART: &str = ".narval-part-";
 
-/// Make, unpack, list and hash NARs
+/// Create, unpack, list and hash NARs
 ///
-/// A NAR is Nix's archive of a file or folder: the same files always make the same bytes.
+/// A NAR is Nix's archive format: the same files always give the same bytes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -34,36 +34,36 @@ enum Command {
     /// Write the NAR of a file or folder
     #[command(after_help = "Example:\n  narval nar dump ./folder --out folder.nar")]
     Dump {
-        /// The file or folder
+        /// File or folder
         path: PathBuf,
-        /// File to write to; standard output without
+        /// File to write to [default: standard output]
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
     },
     /// Unpack a NAR
     #[command(after_help = "Example:\n  narval nar restore copy < folder.nar")]
     Restore {
-        /// What to make; must not be there yet
+        /// File or folder to create; must not exist
         to: PathBuf,
-        /// The NAR; standard input without
+        /// NAR file [default: standard input]
         nar: Option<PathBuf>,
     },
-    /// List what is in a NAR
+    /// List the files in a NAR
     #[command(after_help = "Example:\n  narval nar ls folder.nar")]
     Ls {
-        /// The NAR; standard input without
+        /// NAR file [default: standard input]
         nar: Option<PathBuf>,
-        /// As JSON, in the form of a binary cache's .ls files
+        /// Print JSON, in the format of a binary cache's .ls files
         #[arg(long)]
         json: bool,
     },
     /// Hash the NAR of a file or folder, as Nix does
-    #[command(after_help = "Example:\n  narval nar hash ./folder --form sri")]
+    #[command(after_help = "Example:\n  narval nar hash ./folder --format sri")]
     Hash {
-        /// The file or folder
+        /// File or folder
         path: PathBuf,
-        /// How to write the hash
-        #[arg(long, value_name = "FORM", default_value = "nix32")]
+        /// Format of the hash
+        #[arg(long = "format", alias = "form", value_name = "FORMAT", default_value = "nix32")]
         form: Form,
     },
 }

@@ -16,32 +16,33 @@ use crate::commands::install::parse_wanted;
 use crate::ui::output::note;
 use crate::ui::progress::Display;
 
-/// Run a program of the store, which is installed first if need be
+/// Run a program from a store path, installing it first if needed
 ///
-/// Where the store is not at /nix/store, the program sees it there all the same: in a user and mount namespace, without
-/// root. User, files and network stay what they are.
+/// If the store is not at /nix/store, it is bound there for the program in a user and mount namespace, without root. User,
+/// files and network are not changed.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
 )]
 pub struct RunArgs {
-    /// A store path, hash-name or hash part
+    /// Store path: in full, HASH-NAME, or the hash part alone
     #[arg(value_name = "PATH")]
     path: String,
-    /// What to run with the path's bin folder first on PATH; without it, the path's main program
+    /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
     #[command(flatten)]
     client: ClientArgs,
 }
 
-/// Start a shell with the programs of several paths
+/// Start a shell with the programs of store paths on PATH
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
 pub struct ShellArgs {
-    /// Store paths, hash-name or hash parts
+    /// Store paths: in full, HASH-NAME, or the hash part alone
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// What to run in place of the shell
+    /// Command to run [default: $SHELL]
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
     #[command(flatten)]

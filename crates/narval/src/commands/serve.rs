@@ -16,56 +16,62 @@ use crate::{Failure, server};
 
 /// Serve a Nix store as a binary cache
 ///
-/// Anything that speaks to a Nix binary cache can use it: nix itself, `narval install`, a browser.
+/// For every client of binary caches: nix, `narval install`, a browser.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where to listen: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket; may be given several times
-    ///
-    /// Without it: the sockets that systemd hands over, else port 5000 on all addresses.
+    /// Address to listen on: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket. Repeatable [default: the sockets
+    /// passed by systemd, else :5000]
     #[arg(long, short, value_name = "WHERE")]
     listen: Vec<Listen>,
-    /// The store: `auto`, `daemon`, a folder with a store in it, or another store URI of Nix's
-    ///
-    /// Without it, NIX_REMOTE and the other variables of Nix decide; the rule is this machine's store.
+    /// Store to serve: `auto`, `daemon`, a folder that holds a store, or another Nix store URI [default: $NIX_REMOTE, else
+    /// this machine's store]
     #[arg(long, value_name = "URI")]
     store: Option<String>,
-    /// File of a secret key to sign with; may be given several times
+    /// Secret key to sign with. Repeatable
     ///
-    /// `narval key generate` makes one. Signatures that are stored with the paths are served beside ours.
+    /// `narval key generate` makes one. Signatures stored with the paths are served as well.
     #[arg(long, short = 'k', value_name = "FILE")]
     sign_key: Vec<PathBuf>,
-    /// Rank among caches: clients ask the one with the lowest number first (cache.nixos.org has 40)
+    /// Priority; clients ask the cache with the lowest number first (cache.nixos.org: 40)
     #[arg(long, value_name = "N", default_value_t = 30)]
     priority: u32,
     #[command(flatten)]
     nar_cache: NarCacheArgs,
-    /// Hash every NAR while it is sent, and break off before its end when it is not what the database says
+    /// Hash every NAR while it is sent, and abort the connection if it does not match the database
     #[arg(long)]
     verify_nars: bool,
-    /// Disconnect a client that takes nothing of an answer for this long
+    /// Seconds after which a client that reads nothing is disconnected
     ///
-    /// Long, for Nix stops reading while its disk is slow, and can't resume a NAR that it gets with `Content-Encoding`.
+    /// The default is long because Nix stops reading while its disk is slow, and cannot resume a NAR sent with
+    /// `Content-Encoding`.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     stall_timeout: u64,
     #[command(flatten)]
     tls: TlsArgs,
-    /// File for the access log; `-` is standard output
-    #[arg(long, value_name = "FILE")]
+    /// Access log file; `-` is standard output
+    #[arg(long, value_name = "FILE", help_heading = "Access log")]
     access_log: Option<PathBuf>,
-    /// Form of the access log
-    #[arg(long, value_name = "FORM", default_value = "combined")]
+    /// Format of the access log
+    #[arg(
+        long = "access-log-format",
+        alias = "access-log-form",
+        value_name = "FORMAT",
+        default_value = "combined",
+        help_heading = "Access log"
+    )]
     access_log_form: LogForm,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  narval serve                                   this machine's store, on port 5000
+  narval serve
   narval serve --sign-key cache.sec --listen 127.0.0.1:8080
-  narval serve --store ~/.local/share/narval     a store that `narval install` made
+  narval serve --store ~/.local/share/narval
 
 Then, on a client:
-  nix copy --from http://HOST:5000 PATH --option trusted-public-keys \"$(narval key public cache.sec)\"";
+  nix copy --from http://HOST:5000 PATH \\
+    --option trusted-public-keys \"$(narval key public cache.sec)\"";
 
 /// Runs `narval serve` until a signal ends it.
 ///

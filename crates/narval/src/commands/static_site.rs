@@ -31,33 +31,40 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  narval static public                                 the folder 'public' on port 8080
-  narval static public --listing --tls-self-signed     with lists of folders, over HTTPS
+  narval static public
+  narval static public --listing --tls-self-signed
   narval static compress public && narval static public
-  narval static dist --spa index.html --cache-control 'assets/**=public, max-age=31536000, immutable'";
+  narval static dist --spa index.html \\
+    --cache-control 'assets/**=public, max-age=31536000, immutable'";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Compress a site's files beforehand, where that makes them smaller
+    /// Compress the files of a site ahead of time
     ///
-    /// `narval static` serves the smallest form that a client accepts. A file that has not changed since is not compressed
-    /// again. (A folder that is called 'compress' is served as ./compress.)
+    /// `narval static` then serves the smallest encoding that a client accepts. Files that did not change are not compressed
+    /// again. (To serve a folder named 'compress', write ./compress.)
     #[command(after_help = "Example:\n  narval static compress public --into /var/cache/public")]
     Compress(CompressArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct CompressArgs {
-    /// The folder
+    /// Folder to compress
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Put the results into a folder of their own, for `narval static --sidecars-in`
+    /// Write the results to a separate folder, for `narval static --sidecars-in`
     #[arg(long, value_name = "DIR")]
     into: Option<PathBuf>,
-    /// Forms to make
-    #[arg(long, value_name = "FORM", value_delimiter = ',', default_value = "zstd,br,gzip")]
+    /// Encodings to make
+    #[arg(
+        long = "encodings",
+        alias = "forms",
+        value_name = "ENCODING",
+        value_delimiter = ',',
+        default_value = "zstd,br,gzip"
+    )]
     forms: Vec<Form>,
-    /// Files compressed at once; as many as there are processors without
+    /// Number of files compressed at once [default: number of processors]
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZero<usize>>,
 }
@@ -71,66 +78,71 @@ enum Form {
 
 #[derive(Debug, clap::Args)]
 struct ServeArgs {
-    /// The folder
+    /// Folder to serve
     #[arg(value_name = "DIR", required = true)]
     folder: Option<PathBuf>,
-    /// Where to listen: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket; may be given several times
-    ///
-    /// Without it: the sockets that systemd hands over, else port 8080 on all addresses.
+    /// Address to listen on: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket. Repeatable [default: the sockets
+    /// passed by systemd, else :8080]
     #[arg(long, short, value_name = "WHERE")]
     listen: Vec<Listen>,
-    /// File that answers for a folder; may be given several times, the first that is there counts
+    /// File served for a folder. Repeatable; the first that exists is served
     #[arg(long, value_name = "NAME", default_value = "index.html")]
     index: Vec<String>,
-    /// List folders that have no index file (as JSON for `?format=json`)
+    /// List folders without an index file (`?format=json` for JSON)
     #[arg(long)]
     listing: bool,
-    /// Serve names that start with a dot
+    /// Serve files whose names start with a dot
     #[arg(long)]
     hidden: bool,
-    /// Do not look for compressed forms of files (FILE.zst, FILE.br, FILE.gz)
+    /// Do not look for compressed files (FILE.zst, FILE.br, FILE.gz)
     #[arg(long)]
     no_sidecars: bool,
-    /// Look for them in this folder instead of beside the files
+    /// Look for compressed files in this folder instead
     #[arg(long, value_name = "DIR", conflicts_with = "no_sidecars")]
     sidecars_in: Option<PathBuf>,
-    /// Compress text for clients that accept it while it is sent
+    /// Compress text on the fly for clients that accept it
     #[arg(long)]
     compress: bool,
-    /// File that answers for pages that are not there, with status 200: for single-page applications
+    /// File served with status 200 in place of a 404, for single-page applications
     #[arg(long, value_name = "FILE")]
     spa: Option<String>,
-    /// File that is the body of a 404
+    /// File served as the body of a 404
     #[arg(long, value_name = "FILE")]
     not_found: Option<String>,
-    /// Cache-Control for the paths that fit a glob, as 'GLOB=VALUE'; may be given several times, the first that fits counts
+    /// Cache-Control of paths that match a glob, as 'GLOB=VALUE'. Repeatable; the first match wins
     #[arg(long, value_name = "RULE", value_parser = |text: &str| CacheRule::parse(text))]
     cache_control: Vec<CacheRule>,
-    /// Origin whose pages may read the answers (CORS), or '*'; may be given several times
+    /// Origin allowed to read responses (CORS), or '*'. Repeatable
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-    /// Milliseconds for which what was found out about a file is believed; 0 looks at each request
-    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    /// Milliseconds after which a file's metadata is checked again; 0 checks on every request
+    #[arg(long = "revalidate-after", alias = "believe", value_name = "MS", default_value_t = 1000)]
     believe: u64,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Make a certificate for this run, for a first try of HTTPS: browsers will warn
+    /// Use a self-signed certificate made for this run; browsers will warn
     #[arg(long, help_heading = "HTTPS", conflicts_with = "tls_cert")]
     tls_self_signed: bool,
-    /// Threads that multiplex connections
+    /// Number of threads that multiplex connections [default: chosen by the number of processors]
     #[arg(long, value_name = "N", help_heading = "Tuning")]
     shards: Option<NonZero<usize>>,
-    /// Threads that read files and shake hands
+    /// Number of threads that read files [default: chosen by the number of processors]
     #[arg(long, value_name = "N", help_heading = "Tuning")]
     workers: Option<NonZero<usize>>,
     /// Kernel interface: auto, epoll or uring
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
     driver: DriverChoice,
-    /// File for the access log; `-` is standard output
-    #[arg(long, value_name = "FILE")]
+    /// Access log file; `-` is standard output
+    #[arg(long, value_name = "FILE", help_heading = "Access log")]
     access_log: Option<PathBuf>,
-    /// Form of the access log
-    #[arg(long, value_name = "FORM", default_value = "combined")]
+    /// Format of the access log
+    #[arg(
+        long = "access-log-format",
+        alias = "access-log-form",
+        value_name = "FORMAT",
+        default_value = "combined",
+        help_heading = "Access log"
+    )]
     access_log_form: LogForm,
 }
 

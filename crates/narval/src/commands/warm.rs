@@ -11,25 +11,25 @@ use crate::args::nar_cache::NarCacheArgs;
 use crate::ui::log;
 use crate::{Failure, server};
 
-/// Compress NARs before anybody asks for them
+/// Compress NARs for `narval serve` ahead of time
 ///
-/// Fills the cache of compressed NARs that `narval serve` sends from. The server may run meanwhile.
+/// Fills the folder of compressed NARs that `narval serve` sends from. The server may be running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
-  narval warm /nix/store/…-firefox-140.0         that path and all it refers to
+  narval warm /nix/store/…-firefox-140.0
   narval warm --all")]
 pub struct Args {
-    /// Store paths; what they refer to comes with them
+    /// Store paths; their closures are compressed
     #[arg(value_name = "PATH", required_unless_present = "all")]
     paths: Vec<String>,
     /// Every valid path of the store
     #[arg(long, conflicts_with = "paths")]
     all: bool,
-    /// The store, as for `narval serve`
+    /// Store, as for `narval serve`
     #[arg(long, value_name = "URI")]
     store: Option<String>,
-    /// Paths compressed at the same time [default: one for each processor]
+    /// Number of paths compressed at once [default: number of processors]
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     #[command(flatten)]

@@ -23,20 +23,22 @@ use crate::{Failure, server};
 use contents::Made;
 use fetch::Fetched;
 
-/// See it work: makes a store, serves it, fetches it back and verifies it; needs no Nix
+/// Make a store, serve it, fetch it back and verify it; needs no Nix
 ///
-/// Makes a throwaway Nix store of files of this machine, signs and serves it, fetches everything back over HTTP, checks
-/// every signature and hash, and says how fast that went.
+/// Makes a temporary Nix store from files of this machine, signs and serves it, fetches everything over HTTP, checks every
+/// signature and hash, and prints how fast that was.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
-  narval demo --keep         go on serving, to try it with curl or with nix:
+  narval demo --keep
+
+Then, with the address and a path that it prints:
   nix copy --no-check-sigs --from http://127.0.0.1:PORT --to ./copy PATH")]
 pub struct Args {
-    /// Go on serving until Ctrl-C
+    /// Keep serving until Ctrl-C
     #[arg(long)]
     keep: bool,
-    /// Where to listen; without it, a free port of this machine alone
+    /// Address to listen on [default: a free port on loopback]
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0", hide_default_value = true)]
     listen: SocketAddr,
 }
