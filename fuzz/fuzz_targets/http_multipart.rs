@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::proto::multipart::{Event, MultipartDecoder, MultipartLimits, boundary, parts};
+use narval_http::http1::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, boundary, parts};
 
 type Parts = Vec<(String, Option<String>, Vec<u8>)>;
 
@@ -15,17 +15,17 @@ fn in_pieces(form: &[u8], piece: usize) -> Result<Parts, ()> {
     loop {
         let step = decoder.decode(&form[start..end], end == form.len()).map_err(|_| ())?;
         match step.event {
-            Event::NeedMore => {
+            MultipartEvent::NeedMore => {
                 assert!(end - start - step.consumed < decoder.input_max());
                 end = (end + piece).min(form.len());
             }
-            Event::Part(head) => found.push((head.name, head.filename, Vec::new())),
-            Event::Data(data) => {
+            MultipartEvent::Part(head) => found.push((head.name, head.filename, Vec::new())),
+            MultipartEvent::Data(data) => {
                 assert!(!data.is_empty() && data.len() <= step.consumed);
                 found.last_mut().expect("in a part").2.extend_from_slice(data);
             }
-            Event::PartEnd => {}
-            Event::End => return Ok(found),
+            MultipartEvent::PartEnd => {}
+            MultipartEvent::End => return Ok(found),
         }
         start += step.consumed;
     }

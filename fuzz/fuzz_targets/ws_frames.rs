@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::ws::codec::{Decoder, Incoming, Limits, ProtocolError};
+use narval_http::ws::codec::{Decoder, Incoming, ProtocolError, WsLimits};
 
 const MESSAGE_BYTES_MAX: usize = 4096;
 
 fn decode(input: &[u8], step: usize, compression: bool) -> (Vec<Incoming>, Option<ProtocolError>) {
-    let mut decoder = Decoder::new(Limits { message_bytes_max: MESSAGE_BYTES_MAX }, compression);
+    let mut decoder = Decoder::new(WsLimits { message_bytes_max: MESSAGE_BYTES_MAX }, compression);
     let mut seen = Vec::new();
     for mut piece in input.chunks(step) {
         loop {

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use narval_http::ws::{Compression, Event, Limits, Options, Upgrade, UpgradeError, WebSocket};
+use narval_http::ws::{Options, Upgrade, UpgradeError, WebSocket, WsCompression, WsEvent, WsLimits};
 use narval_http::{Listen, Request, Response, Server};
 
 /// The suite's largest message has 16 MiB.
@@ -26,9 +26,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     // Everything is compressed that may be: the suite is to see it.
-    let compression = Compression { bytes_min: 0, context_takeover, ..Compression::default() };
+    let compression = WsCompression { bytes_min: 0, context_takeover, ..WsCompression::default() };
     let options = Options {
-        limits: Limits { message_bytes_max: MESSAGE_BYTES_MAX },
+        limits: WsLimits { message_bytes_max: MESSAGE_BYTES_MAX },
         send_hard_bytes: 2 * MESSAGE_BYTES_MAX,
         ..Options::default()
     };
@@ -44,13 +44,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn echo(request: &Request, compression: Compression, options: Options) -> Result<Response, UpgradeError> {
+fn echo(request: &Request, compression: WsCompression, options: Options) -> Result<Response, UpgradeError> {
     let upgrade = Upgrade::new(request)?.compress(compression)?.options(options);
     Ok(upgrade.accept(Arc::new(on_event)).0)
 }
 
-fn on_event(socket: &WebSocket, event: Event) {
-    if let Event::Message(message) = event {
+fn on_event(socket: &WebSocket, event: WsEvent) {
+    if let WsEvent::Message(message) = event {
         socket.send(message);
     }
 }

@@ -22,7 +22,7 @@
 //! - [`Body`]: answers from memory, from files, made as the client takes them ([`BodySource`]), or written meanwhile
 //!   ([`BodyWriter`]); [`EventStream`]: server-sent events; [`Responder`]: answers that come later.
 //! - [`Multipart`]: forms, read as they arrive. [`files`]: folders as sites. [`ws`]: WebSockets.
-//! - [`proto`]: HTTP/1.1 itself, as functions over bytes.
+//! - [`http1`]: HTTP/1.1 itself, as functions over bytes.
 
 pub mod http1;
 mod io;
@@ -39,9 +39,7 @@ pub mod ws;
 
 pub use bytes::Bytes;
 pub use http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
-#[doc(inline)]
-pub use http1 as proto;
-pub use http1::parts::{HeadParts, HeadRef, Span};
+pub use http1::head_parts::{HeadParts, HeadRef, Span};
 pub use io::driver::uring::give_back_large_blocks;
 pub use io::listen::{Listen, ListenAddress};
 #[cfg(any(test, feature = "sim"))]
@@ -49,9 +47,9 @@ pub use io::listen::{Listen, ListenAddress};
 pub use io::sim;
 pub use limits::Limits;
 pub use message::body::{Body, BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
+pub use message::body_writer::BodyWriter;
 pub use message::handler::Handler;
 pub use message::into_response::IntoResponse;
-pub use message::push::BodyWriter;
 pub use message::request::{Peer, Request, RequestBody};
 pub use message::responder::Responder;
 pub use message::response::{Prepared, Response};
@@ -65,5 +63,5 @@ pub use web::cors::Cors;
 pub use web::events::{Event, EventOptions, EventStream};
 pub use web::files;
 pub use web::middleware::{Middleware, Next, Wrapped, wrap};
-pub use web::multipart::{Multipart, PartReader};
+pub use web::multipart_reader::{Multipart, PartReader};
 pub use web::router::{HandlerPanicked, PathParams, Pattern, PatternError, RouteError, Router, RoutingTable};

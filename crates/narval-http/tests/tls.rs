@@ -69,7 +69,7 @@ impl Running {
                 "/socket" => {
                     let Ok(upgrade) = ws::Upgrade::new(&request) else { return Response::new(StatusCode::BAD_REQUEST) };
                     let (response, socket) = upgrade.accept(Arc::new(|socket: &ws::WebSocket, event| {
-                        if let ws::Event::Message(message) = event {
+                        if let ws::WsEvent::Message(message) = event {
                             socket.send(message);
                         }
                     }));

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 
 use narval_http::Bytes;
 use narval_http::ws::codec::frame::Opcode;
-use narval_http::ws::codec::{Decoder, Frame, Incoming, Limits, Message};
+use narval_http::ws::codec::{Decoder, Frame, Incoming, Message, WsLimits};
 use proptest::prelude::*;
 use tungstenite::protocol::{Role, WebSocket, WebSocketConfig};
 
@@ -47,7 +47,7 @@ enum Seen {
 }
 
 fn by_narval(mut bytes: &[u8]) -> Vec<Seen> {
-    let mut decoder = Decoder::new(Limits { message_bytes_max: MESSAGE_BYTES_MAX }, false);
+    let mut decoder = Decoder::new(WsLimits { message_bytes_max: MESSAGE_BYTES_MAX }, false);
     let mut seen = Vec::new();
     loop {
         seen.push(match decoder.next(&mut bytes) {

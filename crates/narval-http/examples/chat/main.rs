@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use narval_http::ws::{
-    CloseCode, CloseReason, Compression, Limits, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError,
-    WebSocket, WsHandler,
+    CloseCode, CloseReason, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError, WebSocket,
+    WsCompression, WsHandler, WsLimits,
 };
 use narval_http::{Body, HeaderName, HeaderValue, Listen, Request, Response, Router, Server, StatusCode, header};
 use serde_json::json;
@@ -66,8 +66,8 @@ fn page(kind: &'static str, text: &'static str) -> Response {
 
 /// Answers the handshake. Whoever may not come in is told by a Close frame: pages can't see why a handshake fails.
 fn enter(rooms: &Arc<Rooms>, request: &Request) -> Result<Response, UpgradeError> {
-    let upgrade = Upgrade::new(request)?.same_origin()?.compress(Compression::default())?;
-    let options = Options { limits: Limits { message_bytes_max: TEXT_BYTES_MAX }, ..Options::default() };
+    let upgrade = Upgrade::new(request)?.same_origin()?.compress(WsCompression::default())?;
+    let options = Options { limits: WsLimits { message_bytes_max: TEXT_BYTES_MAX }, ..Options::default() };
     let member = Member {
         rooms: rooms.clone(),
         room: request.params().get("room").unwrap_or_default().trim().to_owned(),

@@ -32,7 +32,7 @@ pub struct Decoded<'a> {
 /// Decodes a chunked body, given in any pieces.
 ///
 /// ```
-/// use narval_http::proto::chunked::ChunkedDecoder;
+/// use narval_http::http1::chunked::ChunkedDecoder;
 ///
 /// let mut decoder = ChunkedDecoder::new();
 /// let (mut input, mut body) = (&b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\nGET /next"[..], Vec::new());
@@ -46,7 +46,7 @@ pub struct Decoded<'a> {
 /// }
 /// assert_eq!(body, b"hello world");
 /// assert_eq!(input, b"GET /next");
-/// # Ok::<(), narval_http::proto::ProtoError>(())
+/// # Ok::<(), narval_http::http1::ProtoError>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct ChunkedDecoder {

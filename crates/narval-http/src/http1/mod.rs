@@ -9,10 +9,10 @@ pub mod conditional;
 pub mod date;
 mod error;
 pub mod head;
+pub(crate) mod head_parts;
 pub mod multipart;
-pub(crate) mod parts;
 pub mod path;
 pub mod range;
-pub mod response;
+pub mod response_head;
 
 pub use error::ProtoError;

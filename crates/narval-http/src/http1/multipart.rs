@@ -52,10 +52,10 @@ impl PartHead {
 /// 415 for another media type, 400 for a boundary that is missing or malformed.
 ///
 /// ```
-/// use narval_http::proto::multipart::boundary;
+/// use narval_http::http1::multipart::boundary;
 ///
 /// assert_eq!(boundary(b"multipart/form-data; boundary=\"x y\"")?, b"x y");
-/// # Ok::<(), narval_http::proto::ProtoError>(())
+/// # Ok::<(), narval_http::http1::ProtoError>(())
 /// ```
 pub fn boundary(content_type: &[u8]) -> Result<&[u8], ProtoError> {
     const OTHER: ProtoError =
@@ -85,12 +85,12 @@ pub struct Step<'a> {
     /// Bytes of the input that are done with.
     pub consumed: usize,
     /// What was found in them.
-    pub event: Event<'a>,
+    pub event: MultipartEvent<'a>,
 }
 
 /// What a form is made of.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum MultipartEvent<'a> {
     /// Nothing yet: call again with the input that was not consumed, and more behind it.
     NeedMore,
     /// A part begins.
@@ -145,13 +145,13 @@ impl MultipartDecoder {
             let step = self.step(rest)?;
             consumed += step.consumed;
             match step.event {
-                Event::NeedMore if step.consumed > 0 => {}
-                Event::NeedMore if at_end => {
+                MultipartEvent::NeedMore if step.consumed > 0 => {}
+                MultipartEvent::NeedMore if at_end => {
                     let rest = input.get(consumed..).unwrap_or_default();
                     if self.state != State::Epilogue || !matches!(rest, b"" | b"\r\n") {
                         return Err(ProtoError::bad_request("the form ends early"));
                     }
-                    return Ok(Step { consumed: consumed + rest.len(), event: Event::End });
+                    return Ok(Step { consumed: consumed + rest.len(), event: MultipartEvent::End });
                 }
                 event => return Ok(Step { consumed, event }),
             }
@@ -160,7 +160,7 @@ impl MultipartDecoder {
 
     /// Goes one state on. `NeedMore` with bytes consumed only means that the state has changed.
     fn step<'a>(&mut self, input: &'a [u8]) -> Result<Step<'a>, ProtoError> {
-        let more = Step { consumed: 0, event: Event::NeedMore };
+        let more = Step { consumed: 0, event: MultipartEvent::NeedMore };
         match self.state {
             State::Start => {
                 let first = self.delimiter.needle().get(2..).unwrap_or_default();
@@ -171,12 +171,12 @@ impl MultipartDecoder {
                     return Ok(more);
                 }
                 self.state = State::BehindDelimiter;
-                Ok(Step { consumed: first.len(), event: Event::NeedMore })
+                Ok(Step { consumed: first.len(), event: MultipartEvent::NeedMore })
             }
             State::BehindDelimiter => match input {
                 [b'-', b'-', ..] => {
                     self.state = State::Epilogue;
-                    Ok(Step { consumed: 2, event: Event::NeedMore })
+                    Ok(Step { consumed: 2, event: MultipartEvent::NeedMore })
                 }
                 [b'\r', b'\n', ..] => {
                     self.parts += 1;
@@ -187,7 +187,7 @@ impl MultipartDecoder {
                         ));
                     }
                     self.state = State::Head;
-                    Ok(Step { consumed: 2, event: Event::NeedMore })
+                    Ok(Step { consumed: 2, event: MultipartEvent::NeedMore })
                 }
                 [] | [b'-' | b'\r'] => Ok(more),
                 _ => Err(ProtoError::bad_request("a boundary line of the form is malformed")),
@@ -205,11 +205,11 @@ impl MultipartDecoder {
             if input.len() >= self.limits.part_head_bytes_max {
                 return Err(ProtoError::bad_request("the head of a part of the form is too long"));
             }
-            return Ok(Step { consumed: 0, event: Event::NeedMore });
+            return Ok(Step { consumed: 0, event: MultipartEvent::NeedMore });
         };
         let head = parse_part_head(input.get(..at + 4).unwrap_or_default())?;
         self.state = State::Data;
-        Ok(Step { consumed: at + 4, event: Event::Part(head) })
+        Ok(Step { consumed: at + 4, event: MultipartEvent::Part(head) })
     }
 
     fn data<'a>(&mut self, input: &'a [u8]) -> Step<'a> {
@@ -217,13 +217,15 @@ impl MultipartDecoder {
         match self.delimiter.find(input) {
             Some(0) => {
                 self.state = State::BehindDelimiter;
-                Step { consumed: length, event: Event::PartEnd }
+                Step { consumed: length, event: MultipartEvent::PartEnd }
             }
-            Some(at) => Step { consumed: at, event: Event::Data(input.get(..at).unwrap_or_default()) },
+            Some(at) => Step { consumed: at, event: MultipartEvent::Data(input.get(..at).unwrap_or_default()) },
             // The last bytes may be the beginning of a delimiter.
             None => match input.len().saturating_sub(length - 1) {
-                0 => Step { consumed: 0, event: Event::NeedMore },
-                certain => Step { consumed: certain, event: Event::Data(input.get(..certain).unwrap_or_default()) },
+                0 => Step { consumed: 0, event: MultipartEvent::NeedMore },
+                certain => {
+                    Step { consumed: certain, event: MultipartEvent::Data(input.get(..certain).unwrap_or_default()) }
+                }
             },
         }
     }
@@ -241,14 +243,14 @@ pub struct Part<'a> {
 /// The parts of a form that is in memory as a whole. After an error there are no more.
 ///
 /// ```
-/// use narval_http::proto::multipart::{MultipartLimits, parts};
+/// use narval_http::http1::multipart::{MultipartLimits, parts};
 ///
 /// let form = b"--B\r\ncontent-disposition: form-data; name=\"greeting\"\r\n\r\nhello\r\n--B--\r\n";
 /// for part in parts(form, b"B", MultipartLimits::default()) {
 ///     let part = part?;
 ///     assert_eq!((part.head.name.as_str(), part.data), ("greeting", &b"hello"[..]));
 /// }
-/// # Ok::<(), narval_http::proto::ProtoError>(())
+/// # Ok::<(), narval_http::http1::ProtoError>(())
 /// ```
 pub fn parts<'a>(
     form: &'a [u8],
@@ -272,11 +274,11 @@ fn next_part<'a>(decoder: &mut MultipartDecoder, rest: &mut &'a [u8]) -> Result<
         let step = decoder.decode(rest, true)?;
         *rest = rest.get(step.consumed..).unwrap_or_default();
         match (step.event, head.take()) {
-            (Event::Part(next), _) => head = Some(next),
+            (MultipartEvent::Part(next), _) => head = Some(next),
             // All of the form is there, so that data comes in one piece up to its delimiter, or the form ends early.
-            (Event::Data(bytes), same) => (head, data) = (same, bytes),
-            (Event::PartEnd, Some(head)) => return Ok(Some(Part { head, data })),
-            (Event::PartEnd | Event::End | Event::NeedMore, _) => return Ok(None),
+            (MultipartEvent::Data(bytes), same) => (head, data) = (same, bytes),
+            (MultipartEvent::PartEnd, Some(head)) => return Ok(Some(Part { head, data })),
+            (MultipartEvent::PartEnd | MultipartEvent::End | MultipartEvent::NeedMore, _) => return Ok(None),
         }
     }
 }

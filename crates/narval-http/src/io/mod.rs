@@ -1,3 +1,5 @@
+//! Sockets, listeners, and the drivers that wait for them: epoll, io_uring, or a simulated kernel.
+
 pub(crate) mod driver;
 pub(crate) mod listen;
 #[cfg(any(test, feature = "sim"))]

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 
 use crate::io::driver::Token;
-use crate::message::guard::Guarded;
-use crate::message::push::{self, BodyWriter};
+use crate::message::body_writer::{self, BodyWriter};
+use crate::message::panic_guard::Guarded;
 use crate::run::connection::Connection;
 use crate::run::mailbox::{Mailbox, Message};
 
@@ -74,7 +74,7 @@ impl Body {
     /// }
     /// ```
     pub fn writer(length: Option<u64>) -> (Self, BodyWriter) {
-        let (writer, source) = push::pair();
+        let (writer, source) = body_writer::pair();
         (Self::source(source, length), writer)
     }
 

@@ -1,8 +1,10 @@
+//! What a handler sees: requests, responses and their bodies.
+
 pub(crate) mod body;
-pub(crate) mod guard;
+pub(crate) mod body_writer;
 pub(crate) mod handler;
 pub(crate) mod into_response;
-pub(crate) mod push;
+pub(crate) mod panic_guard;
 pub(crate) mod query;
 pub(crate) mod request;
 pub(crate) mod responder;

@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
-use crate::run::early::{self, Informational};
-use crate::run::intake::{BodyPipe, Buffered};
+use crate::run::incoming_body::{BodyPipe, Buffered};
+use crate::run::informational::{self, Informational};
 use crate::{HeadParts, HeadRef, PathParams};
 
 /// The other end of a connection.
@@ -48,7 +48,7 @@ impl Request {
     /// let handler = |request: Request| format!("you asked for {}", request.path());
     /// let request = Request::parse("GET /x HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::new())?;
     /// assert_eq!(handler.handle(request).status(), StatusCode::OK);
-    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// # Ok::<(), narval_http::http1::ProtoError>(())
     /// ```
     ///
     /// # Errors
@@ -122,7 +122,11 @@ impl Request {
     /// broken.
     pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
         let message = Informational::new(status, fields)?;
-        if Informational::is_known_to(self.version()) { early::send(self.address(), &message) } else { Ok(false) }
+        if Informational::is_known_to(self.version()) {
+            informational::send(self.address(), &message)
+        } else {
+            Ok(false)
+        }
     }
 
     /// What tells this request from every other there is.
@@ -185,7 +189,7 @@ impl RequestBody {
     /// assert_eq!(note(post("hello")?).unwrap(), "5 bytes");
     /// let long = Box::leak("x".repeat(1001).into_boxed_str());
     /// assert_eq!(note.handle(post(long)?).status(), StatusCode::PAYLOAD_TOO_LARGE);
-    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// # Ok::<(), narval_http::http1::ProtoError>(())
     /// ```
     ///
     /// # Errors
@@ -226,7 +230,7 @@ impl RequestBody {
     ///
     /// let request = Request::parse("POST / HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::from("[1, 2, 39]"))?;
     /// assert_eq!(sum(request).unwrap(), "42");
-    /// # Ok::<(), narval_http::proto::ProtoError>(())
+    /// # Ok::<(), narval_http::http1::ProtoError>(())
     /// ```
     ///
     /// # Errors

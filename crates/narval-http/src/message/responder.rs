@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::Response;
+use crate::run::answer_context::AnswerContext;
 use crate::run::connection::TxLease;
-use crate::run::early::Informational;
-use crate::run::engine::Engine;
-use crate::run::exchange::Exchange;
+use crate::run::informational::Informational;
 use crate::run::pool::Job;
+use crate::run::server_state::ServerState;
 
 /// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. Dropped without an
 /// answer, it answers 500.
@@ -138,9 +138,9 @@ enum Meeting {
 #[derive(Debug)]
 struct Waiting {
     lease: TxLease,
-    exchange: Exchange,
+    context: AnswerContext,
     changes: Changes,
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
 }
 
 impl Late {
@@ -156,8 +156,8 @@ impl Late {
             Meeting::Nobody => *meeting = Meeting::Answer(Box::new(response)),
             Meeting::Waiting(waiting) => {
                 drop(meeting);
-                let Waiting { lease, exchange, changes, engine } = *waiting;
-                engine.pool.push_continued(Job::Late(Box::new(LateAnswer { lease, exchange, response, changes })));
+                let Waiting { lease, context, changes, server } = *waiting;
+                server.pool.push_continued(Job::Late(Box::new(LateAnswer { lease, context, response, changes })));
             }
             Meeting::Answer(_) | Meeting::Over => {}
         }
@@ -167,7 +167,7 @@ impl Late {
         let mut meeting = self.lock();
         let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
         let Some(connection) = waiting.lease.connection() else { return Ok(false) };
-        if !Informational::is_known_to(waiting.exchange.to.version) {
+        if !Informational::is_known_to(waiting.context.to.version) {
             return Ok(false);
         }
         // After an error the lease is dropped, which aborts the connection: something of the message may be out.
@@ -177,13 +177,13 @@ impl Late {
 
 impl Later {
     /// Leaves the right to answer with the answer that is to come, or takes that along if it is there already.
-    pub(crate) fn wait(self, lease: TxLease, exchange: Exchange, engine: &Arc<Engine>) -> Option<LateAnswer> {
+    pub(crate) fn wait(self, lease: TxLease, context: AnswerContext, server: &Arc<ServerState>) -> Option<LateAnswer> {
         let Self { late, changes } = self;
         let mut meeting = late.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
-            Meeting::Answer(response) => Some(LateAnswer { lease, exchange, response: *response, changes }),
+            Meeting::Answer(response) => Some(LateAnswer { lease, context, response: *response, changes }),
             _ => {
-                *meeting = Meeting::Waiting(Box::new(Waiting { lease, exchange, changes, engine: engine.clone() }));
+                *meeting = Meeting::Waiting(Box::new(Waiting { lease, context, changes, server: server.clone() }));
                 None
             }
         }
@@ -194,7 +194,7 @@ impl Later {
 #[derive(Debug)]
 pub(crate) struct LateAnswer {
     pub(crate) lease: TxLease,
-    pub(crate) exchange: Exchange,
+    pub(crate) context: AnswerContext,
     response: Response,
     changes: Changes,
 }

@@ -179,12 +179,12 @@ impl Prepared {
     /// Encodes an answer from memory.
     pub fn new(status: StatusCode, headers: &[(HeaderName, HeaderValue)], body: Bytes) -> Self {
         let mut head = Vec::with_capacity(128);
-        http1::response::status_line(&mut head, status);
+        http1::response_head::status_line(&mut head, status);
         for (name, value) in headers {
-            http1::response::field_line(&mut head, name.as_str(), value.as_bytes());
+            http1::response_head::field_line(&mut head, name.as_str(), value.as_bytes());
         }
-        if http1::response::has_content(status) {
-            http1::response::content_length(&mut head, body.len() as u64);
+        if http1::response_head::has_content(status) {
+            http1::response_head::content_length(&mut head, body.len() as u64);
         }
         Self { status, head: head.into(), body }
     }

@@ -1,3 +1,5 @@
+//! What a server reports: counters, histograms, access logs, and all of them as OpenMetrics.
+
 pub(crate) mod access_log;
 pub(crate) mod counters;
 pub(crate) mod histogram;

@@ -10,7 +10,7 @@ use crate::run::clock::Millis;
 use crate::run::lease::{Finish, Holder, Lease};
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::transmit::Outgoing;
-use crate::tls::Secure;
+use crate::tls::TlsChannel;
 
 /// What a shard and the jobs share of a connection. The descriptor is closed when the last of them lets go, so that
 /// nobody ever writes to a descriptor that has become another connection's.
@@ -22,7 +22,7 @@ pub(crate) struct Connection {
     pub(crate) lease: Lease,
     /// The TLS side, where there is one. What is sent on the socket has to be sealed by it. In a box: it takes more than a
     /// kilobyte, which connections without it must not pay for.
-    pub(crate) secure: Option<Box<Secure>>,
+    pub(crate) tls: Option<Box<TlsChannel>>,
     /// When a job last finished quietly.
     idle_since: AtomicU64,
     /// Whether its answer was large, so that much of it may still be in the kernel's send buffer.
@@ -33,13 +33,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: Socket, secure: Option<Secure>, peer: Peer, token: Token, home: Arc<Mailbox>) -> Self {
+    pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, peer: Peer, token: Token, home: Arc<Mailbox>) -> Self {
         Self {
             socket,
             peer,
             token,
             lease: Lease::new(),
-            secure: secure.map(Box::new),
+            tls: tls.map(Box::new),
             idle_since: AtomicU64::new(0),
             last_was_large: AtomicBool::new(false),
             home,
@@ -52,7 +52,7 @@ impl Connection {
     /// # Errors
     /// The connection has to end.
     pub(crate) fn seal(&self, out: &mut OutBuf) -> io::Result<()> {
-        self.secure.as_ref().map_or(Ok(()), |secure| secure.seal(&self.socket, out))
+        self.tls.as_ref().map_or(Ok(()), |tls| tls.seal(&self.socket, out))
     }
 
     /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller holds the lease, and no answer has begun. A few
@@ -77,7 +77,7 @@ impl Connection {
             Ok(_) if out.is_empty() => Ok(true),
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
             // Sealed bytes can't be left out: the client counts records.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.secure.is_none() => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.tls.is_none() => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -1,15 +1,17 @@
+//! The running server: shards that multiplex connections, workers that run handlers, and what goes between them.
+
+pub(crate) mod answer_context;
 pub(crate) mod body_memory;
 pub(crate) mod clock;
 pub(crate) mod connection;
 pub(crate) mod doorbell;
-pub(crate) mod early;
-pub(crate) mod engine;
-pub(crate) mod exchange;
-pub(crate) mod intake;
+pub(crate) mod incoming_body;
+pub(crate) mod informational;
 pub(crate) mod lease;
 pub(crate) mod mailbox;
 pub(crate) mod pool;
 pub(crate) mod server;
+pub(crate) mod server_state;
 pub(crate) mod shard;
 pub(crate) mod sync;
 pub(crate) mod timers;

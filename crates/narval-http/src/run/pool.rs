@@ -7,9 +7,9 @@ use std::thread::{self, Thread};
 
 use crate::Request;
 use crate::message::responder::LateAnswer;
+use crate::run::answer_context::AnswerContext;
 use crate::run::connection::TxLease;
-use crate::run::engine::HandshakePermit;
-use crate::run::exchange::Exchange;
+use crate::run::server_state::HandshakePermit;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -33,7 +33,7 @@ pub(crate) enum Job {
 pub(crate) struct Call {
     pub(crate) lease: TxLease,
     pub(crate) request: Request,
-    pub(crate) exchange: Exchange,
+    pub(crate) context: AnswerContext,
 }
 
 /// A worker as it sleeps.

@@ -14,8 +14,8 @@ use crate::io::socket::Socket;
 use crate::observe::access_log::{AccessLog, LogQueue};
 use crate::observe::counters::Snapshot;
 use crate::run::clock::Clock;
-use crate::run::engine::Engine;
 use crate::run::mailbox::{Mailbox, Message};
+use crate::run::server_state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::{Kind, Worker};
 use crate::tls::Acceptor;
@@ -220,7 +220,7 @@ impl Builder {
         Ok(Server {
             workers: self.workers.unwrap_or((4 * processors).max(16)).clamp(1, WORKERS_MAX),
             shards: self.shards.unwrap_or(processors / 2).clamp(1, self.shards.map_or(8, |_| SHARDS_MAX)),
-            engine: Arc::new(Engine::new(self.handler, self.limits, Clock::monotonic(), log, self.acceptor)),
+            server: Arc::new(ServerState::new(self.handler, self.limits, Clock::monotonic(), log, self.acceptor)),
             listeners,
             driver: self.driver,
             log_thread,
@@ -230,7 +230,7 @@ impl Builder {
 
 /// A server that is ready to start.
 pub struct Server {
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
     listeners: Vec<Listener>,
     workers: usize,
     shards: usize,
@@ -288,18 +288,18 @@ impl Server {
         let mailboxes = (0..self.shards).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
         let ended = Arc::new(Ended::new(self.shards));
         for at in 0..self.workers {
-            Worker::start(&self.engine, Kind::Jobs, at)?;
+            Worker::start(&self.server, Kind::Jobs, at)?;
         }
-        self.engine.streams.first_thread();
-        Worker::start(&self.engine, Kind::Streams, 0)?;
-        if self.engine.acceptor.is_some() {
+        self.server.streams.first_thread();
+        Worker::start(&self.server, Kind::Streams, 0)?;
+        if self.server.acceptor.is_some() {
             let processors = thread::available_parallelism().map_or(1, usize::from);
-            (0..processors).try_for_each(|at| Worker::start(&self.engine, Kind::Handshakes, at))?;
+            (0..processors).try_for_each(|at| Worker::start(&self.server, Kind::Handshakes, at))?;
         }
         let driver = self.driver.settle()?;
         for (at, mailbox) in mailboxes.iter().enumerate() {
             let parts = ShardParts {
-                engine: self.engine.clone(),
+                server: self.server.clone(),
                 mailbox: mailbox.clone(),
                 mailboxes: mailboxes.clone(),
                 listeners: std::mem::take(&mut sockets),
@@ -310,14 +310,14 @@ impl Server {
             }
         }
         Ok(ServerHandle {
-            inner: Arc::new(Running { engine: self.engine, mailboxes, ended, addresses, workers: self.workers, paths }),
+            inner: Arc::new(Running { server: self.server, mailboxes, ended, addresses, workers: self.workers, paths }),
             log_thread: self.log_thread,
         })
     }
 }
 
 struct ShardParts {
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
     mailbox: Arc<Mailbox>,
     mailboxes: Vec<Arc<Mailbox>>,
     listeners: Vec<Arc<Socket>>,
@@ -334,7 +334,7 @@ fn start_shard<D: Driver>(
     let mailboxes = parts.mailboxes.clone();
     thread::Builder::new().name(format!("shard-{at}")).spawn(move || {
         let made = driver(parts.mailbox.clone()).and_then(|driver| {
-            let mut shard = Shard::new(parts.engine, driver, parts.mailbox, parts.mailboxes);
+            let mut shard = Shard::new(parts.server, driver, parts.mailbox, parts.mailboxes);
             shard.listen(parts.listeners)?;
             Ok(shard)
         });
@@ -355,14 +355,14 @@ fn start_shard<D: Driver>(
     starts.recv().unwrap_or_else(|_| Err(io::Error::other("the shard's thread ended at once")))
 }
 
-fn snapshot(engine: &Engine, workers: usize) -> Snapshot {
+fn snapshot(server: &ServerState, workers: usize) -> Snapshot {
     Snapshot {
-        queue_depth: engine.pool.depth(),
-        body_memory_bytes: engine.body_memory.used() as u64,
-        bodies_waiting: engine.streams.depth(),
+        queue_depth: server.pool.depth(),
+        body_memory_bytes: server.body_memory.used() as u64,
+        bodies_waiting: server.streams.depth(),
         workers,
-        log_lines_dropped: engine.log.as_ref().map_or(0, LogQueue::dropped),
-        ..engine.counters.snapshot()
+        log_lines_dropped: server.log.as_ref().map_or(0, LogQueue::dropped),
+        ..server.counters.snapshot()
     }
 }
 
@@ -375,7 +375,7 @@ pub struct ServerHandle {
 
 #[derive(Debug)]
 struct Running {
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
     mailboxes: Vec<Arc<Mailbox>>,
     ended: Arc<Ended>,
     addresses: Vec<ListenAddress>,
@@ -392,14 +392,14 @@ impl ServerHandle {
 
     /// The engine's counters.
     pub fn counters(&self) -> Snapshot {
-        snapshot(&self.inner.engine, self.inner.workers)
+        snapshot(&self.inner.server, self.inner.workers)
     }
 
     /// What tells the engine's counters, for a handler that shows them to its clients; nothing but zeros once the server
     /// has ended.
     pub fn counter_source(&self) -> impl Fn() -> Snapshot + Send + Sync + 'static {
-        let (engine, workers) = (Arc::downgrade(&self.inner.engine), self.inner.workers);
-        move || engine.upgrade().map(|engine| snapshot(&engine, workers)).unwrap_or_default()
+        let (server, workers) = (Arc::downgrade(&self.inner.server), self.inner.workers);
+        move || server.upgrade().map(|server| snapshot(&server, workers)).unwrap_or_default()
     }
 
     /// Stops the server: it accepts no more, closes idle connections, lets running requests finish for at most `grace`,
@@ -443,7 +443,7 @@ impl ServerHandle {
         }
         self.inner.clean_up();
         // What was answered is in the log before the process ends, unless the disk is that slow.
-        if let (Some(thread), Some(log)) = (self.log_thread.take(), &self.inner.engine.log) {
+        if let (Some(thread), Some(log)) = (self.log_thread.take(), &self.inner.server.log) {
             let until = Instant::now() + LOG_GRACE;
             let mut told = false;
             while !thread.is_finished() && Instant::now() < until {
@@ -464,7 +464,7 @@ impl Running {
         if !finished {
             self.halt();
         }
-        self.engine.close_queues();
+        self.server.close_queues();
         self.clean_up();
         finished && self.ended.lock().failure.is_none()
     }

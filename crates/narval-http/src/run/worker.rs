@@ -11,15 +11,15 @@ use crossbeam_utils::CachePadded;
 
 use crate::io::driver::OutBuf;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
-use crate::message::guard;
+use crate::message::panic_guard;
 use crate::message::responder::LateAnswer;
 use crate::observe::counters::ThreadCounters;
+use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Close, Connection, TxLease};
-use crate::run::early;
-use crate::run::engine::{Engine, HandshakePermit};
-use crate::run::exchange::Exchange;
+use crate::run::informational;
 use crate::run::mailbox::Message;
 use crate::run::pool::{Call, Job, Pool, Sleeper};
+use crate::run::server_state::{HandshakePermit, ServerState};
 use crate::run::transmit::{Outgoing, Rest, Step, encode};
 use crate::{Bytes, FileRange, Response, ws};
 
@@ -35,18 +35,18 @@ pub(crate) enum Kind {
 }
 
 /// Starts another thread for streamed bodies, where one is wanted.
-pub(crate) fn start_where_wanted(engine: &Arc<Engine>) {
-    if let Some(number) = engine.streams.wants_thread()
-        && let Err(error) = Worker::start(engine, Kind::Streams, number)
+pub(crate) fn start_where_wanted(server: &Arc<ServerState>) {
+    if let Some(number) = server.streams.wants_thread()
+        && let Err(error) = Worker::start(server, Kind::Streams, number)
     {
         tracing::warn!(%error, "cannot start another thread for streamed request bodies");
-        engine.streams.thread_failed();
+        server.streams.thread_failed();
     }
 }
 
 /// A worker's own things: its counters, and a buffer that answers are encoded into.
 pub(crate) struct Worker {
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
     counters: Arc<CachePadded<ThreadCounters>>,
     out: OutBuf,
     /// Where records of TLS connections are made, lent to the answer that is worked on.
@@ -54,18 +54,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        let counters = engine.counters.thread();
-        Self { engine, counters, out: OutBuf::default(), wire: Vec::new() }
+    pub(crate) fn new(server: Arc<ServerState>) -> Self {
+        let counters = server.counters.thread();
+        Self { server, counters, out: OutBuf::default(), wire: Vec::new() }
     }
 
     /// Starts a thread that runs jobs of one kind until their queue is closed.
-    pub(crate) fn start(engine: &Arc<Engine>, kind: Kind, number: usize) -> io::Result<()> {
-        let worker = Self::new(engine.clone());
+    pub(crate) fn start(server: &Arc<ServerState>, kind: Kind, number: usize) -> io::Result<()> {
+        let worker = Self::new(server.clone());
         let (name, run): (_, fn(Self)) = match kind {
             Kind::Jobs => ("worker", Self::run),
-            Kind::Streams => ("stream", |worker| worker.run_from(|engine| &engine.streams)),
-            Kind::Handshakes => ("handshake", |worker| worker.run_from(|engine| &engine.handshakes)),
+            Kind::Streams => ("stream", |worker| worker.run_from(|server| &server.streams)),
+            Kind::Handshakes => ("handshake", |worker| worker.run_from(|server| &server.handshakes)),
         };
         thread::Builder::new().name(format!("{name}-{number}")).spawn(move || run(worker))?;
         Ok(())
@@ -73,16 +73,16 @@ impl Worker {
 
     fn run(mut self) {
         let me = Sleeper::new();
-        while let Some(job) = self.engine.pool.take(&me) {
+        while let Some(job) = self.server.pool.take(&me) {
             let started = Instant::now();
             self.run_job(job);
             self.counters.job_time.add_time(started.elapsed());
         }
     }
 
-    fn run_from(mut self, queue: impl Fn(&Engine) -> &Pool) {
-        let (me, engine) = (Sleeper::new(), self.engine.clone());
-        while let Some(job) = queue(&engine).take(&me) {
+    fn run_from(mut self, queue: impl Fn(&ServerState) -> &Pool) {
+        let (me, server) = (Sleeper::new(), self.server.clone());
+        while let Some(job) = queue(&server).take(&me) {
             self.run_job(job);
         }
     }
@@ -95,7 +95,7 @@ impl Worker {
             Job::Late(late) => self.send_late(*late),
             Job::WebSocket(socket) => {
                 if socket.run() == ws::Turn::Again {
-                    self.engine.pool.push_continued(Job::WebSocket(socket));
+                    self.server.pool.push_continued(Job::WebSocket(socket));
                 }
             }
             Job::Handshake { lease, received, permit } => self.shake_hands(lease, &received, permit),
@@ -107,18 +107,18 @@ impl Worker {
     }
 
     fn answer(&mut self, call: Call) {
-        let Call { lease, request, exchange } = call;
-        early::keep(lease, &request);
+        let Call { lease, request, context } = call;
+        informational::keep(lease, &request);
         self.counters.requests_worker.add(1);
-        let engine = self.engine.clone();
-        let response = catch_unwind(AssertUnwindSafe(|| engine.handler.handle(request))).unwrap_or_else(|_| {
+        let server = self.server.clone();
+        let response = catch_unwind(AssertUnwindSafe(|| server.handler.handle(request))).unwrap_or_else(|_| {
             self.counters.panics.add(1);
             tracing::error!("a handler panicked: answered 500");
-            Response::from(engine.failed.clone())
+            Response::from(server.failed.clone())
         });
-        match early::take_back() {
-            Some(lease) => self.send(lease, response, exchange),
-            None => self.engine.record(&self.counters, response.status().as_u16(), 0, true, exchange.watch),
+        match informational::take_back() {
+            Some(lease) => self.send(lease, response, context),
+            None => self.server.record(&self.counters, response.status().as_u16(), 0, true, context.watch),
         }
     }
 
@@ -127,26 +127,26 @@ impl Worker {
         let response = catch_unwind(AssertUnwindSafe(|| late.take())).unwrap_or_else(|_| {
             self.counters.panics.add(1);
             tracing::error!("a middleware panicked at a late answer: answered 500");
-            Response::from(self.engine.failed.clone())
+            Response::from(self.server.failed.clone())
         });
-        self.send(late.lease, response, late.exchange);
+        self.send(late.lease, response, late.context);
     }
 
     /// Encodes and sends an answer.
-    fn send(&mut self, lease: TxLease, mut response: Response, mut exchange: Exchange) {
+    fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext) {
         if let Some(later) = response.late.take() {
-            if let Some(late) = later.wait(lease, exchange, &self.engine) {
+            if let Some(late) = later.wait(lease, context, &self.server) {
                 self.send_late(late);
             }
             return;
         }
         if let Some(accepted) = response.upgrade.take() {
-            return self.upgrade(lease, response, exchange, accepted);
+            return self.upgrade(lease, response, context, accepted);
         }
-        let body_received = exchange.body.as_ref().is_none_or(|body| body.answer_begins());
-        exchange.to.keep_alive &= body_received && !self.engine.is_stopping();
+        let body_received = context.body.as_ref().is_none_or(|body| body.answer_begins());
+        context.to.keep_alive &= body_received && !self.server.is_stopping();
         self.out.clear();
-        let encoded = encode(response, exchange.to, &mut self.out);
+        let encoded = encode(response, context.to, &mut self.out);
         let status = encoded.status.as_u16();
         let mut outgoing = match encoded.rest {
             Rest::None => {
@@ -156,22 +156,20 @@ impl Worker {
                     && send_whole(&connection.socket, &mut self.out).is_ok()
                 {
                     if self.out.is_empty() {
-                        self.engine.record(&self.counters, status, length, false, exchange.watch);
+                        self.server.record(&self.counters, status, length, false, context.watch);
                         return self.finish(lease, encoded.keep_alive, length);
                     }
                     Outgoing::sealed(std::mem::take(&mut self.out), length)
                 } else {
-                    self.engine.record(&self.counters, status, 0, true, exchange.watch);
+                    self.server.record(&self.counters, status, 0, true, context.watch);
                     return lease.finish_with(Some(Close::Abort));
                 }
             }
             // On a TLS connection it is read where it is sealed.
-            Rest::File(range)
-                if range.length < SENDFILE_MIN && lease.connection().is_some_and(|c| c.secure.is_none()) =>
-            {
+            Rest::File(range) if range.length < SENDFILE_MIN && lease.connection().is_some_and(|c| c.tls.is_none()) => {
                 if let Err(error) = read_file(&range, &mut self.out.memory) {
                     tracing::warn!(%error, "cannot read a file of {} bytes: answer aborted", range.length);
-                    self.engine.record(&self.counters, status, 0, true, exchange.watch);
+                    self.server.record(&self.counters, status, 0, true, context.watch);
                     return lease.finish_with(Some(Close::Abort));
                 }
                 Outgoing::memory(std::mem::take(&mut self.out))
@@ -181,7 +179,7 @@ impl Worker {
         };
         outgoing.keep_alive = encoded.keep_alive;
         outgoing.status = status;
-        outgoing.watch = exchange.watch;
+        outgoing.watch = context.watch;
         if outgoing.is_blocked() {
             return lease.hand_back(Box::new(outgoing));
         }
@@ -189,13 +187,13 @@ impl Worker {
     }
 
     /// Answers 101, and makes the connection a WebSocket.
-    fn upgrade(&mut self, lease: TxLease, response: Response, exchange: Exchange, accepted: ws::Accepted) {
+    fn upgrade(&mut self, lease: TxLease, response: Response, context: AnswerContext, accepted: ws::Accepted) {
         self.out.clear();
-        let encoded = encode(response, exchange.to, &mut self.out);
+        let encoded = encode(response, context.to, &mut self.out);
         let head = Bytes::copy_from_slice(self.out.rest());
-        self.engine.record(&self.counters, encoded.status.as_u16(), head.len() as u64, false, exchange.watch);
+        self.server.record(&self.counters, encoded.status.as_u16(), head.len() as u64, false, context.watch);
         if let (Some(shared), Some(connection)) = (accepted.into_shared(), lease.upgrade()) {
-            ws::start(&shared, connection.clone(), head, &self.engine.pool);
+            ws::start(&shared, connection.clone(), head, &self.server.pool);
             connection.post(Message::Upgraded { token: connection.token, socket: shared });
         }
     }
@@ -203,19 +201,19 @@ impl Worker {
     /// Sends more of an answer.
     fn go_on(&mut self, lease: TxLease, mut outgoing: Box<Outgoing>) {
         let Some(connection) = lease.connection() else { return };
-        if connection.secure.is_some() {
+        if connection.tls.is_some() {
             outgoing.lend(&mut self.wire);
         }
         let step = loop {
             match outgoing.drive(connection, BYTES_PER_TURN) {
                 // Nobody waits for a worker: going through the queue would only wake another one.
-                Ok(Step::Yield) if !self.engine.pool.has_work() => {}
+                Ok(Step::Yield) if !self.server.pool.has_work() => {}
                 step => break step,
             }
         };
         match step {
             Ok(Step::Complete) => {
-                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.server.record_outgoing(&self.counters, &mut outgoing, false);
                 self.finish(lease, outgoing.keep_alive, outgoing.sent());
                 let (out, wire) = outgoing.into_buffers();
                 if self.out.memory.capacity() == 0 {
@@ -226,11 +224,11 @@ impl Worker {
                 }
             }
             Ok(Step::Blocked | Step::Waiting) => lease.hand_back(outgoing),
-            Ok(Step::Yield) => self.engine.pool.push_continued(Job::Continue { lease, outgoing }),
+            Ok(Step::Yield) => self.server.pool.push_continued(Job::Continue { lease, outgoing }),
             Err(error) => {
                 tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
-                self.counters.panics.add(u64::from(guard::is_panic(&error)));
-                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                self.counters.panics.add(u64::from(panic_guard::is_panic(&error)));
+                self.server.record_outgoing(&self.counters, &mut outgoing, true);
                 lease.finish_with(Some(Close::Abort));
             }
         }
@@ -248,7 +246,7 @@ impl Worker {
 
     fn finish(&self, lease: TxLease, keep_alive: bool, sent: u64) {
         if keep_alive {
-            lease.finish(self.engine.clock.now(), sent > LARGE_ANSWER);
+            lease.finish(self.server.clock.now(), sent > LARGE_ANSWER);
         } else {
             lease.finish_with(Some(Close::after(sent)));
         }
@@ -263,9 +261,9 @@ pub(crate) fn shake_hands(
     out: &mut OutBuf,
     counters: &ThreadCounters,
 ) -> io::Result<Vec<u8>> {
-    let Some(secure) = &connection.secure else { return Err(io::ErrorKind::NotConnected.into()) };
+    let Some(tls) = &connection.tls else { return Err(io::ErrorKind::NotConnected.into()) };
     let mut plaintext = Vec::new();
-    let opened = secure.open(received, &mut plaintext);
+    let opened = tls.open(received, &mut plaintext);
     out.clear();
     // An alert is worth sending too.
     let sent = connection.seal(out).and_then(|()| send_whole(&connection.socket, out));

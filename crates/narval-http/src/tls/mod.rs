@@ -9,17 +9,17 @@
 //! out in the order they were sealed. That holds because only the holder of the lease seals; what receiving has to say (the
 //! answer to a KeyUpdate, an alert) waits here and goes out before whatever is sealed next.
 
-#[cfg(not(feature = "tls"))]
-mod absent;
 #[cfg(feature = "tls")]
 mod acceptor;
+#[cfg(feature = "tls")]
+mod channel;
+#[cfg(not(feature = "tls"))]
+mod disabled;
 #[cfg(feature = "tls")]
 mod identity;
 #[cfg(feature = "tls")]
 mod kernel;
 pub(crate) mod layout;
-#[cfg(feature = "tls")]
-mod present;
 #[cfg(feature = "tls")]
 mod records;
 #[cfg(feature = "tls")]
@@ -27,16 +27,16 @@ mod secrets;
 #[cfg(feature = "tls")]
 mod session;
 
-#[cfg(not(feature = "tls"))]
-pub(crate) use absent::{Acceptor, Secure};
 #[cfg(feature = "tls")]
 pub use acceptor::{PemPair, TlsAcceptor, TlsConfig};
+#[cfg(feature = "tls")]
+pub(crate) use channel::{Acceptor, TlsChannel};
+#[cfg(not(feature = "tls"))]
+pub(crate) use disabled::{Acceptor, TlsChannel};
 #[cfg(feature = "tls")]
 pub use identity::{Identity, TlsError};
 #[cfg(feature = "tls")]
 pub use kernel::{KernelTx, probe};
-#[cfg(feature = "tls")]
-pub(crate) use present::{Acceptor, Secure};
 #[cfg(feature = "tls")]
 pub use records::RecordTx;
 #[cfg(feature = "tls")]

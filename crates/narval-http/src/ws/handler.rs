@@ -9,7 +9,7 @@ use super::codec::{CloseCode, CloseFrame, Message, ProtocolError};
 /// it. Those of different sockets come at the same time. A method may block; meanwhile the events of that socket wait,
 /// and when many wait nothing more is received from its client.
 ///
-/// Every `Fn(&WebSocket, Event) + Send + Sync` is a handler.
+/// Every `Fn(&WebSocket, WsEvent) + Send + Sync` is a handler.
 pub trait WsHandler: Send + Sync + 'static {
     /// The connection is open.
     fn open(&self, socket: &WebSocket) {
@@ -47,7 +47,7 @@ pub trait WsHandler: Send + Sync + 'static {
 
 /// An event, for handlers that are closures.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum WsEvent {
     /// See [`WsHandler::open`].
     Open,
     /// See [`WsHandler::message`].
@@ -66,34 +66,34 @@ pub enum Event {
 
 impl<F> WsHandler for F
 where
-    F: Fn(&WebSocket, Event) + Send + Sync + 'static,
+    F: Fn(&WebSocket, WsEvent) + Send + Sync + 'static,
 {
     fn open(&self, socket: &WebSocket) {
-        self(socket, Event::Open);
+        self(socket, WsEvent::Open);
     }
 
     fn message(&self, socket: &WebSocket, message: Message) {
-        self(socket, Event::Message(message));
+        self(socket, WsEvent::Message(message));
     }
 
     fn ping(&self, socket: &WebSocket, payload: Bytes) {
-        self(socket, Event::Ping(payload));
+        self(socket, WsEvent::Ping(payload));
     }
 
     fn pong(&self, socket: &WebSocket, payload: Bytes) {
-        self(socket, Event::Pong(payload));
+        self(socket, WsEvent::Pong(payload));
     }
 
     fn drained(&self, socket: &WebSocket) {
-        self(socket, Event::Drained);
+        self(socket, WsEvent::Drained);
     }
 
     fn error(&self, socket: &WebSocket, error: WsError) {
-        self(socket, Event::Error(error));
+        self(socket, WsEvent::Error(error));
     }
 
     fn close(&self, socket: &WebSocket, reason: CloseReason) {
-        self(socket, Event::Close(reason));
+        self(socket, WsEvent::Close(reason));
     }
 }
 

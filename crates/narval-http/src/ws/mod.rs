@@ -7,12 +7,12 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use narval_http::ws::{Event, Upgrade, UpgradeError, WebSocket};
+//! use narval_http::ws::{Upgrade, UpgradeError, WebSocket, WsEvent};
 //! use narval_http::{Request, Response};
 //!
 //! fn greet(request: Request) -> Result<Response, UpgradeError> {
 //!     let (response, socket) = Upgrade::new(&request)?.accept(Arc::new(|socket: &WebSocket, event| {
-//!         if let Event::Message(message) = event {
+//!         if let WsEvent::Message(message) = event {
 //!             socket.send(message);
 //!         }
 //!     }));
@@ -34,10 +34,10 @@ mod socket;
 mod stream;
 mod upgrade;
 
-pub use codec::{CloseCode, CloseFrame, Frame, Limits, Message, ProtocolError};
-pub use handler::{CloseReason, Event, WsError, WsHandler};
+pub use codec::{CloseCode, CloseFrame, Frame, Message, ProtocolError, WsLimits};
+pub use handler::{CloseReason, WsError, WsEvent, WsHandler};
 pub use handshake::UpgradeError;
-pub use options::{Compression, Options};
+pub use options::{Options, WsCompression};
 pub use socket::{SendStatus, SharedMessage, WebSocket};
 pub use upgrade::Upgrade;
 

@@ -1,12 +1,12 @@
 use std::time::Duration;
 
-use super::codec::Limits;
+use super::codec::WsLimits;
 
 /// What a WebSocket may cost, and when it is given up. The defaults suit a server with many mostly idle sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How large a message from the client may be.
-    pub limits: Limits,
+    pub limits: WsLimits,
     /// How many bytes of messages may wait for the handler; above it nothing more is received.
     pub receive_queue_bytes: usize,
     /// How many bytes may wait to be sent before [`SendStatus::Backpressure`](super::SendStatus::Backpressure) says so.
@@ -27,7 +27,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            limits: Limits::default(),
+            limits: WsLimits::default(),
             receive_queue_bytes: 256 * 1024,
             send_soft_bytes: 256 * 1024,
             send_hard_bytes: 1024 * 1024,
@@ -41,7 +41,7 @@ impl Default for Options {
 
 /// How messages are compressed where the client can decompress them (RFC 7692).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compression {
+pub struct WsCompression {
     /// The level, 1 (fast) to 9 (small).
     pub level: u8,
     /// Messages below this many bytes are sent as they are.
@@ -51,7 +51,7 @@ pub struct Compression {
     pub context_takeover: bool,
 }
 
-impl Default for Compression {
+impl Default for WsCompression {
     fn default() -> Self {
         Self { level: 4, bytes_min: 256, context_takeover: false }
     }

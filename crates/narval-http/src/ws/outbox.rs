@@ -101,7 +101,7 @@ impl Outbox {
     pub(super) fn start(&mut self, connection: Arc<Connection>, head: Bytes) {
         self.queued_bytes += head.len();
         self.queue.push_front(head);
-        if connection.secure.is_some() {
+        if connection.tls.is_some() {
             // Frames that were queued before are sealed behind the head, in their order.
             let mut out = OutBuf { memory: self.queue.iter().flatten().copied().collect(), ..OutBuf::default() };
             if connection.seal(&mut out).is_err() {
@@ -231,7 +231,7 @@ impl Outbox {
 
     fn push(&mut self, mut frame: Encoded) {
         if let Some(connection) = &self.link
-            && connection.secure.is_some()
+            && connection.tls.is_some()
         {
             let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, ..OutBuf::default() };
             if connection.seal(&mut out).is_err() {

@@ -9,7 +9,7 @@ use super::codec::extension::Agreement;
 use super::codec::frame::{CONTROL_PAYLOAD_MAX, Opcode};
 use super::codec::{CloseCode, Frame, Message, close};
 use super::inbox::Inbox;
-use super::options::{Compression, Options};
+use super::options::{Options, WsCompression};
 use super::outbox::{Encoded, Outbox};
 use crate::Peer;
 
@@ -204,7 +204,7 @@ pub(super) struct Deflate {
 }
 
 impl Deflate {
-    pub(super) fn new(agreed: Agreement, compression: Compression) -> Self {
+    pub(super) fn new(agreed: Agreement, compression: WsCompression) -> Self {
         let settings = Settings { level: compression.level.clamp(1, 9), window_bits: agreed.server_window_bits() };
         Self {
             settings,

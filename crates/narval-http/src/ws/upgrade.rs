@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::WsHandler;
 use super::codec::extension::Agreement;
 use super::handshake::{self, Handshake, UpgradeError};
-use super::options::{Compression, Options};
+use super::options::{Options, WsCompression};
 use super::socket::{Deflate, Shared, WebSocket};
 use crate::{Request, Response};
 
@@ -12,13 +12,13 @@ use crate::{Request, Response};
 /// ```
 /// use std::sync::Arc;
 ///
-/// use narval_http::ws::{Compression, Event, Upgrade, UpgradeError, WebSocket};
+/// use narval_http::ws::{Upgrade, UpgradeError, WebSocket, WsCompression, WsEvent};
 /// use narval_http::{Request, Response};
 ///
 /// fn echo(request: Request) -> Result<Response, UpgradeError> {
-///     let upgrade = Upgrade::new(&request)?.compress(Compression::default())?;
+///     let upgrade = Upgrade::new(&request)?.compress(WsCompression::default())?;
 ///     let (response, _socket) = upgrade.accept(Arc::new(|socket: &WebSocket, event| {
-///         if let Event::Message(message) = event {
+///         if let WsEvent::Message(message) = event {
 ///             socket.send(message);
 ///         }
 ///     }));
@@ -30,7 +30,7 @@ use crate::{Request, Response};
 pub struct Upgrade<'a> {
     request: &'a Request,
     handshake: Handshake,
-    deflate: Option<(Agreement, Compression)>,
+    deflate: Option<(Agreement, WsCompression)>,
     options: Options,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Upgrade<'a> {
     ///
     /// # Errors
     /// [`UpgradeError::Extensions`] if the offer is malformed.
-    pub fn compress(mut self, compression: Compression) -> Result<Self, UpgradeError> {
+    pub fn compress(mut self, compression: WsCompression) -> Result<Self, UpgradeError> {
         let agreed = handshake::negotiate(&self.request.head(), compression.context_takeover)?;
         self.deflate = agreed.map(|agreed| (agreed, compression));
         Ok(self)

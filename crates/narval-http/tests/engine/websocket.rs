@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_http::ws::{
-    CloseCode, CloseReason, Compression, Event, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError,
-    WebSocket, WsError,
+    CloseCode, CloseReason, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError, WebSocket,
+    WsCompression, WsError, WsEvent,
 };
 use narval_http::{Bytes, DriverChoice, Handler, Listen, ListenAddress, Request, Response, Server, ServerHandle};
 use tungstenite::protocol::frame::coding::CloseCode as ClientCode;
@@ -18,7 +18,7 @@ use tungstenite::protocol::frame::coding::CloseCode as ClientCode;
 use crate::harness::{PATIENCE, on_each_driver};
 
 type Client = tungstenite::WebSocket<TcpStream>;
-type Events = Receiver<(WebSocket, Event)>;
+type Events = Receiver<(WebSocket, WsEvent)>;
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -37,14 +37,14 @@ impl Fixture {
     fn with(
         driver: DriverChoice,
         options: Options,
-        on_event: impl Fn(&WebSocket, &Event) + Send + Sync + Clone + 'static,
+        on_event: impl Fn(&WebSocket, &WsEvent) + Send + Sync + Clone + 'static,
     ) -> Self {
         let (sender, events) = channel();
-        let sender: Mutex<Sender<(WebSocket, Event)>> = Mutex::new(sender);
+        let sender: Mutex<Sender<(WebSocket, WsEvent)>> = Mutex::new(sender);
         let handler = move |request: Request| {
-            let upgrade = Upgrade::new(&request)?.compress(Compression::default())?.options(options);
+            let upgrade = Upgrade::new(&request)?.compress(WsCompression::default())?.options(options);
             let (on_event, sender) = (on_event.clone(), sender.lock().unwrap().clone());
-            let handler = move |socket: &WebSocket, event: Event| {
+            let handler = move |socket: &WebSocket, event: WsEvent| {
                 on_event(socket, &event);
                 // The test may be over.
                 drop(sender.send((socket.clone(), event)));
@@ -59,13 +59,13 @@ impl Fixture {
         tungstenite::client("ws://localhost/", stream).unwrap().0
     }
 
-    fn next(&self) -> Event {
+    fn next(&self) -> WsEvent {
         self.events.recv_timeout(PATIENCE).expect("an event").1
     }
 
     fn open(&self) -> WebSocket {
         let (socket, event) = self.events.recv_timeout(PATIENCE).expect("an event");
-        assert_eq!(event, Event::Open);
+        assert_eq!(event, WsEvent::Open);
         socket
     }
 }
@@ -107,13 +107,13 @@ fn text(text: &str) -> tungstenite::Message {
     tungstenite::Message::text(text)
 }
 
-fn closed(code: u16, reason: &str, is_clean: bool) -> Event {
-    Event::Close(CloseReason { code, reason: reason.to_owned(), is_clean })
+fn closed(code: u16, reason: &str, is_clean: bool) -> WsEvent {
+    WsEvent::Close(CloseReason { code, reason: reason.to_owned(), is_clean })
 }
 
 fn echo(driver: DriverChoice) -> Fixture {
     Fixture::with(driver, Options::default(), |socket, event| {
-        if let Event::Message(message) = event {
+        if let WsEvent::Message(message) = event {
             assert_eq!(socket.send(message.clone()), SendStatus::Queued);
         }
     })
@@ -135,9 +135,9 @@ fn messages_go_both_ways_and_events_come_in_order() {
         let Ok(tungstenite::Message::Close(Some(frame))) = client.read() else { panic!("a Close frame") };
         assert_eq!(u16::from(frame.code), 1001);
         assert!(matches!(client.read(), Err(tungstenite::Error::ConnectionClosed)), "the server ends the connection");
-        assert_eq!(fixture.next(), Event::Message(Message::from("hällo")));
-        assert_eq!(fixture.next(), Event::Message(Message::from(vec![7; 100_000])));
-        assert_eq!(fixture.next(), Event::Ping(Bytes::from_static(b"!")));
+        assert_eq!(fixture.next(), WsEvent::Message(Message::from("hällo")));
+        assert_eq!(fixture.next(), WsEvent::Message(Message::from(vec![7; 100_000])));
+        assert_eq!(fixture.next(), WsEvent::Ping(Bytes::from_static(b"!")));
         assert_eq!(fixture.next(), closed(1001, "bye", true));
     });
 }
@@ -146,7 +146,7 @@ fn messages_go_both_ways_and_events_come_in_order() {
 fn what_is_sent_before_the_handshake_is_answered_comes_behind_it() {
     on_each_driver(|driver| {
         let handle = serve(driver, |request| {
-            let (response, socket) = Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, _: Event| {}));
+            let (response, socket) = Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, _: WsEvent| {}));
             assert_eq!(socket.send("first"), SendStatus::Queued);
             assert_eq!(socket.send(vec![1; 10_000]), SendStatus::Queued);
             socket.close(CloseCode::NORMAL, "that was it");
@@ -182,7 +182,7 @@ fn a_response_that_is_not_sent_closes_its_socket() {
         let sender = Mutex::new(sender);
         let handle = serve(driver, move |request| {
             let (_response, socket) =
-                Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, event: Event| panic!("{event:?}")));
+                Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, event: WsEvent| panic!("{event:?}")));
             sender.lock().unwrap().send(socket).unwrap();
             Response::text(http::StatusCode::FORBIDDEN, "no")
         });
@@ -227,8 +227,8 @@ fn rfc_7692_compressed_messages() {
             "sec-websocket-extensions: permessage-deflate; server_no_context_takeover; client_no_context_takeover\r\n"
         ));
         stream.write_all(b"\xc1\x87\0\0\0\0\xf2\x48\xcd\xc9\xc9\x07\x00").unwrap();
-        assert!(matches!(fixture.next(), Event::Open));
-        assert_eq!(fixture.next(), Event::Message(Message::from("Hello")));
+        assert!(matches!(fixture.next(), WsEvent::Open));
+        assert_eq!(fixture.next(), WsEvent::Message(Message::from("Hello")));
         let mut frame = [0; 7];
         stream.read_exact(&mut frame).unwrap();
         assert_eq!(&frame, b"\x81\x05Hello", "too small to be compressed");
@@ -257,8 +257,8 @@ fn a_bomb_closes_with_1009() {
         let bomb = narval_http::ws::codec::deflate::compress(settings, &vec![0; 2 << 20]);
         let length = u16::try_from(bomb.len()).unwrap().to_be_bytes();
         stream.write_all(&[b"\xc2\xfe", length.as_slice(), b"\0\0\0\0", &bomb].concat()).unwrap();
-        assert_eq!(fixture.next(), Event::Error(WsError::Protocol(narval_http::ws::ProtocolError::MessageTooBig)));
-        let Event::Close(reason) = fixture.next() else { panic!("a close") };
+        assert_eq!(fixture.next(), WsEvent::Error(WsError::Protocol(narval_http::ws::ProtocolError::MessageTooBig)));
+        let WsEvent::Close(reason) = fixture.next() else { panic!("a close") };
         assert_eq!((reason.code, reason.is_clean), (1009, false));
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
@@ -282,8 +282,8 @@ fn rfc_6455_7_1_7_a_breach_is_told_before_the_end() {
         stream.read_to_end(&mut answer).unwrap();
         assert!(answer.starts_with(b"\x81\x02hi\x88"), "{answer:?}");
         assert_eq!(answer.get(6..8), Some(1002u16.to_be_bytes().as_slice()));
-        assert_eq!(fixture.next(), Event::Message(Message::from("hi")));
-        assert!(matches!(fixture.next(), Event::Error(WsError::Protocol(_))));
+        assert_eq!(fixture.next(), WsEvent::Message(Message::from("hi")));
+        assert!(matches!(fixture.next(), WsEvent::Error(WsError::Protocol(_))));
         assert_eq!(fixture.next(), closed(1002, "the client broke the protocol: frame is not masked", false));
     });
 }
@@ -295,7 +295,7 @@ fn a_lost_connection_is_an_error_and_a_close() {
         let client = fixture.connect();
         let socket = fixture.open();
         drop(client);
-        assert_eq!(fixture.next(), Event::Error(WsError::Lost));
+        assert_eq!(fixture.next(), WsEvent::Error(WsError::Lost));
         assert_eq!(fixture.next(), closed(1006, "the connection was lost", false));
         assert_eq!(socket.send("x"), SendStatus::Closed, "from the event on");
     });
@@ -305,8 +305,8 @@ fn a_lost_connection_is_an_error_and_a_close() {
 fn a_panicking_handler_closes_its_connection_and_no_other() {
     on_each_driver(|driver| {
         let fixture = Fixture::with(driver, Options::default(), |socket, event| match event {
-            Event::Message(Message::Text(text)) if text == "panic" => panic!("as asked"),
-            Event::Message(message) => drop(socket.send(message.clone())),
+            WsEvent::Message(Message::Text(text)) if text == "panic" => panic!("as asked"),
+            WsEvent::Message(message) => drop(socket.send(message.clone())),
             _ => {}
         });
         let mut other = fixture.connect();
@@ -316,8 +316,8 @@ fn a_panicking_handler_closes_its_connection_and_no_other() {
         client.send(text("panic")).unwrap();
         let Ok(tungstenite::Message::Close(Some(frame))) = client.read() else { panic!("a Close frame") };
         assert_eq!(u16::from(frame.code), 1011);
-        assert_eq!(fixture.next(), Event::Error(WsError::Panicked));
-        assert!(matches!(fixture.next(), Event::Close(_)));
+        assert_eq!(fixture.next(), WsEvent::Error(WsError::Panicked));
+        assert!(matches!(fixture.next(), WsEvent::Close(_)));
         other.send(text("still here")).unwrap();
         assert_eq!(other.read().unwrap(), text("still here"));
     });
@@ -333,7 +333,7 @@ fn events_of_one_socket_are_serial() {
             Fixture::with(driver, Options::default(), move |_, event| {
                 let _only = running.try_lock().expect("two events at once");
                 thread::sleep(Duration::from_micros(300));
-                if let Event::Message(message) = event {
+                if let WsEvent::Message(message) = event {
                     seen.lock().unwrap().push(message.as_text().unwrap().to_owned());
                 }
             })
@@ -344,7 +344,7 @@ fn events_of_one_socket_are_serial() {
             client.send(text(number)).unwrap();
         }
         client.close(None).unwrap();
-        while !matches!(fixture.next(), Event::Close(_)) {}
+        while !matches!(fixture.next(), WsEvent::Close(_)) {}
         assert_eq!(*seen.lock().unwrap(), sent, "more than may wait at a time, and none lost");
     });
 }
@@ -372,7 +372,7 @@ fn a_client_that_does_not_read_meets_the_watermarks() {
         for _ in 0..accepted {
             assert_eq!(client.read().unwrap().len(), 50_000);
         }
-        assert_eq!(fixture.next(), Event::Drained);
+        assert_eq!(fixture.next(), WsEvent::Drained);
         assert_eq!(socket.queued_bytes(), 0);
         assert_eq!(socket.send("again"), SendStatus::Queued);
         assert_eq!(client.read().unwrap(), text("again"));
@@ -393,9 +393,9 @@ fn deadlines() {
         // A client that reads answers the Ping, and stays.
         assert!(answers.read().unwrap().is_ping());
         answers.flush().unwrap();
-        assert_eq!(fixture.next(), Event::Pong(Bytes::new()));
-        assert_eq!(fixture.next(), Event::Error(WsError::PingTimeout));
-        assert!(matches!(fixture.next(), Event::Close(_)));
+        assert_eq!(fixture.next(), WsEvent::Pong(Bytes::new()));
+        assert_eq!(fixture.next(), WsEvent::Error(WsError::PingTimeout));
+        assert!(matches!(fixture.next(), WsEvent::Close(_)));
         assert!(started.elapsed() >= 2 * moment && started.elapsed() < 10 * moment, "{:?}", started.elapsed());
         drop(silent);
 
@@ -404,7 +404,7 @@ fn deadlines() {
         let silent = fixture.connect();
         let socket = fixture.open();
         socket.close(CloseCode::NORMAL, "");
-        assert_eq!(fixture.next(), Event::Error(WsError::CloseTimeout));
+        assert_eq!(fixture.next(), WsEvent::Error(WsError::CloseTimeout));
         assert_eq!(fixture.next(), closed(1006, "the client did not complete the closing handshake", false));
         drop(silent);
 
@@ -413,8 +413,8 @@ fn deadlines() {
         let silent = fixture.connect();
         let socket = fixture.open();
         while socket.send(vec![0; 100_000]).is_accepted() {}
-        assert_eq!(fixture.next(), Event::Error(WsError::WriteTimeout));
-        assert!(matches!(fixture.next(), Event::Close(_)));
+        assert_eq!(fixture.next(), WsEvent::Error(WsError::WriteTimeout));
+        assert!(matches!(fixture.next(), WsEvent::Close(_)));
         drop(silent);
     });
 }
@@ -433,7 +433,7 @@ fn a_server_that_stops_says_goodbye() {
             assert!(client.read().is_err());
             assert!(stopped.join().unwrap(), "everything finished");
         });
-        assert!(matches!(fixture.next(), Event::Close(reason) if reason.is_clean));
+        assert!(matches!(fixture.next(), WsEvent::Close(reason) if reason.is_clean));
     });
 }
 

@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use narval_http::proto::accept::{Coding, negotiate_coding};
+use narval_http::http1::accept::{Coding, negotiate_coding};
 use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header};
 use narval_nix::HashPart;
 use zstd::stream::write::Encoder;

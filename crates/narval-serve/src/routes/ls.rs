@@ -1,6 +1,6 @@
 //! `/<hash part>.ls`: the tree of a NAR without contents, and where in the NAR the contents are.
 
-use narval_http::proto::accept::{Coding, negotiate_coding};
+use narval_http::http1::accept::{Coding, negotiate_coding};
 use narval_http::{Body, HeaderValue, Request, Response, StatusCode, header};
 use narval_nix::HashPart;
 

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use narval_http::proto::accept::{Coding, negotiate_coding};
-use narval_http::proto::range::{ByteRange, MultipartRanges};
+use narval_http::http1::accept::{Coding, negotiate_coding};
+use narval_http::http1::range::{ByteRange, MultipartRanges};
 use narval_http::{
     Body, BodySource, FileRange, Fill, HeadRef, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header,
 };

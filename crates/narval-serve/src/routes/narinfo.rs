@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use narval_http::proto::conditional::{Outcome, Validators, evaluate};
+use narval_http::http1::conditional::{Outcome, Validators, evaluate};
 use narval_http::{Bytes, HeadRef, HeaderValue, Prepared, Request, Response, StatusCode, header};
 use narval_nix::{HashPart, PathInfo, Sha256, narinfo};
 

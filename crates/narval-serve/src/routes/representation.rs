@@ -1,7 +1,7 @@
 //! Something of a known size with an entity tag: conditions and ranges of a request, answered (RFC 9110 sections 13, 14).
 
-use narval_http::proto::conditional::{Outcome, Validators, evaluate, range_applies};
-use narval_http::proto::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
+use narval_http::http1::conditional::{Outcome, Validators, evaluate, range_applies};
+use narval_http::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 
 use crate::error::ServeError;

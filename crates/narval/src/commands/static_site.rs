@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
 use narval_http::files::{CacheRule, PrecompressOptions, Site, SiteOptions, precompress};
-use narval_http::proto::accept::Coding;
+use narval_http::http1::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Request, Response, Server, wrap};
 

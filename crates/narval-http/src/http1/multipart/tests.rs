@@ -11,14 +11,14 @@ fn in_pieces(form: &[u8], piece: usize) -> Result<Owned, ProtoError> {
     loop {
         let step = decoder.decode(&form[start..end], end == form.len())?;
         match step.event {
-            Event::NeedMore => {
+            MultipartEvent::NeedMore => {
                 assert!(end - start - step.consumed <= decoder.input_max());
                 end = (end + piece).min(form.len());
             }
-            Event::Part(head) => found.push((head, Vec::new())),
-            Event::Data(data) => found.last_mut().expect("in a part").1.extend_from_slice(data),
-            Event::PartEnd => {}
-            Event::End => return Ok(found),
+            MultipartEvent::Part(head) => found.push((head, Vec::new())),
+            MultipartEvent::Data(data) => found.last_mut().expect("in a part").1.extend_from_slice(data),
+            MultipartEvent::PartEnd => {}
+            MultipartEvent::End => return Ok(found),
         }
         start += step.consumed;
     }

@@ -8,8 +8,8 @@ use super::{Network, Random};
 use crate::io::driver::sim::SimDriver;
 use crate::io::socket::Socket;
 use crate::run::clock::Clock;
-use crate::run::engine::Engine;
 use crate::run::mailbox::{Mailbox, Message};
+use crate::run::server_state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::Worker;
 use crate::{
@@ -36,7 +36,7 @@ struct Simulation {
     network: Network,
     shard: Shard<SimDriver>,
     worker: Worker,
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -89,19 +89,19 @@ impl Simulation {
         // Bodies are complete before a handler runs: it must not wait, for nobody would wake it.
         let limits = Limits { body_buffer_max: 1 << 20, body_max: 1 << 20, ..Limits::default() };
         let handler = Arc::new(Simulated { file: Arc::new(file) });
-        let engine = Arc::new(Engine::new(handler, limits, Clock::Simulated(network.time()), None, None));
+        let server = Arc::new(ServerState::new(handler, limits, Clock::Simulated(network.time()), None, None));
         let mailbox = Mailbox::simulated();
         let driver = SimDriver::new(network.clone());
-        let mut shard = Shard::new(engine.clone(), driver, mailbox.clone(), vec![mailbox.clone()]);
+        let mut shard = Shard::new(server.clone(), driver, mailbox.clone(), vec![mailbox.clone()]);
         shard.listen(vec![Arc::new(Socket::Nowhere)])?;
-        Ok(Self { worker: Worker::new(engine.clone()), network, shard, engine, mailbox })
+        Ok(Self { worker: Worker::new(server.clone()), network, shard, server, mailbox })
     }
 
     /// One turn of the shard, some of the workers' jobs, a little time.
     fn step(&mut self, random: &mut Random) -> io::Result<bool> {
         let alive = self.shard.turn()?;
         for _ in 0..random.below(4) {
-            if let Some(job) = self.engine.pool.try_take().or_else(|| self.engine.streams.try_take()) {
+            if let Some(job) = self.server.pool.try_take().or_else(|| self.server.streams.try_take()) {
                 self.worker.run_job(job);
             }
         }
@@ -158,7 +158,7 @@ impl Simulation {
     }
 
     fn snapshot(&self) -> Snapshot {
-        self.engine.counters.snapshot()
+        self.server.counters.snapshot()
     }
 
     fn report(&self, steps: usize) -> Report {

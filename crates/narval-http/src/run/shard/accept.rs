@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::slot::Phase;
 use super::{Shard, millis};
 use crate::Peer;
-use crate::http1::response::AnswerTo;
+use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, OutBuf, lacks_resources};
 use crate::io::socket::Socket;
 use crate::limits::ACCEPT_PAUSE;
@@ -21,15 +21,15 @@ impl<D: Driver> Shard<D> {
             Err(error) => return self.on_accept_error(listener, &error),
         };
         self.counters.connections_accepted.add(1);
-        if !self.engine.admission.enter(&peer) {
+        if !self.server.admission.enter(&peer) {
             self.counters.connections_refused.add(1);
             self.counters.connections_closed.add(1);
-            if self.engine.secures(&peer) {
+            if self.server.secures(&peer) {
                 return;
             }
             let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
             let mut out = OutBuf::default();
-            encode(self.engine.overloaded.clone().into(), to, &mut out);
+            encode(self.server.overloaded.clone().into(), to, &mut out);
             // As much as fits; a client that is turned away has no claim to more.
             drop(socket.send_buf(&mut out));
             return;
@@ -69,19 +69,18 @@ impl<D: Driver> Shard<D> {
     /// Takes a connection in.
     pub(super) fn open(&mut self, socket: Socket, peer: Peer) {
         let home = self.mailbox.clone();
-        let secure = match self.engine.acceptor.as_ref().filter(|_| self.engine.secures(&peer)).map(|tls| tls.accept())
-        {
+        let tls = match self.server.acceptor.as_ref().filter(|_| self.server.secures(&peer)).map(|tls| tls.accept()) {
             None => None,
-            Some(Some(secure)) => Some(secure),
+            Some(Some(tls)) => Some(tls),
             Some(None) => {
                 self.counters.connections_closed.add(1);
-                return self.engine.admission.leave(&peer);
+                return self.server.admission.leave(&peer);
             }
         };
-        let is_secure = secure.is_some();
-        let token = self.slots.insert(|token| Arc::new(Connection::new(socket, secure, peer, token, home)));
+        let is_secure = tls.is_some();
+        let token = self.slots.insert(|token| Arc::new(Connection::new(socket, tls, peer, token, home)));
         let Some(slot) = self.slots.get(token) else { return };
-        let limits = &self.engine.limits;
+        let limits = &self.server.limits;
         slot.deadline = self.now + millis(limits.head_timeout);
         if is_secure {
             slot.phase = Phase::Handshake;

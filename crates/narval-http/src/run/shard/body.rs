@@ -8,12 +8,12 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
-use crate::http1::response::AnswerTo;
+use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Token};
 use crate::run::connection::Close;
-use crate::run::engine::{Engine, reason_response};
-use crate::run::intake::{BodyPipe, Buffered, Intake, Sink};
+use crate::run::incoming_body::{BodyPipe, Buffered, IncomingBody, Sink};
 use crate::run::lease::Holder;
+use crate::run::server_state::{ServerState, reason_response};
 use crate::run::transmit::encode;
 use crate::{Bytes, RequestBody, Response};
 
@@ -21,7 +21,7 @@ impl<D: Driver> Shard<D> {
     /// Begins to receive the body of a request, of which `input` has the first bytes (and maybe more than the body).
     /// Returns how many of them belong to the body.
     pub(super) fn begin_body(&mut self, token: Token, bytes: Bytes, head: ParsedHead, input: &[u8]) -> usize {
-        let limits = &self.engine.limits;
+        let limits = &self.server.limits;
         if let Framing::Length(length) = head.framing
             && length > limits.body_max
         {
@@ -32,12 +32,12 @@ impl<D: Driver> Shard<D> {
         let framing = head.framing;
         let expects = head.expect_continue && input.is_empty();
         let window_end = self.now + millis(limits.body_stall_timeout);
-        let body = Buffered::new(&self.engine.body_memory);
+        let body = Buffered::new(&self.server.body_memory);
         let Some(slot) = self.slots.get(token) else { return 0 };
-        if expects && self.engine.has_spare_streams() {
+        if expects && self.server.has_spare_streams() {
             // It gets its `100 Continue` when the handler wants the body, and not before.
             let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), limits.body_window, true, body));
-            slot.intake = Some(Box::new(Intake::new(framing, Sink::Pipe(pipe.clone()), window_end)));
+            slot.incoming = Some(Box::new(IncomingBody::new(framing, Sink::Pipe(pipe.clone()), window_end)));
             if let Begun::Answered = self.dispatch(token, bytes, head, RequestBody::streamed(pipe.clone()), Some(pipe))
             {
                 return 0;
@@ -48,7 +48,7 @@ impl<D: Driver> Shard<D> {
             }
             slot.phase = Phase::Body;
             let sink = Sink::Buffer { head: bytes, parsed: Box::new(head), body };
-            slot.intake = Some(Box::new(Intake::new(framing, sink, window_end)));
+            slot.incoming = Some(Box::new(IncomingBody::new(framing, sink, window_end)));
         }
         self.watch_body(token);
         if input.is_empty() { 0 } else { self.feed(token, input) }
@@ -72,15 +72,15 @@ impl<D: Driver> Shard<D> {
 
     /// Gives input to the body; returns how much of it belongs there.
     fn feed(&mut self, token: Token, input: &[u8]) -> usize {
-        let limits = &self.engine.limits;
+        let limits = &self.server.limits;
         let Some(slot) = self.slots.get(token) else { return input.len() };
-        let Some(intake) = &mut slot.intake else { return 0 };
-        let fed = match intake.feed(input, limits) {
+        let Some(incoming) = &mut slot.incoming else { return 0 };
+        let fed = match incoming.feed(input, limits) {
             Ok(fed) => fed,
             Err(error) => {
-                intake.refuse(error);
-                let (buffered, is_head) = (matches!(intake.sink, Sink::Buffer { .. }), intake.is_head());
-                slot.intake = None;
+                incoming.refuse(error);
+                let (buffered, is_head) = (matches!(incoming.sink, Sink::Buffer { .. }), incoming.is_head());
+                slot.incoming = None;
                 if buffered {
                     self.reject_body(token, error, is_head);
                 } else {
@@ -91,10 +91,10 @@ impl<D: Driver> Shard<D> {
                 return input.len();
             }
         };
-        let next = match &intake.sink {
-            Sink::Buffer { body, .. } => what_next(body, fed.done, &self.engine),
+        let next = match &incoming.sink {
+            Sink::Buffer { body, .. } => what_next(body, fed.done, &self.server),
             Sink::Pipe(_) | Sink::Discard if fed.done => {
-                slot.intake = None;
+                slot.incoming = None;
                 return fed.consumed;
             }
             Sink::Pipe(_) | Sink::Discard => Next::Receive,
@@ -105,9 +105,9 @@ impl<D: Driver> Shard<D> {
             Next::Stream => self.stream_body(token),
             Next::Refuse => {
                 self.counters.overloaded.add(1);
-                let is_head = intake.is_head();
-                slot.intake = None;
-                self.reject_with(token, self.engine.overloaded.clone().into(), is_head);
+                let is_head = incoming.is_head();
+                slot.incoming = None;
+                self.reject_with(token, self.server.overloaded.clone().into(), is_head);
                 return input.len();
             }
         }
@@ -117,22 +117,22 @@ impl<D: Driver> Shard<D> {
     /// The whole body is in memory: the request is dispatched.
     fn body_complete(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
-        let Some(intake) = slot.intake.take() else { return };
-        let trailers = intake.trailers();
-        let Sink::Buffer { head, parsed, body } = intake.sink else { return };
+        let Some(incoming) = slot.incoming.take() else { return };
+        let trailers = incoming.trailers();
+        let Sink::Buffer { head, parsed, body } = incoming.sink else { return };
         slot.phase = Phase::Head;
         self.dispatch(token, head, *parsed, RequestBody::buffered(body, trailers), None);
     }
 
     /// As much of a body is in memory as may be: its handler is to read the rest while it comes.
     fn stream_body(&mut self, token: Token) {
-        let window = self.engine.limits.body_window;
+        let window = self.server.limits.body_window;
         let Some(slot) = self.slots.get(token) else { return };
-        let Some(mut intake) = slot.intake.take() else { return };
-        let Sink::Buffer { head, parsed, body } = intake.sink else { return };
+        let Some(mut incoming) = slot.incoming.take() else { return };
+        let Sink::Buffer { head, parsed, body } = incoming.sink else { return };
         let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), window, false, body));
-        intake.sink = Sink::Pipe(pipe.clone());
-        slot.intake = Some(intake);
+        incoming.sink = Sink::Pipe(pipe.clone());
+        slot.incoming = Some(incoming);
         self.dispatch(token, head, *parsed, RequestBody::streamed(pipe.clone()), Some(pipe));
         self.watch_body(token);
     }
@@ -141,27 +141,27 @@ impl<D: Driver> Shard<D> {
     fn watch_body(&mut self, token: Token) {
         let now = self.now;
         if let Some(slot) = self.slots.get(token)
-            && let Some(intake) = &slot.intake
+            && let Some(incoming) = &slot.incoming
         {
-            slot.deadline = intake.next_look(now, &self.engine.limits);
+            slot.deadline = incoming.next_look(now, &self.server.limits);
             self.watch(token);
         }
     }
 
     /// The progress of a body is to be looked at.
     pub(super) fn on_body_deadline(&mut self, token: Token) {
-        let limits = &self.engine.limits;
-        let short = self.engine.is_short_for_bodies();
+        let limits = &self.server.limits;
+        let short = self.server.is_short_for_bodies();
         let Some(slot) = self.slots.get(token) else { return };
-        let Some(intake) = &mut slot.intake else { return self.close(token) };
-        if intake.progresses(self.now, limits, short) {
-            slot.deadline = intake.next_look(self.now, limits);
+        let Some(incoming) = &mut slot.incoming else { return self.close(token) };
+        if incoming.progresses(self.now, limits, short) {
+            slot.deadline = incoming.next_look(self.now, limits);
             return;
         }
         self.counters.timeouts.add(1);
-        intake.break_off(io::ErrorKind::TimedOut);
-        let is_head = intake.is_head();
-        slot.intake = None;
+        incoming.break_off(io::ErrorKind::TimedOut);
+        let is_head = incoming.is_head();
+        slot.incoming = None;
         if slot.phase == Phase::Body {
             let reason = "the request body came too slowly";
             return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason), is_head);
@@ -175,14 +175,14 @@ impl<D: Driver> Shard<D> {
 
     /// More of a body that nobody reads, while its answer goes out or the connection ends.
     pub(super) fn on_unwanted_body(&mut self, token: Token, bytes: &[u8]) {
-        let limits = &self.engine.limits;
+        let limits = &self.server.limits;
         if let Some(slot) = self.slots.get(token)
-            && let Some(intake) = &mut slot.intake
+            && let Some(incoming) = &mut slot.incoming
         {
             // What is behind it, or can't be understood, is of no use either: the connection ends.
-            match intake.feed(bytes, limits) {
+            match incoming.feed(bytes, limits) {
                 Ok(fed) if !fed.done => {}
-                Ok(_) | Err(_) => slot.intake = None,
+                Ok(_) | Err(_) => slot.incoming = None,
             }
         }
         self.receive(token);
@@ -223,16 +223,16 @@ enum Next {
     Refuse,
 }
 
-fn what_next(body: &Buffered, is_complete: bool, engine: &Engine) -> Next {
+fn what_next(body: &Buffered, is_complete: bool, server: &ServerState) -> Next {
     if !body.share.fits() {
         Next::Refuse
     } else if is_complete {
         Next::Dispatch
-    } else if body.bytes.len() > engine.limits.body_buffer_max {
+    } else if body.bytes.len() > server.limits.body_buffer_max {
         Next::Stream
     } else if body.share.is_fair() {
         Next::Receive
-    } else if engine.has_free_stream() {
+    } else if server.has_free_stream() {
         Next::Stream
     } else {
         Next::Refuse

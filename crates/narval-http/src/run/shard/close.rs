@@ -53,7 +53,7 @@ impl<D: Driver> Shard<D> {
     }
 
     fn on_deadline(&mut self, token: Token) {
-        let (now, limits) = (self.now, &self.engine.limits);
+        let (now, limits) = (self.now, &self.server.limits);
         let keep_alive = millis(limits.keep_alive_timeout);
         let Some(slot) = self.slots.get(token) else { return };
         match slot.phase {
@@ -61,7 +61,7 @@ impl<D: Driver> Shard<D> {
                 let large = slot.connection.last_was_large();
                 self.end(token, Close::Clean { large });
             }
-            Phase::Running if slot.intake.is_none() => {
+            Phase::Running if slot.incoming.is_none() => {
                 let idle_until = slot.connection.idle_since() + keep_alive;
                 match slot.connection.lease.holder() {
                     Holder::Shard if idle_until <= now => {
@@ -95,12 +95,12 @@ impl<D: Driver> Shard<D> {
 
     /// All is sent, and the client has not ended the connection yet.
     fn on_linger_deadline(&mut self, token: Token) {
-        let (now, limits) = (self.now, &self.engine.limits);
+        let (now, limits) = (self.now, &self.server.limits);
         let Some(slot) = self.slots.get(token) else { return };
-        if let Some(intake) = &mut slot.intake
-            && intake.progresses(now, limits, false)
+        if let Some(incoming) = &mut slot.incoming
+            && incoming.progresses(now, limits, false)
         {
-            slot.deadline = intake.next_look(now, limits);
+            slot.deadline = incoming.next_look(now, limits);
         } else if now < slot.linger_until && slot.connection.socket.has_in_flight() {
             slot.deadline = slot.linger_until.min(now + millis(LINGER_LOOK));
         } else {
@@ -110,7 +110,7 @@ impl<D: Driver> Shard<D> {
 
     /// A window of an answer's deadline is over.
     fn on_write_deadline(&mut self, token: Token) {
-        let (now, limits) = (self.now, &self.engine.limits);
+        let (now, limits) = (self.now, &self.server.limits);
         let window = millis(limits.write_stall_timeout);
         let Some(slot) = self.slots.get(token) else { return };
         let Some(outgoing) = &mut slot.outgoing else { return self.stalled(token) };
@@ -136,7 +136,7 @@ impl<D: Driver> Shard<D> {
         if let Some(slot) = self.slots.get(token)
             && let Some(mut outgoing) = slot.outgoing.take()
         {
-            self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+            self.server.record_outgoing(&self.counters, &mut outgoing, true);
         }
         self.end(token, Close::Abort);
     }
@@ -152,17 +152,17 @@ impl<D: Driver> Shard<D> {
 
     /// Ends a connection. The shard holds its lease.
     pub(super) fn end(&mut self, token: Token, close: Close) {
-        let limits = &self.engine.limits;
+        let limits = &self.server.limits;
         let linger = millis(match close {
             Close::Clean { large: true } => limits.write_stall_timeout,
             _ => limits.linger_timeout,
         });
         let (now, linger_until) = (self.now, self.now + linger);
         let Some(slot) = self.slots.get(token) else { return };
-        if let (Close::Clean { .. }, Some(secure)) = (close, &slot.connection.secure)
-            && !secure.is_handshaking()
+        if let (Close::Clean { .. }, Some(tls)) = (close, &slot.connection.tls)
+            && !tls.is_handshaking()
         {
-            secure.end_output(&slot.connection.socket);
+            tls.end_output(&slot.connection.socket);
         }
         match close {
             Close::Abort => {
@@ -198,19 +198,19 @@ impl<D: Driver> Shard<D> {
     /// Lets go of a connection at once.
     pub(super) fn close(&mut self, token: Token) {
         let Some(mut slot) = self.slots.remove(token) else { return };
-        if let Some(intake) = slot.intake.take() {
-            intake.break_off(io::ErrorKind::ConnectionReset);
+        if let Some(incoming) = slot.incoming.take() {
+            incoming.break_off(io::ErrorKind::ConnectionReset);
         }
         if let Some(stream) = slot.websocket.take() {
-            stream.release(&self.engine.pool);
+            stream.release(&self.server.pool);
         }
         if let Some(mut outgoing) = slot.outgoing.take() {
             // A stream that goes on until the client leaves is not cut short by that.
             let aborted = !outgoing.hang_up();
-            self.engine.record_outgoing(&self.counters, &mut outgoing, aborted);
+            self.server.record_outgoing(&self.counters, &mut outgoing, aborted);
         }
         self.driver.detach(token);
-        self.engine.admission.leave(&slot.connection.peer);
+        self.server.admission.leave(&slot.connection.peer);
         self.counters.connections_closed.add(1);
     }
 
@@ -229,10 +229,10 @@ impl<D: Driver> Shard<D> {
         while let Some(message) = self.mailbox.take() {
             match message {
                 Message::Accepted { peer, .. } => {
-                    self.engine.admission.leave(&peer);
+                    self.server.admission.leave(&peer);
                     self.counters.connections_closed.add(1);
                 }
-                Message::Upgraded { socket, .. } => ws::Stream::new(socket, self.now).release(&self.engine.pool),
+                Message::Upgraded { socket, .. } => ws::Stream::new(socket, self.now).release(&self.server.pool),
                 _ => {}
             }
         }
@@ -241,7 +241,7 @@ impl<D: Driver> Shard<D> {
     /// Accepts no more, closes what is idle, and lets the rest finish.
     pub(super) fn stop(&mut self) {
         self.stopping = true;
-        self.engine.stopping.store(true, Ordering::Relaxed);
+        self.server.stopping.store(true, Ordering::Relaxed);
         for listener in 0..self.listeners.len() {
             self.driver.unlisten(listener);
         }

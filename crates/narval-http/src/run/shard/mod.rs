@@ -4,7 +4,7 @@
 mod accept;
 mod body;
 mod close;
-mod secure;
+mod handshake;
 mod serve;
 mod slot;
 mod source;
@@ -26,21 +26,21 @@ use crate::http1::head::LastHead;
 use crate::io::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::io::socket::Socket;
 use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_IN_ALL};
-use crate::message::guard;
+use crate::message::panic_guard;
 use crate::message::response::Held;
 use crate::observe::counters::ThreadCounters;
 use crate::run::clock::{Millis, millis};
 use crate::run::connection::{Close, Connection, TxLease};
-use crate::run::engine::Engine;
 use crate::run::lease::Holder;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::pool::Job;
+use crate::run::server_state::ServerState;
 use crate::run::timers::TimerWheel;
 use crate::run::transmit::{Outgoing, Probes, Step};
 
 /// One shard.
 pub(crate) struct Shard<D: Driver> {
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
     counters: Arc<CachePadded<ThreadCounters>>,
     driver: D,
     mailbox: Arc<Mailbox>,
@@ -79,12 +79,12 @@ pub(crate) struct Shard<D: Driver> {
 }
 
 impl<D: Driver> Shard<D> {
-    pub(crate) fn new(engine: Arc<Engine>, driver: D, mailbox: Arc<Mailbox>, shards: Vec<Arc<Mailbox>>) -> Self {
-        let now = engine.clock.now();
+    pub(crate) fn new(server: Arc<ServerState>, driver: D, mailbox: Arc<Mailbox>, shards: Vec<Arc<Mailbox>>) -> Self {
+        let now = server.clock.now();
         Self {
-            counters: engine.counters.thread(),
-            keep_alive_timeout: millis(engine.limits.keep_alive_timeout),
-            engine,
+            counters: server.counters.thread(),
+            keep_alive_timeout: millis(server.limits.keep_alive_timeout),
+            server,
             driver,
             mailbox,
             shards,
@@ -153,7 +153,7 @@ impl<D: Driver> Shard<D> {
         self.counters.polls.add(1);
         self.spent = None;
         self.file_bytes_left = SHARD_FILE_BYTES_IN_ALL;
-        self.now = self.engine.clock.now();
+        self.now = self.server.clock.now();
         if self.now >= self.date_until {
             self.date_until = self.now + date::set();
         }
@@ -237,7 +237,7 @@ impl<D: Driver> Shard<D> {
             return self.on_input_end(token);
         }
         self.counters.bytes_received.add(bytes.len() as u64);
-        if slot.connection.secure.is_some() {
+        if slot.connection.tls.is_some() {
             return self.on_ciphertext(token, bytes);
         }
         self.on_plaintext(token, bytes);
@@ -252,7 +252,7 @@ impl<D: Driver> Shard<D> {
             Phase::Handshake => {}
             Phase::Head => self.serve(token, bytes),
             Phase::Body => self.on_body(token, bytes),
-            Phase::Running if slot.intake.is_some() => self.on_body(token, bytes),
+            Phase::Running if slot.incoming.is_some() => self.on_body(token, bytes),
             Phase::Running => {
                 if slot.connection.lease.wait_for() == Holder::Shard {
                     slot.phase = Phase::Head;
@@ -261,14 +261,14 @@ impl<D: Driver> Shard<D> {
                     slot.input.extend_from_slice(bytes);
                 }
             }
-            Phase::Sending | Phase::Draining | Phase::Waiting | Phase::Lingering if slot.intake.is_some() => {
+            Phase::Sending | Phase::Draining | Phase::Waiting | Phase::Lingering if slot.incoming.is_some() => {
                 return self.on_unwanted_body(token, bytes);
             }
             Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.extend_from_slice(bytes),
             Phase::WebSocket => return self.on_websocket_bytes(token, bytes),
             Phase::Lingering => {
                 slot.discarded += bytes.len();
-                if slot.discarded > self.engine.limits.linger_bytes_max {
+                if slot.discarded > self.server.limits.linger_bytes_max {
                     return self.close(token);
                 }
             }
@@ -286,11 +286,11 @@ impl<D: Driver> Shard<D> {
         let wanted = match slot.phase {
             Phase::Handshake => slot.input.len() < HANDSHAKE_INPUT_MAX,
             Phase::Head | Phase::Body | Phase::Lingering => true,
-            Phase::Running => match &mut slot.intake {
-                Some(intake) => intake.wants_input(),
+            Phase::Running => match &mut slot.incoming {
+                Some(incoming) => incoming.wants_input(),
                 None => slot.input.is_empty(),
             },
-            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty() || slot.intake.is_some(),
+            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty() || slot.incoming.is_some(),
             Phase::WebSocket => slot.websocket.as_ref().is_some_and(|stream| stream.wants_input()),
         };
         if wanted {
@@ -303,8 +303,8 @@ impl<D: Driver> Shard<D> {
     fn on_input_end(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
         slot.input_ended = true;
-        if let Some(intake) = slot.intake.take() {
-            intake.break_off(io::ErrorKind::UnexpectedEof);
+        if let Some(incoming) = slot.incoming.take() {
+            incoming.break_off(io::ErrorKind::UnexpectedEof);
         }
         match slot.phase {
             Phase::Head | Phase::Body => self.end_behind_input(token),
@@ -326,8 +326,8 @@ impl<D: Driver> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return };
         slot.receiving = false;
         slot.input_ended = true;
-        if let Some(intake) = slot.intake.take() {
-            intake.break_off(io::ErrorKind::ConnectionReset);
+        if let Some(incoming) = slot.incoming.take() {
+            incoming.break_off(io::ErrorKind::ConnectionReset);
         }
         if slot.phase == Phase::WebSocket {
             return self.on_websocket_end(token);
@@ -343,8 +343,8 @@ impl<D: Driver> Shard<D> {
     fn on_finished(&mut self, token: Token, close: Option<Close>) {
         let Some(slot) = self.slots.get(token) else { return };
         slot.connection.lease.take_back();
-        if let Some(intake) = &mut slot.intake {
-            intake.discard();
+        if let Some(incoming) = &mut slot.incoming {
+            incoming.discard();
             slot.must_linger = true;
         }
         slot.closing = close;
@@ -355,8 +355,8 @@ impl<D: Driver> Shard<D> {
     fn on_outgoing(&mut self, token: Token, outgoing: Box<Outgoing>) {
         let Some(slot) = self.slots.get(token) else { return };
         slot.connection.lease.take_back();
-        if let Some(intake) = &mut slot.intake {
-            intake.discard();
+        if let Some(incoming) = &mut slot.incoming {
+            incoming.discard();
             slot.must_linger = true;
         }
         if outgoing.is_waiting() {
@@ -370,7 +370,7 @@ impl<D: Driver> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return };
         let (began, _) = *outgoing.window.get_or_insert((self.now, outgoing.sent()));
         // It may be over already; then the wheel looks at it next.
-        slot.deadline = began + millis(self.engine.limits.write_stall_timeout);
+        slot.deadline = began + millis(self.server.limits.write_stall_timeout);
         slot.outgoing = Some(outgoing);
         slot.phase = Phase::Draining;
         self.watch(token);
@@ -397,7 +397,7 @@ impl<D: Driver> Shard<D> {
                 if !outgoing.keep_alive {
                     slot.closing = Some(Close::after(outgoing.sent()));
                 }
-                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.server.record_outgoing(&self.counters, &mut outgoing, false);
                 self.after_answer(token);
             }
             // There may be room for more: only a full socket tells when it has room again.
@@ -412,8 +412,8 @@ impl<D: Driver> Shard<D> {
             Err(error) => {
                 tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
                 slot.closing = Some(Close::Abort);
-                self.counters.panics.add(u64::from(guard::is_panic(&error)));
-                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                self.counters.panics.add(u64::from(panic_guard::is_panic(&error)));
+                self.server.record_outgoing(&self.counters, &mut outgoing, true);
                 self.after_answer(token);
             }
         }
@@ -421,7 +421,7 @@ impl<D: Driver> Shard<D> {
 
     fn go_on_by_worker(&mut self, token: Token, outgoing: Box<Outgoing>) {
         if let Some(lease) = self.lease_to_job(token) {
-            self.engine.pool.push_continued(Job::Continue { lease, outgoing });
+            self.server.pool.push_continued(Job::Continue { lease, outgoing });
         }
     }
 

@@ -11,16 +11,16 @@ use super::slot::{PendingLate, Phase, Slot};
 use super::{Shard, millis};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
-use crate::http1::response::AnswerTo;
+use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::limits::{INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
-use crate::message::guard;
+use crate::message::panic_guard;
 use crate::observe::access_log::{Entry, Watch};
+use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Close;
-use crate::run::engine::reason_response;
-use crate::run::exchange::Exchange;
 use crate::run::lease::Holder;
 use crate::run::pool::{Call, Job};
+use crate::run::server_state::reason_response;
 use crate::run::transmit::{Outgoing, Rest, Step, encode};
 use crate::run::worker;
 use crate::{Bytes, HeadRef, Request, RequestBody, Response};
@@ -86,7 +86,7 @@ impl<D: Driver> Shard<D> {
     fn serve_kept(&mut self, token: Token) -> bool {
         let Some(slot) = self.slots.get(token) else { return false };
         if slot.phase != Phase::Running
-            || slot.intake.is_some()
+            || slot.incoming.is_some()
             || slot.input.is_empty()
             || slot.connection.lease.wait_for() == Holder::Job
         {
@@ -194,14 +194,14 @@ impl<D: Driver> Shard<D> {
         } else if !slot.head_begun {
             // Absolute: bytes that trickle in don't move it.
             slot.head_begun = true;
-            slot.deadline = slot.deadline.min(now + millis(self.engine.limits.head_timeout));
+            slot.deadline = slot.deadline.min(now + millis(self.server.limits.head_timeout));
             self.watch(token);
         }
     }
 
     #[inline(always)]
     fn answer_inline(&mut self, token: Token, input: &[u8], used: &mut usize, out: &mut OutBuf) -> Stop {
-        let stopping = self.engine.is_stopping();
+        let stopping = self.server.is_stopping();
         let Some(slot) = self.slots.get(token) else { return Stop::InputUsed };
         let idle_until = self.now + self.keep_alive_timeout;
         let peer = slot.connection.peer.clone();
@@ -211,7 +211,7 @@ impl<D: Driver> Shard<D> {
             if rest.is_empty() {
                 return Stop::InputUsed;
             }
-            let limits = &self.engine.limits.head;
+            let limits = &self.server.limits.head;
             let mut for_engine = false;
             let known = if scan.is_fresh() { self.last_head.read(rest, limits) } else { None };
             let mut head = match known {
@@ -239,7 +239,7 @@ impl<D: Driver> Shard<D> {
             let view = HeadRef::new(bytes, &head.parts, &peer);
             let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { self.call_inline(&view) };
             let Some(response) = answer else { return Stop::Job(head) };
-            let entry = self.engine.log.is_some().then(|| Box::new(Entry::new(&view)));
+            let entry = self.server.log.is_some().then(|| Box::new(Entry::new(&view)));
             *used += head.head_len;
             if let Some(slot) = self.slots.get(token) {
                 slot.head_begun = false;
@@ -259,9 +259,9 @@ impl<D: Driver> Shard<D> {
             }
             let bytes = (out.len() - before) as u64;
             let status = encoded.status.as_u16();
-            self.engine.record(&self.counters, status, bytes, false, None);
+            self.server.record(&self.counters, status, bytes, false, None);
             if let Some(entry) = entry {
-                self.engine.log(entry, status, bytes, false);
+                self.server.log(entry, status, bytes, false);
             }
             if !encoded.keep_alive {
                 return Stop::Close;
@@ -277,11 +277,11 @@ impl<D: Driver> Shard<D> {
     fn call_inline(&mut self, head: &HeadRef<'_>) -> Option<Response> {
         self.inline_calls = self.inline_calls.wrapping_add(1);
         let started = self.inline_calls.is_multiple_of(INLINE_SAMPLE).then(Instant::now);
-        let handler = &self.engine.handler;
+        let handler = &self.server.handler;
         let answer = catch_unwind(AssertUnwindSafe(|| handler.inline(head))).unwrap_or_else(|_| {
             self.counters.panics.add(1);
             tracing::error!(target = head.target(), "an inline handler panicked: answered 500");
-            Some(self.engine.failed.clone().into())
+            Some(self.server.failed.clone().into())
         });
         if let Some(started) = started {
             let took = started.elapsed();
@@ -307,7 +307,7 @@ impl<D: Driver> Shard<D> {
             return self.send_at_once(token, outgoing, budget, files_sent);
         }
         if let Some(lease) = self.lease_to_job(token) {
-            self.engine.pool.push_continued(Job::Continue { lease, outgoing: Box::new(outgoing) });
+            self.server.pool.push_continued(Job::Continue { lease, outgoing: Box::new(outgoing) });
         }
         Begun::Elsewhere
     }
@@ -329,7 +329,7 @@ impl<D: Driver> Shard<D> {
                 if !keep_alive {
                     slot.closing = Some(Close::after(outgoing.sent()));
                 }
-                self.engine.record_outgoing(&self.counters, &mut outgoing, false);
+                self.server.record_outgoing(&self.counters, &mut outgoing, false);
                 self.reuse(outgoing.into_buffers().0);
                 if keep_alive {
                     return Begun::Answered;
@@ -340,8 +340,8 @@ impl<D: Driver> Shard<D> {
             Err(error) => {
                 tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
                 slot.closing = Some(Close::Abort);
-                self.counters.panics.add(u64::from(guard::is_panic(&error)));
-                self.engine.record_outgoing(&self.counters, &mut outgoing, true);
+                self.counters.panics.add(u64::from(panic_guard::is_panic(&error)));
+                self.server.record_outgoing(&self.counters, &mut outgoing, true);
                 self.after_answer(token);
             }
         }
@@ -353,9 +353,9 @@ impl<D: Driver> Shard<D> {
         let idle_until = self.now + self.keep_alive_timeout;
         let Some(late) = self.slots.get(token).and_then(|slot| slot.late.take()) else { return };
         let Some(lease) = self.lease_to_job(token) else { return };
-        let PendingLate { later, exchange } = *late;
-        if let Some(late) = later.wait(lease, exchange, &self.engine) {
-            self.engine.pool.push_continued(Job::Late(Box::new(late)));
+        let PendingLate { later, context } = *late;
+        if let Some(late) = later.wait(lease, context, &self.server) {
+            self.server.pool.push_continued(Job::Late(Box::new(late)));
         }
         if let Some(slot) = self.slots.get(token) {
             slot.deadline = idle_until;
@@ -385,7 +385,7 @@ impl<D: Driver> Shard<D> {
         bytes: Bytes,
         head: ParsedHead,
         body: RequestBody,
-        pipe: Option<std::sync::Arc<crate::run::intake::BodyPipe>>,
+        pipe: Option<std::sync::Arc<crate::run::incoming_body::BodyPipe>>,
     ) -> Begun {
         let Some(slot) = self.slots.get(token) else { return Begun::Elsewhere };
         let connection = slot.connection.clone();
@@ -393,19 +393,19 @@ impl<D: Driver> Shard<D> {
         let request = Request::new(bytes, head.parts, connection.peer.clone(), body);
         self.dispatched = self.dispatched.wrapping_add(1);
         let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
-        let entry = self.engine.log.is_some().then(|| Box::new(Entry::new(&request.head())));
+        let entry = self.server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
         let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         slot.head_begun = false;
         // Looked at from time to time: a job that finishes quietly starts the idle time itself.
         slot.deadline = self.now + self.keep_alive_timeout;
         let Some(lease) = self.lease_to_job(token) else { return Begun::Elsewhere };
         let streamed = pipe.is_some();
-        let call = Call { lease, request, exchange: Exchange { to, body: pipe, watch } };
-        let queue = if streamed { &self.engine.streams } else { &self.engine.pool };
+        let call = Call { lease, request, context: AnswerContext { to, body: pipe, watch } };
+        let queue = if streamed { &self.server.streams } else { &self.server.pool };
         match queue.push(Box::new(call)) {
             Ok(depth) => {
                 if streamed {
-                    worker::start_where_wanted(&self.engine);
+                    worker::start_where_wanted(&self.server);
                 }
                 if is_sampled {
                     self.counters.queue_depth.add_count(depth as u64);
@@ -416,7 +416,7 @@ impl<D: Driver> Shard<D> {
             Err(call) => {
                 self.counters.overloaded.add(1);
                 call.lease.give_up();
-                self.refuse(token, to, call.exchange.watch, streamed)
+                self.refuse(token, to, call.context.watch, streamed)
             }
         }
     }
@@ -425,11 +425,11 @@ impl<D: Driver> Shard<D> {
     fn refuse(&mut self, token: Token, mut to: AnswerTo, watch: Option<Box<Watch>>, streamed: bool) -> Begun {
         to.keep_alive &= !streamed;
         let mut out = self.take_out();
-        let encoded = encode(self.engine.overloaded.clone().into(), to, &mut out);
-        self.engine.record(&self.counters, encoded.status.as_u16(), out.len() as u64, false, watch);
+        let encoded = encode(self.server.overloaded.clone().into(), to, &mut out);
+        self.server.record(&self.counters, encoded.status.as_u16(), out.len() as u64, false, watch);
         if let Some(slot) = self.slots.get(token) {
             slot.phase = Phase::Head;
-            slot.intake = None;
+            slot.incoming = None;
             if !encoded.keep_alive {
                 slot.closing = Some(Close::Clean { large: false });
                 slot.must_linger = true;
@@ -488,7 +488,7 @@ impl<D: Driver> Shard<D> {
                 }
                 Some(_) | None => {
                     self.give_back(out);
-                    let stall = millis(self.engine.limits.write_stall_timeout);
+                    let stall = millis(self.server.limits.write_stall_timeout);
                     if let Some(slot) = self.slots.get(token) {
                         slot.phase = Phase::Sending;
                         slot.deadline = self.now + stall;
@@ -572,8 +572,8 @@ pub(super) enum Begun {
 #[inline(never)]
 fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Stop {
     let watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
-    let exchange = Exchange { to: answer_to(head), body: None, watch };
-    let late = response.late.map(|later| Box::new(PendingLate { later: *later, exchange }));
+    let context = AnswerContext { to: answer_to(head), body: None, watch };
+    let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
     late.map_or(Stop::InputUsed, Stop::Late)
 }
 

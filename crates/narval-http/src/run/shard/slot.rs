@@ -3,10 +3,10 @@ use std::sync::Arc;
 use crate::http1::head::HeadScan;
 use crate::io::driver::Token;
 use crate::message::responder::Later;
+use crate::run::answer_context::AnswerContext;
 use crate::run::clock::Millis;
 use crate::run::connection::{Close, Connection};
-use crate::run::exchange::Exchange;
-use crate::run::intake::Intake;
+use crate::run::incoming_body::IncomingBody;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -23,7 +23,7 @@ pub(super) struct Slot {
     /// Received and not yet used: part of a head, or pipelined requests.
     pub(super) input: Vec<u8>,
     /// A request body that is being received.
-    pub(super) intake: Option<Box<Intake>>,
+    pub(super) incoming: Option<Box<IncomingBody>>,
     /// What the connection is after a 101.
     pub(super) websocket: Option<Box<ws::Stream>>,
     /// For a WebSocket: the driver tells when the socket takes bytes again.
@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<Slot>() <= 256);
 /// An answer that is still to come, and what it is an answer to.
 pub(super) struct PendingLate {
     pub(super) later: Later,
-    pub(super) exchange: Exchange,
+    pub(super) context: AnswerContext,
 }
 
 /// What a connection is doing.
@@ -87,7 +87,7 @@ impl Slot {
             input_ended: false,
             scan: HeadScan::default(),
             input: Vec::new(),
-            intake: None,
+            incoming: None,
             websocket: None,
             awaiting_writable: false,
             outgoing: None,

@@ -5,8 +5,8 @@ use crate::io::driver::sim::SimDriver;
 use crate::io::sim::Network;
 use crate::io::socket::Socket;
 use crate::run::clock::Clock;
-use crate::run::engine::Engine;
 use crate::run::mailbox::Mailbox;
+use crate::run::server_state::ServerState;
 use crate::{Handler, HeadRef, Limits, Request, Response, StatusCode};
 
 struct Hello;
@@ -24,9 +24,9 @@ impl Handler for Hello {
 /// A shard on a simulated network.
 fn shard(network: &Network) -> Shard<SimDriver> {
     let clock = Clock::Simulated(network.time());
-    let engine = Arc::new(Engine::new(Arc::new(Hello), Limits::default(), clock, None, None));
+    let server = Arc::new(ServerState::new(Arc::new(Hello), Limits::default(), clock, None, None));
     let mailbox = Mailbox::simulated();
-    let mut shard = Shard::new(engine, SimDriver::new(network.clone()), mailbox.clone(), vec![mailbox]);
+    let mut shard = Shard::new(server, SimDriver::new(network.clone()), mailbox.clone(), vec![mailbox]);
     shard.listen(vec![Arc::new(Socket::Nowhere)]).unwrap();
     shard
 }
@@ -50,6 +50,6 @@ fn a_connection_has_a_few_places_in_the_timer_wheel_whatever_it_does() {
         most = most.max(shard.wheel.len());
         assert_eq!(shard.slots.len(), 1, "the connection was closed in second {second}");
     }
-    let answered = shard.engine.counters.snapshot().requests();
+    let answered = shard.server.counters.snapshot().requests();
     assert!(answered > 9500 && most <= 16, "{answered} answers, {most} places");
 }

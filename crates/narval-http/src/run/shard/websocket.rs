@@ -12,16 +12,16 @@ impl<D: Driver> Shard<D> {
     /// A job has answered 101: from now on the connection is a WebSocket.
     pub(super) fn on_upgraded(&mut self, token: Token, shared: Arc<ws::Shared>) {
         let mut stream = Box::new(ws::Stream::new(shared, self.now));
-        let Some(slot) = self.slots.get(token) else { return stream.release(&self.engine.pool) };
+        let Some(slot) = self.slots.get(token) else { return stream.release(&self.server.pool) };
         // Whoever sends takes the outbox's lock from now on; the lease stays here.
         slot.connection.lease.take_back();
         slot.phase = Phase::WebSocket;
         let input = std::mem::take(&mut slot.input);
         if !input.is_empty() {
-            stream.receive(&input, self.now, &self.engine.pool);
+            stream.receive(&input, self.now, &self.server.pool);
         }
         if slot.input_ended {
-            stream.receive_end(&self.engine.pool);
+            stream.receive_end(&self.server.pool);
         }
         if self.stopping {
             stream.stop();
@@ -33,7 +33,7 @@ impl<D: Driver> Shard<D> {
     /// Bytes came in.
     pub(super) fn on_websocket_bytes(&mut self, token: Token, bytes: &[u8]) {
         if let Some(stream) = self.slots.get(token).and_then(|slot| slot.websocket.as_mut()) {
-            stream.receive(bytes, self.now, &self.engine.pool);
+            stream.receive(bytes, self.now, &self.server.pool);
             self.look_at_websocket(token, false);
         }
     }
@@ -41,7 +41,7 @@ impl<D: Driver> Shard<D> {
     /// The client sends no more, or the connection broke.
     pub(super) fn on_websocket_end(&mut self, token: Token) {
         if let Some(stream) = self.slots.get(token).and_then(|slot| slot.websocket.as_mut()) {
-            stream.receive_end(&self.engine.pool);
+            stream.receive_end(&self.server.pool);
             self.look_at_websocket(token, false);
         }
     }
@@ -52,7 +52,7 @@ impl<D: Driver> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return };
         slot.awaiting_writable &= !writable;
         let Some(stream) = &mut slot.websocket else { return };
-        let wants = stream.look(writable, now, &self.engine.pool);
+        let wants = stream.look(writable, now, &self.server.pool);
         if let Some(close) = wants.end {
             return self.end_websocket(token, close);
         }
@@ -77,7 +77,7 @@ impl<D: Driver> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return };
         if let Some(stream) = slot.websocket.take() {
             slot.must_linger |= stream.may_have_unread_input();
-            stream.release(&self.engine.pool);
+            stream.release(&self.server.pool);
         }
         self.end(token, close);
     }

@@ -2,7 +2,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::Stream;
-use crate::http1::response::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
+use crate::http1::response_head::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
 use crate::io::driver::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;

@@ -10,7 +10,7 @@ use http::header::{
 use super::Probes;
 use crate::FileRange;
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
-use crate::http1::response::BodyFraming;
+use crate::http1::response_head::BodyFraming;
 use crate::io::driver::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{
@@ -20,7 +20,7 @@ use crate::message::body::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::observe::access_log::Watch;
 use crate::run::clock::Millis;
 use crate::run::connection::Connection;
-use crate::tls::Secure;
+use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 
 /// An answer on its way: what is encoded but not yet taken by the socket, and what makes the rest.
@@ -150,7 +150,7 @@ impl Outgoing {
     pub(crate) fn is_quick(&self, connection: &Connection) -> bool {
         let never_blocks = self.stream.as_ref().is_none_or(|stream| stream.source.never_blocks());
         let is_in_memory = never_blocks && self.files_sent >= self.segments.files.len();
-        is_in_memory && (connection.secure.is_none() || (self.lead.is_empty() && self.segments_sent()))
+        is_in_memory && (connection.tls.is_none() || (self.lead.is_empty() && self.segments_sent()))
     }
 
     /// How much of an answer that is in memory but for one file the shard sends itself, at once. `None` where that may block.
@@ -168,7 +168,7 @@ impl Outgoing {
         probes: &mut Probes,
         now: Millis,
     ) -> Option<u64> {
-        let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.secure.is_none())?;
+        let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.tls.is_none())?;
         let next = range.length.saturating_sub(self.file_sent).min(window);
         let is_cached = connection.socket.is_simulated()
             || probes.seems_cached(now, &range.file, range.offset + self.file_sent, next);
@@ -236,13 +236,11 @@ impl Outgoing {
         let socket = &connection.socket;
         while !self.is_empty() && self.sent() < stop_at {
             let at_file = self.memory_left().is_empty() && self.lead.is_empty();
-            let result = match &connection.secure {
+            let result = match &connection.tls {
                 _ if !self.wire.is_empty() => self.send_wire(socket),
-                Some(secure) if secure.is_kernels() => {
-                    self.send_by_kernel(connection, secure, at_file, stop_at - self.sent())
-                }
-                Some(secure) if at_file && secure.offload(socket, self.file_left()) => Ok(()),
-                Some(secure) => self.seal_piece(socket, secure),
+                Some(tls) if tls.is_kernels() => self.send_by_kernel(connection, tls, at_file, stop_at - self.sent()),
+                Some(tls) if at_file && tls.offload(socket, self.file_left()) => Ok(()),
+                Some(tls) => self.seal_piece(socket, tls),
                 None if at_file => self.send_file(connection, stop_at - self.sent()),
                 None => self.send_memory(socket),
             };
@@ -273,20 +271,20 @@ impl Outgoing {
     }
 
     /// Makes the next records, of as much as is sealed at once.
-    fn seal_piece(&mut self, socket: &Socket, secure: &Secure) -> io::Result<()> {
+    fn seal_piece(&mut self, socket: &Socket, tls: &TlsChannel) -> io::Result<()> {
         let left = self.left();
         let mut wire = std::mem::take(&mut self.wire);
-        if secure.seals_in_place(left) {
+        if tls.seals_in_place(left) {
             let expected = SEAL_IN_PLACE_QUANTUM.min(usize::try_from(left).unwrap_or(usize::MAX));
             let mut layout = Layout::new(&mut wire.memory, expected);
             self.gather(&mut layout, SEAL_IN_PLACE_QUANTUM)?;
             layout.finish();
-            secure.seal_in_place(socket, &mut wire.memory)?;
+            tls.seal_in_place(socket, &mut wire.memory)?;
             wire.sent = 0;
         } else {
             wire.clear();
             self.gather(&mut wire.memory, SEAL_QUANTUM)?;
-            secure.seal(socket, &mut wire)?;
+            tls.seal(socket, &mut wire)?;
         }
         self.wire = wire;
         Ok(())
@@ -343,17 +341,23 @@ impl Outgoing {
     }
 
     /// Where the kernel makes the records: each call makes one at least, however short, and a key is good for so many.
-    fn send_by_kernel(&mut self, connection: &Connection, secure: &Secure, at_file: bool, room: u64) -> io::Result<()> {
+    fn send_by_kernel(
+        &mut self,
+        connection: &Connection,
+        tls: &TlsChannel,
+        at_file: bool,
+        room: u64,
+    ) -> io::Result<()> {
         let made = self.made;
         let most =
             if at_file { self.file_left().min(room) } else { (self.lead.len() + self.memory_left().len()) as u64 };
-        secure.will_send(&connection.socket, most)?;
+        tls.will_send(&connection.socket, most)?;
         if at_file {
             self.send_file(connection, room)?;
         } else {
             self.send_memory(&connection.socket)?;
         }
-        secure.has_sent(self.made - made);
+        tls.has_sent(self.made - made);
         Ok(())
     }
 
@@ -383,8 +387,7 @@ impl Outgoing {
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
         if self.pace.is_none() && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
-            self.pace =
-                Some(if connection.secure.is_none() && connection.is_near() { Pace::Near } else { Pace::Corked });
+            self.pace = Some(if connection.tls.is_none() && connection.is_near() { Pace::Near } else { Pace::Corked });
             if self.pace == Some(Pace::Corked) {
                 socket.cork(true);
             }

@@ -11,7 +11,7 @@ use http::header::{
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::http1::accept::{Coding, negotiate_coding};
-use crate::http1::response::has_content;
+use crate::http1::response_head::has_content;
 use crate::message::body::BodyKind;
 use crate::web::files::is_compressible;
 use crate::{Body, BodySource, Fill, HeadRef, Middleware, Next, Request, Response, SegmentBuf};

@@ -10,9 +10,9 @@ use super::{CloseCode, CloseFrame, Message, mask};
 /// most a header within one, and the message so far.
 ///
 /// ```
-/// use narval_http::ws::codec::{Decoder, Incoming, Limits, Message};
+/// use narval_http::ws::codec::{Decoder, Incoming, Message, WsLimits};
 ///
-/// let mut decoder = Decoder::new(Limits::default(), false);
+/// let mut decoder = Decoder::new(WsLimits::default(), false);
 /// let mut input: &[u8] = b"\x81\x82\x00\x00\x00\x00hi\x89\x80\x00\x00\x00\x00";
 /// assert_eq!(decoder.next(&mut input), Ok(Some(Incoming::Message(Message::from("hi")))));
 /// assert_eq!(decoder.next(&mut input), Ok(Some(Incoming::Ping(Default::default()))));
@@ -20,7 +20,7 @@ use super::{CloseCode, CloseFrame, Message, mask};
 /// ```
 #[derive(Debug)]
 pub struct Decoder {
-    limits: Limits,
+    limits: WsLimits,
     compression: bool,
     ended: Option<End>,
     header_len: u8,
@@ -31,13 +31,13 @@ pub struct Decoder {
 
 /// What a [`Decoder`] accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct WsLimits {
     /// How large a message may be, in octets, as sent and after decompression. A frame that would make its message
     /// larger is refused when its header is read.
     pub message_bytes_max: usize,
 }
 
-impl Default for Limits {
+impl Default for WsLimits {
     fn default() -> Self {
         Self { message_bytes_max: 1024 * 1024 }
     }
@@ -156,7 +156,7 @@ struct OpenMessage {
 
 impl Decoder {
     /// A decoder for a new connection. `compression` says that `permessage-deflate` was agreed on.
-    pub fn new(limits: Limits, compression: bool) -> Self {
+    pub fn new(limits: WsLimits, compression: bool) -> Self {
         let header = [0; CLIENT_HEADER_MAX];
         Self { limits, compression, ended: None, header_len: 0, header, frame: None, message: None }
     }
@@ -393,7 +393,7 @@ mod tests {
 
     type Outcome = (Vec<Incoming>, Option<ProtocolError>);
 
-    fn decode(limits: Limits, bytes: &[u8], pieces: usize) -> Outcome {
+    fn decode(limits: WsLimits, bytes: &[u8], pieces: usize) -> Outcome {
         let mut decoder = Decoder::new(limits, true);
         let mut seen = Vec::new();
         for mut piece in bytes.chunks(pieces.max(1)) {
@@ -410,16 +410,16 @@ mod tests {
     }
 
     fn decode_all_ways(bytes: &[u8]) -> Outcome {
-        let whole = decode(Limits::default(), bytes, bytes.len());
+        let whole = decode(WsLimits::default(), bytes, bytes.len());
         for pieces in 1..bytes.len().min(40) {
-            assert_eq!(decode(Limits::default(), bytes, pieces), whole, "in pieces of {pieces}");
+            assert_eq!(decode(WsLimits::default(), bytes, pieces), whole, "in pieces of {pieces}");
         }
         whole
     }
 
     #[test]
     fn a_message_of_tiny_fragments_grows_by_doubling() {
-        let mut decoder = Decoder::new(Limits { message_bytes_max: 70_000 }, false);
+        let mut decoder = Decoder::new(WsLimits { message_bytes_max: 70_000 }, false);
         let (mut capacity, mut moves) = (0, 0);
         for at in 0..70_000u32 {
             let first = if at == 0 { 0x02 } else { 0 };
@@ -463,13 +463,13 @@ mod tests {
         assert_eq!(decode_all_ways(&stream(&[(0x41, b"ab"), (0x80, b"cd")])), (vec![compressed], None));
         assert_eq!(decode_all_ways(&stream(&[(0x41, b"ab"), (0xc0, b"cd")])).1, Some(ProtocolError::ReservedBits));
         assert_eq!(decode_all_ways(&stream(&[(0xc9, b"")])).1, Some(ProtocolError::ReservedBits));
-        let plain = Decoder::new(Limits::default(), false).next(&mut stream(&[(0xc1, b"")]).as_slice());
+        let plain = Decoder::new(WsLimits::default(), false).next(&mut stream(&[(0xc1, b"")]).as_slice());
         assert_eq!(plain, Err(ProtocolError::ReservedBits));
     }
 
     #[test]
     fn a_message_over_the_limit_is_refused_at_its_header() {
-        let limits = Limits { message_bytes_max: 10 };
+        let limits = WsLimits { message_bytes_max: 10 };
         let mut decoder = Decoder::new(limits, false);
         assert_eq!(decoder.next(&mut b"\x82\x8babcd".as_slice()), Err(ProtocolError::MessageTooBig));
         let fragments = stream(&[(0x02, b"123456"), (0x80, b"12345")]);
@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     fn an_announced_length_reserves_nothing() {
-        let mut decoder = Decoder::new(Limits { message_bytes_max: 1 << 30 }, false);
+        let mut decoder = Decoder::new(WsLimits { message_bytes_max: 1 << 30 }, false);
         let mut input = b"\x82\xff\x00\x00\x00\x00\x3f\xff\xff\xffabcdefgh".as_slice();
         assert_eq!(decoder.next(&mut input), Ok(None));
         assert!(decoder.buffered() < 256, "{}", decoder.buffered());
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn an_idle_decoder_holds_nothing() {
-        let mut decoder = Decoder::new(Limits::default(), true);
+        let mut decoder = Decoder::new(WsLimits::default(), true);
         let bytes = stream(&[(0x01, b"abc"), (0x89, b"x"), (0x80, b"def")]);
         for mut piece in bytes.chunks(1) {
             decoder.next(&mut piece).unwrap();
@@ -507,7 +507,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_give_the_same_however_cut(bytes in prop::collection::vec(any::<u8>(), 0..200), pieces in 1..20usize) {
-            let limits = Limits { message_bytes_max: 100 };
+            let limits = WsLimits { message_bytes_max: 100 };
             prop_assert_eq!(decode(limits, &bytes, pieces), decode(limits, &bytes, bytes.len()));
         }
 
@@ -525,7 +525,7 @@ mod tests {
             }
             bytes.extend(client_frame(0x80, b"", key));
             let expected = vec![Incoming::Message(Message::Text(text))];
-            prop_assert_eq!(decode(Limits::default(), &bytes, pieces), (expected, None));
+            prop_assert_eq!(decode(WsLimits::default(), &bytes, pieces), (expected, None));
         }
     }
 }

@@ -13,5 +13,5 @@ pub mod message;
 pub mod utf8;
 
 pub use close::{CloseCode, CloseFrame};
-pub use decoder::{Decoder, Incoming, Limits, ProtocolError};
+pub use decoder::{Decoder, Incoming, ProtocolError, WsLimits};
 pub use message::{Frame, Message};

@@ -9,7 +9,7 @@ use std::io;
 use http::{HeaderName, HeaderValue, StatusCode, Version, header};
 
 use crate::Request;
-use crate::http1::response::encode_informational;
+use crate::http1::response_head::encode_informational;
 use crate::run::connection::{Connection, TxLease};
 
 /// A lease whose job's handler runs on this thread.

@@ -11,16 +11,16 @@ use crate::io::socket::Socket;
 pub(crate) enum Acceptor {}
 
 impl Acceptor {
-    pub(crate) fn accept(&self) -> Option<Secure> {
+    pub(crate) fn accept(&self) -> Option<TlsChannel> {
         match *self {}
     }
 }
 
 /// The TLS side of no connection.
 #[derive(Debug)]
-pub(crate) enum Secure {}
+pub(crate) enum TlsChannel {}
 
-impl Secure {
+impl TlsChannel {
     pub(crate) fn is_handshaking(&self) -> bool {
         match *self {}
     }

@@ -9,11 +9,11 @@ use http::{StatusCode, Version};
 
 use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
-use crate::http1::response::AnswerTo;
+use crate::http1::response_head::AnswerTo;
 use crate::io::driver::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
-use crate::run::engine::reason_response;
+use crate::run::server_state::reason_response;
 use crate::run::shard::begins_with_head;
 use crate::run::transmit::encode;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
@@ -33,9 +33,9 @@ fn plain_http(received: &[u8]) -> Vec<u8> {
 pub(crate) struct Acceptor(pub(crate) Arc<TlsAcceptor>);
 
 impl Acceptor {
-    pub(crate) fn accept(&self) -> Option<Secure> {
+    pub(crate) fn accept(&self) -> Option<TlsChannel> {
         let session = self.0.accept().inspect_err(|error| tracing::error!("cannot begin a TLS session: {error}"));
-        Some(Secure {
+        Some(TlsChannel {
             state: Mutex::new(State {
                 session: session.ok()?,
                 control: Vec::new(),
@@ -51,7 +51,7 @@ impl Acceptor {
 
 /// The TLS side of a connection.
 #[derive(Debug)]
-pub(crate) struct Secure {
+pub(crate) struct TlsChannel {
     state: Mutex<State>,
     /// Whether the kernel makes the records of what we send.
     kernels: AtomicBool,
@@ -89,7 +89,7 @@ const CLOSE_NOTIFY: u8 = 0;
 const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD_MAC: u8 = 20;
 
-impl Secure {
+impl TlsChannel {
     /// Whether the handshake is under way.
     pub(crate) fn is_handshaking(&self) -> bool {
         self.lock().session.is_handshaking()
@@ -333,7 +333,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::http1::response::BodyFraming;
+    use crate::http1::response_head::BodyFraming;
     use crate::io::driver::Token;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
@@ -346,12 +346,12 @@ mod tests {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
         let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
-        let secure = Acceptor(Arc::new(acceptor)).accept().unwrap();
-        secure.lock().sender = Sender::Kernel(KernelTx::counting(records));
-        secure.kernels.store(true, Ordering::Relaxed);
+        let tls = Acceptor(Arc::new(acceptor)).accept().unwrap();
+        tls.lock().sender = Sender::Kernel(KernelTx::counting(records));
+        tls.kernels.store(true, Ordering::Relaxed);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let home = Mailbox::new().unwrap();
-        (Connection::new(Socket::Os(ours.into()), Some(secure), Peer::Unix, Token::new(0, 0), home), theirs)
+        (Connection::new(Socket::Os(ours.into()), Some(tls), Peer::Unix, Token::new(0, 0), home), theirs)
     }
 
     struct Words(u32);
@@ -373,8 +373,8 @@ mod tests {
         while outgoing.drive(&connection, 8 << 20).unwrap() != Step::Complete {
             assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);
         }
-        let secure = connection.secure.as_ref().unwrap();
-        let Sender::Kernel(kernel) = &secure.lock().sender else { panic!("the kernel's") };
+        let tls = connection.tls.as_ref().unwrap();
+        let Sender::Kernel(kernel) = &tls.lock().sender else { panic!("the kernel's") };
         assert_eq!(kernel.records_left(), 10_000 - 3000);
     }
 }

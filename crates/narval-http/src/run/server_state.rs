@@ -16,7 +16,7 @@ use crate::tls::Acceptor;
 use crate::{Body, Bytes, Handler, Peer, Prepared, Response};
 
 /// What all threads of a server share.
-pub(crate) struct Engine {
+pub(crate) struct ServerState {
     pub(crate) handler: Arc<dyn Handler>,
     pub(crate) limits: Limits,
     /// For the workers.
@@ -38,7 +38,7 @@ pub(crate) struct Engine {
     pub(crate) failed: Arc<Prepared>,
 }
 
-impl Engine {
+impl ServerState {
     pub(crate) fn new(
         handler: Arc<dyn Handler>,
         limits: Limits,
@@ -146,33 +146,33 @@ pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
         .body(Body::bytes(format!("{reason}\n")))
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for ServerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("ServerState").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 
 /// A piece of a TLS handshake that waits for a thread, or has one. It counts until it is dropped, whatever becomes of the job.
 #[derive(Debug)]
 pub(crate) struct HandshakePermit {
-    engine: Arc<Engine>,
+    server: Arc<ServerState>,
 }
 
 impl HandshakePermit {
     /// Counts one in, if it may be worked on.
-    pub(crate) fn get(engine: &Arc<Engine>) -> Option<Self> {
-        let Admission { handshakes, handshakes_max, .. } = &engine.admission;
+    pub(crate) fn get(server: &Arc<ServerState>) -> Option<Self> {
+        let Admission { handshakes, handshakes_max, .. } = &server.admission;
         if handshakes.fetch_add(1, Ordering::Relaxed) >= *handshakes_max {
             handshakes.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Self { engine: engine.clone() })
+        Some(Self { server: server.clone() })
     }
 }
 
 impl Drop for HandshakePermit {
     fn drop(&mut self) {
-        self.engine.admission.handshakes.fetch_sub(1, Ordering::Relaxed);
+        self.server.admission.handshakes.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -244,10 +244,10 @@ mod tests {
     fn a_handshake_that_panics_gives_its_place_back() {
         let limits = Limits { handshakes_max: 1, ..Limits::default() };
         let handler = |_: Request| Response::new(StatusCode::OK);
-        let engine = Arc::new(Engine::new(Arc::new(handler), limits, Clock::monotonic(), None, None));
+        let server = Arc::new(ServerState::new(Arc::new(handler), limits, Clock::monotonic(), None, None));
         for _ in 0..3 {
-            let permit = HandshakePermit::get(&engine).expect("there is room");
-            assert!(HandshakePermit::get(&engine).is_none(), "for one");
+            let permit = HandshakePermit::get(&server).expect("there is room");
+            assert!(HandshakePermit::get(&server).is_none(), "for one");
             let worked = catch_unwind(AssertUnwindSafe(|| {
                 let _permit = permit;
                 panic!("a bug in the TLS library");
@@ -255,8 +255,8 @@ mod tests {
             assert!(worked.is_err());
         }
         // Nor is one lost that no thread took up.
-        let permit = HandshakePermit::get(&engine).expect("there is room");
+        let permit = HandshakePermit::get(&server).expect("there is room");
         drop(Job::Handshake { lease: crate::run::connection::TxLease::none(), received: Vec::new(), permit });
-        assert!(HandshakePermit::get(&engine).is_some());
+        assert!(HandshakePermit::get(&server).is_some());
     }
 }

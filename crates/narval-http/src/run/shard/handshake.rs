@@ -6,9 +6,9 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::io::driver::{Driver, Token};
 use crate::run::connection::{Close, TxLease};
-use crate::run::engine::HandshakePermit;
 use crate::run::lease::Holder;
 use crate::run::pool::Job;
+use crate::run::server_state::HandshakePermit;
 use crate::run::worker;
 use crate::tls::Opened;
 
@@ -17,7 +17,7 @@ impl<D: Driver> Shard<D> {
     pub(super) fn on_ciphertext(&mut self, token: Token, bytes: &[u8]) {
         let Some(slot) = self.slots.get(token) else { return };
         let connection = slot.connection.clone();
-        let Some(secure) = &connection.secure else { return };
+        let Some(tls) = &connection.tls else { return };
         if slot.phase == Phase::Handshake {
             slot.input.extend_from_slice(bytes);
             self.shake_hands(token);
@@ -25,7 +25,7 @@ impl<D: Driver> Shard<D> {
         }
         let mut plaintext = std::mem::take(&mut self.plaintext);
         plaintext.clear();
-        let opened = secure.open(bytes, &mut plaintext);
+        let opened = tls.open(bytes, &mut plaintext);
         self.on_opened(token, opened, &plaintext);
         self.plaintext = plaintext;
     }
@@ -87,20 +87,20 @@ impl<D: Driver> Shard<D> {
         if slot.input.is_empty() || slot.connection.lease.holder() == Holder::Job {
             return;
         }
-        if slot.connection.secure.as_ref().is_some_and(|secure| secure.rest_is_cheap()) {
+        if slot.connection.tls.as_ref().is_some_and(|tls| tls.rest_is_cheap()) {
             let (connection, received) = (slot.connection.clone(), std::mem::take(&mut slot.input));
             let mut out = self.take_out();
             let outcome = worker::shake_hands(&connection, &received, &mut out, &self.counters);
             self.give_back(out);
             return self.go_on_after_handshake(token, outcome);
         }
-        let Some(permit) = HandshakePermit::get(&self.engine) else {
+        let Some(permit) = HandshakePermit::get(&self.server) else {
             self.counters.handshakes_refused.add(1);
             return self.close(token);
         };
         let received = std::mem::take(&mut slot.input);
         let lease = TxLease::dispatch(&slot.connection);
-        self.engine.handshakes.push_continued(Job::Handshake { lease, received, permit });
+        self.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
     /// A worker is done with a piece of a handshake, and the lease is back.
@@ -112,9 +112,9 @@ impl<D: Driver> Shard<D> {
 
     /// A piece of a handshake is done, or failed.
     fn go_on_after_handshake(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
-        let deadline = self.now + millis(self.engine.limits.head_timeout);
+        let deadline = self.now + millis(self.server.limits.head_timeout);
         let Some(slot) = self.slots.get(token) else { return };
-        let is_handshaking = slot.connection.secure.as_ref().is_some_and(|secure| secure.is_handshaking());
+        let is_handshaking = slot.connection.tls.as_ref().is_some_and(|tls| tls.is_handshaking());
         match plaintext {
             Err(error) => {
                 tracing::debug!("a TLS handshake failed: {error}");
@@ -134,8 +134,8 @@ impl<D: Driver> Shard<D> {
                 slot.deadline = deadline;
                 self.watch(token);
                 // What was received meanwhile comes before anything that is received from now on.
-                if let Some(secure) = &connection.secure {
-                    let opened = secure.open(&input, &mut plaintext);
+                if let Some(tls) = &connection.tls {
+                    let opened = tls.open(&input, &mut plaintext);
                     self.on_opened(token, opened, &plaintext);
                 }
                 // Its end may have come meanwhile, too.

@@ -18,7 +18,7 @@ impl Span {
     }
 }
 
-/// A parsed request head as offsets into the bytes it was parsed from; see `proto::head`.
+/// A parsed request head as offsets into the bytes it was parsed from; see `http1::head`.
 #[derive(Clone, Debug)]
 pub struct HeadParts {
     /// The request method.

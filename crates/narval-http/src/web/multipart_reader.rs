@@ -4,13 +4,13 @@ use std::io::{self, Read};
 
 use crate::Request;
 use crate::http1::ProtoError;
-use crate::http1::multipart::{Event, MultipartDecoder, MultipartLimits, PartHead, Step, boundary};
+use crate::http1::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, PartHead, Step, boundary};
 
 /// How much of a form is held in memory at a time, in bytes.
 const WINDOW: usize = 64 * 1024;
 
 /// The parts of a form, as they arrive: however large the form is, no more than 64 KiB of it are in memory. For a form that is in
-/// memory already there is [`proto::multipart::parts`](crate::http1::multipart::parts).
+/// memory already there is [`http1::multipart::parts`](crate::http1::multipart::parts).
 ///
 /// ```
 /// use std::io::{copy, sink};
@@ -89,14 +89,14 @@ impl<R: Read> Multipart<R> {
             let input = self.window.get(self.start..self.end).unwrap_or_default();
             let Step { consumed, event } = self.decoder.decode(input, self.at_end).map_err(io::Error::from)?;
             let found = match event {
-                Event::Data(data) => {
+                MultipartEvent::Data(data) => {
                     self.start += consumed - data.len();
                     return Ok(Found::Data(data.len()));
                 }
-                Event::Part(head) => Some(Found::Part(head)),
-                Event::PartEnd => Some(Found::PartEnd),
-                Event::End => Some(Found::End),
-                Event::NeedMore => None,
+                MultipartEvent::Part(head) => Some(Found::Part(head)),
+                MultipartEvent::PartEnd => Some(Found::PartEnd),
+                MultipartEvent::End => Some(Found::End),
+                MultipartEvent::NeedMore => None,
             };
             self.start += consumed;
             match found {
@@ -118,7 +118,7 @@ impl<R: Read> Multipart<R> {
     }
 }
 
-/// What [`Multipart::decode`] found; like [`Event`], without the borrow.
+/// What [`Multipart::decode`] found; like [`MultipartEvent`], without the borrow.
 enum Found {
     Part(PartHead),
     Data(usize),

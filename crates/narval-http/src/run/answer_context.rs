@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
-use crate::http1::response::AnswerTo;
+use crate::http1::response_head::AnswerTo;
 use crate::observe::access_log::Watch;
-use crate::run::intake::BodyPipe;
+use crate::run::incoming_body::BodyPipe;
 
 /// What a job needs to know about a request in order to answer it, beside the request itself.
 #[derive(Debug)]
-pub(crate) struct Exchange {
+pub(crate) struct AnswerContext {
     /// The form of the answer.
     pub(crate) to: AnswerTo,
     /// The body, where it is streamed.

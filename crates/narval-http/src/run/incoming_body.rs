@@ -19,7 +19,7 @@ use crate::run::mailbox::Message;
 
 /// A request body that is being received.
 #[derive(Debug)]
-pub(crate) struct Intake {
+pub(crate) struct IncomingBody {
     decoder: Decoder,
     pub(crate) sink: Sink,
     /// Bytes of the body so far.
@@ -60,7 +60,7 @@ pub(crate) struct Fed {
     pub(crate) done: bool,
 }
 
-impl Intake {
+impl IncomingBody {
     pub(crate) fn new(framing: Framing, sink: Sink, window_end: Millis) -> Self {
         let decoder = match framing {
             Framing::Chunked => Decoder::Chunked(Box::default()),
@@ -126,7 +126,7 @@ impl Intake {
     }
 }
 
-impl Intake {
+impl IncomingBody {
     /// Whether to go on receiving.
     pub(crate) fn wants_input(&mut self) -> bool {
         match &self.sink {
