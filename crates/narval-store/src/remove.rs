@@ -30,9 +30,14 @@ pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64,
 
 /// Removes what killed processes have left of deep trees in this directory; bytes freed.
 pub(crate) fn remove_deep_leftovers(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
+    remove_leftover_directories(directory, DEEP)
+}
+
+/// Removes the temporary directories whose owners are gone, with all that is in them; bytes freed.
+pub(crate) fn remove_leftover_directories(directory: BorrowedFd<'_>, prefix: &str) -> Result<u64, Errno> {
     let mut freed = 0;
     for (name, _) in list(directory)? {
-        if is_temporary_name(OsStr::from_bytes(name.to_bytes()), DEEP)
+        if is_temporary_name(OsStr::from_bytes(name.to_bytes()), prefix)
             && let Some(_lock) = take_leftover(directory, name.as_c_str()).map_err(|error| errno(&error))?
         {
             freed += remove_tree(directory, &name)?;

@@ -3,21 +3,26 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use narval_nix::{Sha256, StorePath, nix32};
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 
 use super::{LocalStore, LocalStoreError, temporary_roots};
-use crate::temporary::{has_name, temporary_name};
+use crate::remove::remove_leftover_directories;
+use crate::temporary::{TemporaryDirectory, has_name};
 
 /// Directories below `gcroots` are walked this deep.
 const DEPTH_MAX: usize = 64;
 
 /// The longest file of temporary roots that is read.
 const TEMPORARY_ROOTS_LEN_MAX: u64 = 256 << 20;
+
+/// What the names of directories begin with in which links are made.
+const TEMPORARY_LINK: &str = ".tmp-link-";
 
 /// How often a file of temporary roots is opened that others make anew.
 const ATTEMPTS_MAX: usize = 100;
@@ -38,6 +43,12 @@ impl LocalStore {
     /// # Errors
     /// When a directory can't be read: then nothing may be collected.
     pub fn roots(&self) -> Result<Vec<Root>, LocalStoreError> {
+        for directory in ["gcroots", "gcroots/auto"] {
+            match File::open(self.config.state_dir.join(directory)) {
+                Ok(directory) => clear_up_links(directory.as_fd()),
+                Err(error) => tracing::debug!("'{directory}' is not cleared up: {error}"),
+            }
+        }
         let mut roots = Vec::new();
         for below in ["gcroots", "profiles"] {
             self.roots_below(&self.config.state_dir.join(below), 0, &mut roots)?;
@@ -189,9 +200,85 @@ fn read_link(path: &Path) -> Result<PathBuf, LocalStoreError> {
 
 /// Puts a link in place, over another one if need be, in one step.
 fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
-    let fail = |error| LocalStoreError::io("create", link, error);
-    let mut temporary = link.as_os_str().to_owned();
-    temporary.push(temporary_name(".tmp-"));
-    symlink(target, &temporary).map_err(fail)?;
-    fs::rename(&temporary, link).map_err(fail)
+    let replaced = match symlink(target, link) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => exchange_link(link, target),
+        made => made,
+    };
+    replaced.map_err(|error| LocalStoreError::io("create", link, error))
+}
+
+/// A link can't be locked, so that a new one is made in a directory that is.
+fn exchange_link(link: &Path, target: &Path) -> std::io::Result<()> {
+    if fs::read_link(link).is_ok_and(|found| found == target) {
+        return Ok(());
+    }
+    let name = link.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let parent = link.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = rustix::fs::open(parent, flags, Mode::empty())?;
+    clear_up_links(parent.as_fd());
+    let temporary = TemporaryDirectory::create(parent.as_fd(), TEMPORARY_LINK)?;
+    rustix::fs::symlinkat(target, temporary.handle(), c"link")?;
+    let renamed = rustix::fs::renameat(temporary.handle(), c"link", &parent, name);
+    if renamed.is_err() {
+        // It is the other error that counts; what is left is cleared up by the next one.
+        rustix::fs::unlinkat(temporary.handle(), c"link", AtFlags::empty()).ok();
+    }
+    Ok(renamed?)
+}
+
+/// Removes what killed processes left of links that they were making.
+fn clear_up_links(directory: BorrowedFd<'_>) {
+    if let Err(error) = remove_leftover_directories(directory, TEMPORARY_LINK) {
+        // A directory that can be written to and not read, say: what is left there keeps too much, never too little.
+        tracing::debug!("links are not cleared up: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temporary::temporary_name;
+
+    /// Links are exchanged in one step by any number of processes at once (locks are of an open file, so threads will do), and what
+    /// one that was killed left goes.
+    #[test]
+    fn links_are_exchanged_and_nothing_stays_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        let left = dir.path().join(temporary_name(TEMPORARY_LINK));
+        fs::create_dir(&left).unwrap();
+        symlink("/never/named", left.join("link")).unwrap();
+        replace_link(&link, Path::new("/first")).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let link = &link;
+                scope.spawn(move || {
+                    for number in 0..100 {
+                        replace_link(link, Path::new(&format!("/{thread}-{number}"))).unwrap();
+                        assert!(fs::read_link(link).unwrap().to_str().unwrap().contains('-'));
+                    }
+                });
+            }
+        });
+        let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["link"]);
+        let file = dir.path().join("no link");
+        fs::create_dir(&file).unwrap();
+        assert!(replace_link(&file, Path::new("/first")).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    /// A link whose maker was killed keeps nothing from the next collection on; one that is being made stays.
+    #[test]
+    fn links_in_the_making() {
+        let dir = tempfile::tempdir().unwrap();
+        let parent = File::open(dir.path()).unwrap();
+        let living = TemporaryDirectory::create(parent.as_fd(), TEMPORARY_LINK).unwrap();
+        fs::create_dir(dir.path().join(temporary_name(TEMPORARY_LINK))).unwrap();
+        clear_up_links(parent.as_fd());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        drop(living);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 }
