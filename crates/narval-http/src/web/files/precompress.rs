@@ -2,7 +2,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::num::NonZero;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use flate2::write::GzEncoder;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 
 use super::mime;
 use crate::http1::accept::Coding;
@@ -18,6 +20,8 @@ use crate::http1::accept::Coding;
 const FILE_BYTES_MIN: u64 = 256;
 /// The deepest folder that is visited.
 const DEPTH_MAX: usize = 64;
+/// How often a file is made that other processes write or remove at the same time.
+const ATTEMPTS_MAX: usize = 100;
 /// brotli's slowest and smallest, and the window browsers have to support (RFC 7932 section 9.1).
 #[cfg(feature = "brotli")]
 const BROTLI_QUALITY: u32 = 11;
@@ -156,17 +160,17 @@ fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summar
 /// one is then taken away, for it is of another content.
 fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Result<Option<u64>> {
     let partial = with_ending(target, ".tmp");
+    // Locked until it has its name, or none any more.
+    let file = create_partial(&partial, source.mode).map_err(|error| named("cannot write", &partial, &error))?;
+    let mut limited = Limited { file: &file, left: source.size.saturating_sub(1), over: false };
     let made = (|| {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(source.mode).open(&partial);
-        let file = file.map_err(|error| named("cannot write", &partial, &error))?;
-        let mut limited = Limited { file, left: source.size.saturating_sub(1), over: false };
         let outcome = compress(BufReader::new(File::open(path)?), coding, &mut limited);
         if limited.over {
             return Ok(None);
         }
         outcome?;
-        limited.file.set_times(FileTimes::new().set_modified(source.modified))?;
-        Ok(Some(limited.file.metadata()?.len()))
+        file.set_times(FileTimes::new().set_modified(source.modified))?;
+        Ok(Some(file.metadata()?.len()))
     })();
     match made {
         Ok(Some(size)) => fs::rename(&partial, target).map(|()| Some(size)),
@@ -180,6 +184,55 @@ fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Re
     }
 }
 
+/// Makes a file that is not there yet and locks it. Whoever is writing it is waited for; what a killed process left is removed.
+fn create_partial(path: &Path, mode: u32) -> io::Result<File> {
+    for _ in 0..ATTEMPTS_MAX {
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => remove_left_over(path)?,
+            file => {
+                let file = file?;
+                // Before it was locked, another process may have taken it for left over.
+                if lock(&file, FlockOperation::NonBlockingLockExclusive)? && has_name(path, &file)? {
+                    return Ok(file);
+                }
+            }
+        }
+    }
+    Err(io::Error::other("other processes write it again and again"))
+}
+
+fn remove_left_over(path: &Path) -> io::Result<()> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    lock(&file, FlockOperation::LockExclusive)?;
+    // Whoever had it locked has given it its name, or removed it.
+    if has_name(path, &file)? { remove_if_there(path) } else { Ok(()) }
+}
+
+/// Whether the lock is had, or there are no locks on this file system.
+fn lock(file: &File, operation: FlockOperation) -> io::Result<bool> {
+    loop {
+        return match flock(file, operation) {
+            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(Errno::INTR) => continue,
+            Err(error) => Err(error.into()),
+        };
+    }
+}
+
+fn has_name(path: &Path, file: &File) -> io::Result<bool> {
+    let named = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        named => named?,
+    };
+    let open = file.metadata()?;
+    Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
+}
+
 fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what} '{}': {error}", path.display()))
 }
@@ -191,7 +244,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-fn compress(mut source: impl Read, coding: Coding, target: &mut Limited) -> io::Result<()> {
+fn compress(mut source: impl Read, coding: Coding, target: &mut Limited<'_>) -> io::Result<()> {
     match coding {
         Coding::Zstd => {
             let mut encoder = zstd::stream::write::Encoder::new(target, ZSTD_LEVEL)?;
@@ -218,13 +271,13 @@ fn compress(mut source: impl Read, coding: Coding, target: &mut Limited) -> io::
 }
 
 /// A file that takes no more than it was given room for: an encoding that is not smaller is given up at once.
-struct Limited {
-    file: File,
+struct Limited<'a> {
+    file: &'a File,
     left: u64,
     over: bool,
 }
 
-impl Write for Limited {
+impl Write for Limited<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.left.checked_sub(bytes.len() as u64) {
             Some(left) if !self.over => {
@@ -298,6 +351,37 @@ mod tests {
         assert_eq!((again.made.into_inner(), again.fresh.into_inner()), (0, 3));
         // Nothing but files and their encodings.
         assert_eq!(fs::read_dir(root.join("sub")).unwrap().count(), 4);
+    }
+
+    /// Locks are of an open file, so that threads are to each other what processes are.
+    #[test]
+    fn several_at_once_in_one_folder_and_after_a_killed_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let text = |number: usize| format!("a{number} {{ color: red }}\n").repeat(300);
+        let paths: Vec<_> = (0..4).map(|number| root.join(format!("{number}.css"))).collect();
+        for round in 0..5 {
+            for (number, path) in paths.iter().enumerate() {
+                fs::write(path, text(number + round)).unwrap();
+                let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(round as u64);
+                File::open(path).unwrap().set_modified(time).unwrap();
+                // Longer than what will be written in its place, and closed to its owner.
+                let left = with_ending(path, ".br.tmp");
+                fs::write(&left, text(number)).unwrap();
+                fs::set_permissions(&left, fs::Permissions::from_mode(0o444)).unwrap();
+            }
+            std::thread::scope(|scope| {
+                let threads = [(); 3].map(|()| scope.spawn(|| precompress(root, &options(None), |_, _| {})));
+                assert!(threads.into_iter().all(|thread| thread.join().unwrap().is_ok()));
+            });
+            for (number, path) in paths.iter().enumerate() {
+                for coding in ALL {
+                    let encoding = with_ending(path, super::super::resource::sidecar_ending(coding).unwrap());
+                    assert_eq!(decoded(&encoding, coding), text(number + round).as_bytes(), "{}", encoding.display());
+                }
+            }
+            assert_eq!(fs::read_dir(root).unwrap().count(), 4 * paths.len());
+        }
     }
 
     #[test]
