@@ -29,6 +29,16 @@ pub enum Error {
         /// The store.
         store: String,
     },
+    /// A profile has not got it.
+    #[error("{} does not have '{what}'; it has: {}", .profile.display(), .has.join(", "))]
+    NotInProfile {
+        /// What was named.
+        what: String,
+        /// The profile.
+        profile: PathBuf,
+        /// The names of what it has.
+        has: Vec<String>,
+    },
     /// Neither "yes" nor "no" could be had from a cache.
     #[error("{cache}: cannot fetch {what}: {source}{}", hint(.source))]
     Fetch {
@@ -151,6 +161,16 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// A file or folder of a profile can't be read or written.
+    #[error("cannot {action} '{}': {source}{}", .path.display(), if no_room(.source) { "; make room and run the same command again" } else { "" })]
+    File {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// What was given is no store path, key, address and so on.
     #[error("{0}")]
     Usage(String),
@@ -169,9 +189,9 @@ pub enum Error {
     /// A thread of ours died: a fault in this program.
     #[error("a thread died; this is a fault in narval, please report it")]
     Died,
-    /// Somebody else holds the store for too long.
+    /// Somebody else holds the store, or a profile, for too long.
     #[error(
-        "the store is locked by another process ('{}', for {waited_s} s); wait for it, end it, or give a longer --lock-timeout",
+        "'{}' is locked by another process (waited {waited_s} s); wait for it, end it, or give a longer --lock-timeout",
         .path.display()
     )]
     Locked {
@@ -198,18 +218,20 @@ impl Error {
     /// 6 no space, 7 locked, 130 interrupted.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NotFound { .. } | Self::NotInStore { .. } => 3,
+            Self::NotFound { .. } | Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
             Self::NarInfo { .. } | Self::Untrusted { .. } | Self::Mismatch { .. } | Self::Damaged { .. } => 4,
             Self::Reference { .. } => 4,
             Self::Fetch { .. } | Self::NarGone { .. } => 5,
             Self::Space { .. } => 6,
             Self::LocalStore { error } if is_full(error) => 6,
-            Self::CacheFolder { error: CacheFolderError::Io { source, .. } } | Self::Copy { source, .. }
+            Self::CacheFolder { error: CacheFolderError::Io { source, .. } }
+            | Self::Copy { source, .. }
+            | Self::File { source, .. }
                 if no_room(source) =>
             {
                 6
             }
-            Self::CacheFolder { .. } | Self::Copy { .. } => 1,
+            Self::CacheFolder { .. } | Self::Copy { .. } | Self::File { .. } => 1,
             Self::Locked { .. } => 7,
             Self::Usage(_) | Self::Url(_) => 2,
             Self::Interrupted => 130,
@@ -230,6 +252,10 @@ impl Error {
                 | Self::Damaged { .. }
                 | Self::Decoder { .. }
         )
+    }
+
+    pub(crate) fn file(action: &'static str, path: &std::path::Path, source: io::Error) -> Self {
+        Self::File { action, path: path.to_owned(), source }
     }
 
     pub(crate) fn narinfo(cache: &str, what: HashPart, error: &NarInfoError) -> Self {

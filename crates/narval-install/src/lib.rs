@@ -28,7 +28,7 @@ pub use error::Error;
 pub use inspect::{cat, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use pipeline::{DOWNLOADS_MAX, Progress, Snapshot};
-pub use profile::Profile;
+pub use profile::{Profile, Removed};
 pub use repair::repair;
 pub use resolve::{LOOKUPS_MAX, Wanted};
 pub use trace::Trace;

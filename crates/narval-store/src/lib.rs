@@ -30,7 +30,7 @@ pub use database::{Database, Stamp};
 pub use error::StoreError;
 pub use local::{
     Garbage, GarbageCollector, GarbageOptions, Incoming, LeftOut, LocalRoots, LocalStore, LocalStoreError, PathLock,
-    Prepared, Root, Unregistered,
+    Prepared, Root, Unregistered, lock_file,
 };
 pub use logs::{BuildLog, LogCompression};
 pub use nar::{

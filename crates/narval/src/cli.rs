@@ -6,7 +6,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
-    bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, run, serve, static_site, warm,
+    bench, copy, demo, doctor, inspect, install, key, maintain, manual, nar, remove, run, serve, static_site, warm,
 };
 use crate::ui::{log, output};
 
@@ -63,6 +63,7 @@ enum Command {
     Ls(inspect::LsArgs),
     Cat(inspect::CatArgs),
     Profiles(maintain::ProfilesArgs),
+    Remove(remove::Args),
     Rollback(maintain::RollbackArgs),
     Gc(maintain::GcArgs),
     Doctor(doctor::Args),
@@ -113,6 +114,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Ls(args) => inspect::ls(args),
         Command::Cat(args) => inspect::cat(args),
         Command::Profiles(args) => maintain::profiles(args),
+        Command::Remove(args) => remove::run(args),
         Command::Rollback(args) => maintain::rollback(args),
         Command::Gc(args) => maintain::gc(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -1,7 +1,7 @@
 //! The locks of Nix: the whole store, the garbage collector, one path.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -37,10 +37,15 @@ impl Waiting {
     /// Opens a lock file, making it if need be, and waits for the lock.
     fn locked(self, path: &Path, operation: FlockOperation) -> Result<File, LocalStoreError> {
         let file = open(path)?;
+        self.wait_for(&file, path, operation)?;
+        Ok(file)
+    }
+
+    fn wait_for(self, file: &File, path: &Path, operation: FlockOperation) -> Result<(), LocalStoreError> {
         let mut wait = self.begin(path);
         loop {
-            match rustix::fs::flock(&file, operation) {
-                Ok(()) => return Ok(file),
+            match rustix::fs::flock(file, operation) {
+                Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => wait.pause()?,
                 Err(error) => return Err(LocalStoreError::io("lock", path, error)),
@@ -95,6 +100,24 @@ impl StoreLocks {
         let _big = waiting.locked(&big, FlockOperation::NonBlockingLockShared)?;
         Ok(Self { _big, _collector: collector.transpose()? })
     }
+}
+
+/// Waits for the lock of a file of its own, outside of a store; makes the file if there is none, for everybody to read and so
+/// to lock. A symlink is not followed. The lock ends with the handle.
+///
+/// # Errors
+/// [`LocalStoreError::Locked`] when another process has it for longer than `limit`.
+pub fn lock_file(path: &Path, limit: Duration) -> Result<File, LocalStoreError> {
+    let mut options = OpenOptions::new();
+    options.read(true).mode(0o644).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    let file = match options.clone().write(true).create(true).truncate(false).open(path) {
+        // Another user's, of whom this one takes turns with the administrator, say.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => options.open(path),
+        file => file,
+    };
+    let file = file.map_err(|error| LocalStoreError::io("open", path, error))?;
+    Waiting { limit }.wait_for(&file, path, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
 }
 
 pub(super) fn open(path: &Path) -> Result<File, LocalStoreError> {

@@ -28,7 +28,7 @@ use thiserror::Error;
 
 pub use collect::{Garbage, GarbageCollector, GarbageOptions};
 pub use incoming::{Incoming, Prepared};
-pub use locks::PathLock;
+pub use locks::{PathLock, lock_file};
 pub use register::{LeftOut, Unregistered};
 pub use roots::Root;
 pub use temporary_roots::LocalRoots;

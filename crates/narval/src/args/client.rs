@@ -40,15 +40,30 @@ pub struct StoreArgs {
     /// `daemon`, `local`, or another Nix store URI [default: ~/.local/share/narval]
     #[arg(long, value_name = "DIR", env = "NARVAL_STORE", hide_env_values = true, help_heading = "Store")]
     pub store: Option<String>,
+    /// How long others are waited for.
+    #[command(flatten)]
+    pub lock: LockArgs,
+}
+
+/// How long to wait for other processes.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct LockArgs {
     /// Seconds to wait for a lock or database held by another process
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, help_heading = "Store")]
-    pub lock_timeout: u64,
+    lock_timeout: u64,
+}
+
+impl LockArgs {
+    /// As a duration.
+    pub fn timeout(self) -> Duration {
+        Duration::from_secs(self.lock_timeout)
+    }
 }
 
 impl StoreArgs {
     /// The store named, or this user's own.
     pub fn config(&self) -> Result<StoreConfig, Failure> {
-        Ok(StoreConfig { lock_timeout: Duration::from_secs(self.lock_timeout), ..self.named()? })
+        Ok(StoreConfig { lock_timeout: self.lock.timeout(), ..self.named()? })
     }
 
     fn named(&self) -> Result<StoreConfig, Failure> {

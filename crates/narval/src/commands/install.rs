@@ -73,6 +73,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         show_plan(&report, args.client.output);
         return Ok(());
     }
+    // Before anything is fetched: it may be no place for one.
+    let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
     let trace = Trace::new(args.trace.is_some());
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
@@ -85,8 +87,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         trace.write(BufWriter::new(file)).map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result?;
-    if let Some(profile) = &args.profile {
-        Profile::at(profile)?.add(&destination, &report.roots)?;
+    if let Some(profile) = profile {
+        profile.add(&destination, &report.roots)?;
     }
     show_report(&report, args.client.output, &destination);
     Ok(())

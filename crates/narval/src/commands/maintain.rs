@@ -9,7 +9,7 @@ use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSett
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{ClientArgs, OutputArgs, StoreArgs, human_bytes};
+use crate::args::client::{ClientArgs, LockArgs, OutputArgs, StoreArgs, human_bytes};
 use crate::commands::install::parse_wanted;
 use crate::ui::output::out;
 
@@ -41,6 +41,8 @@ pub struct RollbackArgs {
     /// Number of the generation [default: the one before the current]
     #[arg(long, value_name = "N")]
     to: Option<u64>,
+    #[command(flatten)]
+    lock: LockArgs,
 }
 
 /// List the profiles of a store, their generations and paths
@@ -75,7 +77,7 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
     args.output.start_log();
     let config = args.store.config()?;
     if let (Some(keep), false) = (args.keep, args.dry_run) {
-        for profile in Profile::all(&config.state_dir) {
+        for profile in Profile::all(&config)? {
             profile.prune(keep)?;
         }
     }
@@ -130,7 +132,7 @@ fn gc_by_daemon(daemon: &Daemon, args: &GcArgs) -> Result<(), Failure> {
 /// # Errors
 /// When there is no such generation.
 pub fn rollback(args: RollbackArgs) -> Result<(), Failure> {
-    let profile = Profile::at(&args.profile)?;
+    let profile = Profile::at(&args.profile, args.lock.timeout())?;
     let number = profile.roll_back(args.to)?;
     out!("{} shows generation {number}", profile.link().display());
     Ok(())
@@ -141,7 +143,7 @@ pub fn rollback(args: RollbackArgs) -> Result<(), Failure> {
 /// # Errors
 /// When a profile can't be read.
 pub fn profiles(args: ProfilesArgs) -> Result<(), Failure> {
-    for profile in Profile::all(&args.store.config()?.state_dir) {
+    for profile in Profile::all(&args.store.config()?)? {
         let current = profile.current()?;
         for number in profile.generations()? {
             let (paths, shown) = (profile.paths(number)?, Some(number) == current);

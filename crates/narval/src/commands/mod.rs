@@ -10,6 +10,7 @@ pub mod key;
 pub mod maintain;
 pub mod manual;
 pub mod nar;
+pub mod remove;
 pub mod run;
 pub mod serve;
 pub mod static_site;

@@ -10,6 +10,7 @@ mod daemon;
 mod lab;
 mod looking;
 mod network;
+mod profiles;
 mod programs;
 mod races;
 mod stores;

@@ -1,0 +1,132 @@
+//! One generation of a profile: a folder of links to what its paths have, and the links that are their roots.
+//!
+//! It is built under a temporary name. Roots can only be made known where their links stay, so that the folder gets its name
+//! before it is complete: until then a file in it says so, and nobody shows it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use narval_nix::StorePath;
+use narval_store::StoreError;
+
+use super::names;
+use crate::{Destination, Error};
+
+/// The folder in a generation that holds one link for each path: the roots.
+const ROOTS: &str = ".narval-roots";
+/// The file in a generation that is not complete.
+const UNFINISHED: &str = ".narval-unfinished";
+/// The file in a generation that has no paths, and is meant to have none.
+const EMPTY: &str = ".narval-empty";
+/// How deep folders are merged.
+const DEPTH_MAX: usize = 64;
+/// What no profile shows (Nix `buildenv.cc`).
+const HIDDEN: [&str; 6] =
+    ["propagated-build-inputs", "nix-support", "perllocal.pod", "log", "manifest.nix", "manifest.json"];
+
+/// Whether a folder was made as a generation, complete or not.
+pub(super) fn is_ours(folder: &Path) -> bool {
+    let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    is_folder(folder) && is_folder(&folder.join(ROOTS))
+}
+
+/// Whether a folder is a generation that [`complete`] has not reached.
+pub(super) fn is_unfinished(folder: &Path) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir())
+        && fs::symlink_metadata(folder.join(UNFINISHED)).is_ok()
+}
+
+/// Whether a folder is a generation with all that belongs to it.
+pub(super) fn is_complete(folder: &Path) -> Result<bool, Error> {
+    if !is_ours(folder) || is_unfinished(folder) {
+        return Ok(false);
+    }
+    // One without paths that does not say so is what earlier versions left when they were killed.
+    Ok(!names(&folder.join(ROOTS))?.is_empty() || fs::symlink_metadata(folder.join(EMPTY)).is_ok())
+}
+
+/// The paths of a generation.
+pub(super) fn paths(folder: &Path) -> Result<Vec<StorePath>, Error> {
+    let names = names(&folder.join(ROOTS))?;
+    let mut paths: Vec<_> = names.iter().filter_map(|name| StorePath::parse(name.to_str()?).ok()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// Makes a generation of these paths in a new folder, complete but for what [`complete`] does.
+pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
+    let fail = |path: &Path, error| Error::file("create", path, error);
+    let (roots, unfinished) = (folder.join(ROOTS), folder.join(UNFINISHED));
+    fs::create_dir(folder).map_err(|error| fail(folder, error))?;
+    fs::write(&unfinished, "").map_err(|error| fail(&unfinished, error))?;
+    fs::create_dir(&roots).map_err(|error| fail(&roots, error))?;
+    for path in paths {
+        let link = roots.join(path.base_name());
+        let target = destination.store_dir().display(path).to_string();
+        symlink(target, &link).map_err(|error| fail(&link, error))?;
+    }
+    if paths.is_empty() {
+        fs::write(folder.join(EMPTY), "").map_err(|error| fail(folder, error))?;
+    }
+    let real_path = |path| destination.store().real_path(path);
+    let sources: Vec<_> = paths.iter().map(real_path).filter(|real| real.is_dir()).collect();
+    merge(&sources, folder, 0)
+}
+
+/// Makes the roots of a generation known to the store, now that it has its name.
+pub(super) fn complete(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
+    let links = paths.iter().map(|path| folder.join(ROOTS).join(path.base_name()));
+    if let Some(daemon) = destination.daemon() {
+        for link in links {
+            daemon.add_indirect_root(&link).map_err(StoreError::from)?;
+        }
+    } else if !paths.is_empty() {
+        let store = destination.open()?;
+        for link in links {
+            store.add_indirect_root(&link)?;
+        }
+    }
+    let unfinished = folder.join(UNFINISHED);
+    fs::remove_file(&unfinished).map_err(|error| Error::file("remove", &unfinished, error))
+}
+
+/// Links to what one folder alone has; real folders where several have one.
+fn merge(sources: &[PathBuf], into: &Path, depth: usize) -> Result<(), Error> {
+    if depth > DEPTH_MAX {
+        return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
+    }
+    let mut entries: BTreeMap<OsString, Vec<PathBuf>> = BTreeMap::new();
+    for source in sources {
+        for name in names(source)? {
+            let hidden = depth == 0 && HIDDEN.iter().any(|hidden| name == *hidden);
+            if !hidden {
+                let path = source.join(&name);
+                entries.entry(name).or_default().push(path);
+            }
+        }
+    }
+    let fail = |path: &Path, error: io::Error| Error::file("create", path, error);
+    for (name, from) in entries {
+        let to = into.join(name);
+        match from.as_slice() {
+            [only] => symlink(only, &to).map_err(|error| fail(&to, error))?,
+            several if several.iter().all(|path| path.is_dir()) => {
+                fs::create_dir(&to).map_err(|error| fail(&to, error))?;
+                merge(several, &to, depth + 1)?;
+            }
+            [first, second, ..] => {
+                return Err(Error::Usage(format!(
+                    "{} and {} cannot be in one profile: both have it",
+                    first.display(),
+                    second.display()
+                )));
+            }
+            [] => {}
+        }
+    }
+    Ok(())
+}

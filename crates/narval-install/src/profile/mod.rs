@@ -1,0 +1,370 @@
+//! Profiles: a link to a folder of links to what is installed, one folder for each generation. Each generation keeps its
+//! paths from being collected as garbage.
+//!
+//! `DIR` leads to `DIR-3-link`, as Nix names them. A generation is a real folder here, since no store path may be invented.
+//! Whoever changes a profile holds the lock `DIR.lock`.
+
+mod generation;
+mod list;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use narval_nix::StorePath;
+use narval_store::{StoreConfig, is_temporary_name, lock_file, temporary_name};
+
+use crate::run::program_name;
+use crate::{Destination, Error, Wanted};
+
+/// One profile.
+pub struct Profile {
+    link: PathBuf,
+    lock_timeout: Duration,
+}
+
+/// What [`Profile::remove`] did.
+pub struct Removed {
+    /// The new generation's number.
+    pub generation: u64,
+    /// What is in the profile no more.
+    pub removed: Vec<StorePath>,
+    /// What is still in it.
+    pub left: Vec<StorePath>,
+}
+
+impl Profile {
+    /// The profile at this path, which need not exist. Its lock is waited for this long.
+    ///
+    /// # Errors
+    /// When the path is no path for a link.
+    pub fn at(path: &Path, lock_timeout: Duration) -> Result<Self, Error> {
+        let link = std::path::absolute(path).map_err(|error| Error::file("find", path, error))?;
+        match fs::symlink_metadata(&link) {
+            Ok(found) if !found.is_symlink() => {
+                Err(Error::Usage(format!("{} is no profile: something else is there", link.display())))
+            }
+            _ if link.file_name().is_none() => {
+                Err(Error::Usage(format!("{} is no place for a profile", link.display())))
+            }
+            _ => Ok(Self { link, lock_timeout }),
+        }
+    }
+
+    /// All profiles that were made with this store and are still there.
+    ///
+    /// # Errors
+    /// When the list of them can't be read.
+    pub fn all(config: &StoreConfig) -> Result<Vec<Self>, Error> {
+        let known = list::read(&config.state_dir)?.into_iter();
+        Ok(known
+            .filter(|link| fs::symlink_metadata(link).is_ok_and(|found| found.is_symlink()))
+            .map(|link| Self { link, lock_timeout: config.lock_timeout })
+            .collect())
+    }
+
+    /// Where it is.
+    pub fn link(&self) -> &Path {
+        &self.link
+    }
+
+    /// The numbers of its complete generations, ascending.
+    ///
+    /// # Errors
+    /// When a folder can't be read.
+    pub fn generations(&self) -> Result<Vec<u64>, Error> {
+        let mut complete = Vec::new();
+        for number in self.numbers()? {
+            if generation::is_complete(&self.generation_path(number))? {
+                complete.push(number);
+            }
+        }
+        Ok(complete)
+    }
+
+    /// The number of the generation it shows. `None`: there is no such profile yet.
+    ///
+    /// # Errors
+    /// When it shows something else.
+    pub fn current(&self) -> Result<Option<u64>, Error> {
+        let target = match fs::read_link(&self.link) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            target => target.map_err(|error| Error::file("read", &self.link, error))?,
+        };
+        let number = target.file_name().and_then(|name| self.number_of(name));
+        let number = number.filter(|number| self.link.with_file_name(&target) == self.generation_path(*number));
+        let foreign = || {
+            let (link, target) = (self.link.display(), target.display());
+            Error::Usage(format!("{link} is no profile of narval's: it leads to {target}; use another --profile"))
+        };
+        number.map(Some).ok_or_else(foreign)
+    }
+
+    /// The paths of a generation.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn paths(&self, number: u64) -> Result<Vec<StorePath>, Error> {
+        generation::paths(&self.generation_path(number))
+    }
+
+    /// Adds paths to what the current generation has, as a new generation; one of the same name is replaced. The new
+    /// generation's number, or the current one's when that has them all.
+    ///
+    /// # Errors
+    /// When two paths have a file of the same name, or something can't be written.
+    pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
+        let folder = self.folder();
+        fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
+        let _lock = self.lock()?;
+        let shown = self.shown()?;
+        let before = shown.as_ref().map_or(&[][..], |(_, paths)| paths);
+        let is_replaced = |old: &StorePath| {
+            added.iter().any(|new| new != old && program_name(new.name()) == program_name(old.name()))
+        };
+        let mut paths: Vec<_> = before.iter().filter(|old| !is_replaced(old)).chain(added).cloned().collect();
+        paths.sort();
+        paths.dedup();
+        match &shown {
+            Some((number, before)) if *before == paths => Ok(*number),
+            _ => self.make(destination, &paths),
+        }
+    }
+
+    /// Makes a new generation without some paths of the current one. Each is named as [`Wanted::parse`] takes it, or by its
+    /// name with or without version.
+    ///
+    /// # Errors
+    /// [`Error::NotInProfile`] when one of them is not there; then nothing is changed.
+    pub fn remove(&self, destination: &Destination, names: &[String]) -> Result<Removed, Error> {
+        let none = || Error::Usage(format!("there is no profile {}", self.link.display()));
+        self.current()?.ok_or_else(none)?;
+        let _lock = self.lock()?;
+        let (_, mut left) = self.shown()?.ok_or_else(none)?;
+        let mut removed = Vec::new();
+        for name in names {
+            let wanted = Wanted::parse(name, destination.store_dir()).ok();
+            let is_meant = |path: &StorePath| {
+                wanted.as_ref().is_some_and(|wanted| wanted.is(path))
+                    || [path.name(), program_name(path.name())].contains(&name.as_str())
+            };
+            let (meant, others): (Vec<_>, Vec<_>) = left.iter().cloned().partition(is_meant);
+            if meant.is_empty() && !removed.iter().any(is_meant) {
+                let has = left.iter().chain(&removed).map(|path| path.name().to_owned()).collect();
+                return Err(Error::NotInProfile { what: name.clone(), profile: self.link.clone(), has });
+            }
+            removed.extend(meant);
+            left = others;
+        }
+        Ok(Removed { generation: self.make(destination, &left)?, removed, left })
+    }
+
+    /// Shows another generation: the one before the current one, unless a number is given.
+    ///
+    /// # Errors
+    /// When there is no such generation, or it is not complete.
+    pub fn roll_back(&self, to: Option<u64>) -> Result<u64, Error> {
+        // Where nothing is, no lock file is made.
+        let _lock = if self.numbers()?.is_empty() { None } else { Some(self.lock()?) };
+        let current = self.current()?.unwrap_or(0);
+        let numbers = self.generations()?;
+        let target = match to {
+            Some(number) => numbers.iter().find(|other| **other == number),
+            None => numbers.iter().rfind(|number| **number < current),
+        };
+        let none = || {
+            let link = self.link.display();
+            let why = match to {
+                Some(number) if fs::symlink_metadata(self.generation_path(number)).is_ok() => {
+                    format!("generation {number} of {link} is not complete, since what made it was interrupted")
+                }
+                _ => format!("{link} has no such generation"),
+            };
+            Error::Usage(format!("{why}; it has {numbers:?}, and shows {current}"))
+        };
+        let number = *target.ok_or_else(none)?;
+        self.switch(number)?;
+        Ok(number)
+    }
+
+    /// Removes all generations but the newest `keep` and the current one. How many went.
+    ///
+    /// # Errors
+    /// When one can't be removed.
+    pub fn prune(&self, keep: usize) -> Result<usize, Error> {
+        // Where nothing is to be done, no right to write is needed.
+        if self.old(keep)?.is_empty() && self.leftovers()?.is_empty() {
+            return Ok(0);
+        }
+        let _lock = self.lock()?;
+        self.remove_leftovers()?;
+        let old = self.old(keep)?;
+        for number in &old {
+            // In one step: half a generation is none.
+            let (folder, temporary) = (self.generation_path(*number), self.temporary());
+            fs::rename(&folder, &temporary).map_err(|error| Error::file("remove", &folder, error))?;
+            fs::remove_dir_all(&temporary).map_err(|error| Error::file("remove", &temporary, error))?;
+        }
+        Ok(old.len())
+    }
+
+    /// The generations, complete or not, that are neither the newest `keep` nor the current one.
+    fn old(&self, keep: usize) -> Result<Vec<u64>, Error> {
+        let (complete, current) = (self.generations()?, self.current()?);
+        let is_kept = |number: &u64| complete.iter().rev().take(keep).any(|kept| kept == number);
+        let is_old = |number: &u64| {
+            Some(*number) != current && !is_kept(number) && generation::is_ours(&self.generation_path(*number))
+        };
+        Ok(self.numbers()?.into_iter().filter(is_old).collect())
+    }
+
+    /// The current generation and its paths.
+    fn shown(&self) -> Result<Option<(u64, Vec<StorePath>)>, Error> {
+        let Some(number) = self.current()? else { return Ok(None) };
+        let folder = self.generation_path(number);
+        if !generation::is_complete(&folder)? {
+            let (link, folder) = (self.link.display(), folder.display());
+            return Err(Error::Usage(format!(
+                "{link} shows {folder}, which is no complete generation; 'narval rollback --profile {link}' shows the one before"
+            )));
+        }
+        Ok(Some((number, generation::paths(&folder)?)))
+    }
+
+    /// Makes a generation of these paths and shows it. Whoever calls this has the lock.
+    fn make(&self, destination: &Destination, paths: &[StorePath]) -> Result<u64, Error> {
+        self.remove_leftovers()?;
+        let number = self.numbers()?.last().map_or(1, |last| last.saturating_add(1));
+        let (temporary, folder) = (self.temporary(), self.generation_path(number));
+        let made = self.check_that_there_are(destination, paths).and_then(|()| {
+            generation::build(destination, &temporary, paths)?;
+            fs::rename(&temporary, &folder).map_err(|error| Error::file("create", &folder, error))?;
+            generation::complete(destination, &folder, paths)?;
+            list::add(destination, &self.link)?;
+            self.switch(number)
+        });
+        if made.is_err() {
+            for folder in [temporary, folder] {
+                match fs::remove_dir_all(&folder) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        tracing::warn!(folder = %folder.display(), %error, "cannot be removed");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        made.map(|()| number)
+    }
+
+    /// A profile of another store would lose what this one has not.
+    fn check_that_there_are(&self, destination: &Destination, paths: &[StorePath]) -> Result<(), Error> {
+        let is_gone = |path: &&StorePath| fs::symlink_metadata(destination.store().real_path(path)).is_err();
+        let Some(gone) = paths.iter().find(is_gone) else { return Ok(()) };
+        let (link, store) = (self.link.display(), destination.name());
+        Err(Error::Usage(format!(
+            "{link} has {gone}, which is not in {store}: name the profile's store with --store, or remove it from the profile"
+        )))
+    }
+
+    /// The right to change the profile, against other processes; held until it is dropped.
+    fn lock(&self) -> Result<File, Error> {
+        let mut name = self.link.clone().into_os_string();
+        name.push(".lock");
+        Ok(lock_file(name.as_ref(), self.lock_timeout)?)
+    }
+
+    fn switch(&self, number: u64) -> Result<(), Error> {
+        let temporary = self.temporary();
+        let target = self.generation_path(number).file_name().map(OsString::from).unwrap_or_default();
+        let switched = symlink(target, &temporary).and_then(|()| fs::rename(&temporary, &self.link));
+        switched.map_err(|error| {
+            // Where it can't be removed either, the next change of the profile does it.
+            fs::remove_file(&temporary).ok();
+            Error::file("switch", &self.link, error)
+        })
+    }
+
+    fn folder(&self) -> &Path {
+        self.link.parent().unwrap_or(Path::new("/"))
+    }
+
+    fn name(&self) -> &OsStr {
+        self.link.file_name().unwrap_or_default()
+    }
+
+    fn generation_path(&self, number: u64) -> PathBuf {
+        let mut name = self.name().to_owned();
+        name.push(format!("-{number}-link"));
+        self.link.with_file_name(name)
+    }
+
+    /// The number of a generation's name.
+    fn number_of(&self, name: &OsStr) -> Option<u64> {
+        let rest = name.as_bytes().strip_prefix(self.name().as_bytes())?;
+        let number: u64 = std::str::from_utf8(rest).ok()?.strip_prefix('-')?.strip_suffix("-link")?.parse().ok()?;
+        (self.generation_path(number).file_name() == Some(name)).then_some(number)
+    }
+
+    /// The numbers of all generations, complete or not, ascending.
+    fn numbers(&self) -> Result<Vec<u64>, Error> {
+        let mut numbers: Vec<_> = self.names()?.iter().filter_map(|name| self.number_of(name)).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// A name beside the profile that nobody else has.
+    fn temporary(&self) -> PathBuf {
+        self.link.with_file_name(temporary_name_of(self.name()))
+    }
+
+    /// What processes that were killed have left, as long as nobody has the lock.
+    fn leftovers(&self) -> Result<Vec<PathBuf>, Error> {
+        let current = self.current()?;
+        let is_left = |name: &OsStr| match self.number_of(name) {
+            Some(number) => Some(number) != current && generation::is_unfinished(&self.generation_path(number)),
+            None => is_temporary_name_of(name, self.name()),
+        };
+        Ok(self.names()?.iter().filter(|name| is_left(name)).map(|name| self.link.with_file_name(name)).collect())
+    }
+
+    /// Whoever calls this has the lock.
+    fn remove_leftovers(&self) -> Result<(), Error> {
+        self.leftovers()?.iter().try_for_each(|path| {
+            let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+            let removed = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            removed.map_err(|error| Error::file("remove", path, error))
+        })
+    }
+
+    /// The names in the profile's folder.
+    fn names(&self) -> Result<Vec<OsString>, Error> {
+        names(self.folder())
+    }
+}
+
+/// The names in a folder; none where there is no folder.
+fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
+    let listed = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect()),
+    };
+    listed.map_err(|error| Error::file("list", folder, error))
+}
+
+/// What follows a name in a temporary one.
+const TEMPORARY: &str = ".tmp-";
+
+fn temporary_name_of(name: &OsStr) -> OsString {
+    let mut name = name.to_owned();
+    name.push(temporary_name(TEMPORARY));
+    name
+}
+
+fn is_temporary_name_of(temporary: &OsStr, name: &OsStr) -> bool {
+    let rest = temporary.as_bytes().strip_prefix(name.as_bytes());
+    rest.is_some_and(|rest| is_temporary_name(OsStr::from_bytes(rest), TEMPORARY))
+}

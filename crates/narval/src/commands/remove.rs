@@ -1,0 +1,61 @@
+//! `narval remove`: packages out of a profile.
+
+use std::path::PathBuf;
+
+use narval_install::Profile;
+use narval_nix::StorePath;
+use serde_json::json;
+
+use crate::Failure;
+use crate::args::client::{OutputArgs, StoreArgs};
+use crate::ui::output::out;
+
+/// Remove packages from a profile
+///
+/// Makes a new generation without them; 'narval rollback' switches back. The files stay as long as a generation has them
+/// ('narval gc --keep').
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Packages: names with or without version, store paths, hash-name, or hash parts
+    #[arg(required = true, value_name = "NAME|PATH")]
+    packages: Vec<String>,
+    /// Profile to change
+    #[arg(long, value_name = "DIR")]
+    profile: PathBuf,
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  narval remove git --profile ~/p
+  narval remove --profile ~/p hello-2.12 00bgd045z0d4icpbc2yyz4gx48ak44la
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the profile, 6 no space,
+7 locked.";
+
+/// Runs `narval remove`.
+///
+/// # Errors
+/// When one of the packages is not in the profile; then it stays as it is.
+pub fn run(args: Args) -> Result<(), Failure> {
+    args.output.start_log();
+    let destination = args.store.destination()?;
+    let profile = Profile::at(&args.profile, destination.config().lock_timeout)?;
+    let done = profile.remove(&destination, &args.packages)?;
+    let names = |paths: &[StorePath]| paths.iter().map(|path| path.base_name().to_string()).collect::<Vec<_>>();
+    if args.output.json {
+        let (removed, left) = (names(&done.removed), names(&done.left));
+        out!(
+            "{}",
+            json!({"v": 1, "profile": profile.link(), "generation": done.generation, "removed": removed, "paths": left})
+        );
+    } else if !args.output.quiet {
+        done.removed.iter().for_each(|path| out!("removed {}", path.name()));
+        out!("{} shows generation {}", profile.link().display(), done.generation);
+    }
+    Ok(())
+}

@@ -1,0 +1,328 @@
+//! Profiles: several processes at once, processes that are killed, disks that are full.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::lab::{Lab, add_program};
+use crate::support::{NARVAL, hash_part, stdout};
+
+/// System calls that change what is on the disk, or wait for a lock.
+const CHANGES: [&str; 12] = [
+    "mkdir",
+    "mkdirat",
+    "symlink",
+    "symlinkat",
+    "rename",
+    "renameat",
+    "renameat2",
+    "unlink",
+    "unlinkat",
+    "rmdir",
+    "flock",
+    "write",
+];
+
+/// More than a command makes.
+const STEPS_MAX: usize = 2000;
+
+/// A lab with two programs beside `hello` in its cache.
+fn lab() -> (Lab, String, String) {
+    let lab = Lab::new();
+    let newer = add_program(&lab.store, "hello-2.0", "hello", "echo newer");
+    let other = add_program(&lab.store, "other-1.0", "other", "echo other");
+    lab.done(&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url(), &newer, &other]);
+    (lab, newer, other)
+}
+
+fn programs(profile: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(Path::new(profile).join("bin")) else { return Vec::new() };
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    for name in &names {
+        assert!(fs::read(Path::new(profile).join("bin").join(name)).is_ok(), "{profile}: {name} leads nowhere");
+    }
+    names
+}
+
+fn temporary_names(folder: &str) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.contains(".tmp-")).collect()
+}
+
+#[test]
+fn packages_are_removed_from_a_profile() {
+    let (lab, newer, other) = lab();
+    let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
+    let remove = |names: &[&str]| {
+        let args = ["remove", "--store", &root, "--profile", &profile].into_iter().chain(names.iter().copied());
+        args.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let fails = |code, names: &[&str]| {
+        let args = remove(names);
+        lab.fails(code, &args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let done = |names: &[&str]| {
+        let args = remove(names);
+        lab.done(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let said = fails(2, &["hello"]);
+    assert!(said.contains("there is no profile"), "{said}");
+    assert!(!Path::new(&format!("{profile}.lock")).exists());
+    lab.install(&root, &["--profile", &profile, &newer, &other, &lab.top]);
+    assert_eq!(programs(&profile), ["hello", "other"]);
+    for wrong in ["git", "hello-1.0", "hell", &lab.hello] {
+        let said = fails(3, &["other", wrong]);
+        let has = ["hello-2.0", "other-1.0", "top", wrong];
+        assert!(has.iter().all(|name| said.contains(name)) && said.lines().count() == 1, "{said}");
+    }
+    assert_eq!(programs(&profile), ["hello", "other"]);
+    let printed = done(&["hello", "--json"]);
+    let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((printed["v"].as_u64(), printed["generation"].as_u64()), (Some(1), Some(2)), "{printed}");
+    assert_eq!(printed["removed"], serde_json::json!([newer.rsplit('/').next().unwrap()]));
+    assert_eq!(printed["paths"].as_array().unwrap().len(), 2, "{printed}");
+    assert_eq!(programs(&profile), ["other"]);
+    // A path of a generation before is kept as long as there is that generation.
+    assert!(lab.done(&["gc", "--store", &root]).starts_with("removed 0 paths"));
+    let shown = lab.done(&["rollback", "--profile", &profile]);
+    assert!(shown.ends_with("shows generation 1"), "{shown}");
+    assert_eq!(programs(&profile), ["hello", "other"]);
+    // By version, whole path and hash part; then nothing is left, and that is a generation, too.
+    let printed = done(&["hello-2.0", &other, hash_part(&lab.top)]);
+    assert!(printed.ends_with("shows generation 3"), "{printed}");
+    assert!(programs(&profile).is_empty());
+    lab.done(&["rollback", "--profile", &profile, "--to", "1"]);
+    lab.done(&["rollback", "--profile", &profile, "--to", "3"]);
+    assert!(lab.done(&["gc", "--keep", "0", "--store", &root]).starts_with("removed 4 paths"));
+    // Of another store: nothing is lost in silence.
+    lab.install(&root, &["--profile", &profile, &other]);
+    let elsewhere = lab.folder("elsewhere");
+    let args = ["install", "--quiet", "--from", &lab.cache_url(), "--store", &elsewhere, "--profile", &profile, &newer];
+    let said = lab.fails(2, &args);
+    assert!(said.contains("--store") && said.contains("other-1.0"), "{said}");
+    assert_eq!(programs(&profile), ["other"]);
+}
+
+#[test]
+fn rollback_refuses_what_is_no_complete_generation() {
+    let (lab, newer, _) = lab();
+    let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
+    lab.install(&root, &["--profile", &profile, &lab.hello]);
+    // What earlier versions left when they were killed, what this one leaves, and what was never a generation.
+    fs::create_dir_all(format!("{profile}-2-link/.narval-roots")).unwrap();
+    fs::create_dir_all(format!("{profile}-3-link/.narval-roots")).unwrap();
+    for name in [".narval-unfinished", ".narval-roots/00bgd045z0d4icpbc2yyz4gx48ak44la-a"] {
+        fs::write(format!("{profile}-3-link/{name}"), "").unwrap();
+    }
+    fs::create_dir(format!("{profile}-4-link")).unwrap();
+    for number in ["2", "3", "4"] {
+        let said = lab.fails(2, &["rollback", "--profile", &profile, "--to", number]);
+        assert!(said.contains("not complete") && said.contains("it has [1], and shows 1"), "{said}");
+    }
+    lab.install(&root, &["--profile", &profile, &newer]);
+    let shown = lab.done(&["rollback", "--profile", &profile]);
+    assert!(shown.ends_with("shows generation 1"), "{shown}");
+    assert_eq!(programs(&profile), ["hello"]);
+    // Somebody's profile that is none of ours stays as it is.
+    let foreign = lab.folder("foreign");
+    std::os::unix::fs::symlink("foreign-1-link", &foreign).unwrap();
+    std::os::unix::fs::symlink(&root, format!("{foreign}-1-link")).unwrap();
+    let args = ["install", "--quiet", "--from", &lab.cache_url(), "--store", &root, "--profile", &foreign, &newer];
+    let said = lab.fails(2, &args);
+    assert!(said.contains("no complete generation"), "{said}");
+    assert_eq!(fs::read_link(&foreign).unwrap(), Path::new("foreign-1-link"));
+}
+
+/// What `strace` needs to kill a process at the `step`th call of one kind.
+fn killing(call: &str, step: usize) -> [String; 9] {
+    let (trace, inject) = (format!("trace=?{call}"), format!("inject=?{call}:signal=KILL:when={step}"));
+    ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &inject].map(str::to_owned)
+}
+
+/// Each command that changes a profile is killed before each of its changes. The profile works, every generation that
+/// `rollback` takes is whole and keeps its paths, and what was left behind goes with the next change.
+#[test]
+fn a_kill_at_any_step_leaves_whole_generations() {
+    let tried = killing("flock", STEPS_MAX);
+    if !Command::new(&tried[0]).args(&tried[1..]).arg("true").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("note: skipped: no strace here, or it may not trace");
+        return;
+    }
+    let (lab, newer, other) = lab();
+    let (root, url) = (lab.folder("mine"), lab.cache_url());
+    lab.install(&root, &[&newer, &other]);
+    let commands: [&[&str]; 4] = [
+        &["install", "--quiet", "--from", &url, "--store", &root, "--profile", "P", &newer],
+        &["remove", "--store", &root, "--profile", "P", "other"],
+        &["rollback", "--profile", "P"],
+        &["gc", "--keep", "1", "--store", &root],
+    ];
+    let (before, fewer): (&[&str], &[&str]) = (&["hello", "other"], &["hello"]);
+    for command in commands {
+        let mut kills = 0;
+        for call in CHANGES {
+            for step in 1.. {
+                assert!(step < STEPS_MAX, "{command:?} never ends");
+                let what = format!("{command:?}, {call} {step}");
+                let folder = lab.folder(&format!("{}-{call}-{step}", command[0]));
+                fs::create_dir(&folder).unwrap();
+                let profile = format!("{folder}/profile");
+                lab.install(&root, &["--profile", &profile, &lab.hello]);
+                lab.install(&root, &["--profile", &profile, &other]);
+                // Only this one is the store's to prune.
+                fs::write(format!("{root}/nix/var/nix/narval-profiles"), format!("{profile}\n")).unwrap();
+                let strace = killing(call, step);
+                let plain = lab.command(&[]);
+                let mut traced = Command::new(&strace[0]);
+                traced.args(&strace[1..]).arg(plain.get_program());
+                traced.args(command.iter().map(|arg| if *arg == "P" { &profile } else { *arg }));
+                traced.env_clear().envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+                let output = traced.stdin(Stdio::null()).output().unwrap();
+                let was_killed = output.status.signal() == Some(9);
+                assert!(was_killed || output.status.success(), "{what}: {output:?}");
+
+                let found = programs(&profile);
+                let is_changed = found == fewer && ["remove", "rollback"].contains(&command[0]);
+                assert!(found == before || is_changed, "{what}: {found:?}");
+                // All that rollback takes has all that belongs to it, also after a collection.
+                lab.done(&["gc", "--store", &root]);
+                let shown = fs::read_link(&profile).unwrap();
+                for number in ["1", "2", "3", "4"] {
+                    if lab.run(&["rollback", "--profile", &profile, "--to", number]).status.success() {
+                        let has_fewer = number == "1" || (command[0], number) == ("remove", "3");
+                        let expected = if has_fewer { fewer } else { before };
+                        assert_eq!(programs(&profile), expected, "{what}, generation {number}");
+                    }
+                }
+                let shown = shown.to_str().unwrap().strip_prefix("profile-").unwrap().strip_suffix("-link").unwrap();
+                lab.done(&["rollback", "--profile", &profile, "--to", shown]);
+                // The next change works and clears up.
+                lab.install(&root, &["--profile", &profile, &newer, &other]);
+                lab.done(&["remove", "--store", &root, "--profile", &profile, "other"]);
+                assert_eq!(programs(&profile), fewer, "{what}");
+                assert_eq!(temporary_names(&folder), Vec::<String>::new(), "{what}");
+                for entry in fs::read_dir(&folder).unwrap() {
+                    let path = entry.unwrap().path();
+                    assert!(!path.join(".narval-unfinished").exists(), "{what}: {}", path.display());
+                }
+                fs::remove_dir_all(&folder).unwrap();
+                if !was_killed {
+                    break;
+                }
+                kills += 1;
+            }
+        }
+        assert!(kills > 3, "{command:?}: killed {kills} times");
+    }
+}
+
+#[test]
+fn all_that_changes_a_profile_waits_for_its_lock() {
+    let (lab, newer, other) = lab();
+    let (root, profile, url) = (lab.folder("mine"), lab.folder("profile"), lab.cache_url());
+    lab.install(&root, &["--profile", &profile, &lab.hello]);
+    lab.install(&root, &["--profile", &profile, &other]);
+    let commands: [&[&str]; 4] = [
+        &["gc", "--keep", "0", "--store", &root],
+        &["remove", "--store", &root, "--profile", &profile, "other"],
+        &["rollback", "--profile", &profile],
+        &["install", "--quiet", "--from", &url, "--store", &root, "--profile", &profile, &newer],
+    ];
+    for command in commands {
+        let lock = fs::File::options().read(true).open(format!("{profile}.lock")).unwrap();
+        lock.lock().unwrap();
+        let before = fs::read_link(&profile).unwrap();
+        let said = lab.fails(7, &[command, &["--lock-timeout", "0"]].concat());
+        assert!(said.contains("locked by another process") && said.contains("profile.lock"), "{said}");
+        assert_eq!(fs::read_link(&profile).unwrap(), before);
+        assert!(Path::new(&format!("{profile}-2-link")).exists());
+        // It waits, and goes on when the lock is let go of.
+        let waiting = lab.command(command).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        drop(lock);
+        stdout(waiting.wait_with_output().unwrap());
+    }
+    assert_eq!(programs(&profile), ["hello", "other"]);
+}
+
+#[test]
+fn what_is_done_to_one_profile_at_once_is_all_done() {
+    let lab = Lab::new();
+    let names = ["a-1", "b-1", "c-1", "d-1"];
+    let paths = names.map(|name| add_program(&lab.store, name, &name[..1], "true"));
+    let all: Vec<&str> = paths.iter().map(String::as_str).collect();
+    lab.done(&[&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url()], &all[..]].concat());
+    let (root, profile, url) = (lab.folder("mine"), lab.folder("profile"), lab.cache_url());
+    for round in 0..3 {
+        lab.install(&root, &["--profile", &profile, paths[0].as_str(), paths[1].as_str()]);
+        let own = lab.folder(&format!("own-{round}"));
+        let commands: [&[&str]; 6] = [
+            &["install", "--quiet", "--from", &url, "--store", &root, "--profile", &profile, &paths[2]],
+            &["remove", "--quiet", "--store", &root, "--profile", &profile, "a"],
+            &["gc", "--keep", "0", "--store", &root],
+            &["install", "--quiet", "--from", &url, "--store", &root, "--profile", &profile, &paths[3]],
+            &["remove", "--quiet", "--store", &root, "--profile", &profile, "b"],
+            &["install", "--quiet", "--from", &url, "--store", &root, "--profile", &own, &paths[2]],
+        ];
+        let start = |args: &&[&str]| {
+            lab.command(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        for child in commands.iter().map(start).collect::<Vec<_>>() {
+            stdout(child.wait_with_output().unwrap());
+        }
+        assert_eq!(programs(&profile), ["c", "d"]);
+        assert_eq!(programs(&own), ["c"]);
+        // Both are written down, whoever came first.
+        let listed = lab.done(&["profiles", "--store", &root]);
+        assert!(listed.contains(&own) && listed.contains(&profile), "{listed}");
+        lab.done(&["remove", "--quiet", "--store", &root, "--profile", &profile, "c", "d"]);
+    }
+}
+
+#[test]
+fn a_full_disk_and_a_broken_one_are_no_wrong_usage() {
+    let (lab, newer, _) = lab();
+    let (root, mount) = (lab.folder("mine"), lab.folder("small"));
+    lab.install(&root, &[&lab.hello, &newer]);
+    // Something else than a folder where the profile's folder is to be made, or where its list is.
+    fs::write(lab.folder("file"), "").unwrap();
+    let (url, below_file) = (lab.cache_url(), lab.folder("file/profile"));
+    let install = ["install", "--quiet", "--from", &url, "--store", &root, &newer, "--profile"];
+    let said = lab.fails(1, &[&install[..], &[&below_file]].concat());
+    assert!(said.contains("file") && said.lines().count() == 1, "{said}");
+    fs::create_dir(format!("{root}/nix/var/nix/narval-profiles")).unwrap();
+    lab.fails(1, &[&install[..], &[&lab.folder("profile")]].concat());
+    fs::remove_dir(format!("{root}/nix/var/nix/narval-profiles")).unwrap();
+    fs::create_dir(&mount).unwrap();
+    // A disk with room for one generation and not for two, by its number of files.
+    let script = r#"
+        mount -t tmpfs -o size=1m,nr_inodes=12 small "$mount" || exit 99
+        "$narval" install --quiet --from "$url" --store "$root" --profile "$mount/p" "$hello" || exit 98
+        i=0; while (: >"$mount/filler-$i") 2>/dev/null; do i=$((i+1)); done
+        "$@"; code=$?
+        [ "$(readlink "$mount/p")" = p-1-link ] && cat "$mount/p/bin/hello" >/dev/null || exit 97
+        ls -A "$mount" | grep -e .tmp- -e p-2-link && exit 96
+        rm "$mount"/filler-*
+        "$@" || exit 95
+        exit $code"#;
+    let profile = format!("{mount}/p");
+    let commands: [&[&str]; 2] = [
+        &["install", "--quiet", "--from", &url, "--store", &root, "--profile", &profile, &newer],
+        &["remove", "--quiet", "--store", &root, "--profile", &profile, "hello"],
+    ];
+    for args in commands {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", NARVAL]).args(args);
+        command.env("mount", &mount).env("narval", NARVAL).env("url", &url).env("root", &root).env("hello", &lab.hello);
+        command.env_remove("NIX_REMOTE").env("HOME", lab.store.dir.path()).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() == Some(99) || said.contains("unshare:") {
+            eprintln!("note: skipped: namespaces are refused here");
+            return;
+        }
+        assert_eq!(output.status.code(), Some(6), "{args:?}: {said}");
+        assert!(said.contains("make room"), "{said}");
+    }
+}
