@@ -12,6 +12,12 @@ use crate::http1::ProtoError;
 use crate::{HeadParts, Span};
 
 mod again;
+
+/// Whether a request that can't be understood is one of HEAD: the answer to it has no body either (RFC 9110 section 9.3.2).
+pub(crate) fn begins_with_head(input: &[u8]) -> bool {
+    input.strip_prefix(b"\r\n").unwrap_or(input).starts_with(b"HEAD ")
+}
+
 #[cfg(test)]
 mod tests;
 

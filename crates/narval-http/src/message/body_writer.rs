@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use crate::limits::{WRITER_ATTACH, WRITER_BUFFER_MAX, WRITER_GATHER};
-use crate::message::body::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// Writes a response body; see [`Body::writer`](crate::Body::writer).
 ///

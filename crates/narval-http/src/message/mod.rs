@@ -1,9 +1,11 @@
 //! What a handler sees: requests, responses and their bodies.
 
 pub(crate) mod body;
+pub(crate) mod body_source;
 pub(crate) mod body_writer;
 pub(crate) mod handler;
 pub(crate) mod into_response;
+pub(crate) mod late_answer;
 pub(crate) mod panic_guard;
 pub(crate) mod query;
 pub(crate) mod request;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use crate::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// A source that does not panic. After one that did, its next piece is an error, which aborts the connection.
 pub(crate) struct Guarded<S> {

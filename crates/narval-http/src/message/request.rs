@@ -1,5 +1,4 @@
 use std::io::{self, Read};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,16 +11,7 @@ use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::run::incoming_body::{BodyPipe, Buffered};
 use crate::run::informational::{self, Informational};
-use crate::{HeadParts, HeadRef, PathParams};
-
-/// The other end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// A TCP client.
-    Tcp(SocketAddr),
-    /// A client on a unix socket.
-    Unix,
-}
+use crate::{HeadParts, HeadRef, PathParams, Peer};
 
 /// A request, as a handler gets it.
 #[derive(Debug)]

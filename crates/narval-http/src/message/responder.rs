@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::Response;
+use crate::message::late_answer::{Changes, LateAnswer};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::TxLease;
 use crate::run::informational::Informational;
-use crate::run::pool::Job;
+use crate::run::job::Job;
 use crate::run::server_state::ServerState;
 
 /// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. Dropped without an
@@ -79,16 +80,6 @@ impl Response {
 pub(crate) struct Later {
     late: Arc<Late>,
     changes: Changes,
-}
-
-/// What is to be done to an answer when it is there, in this order.
-#[derive(Default)]
-struct Changes(Vec<Box<dyn FnOnce(Response) -> Response + Send>>);
-
-impl std::fmt::Debug for Changes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Changes({})", self.0.len())
-    }
 }
 
 impl Responder {
@@ -187,23 +178,5 @@ impl Later {
                 None
             }
         }
-    }
-}
-
-/// A late answer, to be sent.
-#[derive(Debug)]
-pub(crate) struct LateAnswer {
-    pub(crate) lease: TxLease,
-    pub(crate) context: AnswerContext,
-    response: Response,
-    changes: Changes,
-}
-
-impl LateAnswer {
-    /// Worker: what is to be sent, once all that waited for it has been done to it. As a handler does, that may panic.
-    pub(crate) fn take(&mut self) -> Response {
-        let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
-        let answer = mem::replace(&mut self.response, nothing);
-        mem::take(&mut self.changes).0.into_iter().fold(answer, |answer, change| change(answer))
     }
 }

@@ -3,7 +3,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 
 use crate::message::responder::Later;
 use crate::{Body, http1, ws};
@@ -71,7 +71,7 @@ impl Response {
     /// A `text/plain` answer.
     pub fn text(status: StatusCode, text: impl Into<String>) -> Self {
         Self::new(status)
-            .header(http::header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
+            .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
             .body(Body::bytes(text.into()))
     }
 
@@ -205,13 +205,21 @@ impl Prepared {
             };
             let value = value.get(1..).unwrap_or_default().trim_ascii();
             if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
-                && name != http::header::CONTENT_LENGTH
+                && name != header::CONTENT_LENGTH
             {
                 fields.push((name, value));
             }
         }
         fields
     }
+}
+
+/// An answer that says in one line what is wrong with a request, and closes the connection.
+pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
+    Response::new(status)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
+        .header(header::CONNECTION, HeaderValue::from_static("close"))
+        .body(Body::bytes(format!("{reason}\n")))
 }
 
 #[cfg(test)]

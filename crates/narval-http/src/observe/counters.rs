@@ -1,11 +1,11 @@
 //! What the engine counts: one block of counters per thread, summed when somebody asks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
+use crate::observe::counter::Counter;
 use crate::observe::histogram::{Cells, Histogram, Unit};
 
 /// Status codes that are counted one by one: 100 to 599.
@@ -39,21 +39,6 @@ pub(crate) struct ThreadCounters {
     pub(crate) job_time: Cells,
     pub(crate) queue_depth: Cells,
     statuses: Box<[Counter]>,
-}
-
-/// A number that one thread adds to and any thread reads.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds; only from the thread that owns the counter.
-    pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 impl ThreadCounters {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::counters::Counter;
+use crate::observe::counter::Counter;
 
 /// Buckets with a bound; one more holds what is above the last.
 const BUCKETS: usize = 26;

@@ -1,6 +1,7 @@
 //! What a server reports: counters, histograms, access logs, and all of them as OpenMetrics.
 
 pub(crate) mod access_log;
+pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod histogram;
 pub(crate) mod log_format;

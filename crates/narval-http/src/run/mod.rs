@@ -1,5 +1,6 @@
 //! The running server: shards that multiplex connections, workers that run handlers, and what goes between them.
 
+pub(crate) mod admission;
 pub(crate) mod answer_context;
 pub(crate) mod body_memory;
 pub(crate) mod clock;
@@ -7,6 +8,7 @@ pub(crate) mod connection;
 pub(crate) mod doorbell;
 pub(crate) mod incoming_body;
 pub(crate) mod informational;
+pub(crate) mod job;
 pub(crate) mod lease;
 pub(crate) mod mailbox;
 pub(crate) mod pool;

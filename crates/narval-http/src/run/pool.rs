@@ -5,36 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
-use crate::Request;
-use crate::message::responder::LateAnswer;
-use crate::run::answer_context::AnswerContext;
-use crate::run::connection::TxLease;
-use crate::run::server_state::HandshakePermit;
-use crate::run::transmit::Outgoing;
-use crate::ws;
-
-/// Work for a worker.
-#[derive(Debug)]
-pub(crate) enum Job {
-    /// A request to be answered.
-    Answer(Box<Call>),
-    /// An answer that goes on.
-    Continue { lease: TxLease, outgoing: Box<Outgoing> },
-    /// An answer that came after its handler had returned.
-    Late(Box<LateAnswer>),
-    /// Events of a WebSocket; at most one such job per socket.
-    WebSocket(Arc<ws::Shared>),
-    /// Received bytes of a TLS handshake.
-    Handshake { lease: TxLease, received: Vec<u8>, permit: HandshakePermit },
-}
-
-/// A request, with the right to answer it.
-#[derive(Debug)]
-pub(crate) struct Call {
-    pub(crate) lease: TxLease,
-    pub(crate) request: Request,
-    pub(crate) context: AnswerContext,
-}
+use crate::run::job::{Call, Job};
 
 /// A worker as it sleeps.
 #[derive(Debug)]

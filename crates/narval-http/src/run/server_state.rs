@@ -1,19 +1,18 @@
-use std::collections::HashMap;
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode, header};
 
 use crate::limits::Limits;
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::counters::{Counters, ThreadCounters};
+use crate::run::admission::Admission;
 use crate::run::body_memory::BodyMemory;
 use crate::run::clock::Clock;
 use crate::run::pool::Pool;
 use crate::run::transmit::Outgoing;
 use crate::tls::Acceptor;
-use crate::{Body, Bytes, Handler, Peer, Prepared, Response};
+use crate::{Bytes, Handler, Peer, Prepared};
 
 /// What all threads of a server share.
 pub(crate) struct ServerState {
@@ -31,7 +30,7 @@ pub(crate) struct ServerState {
     pub(crate) log: Option<LogQueue>,
     /// No connection is kept for another request.
     pub(crate) stopping: AtomicBool,
-    pub(crate) admission: Admission,
+    pub(crate) admission: Arc<Admission>,
     /// Makes TLS connections of those that come in over TCP.
     pub(crate) acceptor: Option<Acceptor>,
     pub(crate) overloaded: Arc<Prepared>,
@@ -60,7 +59,7 @@ impl ServerState {
             counters: Counters::default(),
             log,
             stopping: AtomicBool::new(false),
-            admission: Admission::new(&limits),
+            admission: Arc::new(Admission::new(&limits)),
             acceptor,
             overloaded: Arc::new(overloaded),
             failed: Arc::new(failed),
@@ -138,125 +137,8 @@ impl ServerState {
     }
 }
 
-/// An answer that says in one line what is wrong with a request, and closes the connection.
-pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
-    Response::new(status)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
-        .header(header::CONNECTION, HeaderValue::from_static("close"))
-        .body(Body::bytes(format!("{reason}\n")))
-}
-
 impl std::fmt::Debug for ServerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ServerState").field("limits", &self.limits).finish_non_exhaustive()
-    }
-}
-
-/// A piece of a TLS handshake that waits for a thread, or has one. It counts until it is dropped, whatever becomes of the job.
-#[derive(Debug)]
-pub(crate) struct HandshakePermit {
-    server: Arc<ServerState>,
-}
-
-impl HandshakePermit {
-    /// Counts one in, if it may be worked on.
-    pub(crate) fn get(server: &Arc<ServerState>) -> Option<Self> {
-        let Admission { handshakes, handshakes_max, .. } = &server.admission;
-        if handshakes.fetch_add(1, Ordering::Relaxed) >= *handshakes_max {
-            handshakes.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        Some(Self { server: server.clone() })
-    }
-}
-
-impl Drop for HandshakePermit {
-    fn drop(&mut self) {
-        self.server.admission.handshakes.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The caps on connections.
-#[derive(Debug)]
-pub(crate) struct Admission {
-    open: AtomicUsize,
-    open_max: usize,
-    per_ip_max: Option<usize>,
-    per_ip: Mutex<HashMap<IpAddr, usize>>,
-    handshakes: AtomicUsize,
-    handshakes_max: usize,
-}
-
-impl Admission {
-    fn new(limits: &Limits) -> Self {
-        Self {
-            open: AtomicUsize::new(0),
-            open_max: limits.connections_max,
-            per_ip_max: limits.connections_per_ip_max,
-            per_ip: Mutex::default(),
-            handshakes: AtomicUsize::new(0),
-            handshakes_max: limits.handshakes_max,
-        }
-    }
-
-    /// Counts a connection in, if it may come in.
-    pub(crate) fn enter(&self, peer: &Peer) -> bool {
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.open_max {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            return false;
-        }
-        if let (Some(max), Peer::Tcp(address)) = (self.per_ip_max, peer) {
-            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = per_ip.entry(address.ip()).or_default();
-            if *count >= max {
-                self.open.fetch_sub(1, Ordering::Relaxed);
-                return false;
-            }
-            *count += 1;
-        }
-        true
-    }
-
-    /// Counts a connection out.
-    pub(crate) fn leave(&self, peer: &Peer) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-        if let (Some(_), Peer::Tcp(address)) = (self.per_ip_max, peer) {
-            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(count) = per_ip.get_mut(&address.ip()) {
-                *count -= 1;
-                if *count == 0 {
-                    per_ip.remove(&address.ip());
-                }
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    use super::*;
-    use crate::run::pool::Job;
-    use crate::{Request, Response};
-
-    #[test]
-    fn a_handshake_that_panics_gives_its_place_back() {
-        let limits = Limits { handshakes_max: 1, ..Limits::default() };
-        let handler = |_: Request| Response::new(StatusCode::OK);
-        let server = Arc::new(ServerState::new(Arc::new(handler), limits, Clock::monotonic(), None, None));
-        for _ in 0..3 {
-            let permit = HandshakePermit::get(&server).expect("there is room");
-            assert!(HandshakePermit::get(&server).is_none(), "for one");
-            let worked = catch_unwind(AssertUnwindSafe(|| {
-                let _permit = permit;
-                panic!("a bug in the TLS library");
-            }));
-            assert!(worked.is_err());
-        }
-        // Nor is one lost that no thread took up.
-        let permit = HandshakePermit::get(&server).expect("there is room");
-        drop(Job::Handshake { lease: crate::run::connection::TxLease::none(), received: Vec::new(), permit });
-        assert!(HandshakePermit::get(&server).is_some());
     }
 }

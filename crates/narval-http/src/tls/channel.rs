@@ -9,12 +9,12 @@ use http::{StatusCode, Version};
 
 use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
+use crate::http1::head::begins_with_head;
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
-use crate::run::server_state::reason_response;
-use crate::run::shard::begins_with_head;
+use crate::message::response::reason_response;
 use crate::run::transmit::encode;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
 

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 
-use crate::message::body::{Body, BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body::Body;
+use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::ws::SendStatus;
 use crate::{HeaderName, Response};
 

@@ -13,7 +13,8 @@ use super::inbox::Pending;
 use super::socket::Shared;
 use crate::run::clock::Millis;
 use crate::run::connection::{Close, Connection};
-use crate::run::pool::{Job, Pool};
+use crate::run::job::Job;
+use crate::run::pool::Pool;
 
 /// A WebSocket as its shard sees it. The shard brings bytes, room to write and the time; the stream says with [`Wants`]
 /// what it waits for.

@@ -154,7 +154,7 @@ pub(crate) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Vec<E
         let length = if random.one_in(4) { random.below(300_000) } else { random.below(1000) };
         let kind = KINDS[random.below(KINDS.len())];
         let path = format!("/{kind}/{length}");
-        let body = super::run::pattern(length);
+        let body = super::pattern(length);
         match kind {
             "post" => {
                 let sent = vec![b'p'; length];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::client::{self, Client};
-use super::{Network, Random};
+use super::{Network, Random, pattern};
 use crate::io::driver::sim::SimDriver;
 use crate::io::socket::Socket;
 use crate::run::clock::Clock;
@@ -170,11 +170,6 @@ impl Simulation {
 fn tempfile() -> io::Result<File> {
     // Without a name: nothing is left behind (memfd_create(2)).
     Ok(rustix::fs::memfd_create("narval-sim", rustix::fs::MemfdFlags::CLOEXEC)?.into())
-}
-
-/// The body of a simulated answer.
-pub(crate) fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|at| (at / 253 + at) as u8).collect()
 }
 
 /// Answers `/kind/length` with `pattern(length)`, and a POST with the length of its body.

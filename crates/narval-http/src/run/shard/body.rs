@@ -10,10 +10,11 @@ use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Token};
+use crate::message::response::reason_response;
 use crate::run::connection::Close;
 use crate::run::incoming_body::{BodyPipe, Buffered, IncomingBody, Sink};
 use crate::run::lease::Holder;
-use crate::run::server_state::{ServerState, reason_response};
+use crate::run::server_state::ServerState;
 use crate::run::transmit::encode;
 use crate::{Bytes, RequestBody, Response};
 

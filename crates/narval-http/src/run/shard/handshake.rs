@@ -5,10 +5,10 @@ use std::io;
 use super::slot::Phase;
 use super::{Shard, millis};
 use crate::io::driver::{Driver, Token};
+use crate::run::admission::HandshakePermit;
 use crate::run::connection::{Close, TxLease};
+use crate::run::job::Job;
 use crate::run::lease::Holder;
-use crate::run::pool::Job;
-use crate::run::server_state::HandshakePermit;
 use crate::run::worker;
 use crate::tls::Opened;
 
@@ -94,7 +94,7 @@ impl<D: Driver> Shard<D> {
             self.give_back(out);
             return self.go_on_after_handshake(token, outcome);
         }
-        let Some(permit) = HandshakePermit::get(&self.server) else {
+        let Some(permit) = HandshakePermit::get(&self.server.admission) else {
             self.counters.handshakes_refused.add(1);
             return self.close(token);
         };

@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-pub(crate) use self::serve::begins_with_head;
 use self::slot::{Phase, Slots};
 use crate::http1::date;
 use crate::http1::head::LastHead;
@@ -31,9 +30,9 @@ use crate::message::response::Held;
 use crate::observe::counters::ThreadCounters;
 use crate::run::clock::{Millis, millis};
 use crate::run::connection::{Close, Connection, TxLease};
+use crate::run::job::Job;
 use crate::run::lease::Holder;
 use crate::run::mailbox::{Mailbox, Message};
-use crate::run::pool::Job;
 use crate::run::server_state::ServerState;
 use crate::run::timers::TimerWheel;
 use crate::run::transmit::{Outgoing, Probes, Step};

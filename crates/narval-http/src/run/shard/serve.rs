@@ -10,17 +10,17 @@ use http::{Method, StatusCode, Version};
 use super::slot::{PendingLate, Phase, Slot};
 use super::{Shard, millis};
 use crate::http1::ProtoError;
-use crate::http1::head::{Framing, ParsedHead};
+use crate::http1::head::{Framing, ParsedHead, begins_with_head};
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Completion, Driver, Op, OutBuf, Token};
 use crate::limits::{INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
 use crate::message::panic_guard;
+use crate::message::response::reason_response;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Close;
+use crate::run::job::{Call, Job};
 use crate::run::lease::Holder;
-use crate::run::pool::{Call, Job};
-use crate::run::server_state::reason_response;
 use crate::run::transmit::{Outgoing, Rest, Step, encode};
 use crate::run::worker;
 use crate::{Bytes, HeadRef, Request, RequestBody, Response};
@@ -580,11 +580,6 @@ fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Sto
 /// Whether it is `OPTIONS *`, which asks the server as such whether it is there (RFC 9110 section 9.3.7).
 fn is_about_the_server(input: &[u8], head: &ParsedHead) -> bool {
     input.get(head.parts.target.start as usize) == Some(&b'*') && head.parts.method == Method::OPTIONS
-}
-
-/// Whether a request that can't be understood is one of HEAD: the answer to it has no body either (RFC 9110 section 9.3.2).
-pub(crate) fn begins_with_head(input: &[u8]) -> bool {
-    input.strip_prefix(b"\r\n").unwrap_or(input).starts_with(b"HEAD ")
 }
 
 fn answer_to(head: &ParsedHead) -> AnswerTo {

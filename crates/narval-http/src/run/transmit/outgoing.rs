@@ -16,7 +16,7 @@ use crate::io::socket::Socket;
 use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
 };
-use crate::message::body::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::observe::access_log::Watch;
 use crate::run::clock::Millis;
 use crate::run::connection::Connection;

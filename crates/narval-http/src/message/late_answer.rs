@@ -1,0 +1,35 @@
+use std::mem;
+
+use http::StatusCode;
+
+use crate::Response;
+use crate::run::answer_context::AnswerContext;
+use crate::run::connection::TxLease;
+
+/// A late answer, to be sent.
+#[derive(Debug)]
+pub(crate) struct LateAnswer {
+    pub(crate) lease: TxLease,
+    pub(crate) context: AnswerContext,
+    pub(crate) response: Response,
+    pub(crate) changes: Changes,
+}
+
+impl LateAnswer {
+    /// Worker: what is to be sent, once all that waited for it has been done to it. As a handler does, that may panic.
+    pub(crate) fn take(&mut self) -> Response {
+        let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
+        let answer = mem::replace(&mut self.response, nothing);
+        mem::take(&mut self.changes).0.into_iter().fold(answer, |answer, change| change(answer))
+    }
+}
+
+/// What is to be done to an answer when it is there, in this order.
+#[derive(Default)]
+pub(crate) struct Changes(pub(crate) Vec<Box<dyn FnOnce(Response) -> Response + Send>>);
+
+impl std::fmt::Debug for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Changes({})", self.0.len())
+    }
+}

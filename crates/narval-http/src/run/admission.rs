@@ -1,0 +1,116 @@
+//! Whether a connection may come in, and whether its TLS handshake may be worked on.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::Peer;
+use crate::limits::Limits;
+
+/// The caps on connections.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    open: AtomicUsize,
+    open_max: usize,
+    per_ip_max: Option<usize>,
+    per_ip: Mutex<HashMap<IpAddr, usize>>,
+    handshakes: AtomicUsize,
+    handshakes_max: usize,
+}
+
+impl Admission {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            open: AtomicUsize::new(0),
+            open_max: limits.connections_max,
+            per_ip_max: limits.connections_per_ip_max,
+            per_ip: Mutex::default(),
+            handshakes: AtomicUsize::new(0),
+            handshakes_max: limits.handshakes_max,
+        }
+    }
+
+    /// Counts a connection in, if it may come in.
+    pub(crate) fn enter(&self, peer: &Peer) -> bool {
+        if self.open.fetch_add(1, Ordering::Relaxed) >= self.open_max {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        if let (Some(max), Peer::Tcp(address)) = (self.per_ip_max, peer) {
+            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = per_ip.entry(address.ip()).or_default();
+            if *count >= max {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                return false;
+            }
+            *count += 1;
+        }
+        true
+    }
+
+    /// Counts a connection out.
+    pub(crate) fn leave(&self, peer: &Peer) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        if let (Some(_), Peer::Tcp(address)) = (self.per_ip_max, peer) {
+            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(count) = per_ip.get_mut(&address.ip()) {
+                *count -= 1;
+                if *count == 0 {
+                    per_ip.remove(&address.ip());
+                }
+            }
+        }
+    }
+}
+
+/// A piece of a TLS handshake that waits for a thread, or has one. It counts until it is dropped, whatever becomes of the job.
+#[derive(Debug)]
+pub(crate) struct HandshakePermit {
+    admission: Arc<Admission>,
+}
+
+impl HandshakePermit {
+    /// Counts one in, if it may be worked on.
+    pub(crate) fn get(admission: &Arc<Admission>) -> Option<Self> {
+        let Admission { handshakes, handshakes_max, .. } = &**admission;
+        if handshakes.fetch_add(1, Ordering::Relaxed) >= *handshakes_max {
+            handshakes.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Self { admission: admission.clone() })
+    }
+}
+
+impl Drop for HandshakePermit {
+    fn drop(&mut self) {
+        self.admission.handshakes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::run::job::Job;
+
+    #[test]
+    fn a_handshake_that_panics_gives_its_place_back() {
+        let limits = Limits { handshakes_max: 1, ..Limits::default() };
+        let admission = Arc::new(Admission::new(&limits));
+        for _ in 0..3 {
+            let permit = HandshakePermit::get(&admission).expect("there is room");
+            assert!(HandshakePermit::get(&admission).is_none(), "for one");
+            let worked = catch_unwind(AssertUnwindSafe(|| {
+                let _permit = permit;
+                panic!("a bug in the TLS library");
+            }));
+            assert!(worked.is_err());
+        }
+        // Nor is one lost that no thread took up.
+        let permit = HandshakePermit::get(&admission).expect("there is room");
+        drop(Job::Handshake { lease: crate::run::connection::TxLease::none(), received: Vec::new(), permit });
+        assert!(HandshakePermit::get(&admission).is_some());
+    }
+}
