@@ -24,7 +24,7 @@ const DEEP: &str = ".tmp-deep-";
 pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64, Errno> {
     let mut removal = Removal { top: directory, deep: None, freed: 0 };
     removal.remove(directory, name, 0)?;
-    removal.remove_deep()?;
+    gone(removal.remove_deep())?;
     Ok(removal.freed)
 }
 
@@ -54,17 +54,18 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
+    /// Another process may be removing the same: what is gone meanwhile is as good as removed here.
     fn remove(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
-        let stat = match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        gone(self.remove_one(at, name, depth))
+    }
+
+    fn remove_one(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
+        let stat = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             if stat.st_nlink == 1 {
                 self.freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             }
-            return gone(rustix::fs::unlinkat(at, name, AtFlags::empty()));
+            return rustix::fs::unlinkat(at, name, AtFlags::empty());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = match rustix::fs::openat(at, name, flags, Mode::empty()) {
@@ -81,14 +82,14 @@ impl Removal<'_> {
         }
         for (name, kind) in list_once(handle.as_fd())? {
             if depth >= DEPTH_MAX && kind == FileType::Directory {
-                self.move_up(&handle, &name)?;
+                gone(self.move_up(&handle, &name))?;
             } else {
                 self.remove(handle.as_fd(), &name, depth + 1)?;
             }
         }
         drop(handle);
         self.freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        gone(rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
+        rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR)
     }
 
     /// Moves a directory that is too deep up beside the tree, to be removed from there.
@@ -165,7 +166,7 @@ mod tests {
         let tree = dir.path().join("tree");
         let mut at = tree.clone();
         // Deeper than a process may usually have files open.
-        for _ in 0..7 * DEPTH_MAX {
+        for _ in 0..6 * DEPTH_MAX {
             at.push("d");
         }
         std::fs::create_dir_all(&at).unwrap();
@@ -181,6 +182,26 @@ mod tests {
             assert_eq!(left, [c"outside".to_owned()]);
         }
         assert_eq!(remove_tree(handle.as_fd(), c"tree"), Ok(0));
+    }
+
+    /// Two that clear up at once find the same tree left behind.
+    #[test]
+    fn two_remove_one_tree() {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = std::fs::File::open(dir.path()).unwrap();
+        for _ in 0..12 {
+            let mut deep = dir.path().join("tree");
+            (0..DEPTH_MAX + 3).for_each(|_| deep.push("d"));
+            std::fs::create_dir_all(deep).unwrap();
+            for number in 0..20 {
+                std::fs::create_dir_all(dir.path().join(format!("tree/{number}/below"))).unwrap();
+            }
+            std::thread::scope(|scope| {
+                let removals = [(); 3].map(|()| scope.spawn(|| remove_tree(handle.as_fd(), c"tree")));
+                removals.into_iter().for_each(|removal| assert!(removal.join().unwrap().is_ok()));
+            });
+            assert!(list(handle.as_fd()).unwrap().is_empty());
+        }
     }
 
     /// What is too deep is moved into a directory that is locked: whoever clears up meanwhile leaves it alone, and takes what a
