@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue};
 
 use crate::limits::{WRITER_ATTACH, WRITER_BUFFER_MAX, WRITER_GATHER};
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::run::sync;
 
 /// Writes a response body; see [`Body::writer`](crate::Body::writer).
 ///
@@ -143,9 +144,9 @@ impl Shared {
     }
 
     fn wait_for_room<'a>(&'a self, state: MutexGuard<'a, State>) -> io::Result<MutexGuard<'a, State>> {
-        if state.attached {
+        if state.attached || sync::is_simulated() {
             // The connection's deadlines bound this: in the end there is room, or the source is dropped.
-            return Ok(self.has_room.wait(state).unwrap_or_else(PoisonError::into_inner));
+            return Ok(sync::wait(&self.has_room, &self.state, state));
         }
         // A handler that writes more than the buffer holds before it returns would wait for itself.
         let stuck = |state: &mut State| !state.attached && !state.gone;

@@ -49,6 +49,12 @@ impl Admission {
         true
     }
 
+    /// Connections and handshakes that count now.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn in_use(&self) -> (usize, usize) {
+        (self.open.load(Ordering::Relaxed), self.handshakes.load(Ordering::Relaxed))
+    }
+
     /// Counts a connection out.
     pub(crate) fn leave(&self, peer: &Peer) {
         self.open.fetch_sub(1, Ordering::Relaxed);

@@ -16,6 +16,7 @@ use crate::run::body_memory::{BodyMemory, Share};
 use crate::run::clock::{Millis, millis};
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
+use crate::run::sync;
 
 /// A request body that is being received.
 #[derive(Debug)]
@@ -291,7 +292,8 @@ impl BodyPipe {
             continue_due,
             answered: false,
         };
-        Self { state: Mutex::new(pipe), filled: Condvar::new(), connection, window }
+        // A window of nothing would never be open.
+        Self { state: Mutex::new(pipe), filled: Condvar::new(), connection, window: window.max(1) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Pipe> {
@@ -380,7 +382,7 @@ impl BodyPipe {
                 }
                 pipe.buffered -= n;
                 pipe.share.give_back(n);
-                if pipe.paused && pipe.buffered < self.window / 2 {
+                if pipe.paused && pipe.buffered <= self.window / 2 {
                     pipe.paused = false;
                     self.connection.post(Message::BodyWanted { token: self.connection.token });
                 }
@@ -398,7 +400,7 @@ impl BodyPipe {
                 self.connection.send_continue();
                 self.connection.post(Message::BodyWanted { token: self.connection.token });
             }
-            pipe = self.filled.wait(pipe).unwrap_or_else(PoisonError::into_inner);
+            pipe = sync::wait(&self.filled, &self.state, pipe);
         }
     }
 }

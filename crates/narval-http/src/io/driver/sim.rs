@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Completion, Driver, Op, OutBuf, Token};
-use crate::Peer;
 use crate::io::sim::Network;
 use crate::io::socket::Socket;
 use crate::limits::RECEIVE_BUFFER;
@@ -146,8 +145,8 @@ impl Driver for SimDriver {
             if self.network.lock().random.one_in(50) {
                 return Some(Completion::Accepted { listener, result: Err(io::ErrorKind::ConnectionAborted.into()) });
             }
-            if let Some(socket) = self.network.accept() {
-                return Some(Completion::Accepted { listener, result: Ok((socket, Peer::Unix)) });
+            if let Some(accepted) = self.network.accept() {
+                return Some(Completion::Accepted { listener, result: Ok(accepted) });
             }
         }
         loop {

@@ -1,16 +1,40 @@
-use super::Random;
-use super::network::Network;
+use super::network::{Network, Wire};
+use super::websocket::{self, Came, Echoes};
+use super::{Random, pattern};
 
 /// A simulated client: what it will send, what must come back, and its moods.
 pub(crate) struct Client {
     wire: usize,
-    /// Not yet sent.
+    /// What it says; so much of it was sent.
     script: Vec<u8>,
     sent: usize,
-    /// The answers to be had, in order, without their heads' `date`.
-    pub(crate) expected: Vec<Expected>,
+    expected: Expectation,
     /// It breaks off at some time.
-    pub(crate) is_faulty: bool,
+    is_faulty: bool,
+    /// What is between what it says and the network.
+    layer: Option<Box<dyn Layer>>,
+}
+
+/// What turns bytes into those on the wire, and back.
+pub(super) trait Layer {
+    /// Takes what the client says.
+    fn send(&mut self, bytes: &[u8]);
+
+    /// Takes what has arrived, and sends what is to be sent.
+    fn exchange(&mut self, wire: &mut Wire);
+
+    /// All that the server has said.
+    fn received(&self) -> &[u8];
+
+    /// The server has said that this is all.
+    fn has_ended(&self) -> bool;
+}
+
+/// What must come back.
+pub(crate) enum Expectation {
+    /// These answers, in order.
+    Answers(Vec<Expected>),
+    Echoes(Echoes),
 }
 
 /// What an answer must be.
@@ -22,8 +46,38 @@ pub(crate) struct Expected {
 }
 
 impl Client {
+    /// One that speaks HTTP.
     pub(crate) fn connect(network: &Network, script: Vec<u8>, expected: Vec<Expected>, is_faulty: bool) -> Self {
-        Self { wire: network.connect(), script, sent: 0, expected, is_faulty }
+        Self::with(network, script, Expectation::Answers(expected), is_faulty, None)
+    }
+
+    /// One of any kind, with its conversation.
+    pub(crate) fn any(network: &Network, random: &mut Random) -> Self {
+        let count = 1 + random.below(12);
+        let (script, expected) = if random.one_in(4) {
+            let (script, echoes) = websocket::conversation(random, count);
+            (script, Expectation::Echoes(echoes))
+        } else {
+            let (script, answers) = conversation(random, count);
+            (script, Expectation::Answers(answers))
+        };
+        let is_faulty = random.one_in(3);
+        let (is_secure, is_old) = (random.one_in(3), random.one_in(4));
+        #[cfg(all(test, feature = "tls"))]
+        let layer = is_secure.then(|| Box::new(super::tls::TlsClient::new(is_old)) as Box<dyn Layer>);
+        #[cfg(not(all(test, feature = "tls")))]
+        let layer = (is_secure && is_old).then_some(None).flatten();
+        Self::with(network, script, expected, is_faulty, layer)
+    }
+
+    fn with(
+        network: &Network,
+        script: Vec<u8>,
+        expected: Expectation,
+        is_faulty: bool,
+        layer: Option<Box<dyn Layer>>,
+    ) -> Self {
+        Self { wire: network.connect(layer.is_some()), script, sent: 0, expected, is_faulty, layer }
     }
 
     /// Sends something, reads something, or breaks off.
@@ -37,8 +91,7 @@ impl Client {
             2 => {
                 let left = self.script.len() - self.sent;
                 let n = if random.one_in(2) { left } else { random.below(left + 1).min(400) };
-                wire.to_server.extend(self.script.iter().skip(self.sent).take(n));
-                self.sent += n;
+                self.say(wire, n);
                 if self.sent == self.script.len() && self.is_faulty && random.one_in(10) {
                     wire.client_ended = true;
                 }
@@ -49,25 +102,54 @@ impl Client {
                 }
             }
         }
+        self.exchange(wire);
+    }
+
+    /// Says the next bytes of its script.
+    fn say(&mut self, wire: &mut Wire, bytes: usize) {
+        let rest = self.script.get(self.sent..).unwrap_or_default();
+        let now = rest.get(..bytes).unwrap_or(rest);
+        match &mut self.layer {
+            Some(layer) => layer.send(now),
+            None => wire.to_server.extend(now),
+        }
+        self.sent += now.len();
+    }
+
+    fn exchange(&mut self, wire: &mut Wire) {
+        if let Some(layer) = &mut self.layer
+            && !wire.client_ended
+            && !wire.client_reset
+        {
+            layer.exchange(wire);
+        }
+    }
+
+    /// Takes part in what is between it and the server, and does nothing of its own.
+    pub(crate) fn attend(&mut self, network: &Network) {
+        let mut state = network.lock();
+        if let Some(wire) = state.wires.get_mut(self.wire) {
+            self.exchange(wire);
+        }
     }
 
     /// Sends all that is left, and takes so many bytes more. The server's socket does not count as writable for them.
+    #[cfg(test)]
     pub(crate) fn trickle(&mut self, network: &Network, bytes: usize) {
         let mut state = network.lock();
         let Some(wire) = state.wires.get_mut(self.wire) else { return };
         wire.unwritable_up_to = usize::MAX;
         wire.window += bytes;
-        wire.to_server.extend(self.script.iter().skip(self.sent));
-        self.sent = self.script.len();
+        self.say(wire, usize::MAX);
     }
 
     /// Sends this much.
     #[cfg(test)]
     pub(crate) fn send(&mut self, network: &Network, bytes: usize) {
         let mut state = network.lock();
-        let Some(wire) = state.wires.get_mut(self.wire) else { return };
-        wire.to_server.extend(self.script.iter().skip(self.sent).take(bytes));
-        self.sent += bytes;
+        if let Some(wire) = state.wires.get_mut(self.wire) {
+            self.say(wire, bytes);
+        }
     }
 
     /// Sends all that is left and takes all that comes.
@@ -76,46 +158,68 @@ impl Client {
         let Some(wire) = state.wires.get_mut(self.wire) else { return };
         wire.window = usize::MAX / 2;
         wire.unwritable_up_to = 0;
-        wire.to_server.extend(self.script.iter().skip(self.sent));
-        self.sent = self.script.len();
+        self.say(wire, usize::MAX);
+        self.exchange(wire);
     }
 
     /// Compares what came with what was expected; panics where they differ. A server that was stopped early has not answered everything,
     /// but what it began it finished.
-    pub(crate) fn check(&self, network: &Network, stopped: bool) {
-        let state = network.lock();
-        let Some(wire) = state.wires.get(self.wire) else { return };
-        let mut rest = wire.to_client.as_slice();
-        for (at, expected) in self.expected.iter().enumerate() {
-            match take_answer(&mut rest, expected.is_head) {
-                Some(answer) => assert!(
-                    answer == *expected,
-                    "answer {at}: {} of {} bytes instead of {} of {}",
-                    answer.status,
-                    answer.body.len(),
-                    expected.status,
-                    expected.body.len()
-                ),
-                None => {
-                    let start = String::from_utf8_lossy(rest.get(..rest.len().min(200)).unwrap_or_default());
-                    assert!(
-                        self.is_faulty || wire.server_aborts || (stopped && rest.is_empty()),
-                        "answer {at} of {} is missing: {} bytes came, starting {start:?}; the server closed: {}, did not read {}",
-                        self.expected.len(),
-                        rest.len(),
-                        wire.server_closed,
-                        wire.to_server.len(),
-                    );
-                    return;
-                }
+    pub(crate) fn check(&mut self, network: &Network, stopped: bool) {
+        let mut state = network.lock();
+        let Some(wire) = state.wires.get_mut(self.wire) else { return };
+        self.exchange(wire);
+        let received = self.layer.as_ref().map_or(wire.to_client.as_slice(), |layer| layer.received());
+        let may_be_cut = self.is_faulty || wire.server_aborts;
+        match &self.expected {
+            Expectation::Answers(expected) => check_answers(expected, received, wire, may_be_cut, stopped),
+            Expectation::Echoes(echoes) => {
+                let came = echoes.check(received, stopped);
+                assert!(came == Came::All || may_be_cut || stopped, "a WebSocket was not served to its end");
             }
         }
-        assert!(rest.is_empty(), "{} bytes after the last answer", rest.len());
+        // The server says that this is all, if the socket takes it.
+        if let Some(layer) = &self.layer
+            && wire.server_closed
+            && !may_be_cut
+            && !received.is_empty()
+        {
+            assert!(layer.has_ended() || wire.was_short, "a TLS connection ended without close_notify");
+        }
     }
+}
+
+fn check_answers(expected: &[Expected], mut rest: &[u8], wire: &Wire, may_be_cut: bool, stopped: bool) {
+    for (at, next) in expected.iter().enumerate() {
+        match take_answer(&mut rest, next.is_head) {
+            Some(answer) => assert!(
+                answer == *next,
+                "answer {at}: {} of {} bytes instead of {} of {}",
+                answer.status,
+                answer.body.len(),
+                next.status,
+                next.body.len()
+            ),
+            None => {
+                let start = String::from_utf8_lossy(rest.get(..rest.len().min(200)).unwrap_or_default());
+                assert!(
+                    may_be_cut || (stopped && rest.is_empty()),
+                    "answer {at} of {} is missing: {} bytes came, starting {start:?}; the server closed: {}, did not read {}",
+                    expected.len(),
+                    rest.len(),
+                    wire.server_closed,
+                    wire.to_server.len(),
+                );
+                return;
+            }
+        }
+    }
+    assert!(rest.is_empty(), "{} bytes after the last answer", rest.len());
 }
 
 /// Takes a whole answer off `input`.
 fn take_answer(input: &mut &[u8], is_head: bool) -> Option<Expected> {
+    const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+    *input = input.strip_prefix(CONTINUE).unwrap_or(input);
     let end = input.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(input.get(..end)?).ok()?.to_owned();
     let status = head.split(' ').nth(1)?.parse().ok()?;
@@ -143,36 +247,23 @@ fn take_answer(input: &mut &[u8], is_head: bool) -> Option<Expected> {
     Some(Expected { status, body, is_head })
 }
 
-/// The handlers in `run`.
-const KINDS: [&str; 10] =
-    ["inline", "at-once", "bytes", "file", "length", "chunked", "mixed", "waits", "post", "chunks"];
+/// What `handler` answers.
+const KINDS: [&str; 12] =
+    ["inline", "at-once", "bytes", "file", "length", "chunked", "mixed", "waits", "pushed", "post", "chunks", "echo"];
 
-/// A conversation of `count` requests, and its answers; see the handler in `run`.
+/// A conversation of `count` requests, and its answers; see `handler`.
 pub(crate) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Vec<Expected>) {
     let (mut script, mut expected) = (Vec::new(), Vec::new());
     for _ in 0..count {
         let length = if random.one_in(4) { random.below(300_000) } else { random.below(1000) };
         let kind = KINDS[random.below(KINDS.len())];
         let path = format!("/{kind}/{length}");
-        let body = super::pattern(length);
+        let body = pattern(length);
         match kind {
-            "post" => {
-                let sent = vec![b'p'; length];
-                script.extend_from_slice(
-                    format!("POST {path} HTTP/1.1\r\nHost: s\r\nContent-Length: {length}\r\n\r\n").as_bytes(),
-                );
-                script.extend_from_slice(&sent);
-                expected.push(Expected { status: 200, body: length.to_string().into_bytes(), is_head: false });
-            }
-            "chunks" => {
-                script.extend_from_slice(
-                    format!("POST {path} HTTP/1.1\r\nHost: s\r\nTransfer-Encoding: chunked\r\n\r\n").as_bytes(),
-                );
-                for chunk in vec![b'c'; length].chunks(1 + random.below(5000)) {
-                    crate::http1::chunked::encode_chunk(chunk, &mut script);
-                }
-                crate::http1::chunked::encode_end(&[], &mut script);
-                expected.push(Expected { status: 200, body: length.to_string().into_bytes(), is_head: false });
+            "post" | "chunks" | "echo" => {
+                post(random, &mut script, &path, &body);
+                let answer = if kind == "echo" { body } else { length.to_string().into_bytes() };
+                expected.push(Expected { status: 200, body: answer, is_head: false });
             }
             _ => {
                 let is_head = random.one_in(8);
@@ -182,5 +273,28 @@ pub(crate) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Vec<E
             }
         }
     }
+    if random.one_in(5) {
+        // Its handler reads the beginning of the body, and answers; the connection ends with that, or it does not.
+        post(random, &mut script, "/early/0", &pattern(100_000));
+        expected.push(Expected { status: 200, body: Vec::new(), is_head: false });
+    }
     (script, expected)
+}
+
+/// A request with a body, which comes whole or in chunks, and waits to be asked for or does not.
+fn post(random: &mut Random, script: &mut Vec<u8>, path: &str, body: &[u8]) {
+    let expect = if random.one_in(4) { "Expect: 100-continue\r\n" } else { "" };
+    if random.one_in(2) {
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: s\r\n{expect}Content-Length: {length}\r\n\r\n");
+        script.extend_from_slice(head.as_bytes());
+        script.extend_from_slice(body);
+    } else {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: s\r\n{expect}Transfer-Encoding: chunked\r\n\r\n");
+        script.extend_from_slice(head.as_bytes());
+        for chunk in body.chunks(1 + random.below(5000)) {
+            crate::http1::chunked::encode_chunk(chunk, script);
+        }
+        crate::http1::chunked::encode_end(&[], script);
+    }
 }

@@ -1,14 +1,23 @@
-//! A simulated kernel, and the whole server on it: one thread, no clock, no sockets, and every choice drawn from a seed.
+//! A simulated kernel, and the whole server on it: one thread at a time, no clock, no sockets, and every choice drawn from a seed.
 //!
 //! Receives and sends are short, sockets fill up, operations complete in any order, workers run when they like, clients
 //! break off. The same seed makes the same run, so that a failure found once can be looked at again.
+//!
+//! Clients speak HTTP and WebSocket, and in this crate's own tests TLS as well. Keys and nonces of TLS are random, but no length
+//! depends on them, so that the schedule is the same for equal seeds, and so is everything that is checked.
 
+mod baton;
 mod client;
+mod handler;
 mod network;
 mod run;
+#[cfg(all(test, feature = "tls"))]
+mod tls;
+mod websocket;
 
 pub use run::{Report, conversation, garbage};
 
+pub(crate) use baton::{is_participant, yield_now};
 pub(crate) use network::{Network, SimSocket};
 
 /// The source of all choices (SplitMix64).

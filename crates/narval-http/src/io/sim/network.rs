@@ -1,12 +1,20 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Random;
+use crate::Peer;
 use crate::io::socket::Socket;
+
+/// The address of all clients over TCP (RFC 5737).
+const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1024);
+
+/// More than the server says in a handshake.
+const HANDSHAKE_BYTES: usize = 8 * 1024;
 
 /// The simulated network: connections between simulated clients and the server.
 #[derive(Clone, Debug)]
@@ -26,6 +34,9 @@ pub(crate) struct State {
 /// One connection.
 #[derive(Debug, Default)]
 pub(crate) struct Wire {
+    /// The client speaks TLS.
+    is_secure: bool,
+    is_accepted: bool,
     /// On the way to the server.
     pub(crate) to_server: VecDeque<u8>,
     /// The client has ended its side.
@@ -38,6 +49,8 @@ pub(crate) struct Wire {
     pub(crate) window: usize,
     /// The server's socket counts as writable only when it takes more than this.
     pub(crate) unwritable_up_to: usize,
+    /// The socket did not take all of what was last sent.
+    pub(crate) was_short: bool,
     /// The server has ended its side.
     pub(crate) server_ended: bool,
     /// The server has closed the connection; with a reset, if `server_aborts`.
@@ -79,18 +92,30 @@ impl Network {
     }
 
     /// Client: opens a connection.
-    pub(crate) fn connect(&self) -> usize {
+    pub(crate) fn connect(&self, is_secure: bool) -> usize {
         let mut state = self.lock();
-        state.wires.push(Wire::default());
+        // A handshake has to fit into the socket, as it always does into a real one.
+        let window = if is_secure { HANDSHAKE_BYTES } else { 0 };
+        state.wires.push(Wire { is_secure, window, ..Wire::default() });
         let wire = state.wires.len() - 1;
         state.backlog.push_back(wire);
         wire
     }
 
     /// Server: takes a connection that waits.
-    pub(crate) fn accept(&self) -> Option<Socket> {
-        let wire = self.lock().backlog.pop_front()?;
-        Some(Socket::Sim(SimSocket { network: self.clone(), wire }))
+    pub(crate) fn accept(&self) -> Option<(Socket, Peer)> {
+        let mut state = self.lock();
+        let at = state.backlog.pop_front()?;
+        let wire = state.wires.get_mut(at)?;
+        wire.is_accepted = true;
+        // Connections that come in over TCP are those that are secured.
+        let peer = if wire.is_secure { Peer::Tcp(CLIENT) } else { Peer::Unix };
+        Some((Socket::Sim(SimSocket { network: self.clone(), wire: at }), peer))
+    }
+
+    /// Connections that the server has accepted and not closed.
+    pub(crate) fn held(&self) -> usize {
+        self.lock().wires.iter().filter(|wire| wire.is_accepted && !wire.server_closed).count()
     }
 }
 
@@ -144,10 +169,12 @@ impl SimSocket {
                 return Ok(0);
             }
             let most = wire.window.min(bytes.len());
+            wire.was_short = most == 0;
             if most == 0 {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             let n = if random.one_in(3) { 1 + random.below(most) } else { most };
+            wire.was_short = n < bytes.len();
             wire.window -= n;
             wire.to_client.extend_from_slice(bytes.get(..n).unwrap_or_default());
             Ok(n)

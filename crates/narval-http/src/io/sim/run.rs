@@ -1,21 +1,23 @@
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use super::client::{self, Client};
+use super::baton::Baton;
+use super::client::Client;
+use super::handler::Simulated;
+use super::websocket::Tally;
 use super::{Network, Random, pattern};
 use crate::io::driver::sim::SimDriver;
 use crate::io::socket::Socket;
 use crate::run::clock::Clock;
+use crate::run::job::Job;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::server_state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::Worker;
-use crate::{
-    Body, BodySource, BodyWaker, FileRange, Fill, Handler, HeadRef, Limits, Request, Response, SegmentBuf, Snapshot,
-    StatusCode,
-};
+use crate::tls::Acceptor;
+use crate::{Limits, Snapshot};
 
 /// Steps after which a run must have come to its end.
 const STEPS_MAX: usize = 200_000;
@@ -29,6 +31,12 @@ pub struct Report {
     pub bytes_sent: u64,
     /// Requests answered.
     pub requests: u64,
+    /// Handlers that had a thread: those of streamed bodies.
+    pub streams: u64,
+    /// TLS handshakes.
+    pub handshakes: u64,
+    /// WebSockets opened.
+    pub websockets: u64,
 }
 
 /// The server, ready to be run step by step.
@@ -38,6 +46,9 @@ struct Simulation {
     worker: Worker,
     server: Arc<ServerState>,
     mailbox: Arc<Mailbox>,
+    /// The handlers that have a thread: those that read bodies while they come, and those that write them while they go.
+    baton: Arc<Baton>,
+    tally: Arc<Tally>,
 }
 
 /// Runs well-behaved and faulty clients against the server, and checks every answer. Panics where one is wrong.
@@ -47,17 +58,12 @@ struct Simulation {
 pub fn conversation(seed: u64) -> io::Result<Report> {
     let mut random = Random::new(seed ^ 0x5eed);
     let mut simulation = Simulation::new(seed)?;
-    let mut clients: Vec<Client> = (0..1 + random.below(6))
-        .map(|_| {
-            let count = 1 + random.below(12);
-            let (script, expected) = client::conversation(&mut random, count);
-            Client::connect(&simulation.network, script, expected, random.one_in(3))
-        })
-        .collect();
+    let count = 1 + random.below(6);
+    let mut clients: Vec<_> = (0..count).map(|_| Client::any(&simulation.network, &mut random)).collect();
     // Some servers are stopped in the middle of it.
     let stop_at = random.one_in(4).then(|| random.below(200));
     let steps = simulation.play(&mut clients, 400, stop_at, &mut random)?;
-    for client in &clients {
+    for client in &mut clients {
         client.check(&simulation.network, stop_at.is_some());
     }
     Ok(simulation.report(steps))
@@ -86,27 +92,55 @@ impl Simulation {
         let network = Network::new(seed);
         let mut file = tempfile()?;
         file.write_all(&pattern(400_000))?;
-        // Bodies are complete before a handler runs: it must not wait, for nobody would wake it.
-        let limits = Limits { body_buffer_max: 1 << 20, body_max: 1 << 20, ..Limits::default() };
-        let handler = Arc::new(Simulated { file: Arc::new(file) });
-        let server = Arc::new(ServerState::new(handler, limits, Clock::Simulated(network.time()), None, None));
+        let mut random = Random::new(seed ^ 0x11417);
+        let limits = Limits {
+            // All bodies are buffered, most are, or none is.
+            body_buffer_max: [1 << 20, 100_000, 1000, 0][random.below(4)],
+            body_window: [0, 1, 5000, 100_000][random.below(4)],
+            body_max: 1 << 20,
+            // No threads are started: the simulation takes the jobs.
+            streamed_bodies_max: 0,
+            ..Limits::default()
+        };
+        let (baton, tally) = (Arc::new(Baton::default()), Arc::new(Tally::default()));
+        let handler = Simulated { file: Arc::new(file), baton: baton.clone(), tally: tally.clone() };
+        let clock = Clock::Simulated(network.time());
+        let server = Arc::new(ServerState::new(Arc::new(handler), limits, clock, None, acceptor()));
         let mailbox = Mailbox::simulated();
         let driver = SimDriver::new(network.clone());
         let mut shard = Shard::new(server.clone(), driver, mailbox.clone(), vec![mailbox.clone()]);
         shard.listen(vec![Arc::new(Socket::Nowhere)])?;
-        Ok(Self { worker: Worker::new(server.clone()), network, shard, server, mailbox })
+        Ok(Self { worker: Worker::new(server.clone()), network, shard, server, mailbox, baton, tally })
     }
 
     /// One turn of the shard, some of the workers' jobs, a little time.
     fn step(&mut self, random: &mut Random) -> io::Result<bool> {
         let alive = self.shard.turn()?;
         for _ in 0..random.below(4) {
-            if let Some(job) = self.server.pool.try_take().or_else(|| self.server.streams.try_take()) {
-                self.worker.run_job(job);
-            }
+            self.work(random)?;
         }
         self.network.pass(random.below(3) as u64);
         Ok(alive)
+    }
+
+    /// A job, or a participant's turn.
+    fn work(&mut self, random: &mut Random) -> io::Result<()> {
+        let participants = self.baton.len();
+        if participants > 0 && random.one_in(2) {
+            self.baton.pass_to(random.below(participants));
+        } else if random.one_in(2)
+            && let Some(job) = self.server.streams.try_take()
+        {
+            let mut worker = Worker::new(self.server.clone());
+            self.baton.add(move || worker.run_job(job))?;
+        } else if let Some(job) = self.next_job() {
+            self.worker.run_job(job);
+        }
+        Ok(())
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        self.server.pool.try_take().or_else(|| self.server.handshakes.try_take())
     }
 
     /// Lets the clients act for up to `turns` steps. Then everybody is in a hurry, and the server is told to stop once it has
@@ -128,18 +162,19 @@ impl Simulation {
             }
             self.step(random)?;
         }
-        for client in clients {
+        for client in &mut *clients {
             client.hurry(&self.network);
         }
-        Ok(turns + self.run_to_end(random)?)
+        Ok(turns + self.run_to_end(clients, random)?)
     }
 
     /// Runs until nothing happens any more, then stops the server and runs until it has stopped.
-    fn run_to_end(&mut self, random: &mut Random) -> io::Result<usize> {
+    fn run_to_end(&mut self, clients: &mut [Client], random: &mut Random) -> io::Result<usize> {
         let mut steps = 0;
         let (mut quiet, mut sent) = (0, (0, 0));
         while quiet < 100 {
             self.step(random)?;
+            clients.iter_mut().for_each(|client| client.attend(&self.network));
             let progress = self.network.traffic();
             quiet = if progress == sent { quiet + 1 } else { 0 };
             sent = progress;
@@ -148,13 +183,42 @@ impl Simulation {
         }
         self.mailbox.post(Message::Stop);
         while self.step(random)? {
+            clients.iter_mut().for_each(|client| client.attend(&self.network));
             self.network.pass(20);
             steps += 1;
-            assert!(steps < STEPS_MAX, "the server never stops: {:?}", self.snapshot());
+            assert!(steps < STEPS_MAX, "the server never stops: {}", self.what_is_left());
         }
+        self.shard.leave();
+        while self.has_work() {
+            self.work(random)?;
+            steps += 1;
+            assert!(steps < STEPS_MAX, "{} handlers wait when the server has stopped", self.baton.len());
+        }
+        self.check_that_nothing_is_left();
+        Ok(steps)
+    }
+
+    fn has_work(&self) -> bool {
+        let ServerState { pool, streams, handshakes, .. } = &*self.server;
+        self.baton.len() > 0 || [pool, streams, handshakes].into_iter().any(|pool| pool.has_work())
+    }
+
+    /// Whatever a connection held is given back.
+    fn check_that_nothing_is_left(&self) {
         let end = self.snapshot();
         assert_eq!(end.connections_open, 0, "every connection is closed at the end");
-        Ok(steps)
+        assert_eq!(self.server.admission.in_use(), (0, 0), "connections and handshakes that still count");
+        assert_eq!(self.network.held(), 0, "sockets that somebody still holds");
+        assert_eq!(self.server.body_memory.used(), 0, "memory for bodies");
+        assert_eq!(end.panics, 0, "a handler panicked");
+        let Tally { opened, closed, faults } = &*self.tally;
+        let [opened, closed, faults] = [opened, closed, faults].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!((opened, faults), (closed, 0), "WebSockets opened and closed, and faults");
+    }
+
+    fn what_is_left(&mut self) -> String {
+        let (open, participants) = (self.snapshot().connections_open, self.baton.len());
+        format!("{open} connections, {participants} handlers that wait; {}", self.shard.describe())
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -163,8 +227,23 @@ impl Simulation {
 
     fn report(&self, steps: usize) -> Report {
         let end = self.snapshot();
-        Report { steps, bytes_sent: end.bytes_sent, requests: end.requests() }
+        Report {
+            steps,
+            bytes_sent: end.bytes_sent,
+            requests: end.requests(),
+            streams: self.baton.added(),
+            handshakes: end.handshakes,
+            websockets: self.tally.opened.load(Ordering::Relaxed) as u64,
+        }
     }
+}
+
+/// The TLS side of the server, which serves those clients that come in over TCP.
+fn acceptor() -> Option<Acceptor> {
+    #[cfg(all(test, feature = "tls"))]
+    return Some(super::tls::acceptor());
+    #[cfg(not(all(test, feature = "tls")))]
+    None
 }
 
 fn tempfile() -> io::Result<File> {
@@ -172,120 +251,33 @@ fn tempfile() -> io::Result<File> {
     Ok(rustix::fs::memfd_create("narval-sim", rustix::fs::MemfdFlags::CLOEXEC)?.into())
 }
 
-/// Answers `/kind/length` with `pattern(length)`, and a POST with the length of its body.
-struct Simulated {
-    file: Arc<File>,
-}
-
-impl Handler for Simulated {
-    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
-        let (kind, length) = head.path().strip_prefix('/')?.split_once('/')?;
-        let length = length.parse::<usize>().ok()?;
-        let body = match kind {
-            "inline" => Body::bytes(pattern(length.min(1 << 20))),
-            "at-once" => {
-                Body::file(FileRange { file: self.file.clone(), offset: 0, length: length.min(400_000) as u64 })
-            }
-            _ => return None,
-        };
-        Some(Response::new(StatusCode::OK).body(body))
-    }
-
-    fn handle(&self, mut request: Request) -> Response {
-        let (kind, length) = request.path().trim_start_matches('/').split_once('/').unwrap_or_default();
-        let length = length.parse::<usize>().unwrap_or_default().min(400_000);
-        let range = |offset: usize, length: usize| FileRange {
-            file: self.file.clone(),
-            offset: offset as u64,
-            length: length as u64,
-        };
-        let source = |with_files: bool| Pieces { at: 0, length, file: with_files.then(|| self.file.clone()) };
-        let body = match kind {
-            "bytes" => Body::bytes(pattern(length)),
-            "file" => Body::file(range(0, length)),
-            "length" => Body::source(source(false), Some(length as u64)),
-            "chunked" => Body::source(source(false), None),
-            "mixed" => Body::source(source(true), None),
-            "waits" => Body::source(Waits { pieces: source(false), rested: false }, None),
-            "post" | "chunks" => {
-                // A body of which the rest waits for `100 Continue` is not read: nobody would send it.
-                let mut body = Vec::new();
-                if request.header("expect").is_none() && request.body().read_to_end(&mut body).is_err() {
-                    return Response::new(StatusCode::BAD_REQUEST);
-                }
-                Body::bytes(body.len().to_string())
-            }
-            _ => return Response::new(StatusCode::NOT_FOUND),
-        };
-        Response::new(StatusCode::OK).body(body)
-    }
-}
-
-/// Has nothing for a while before each piece, in all the ways there are.
-struct Waits {
-    pieces: Pieces,
-    rested: bool,
-}
-
-impl BodySource for Waits {
-    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        self.rested = !self.rested;
-        if self.rested { Ok(Fill::Wait) } else { self.pieces.fill(out) }
-    }
-
-    fn wait(&mut self, waker: BodyWaker) -> Duration {
-        match self.pieces.at / 50_000 % 3 {
-            0 => return Duration::ZERO,
-            1 => waker.wake(),
-            _ => drop(waker),
-        }
-        Duration::from_millis(3)
-    }
-
-    fn never_blocks(&self) -> bool {
-        self.pieces.length.is_multiple_of(2)
-    }
-}
-
-struct Pieces {
-    at: usize,
-    length: usize,
-    file: Option<Arc<File>>,
-}
-
-impl BodySource for Pieces {
-    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        let n = (self.length - self.at).min(50_000);
-        let half = n / 2;
-        match &self.file {
-            Some(file) => {
-                out.push_file(FileRange { file: file.clone(), offset: self.at as u64, length: half as u64 });
-            }
-            None => out.memory().extend(pattern(self.at + half).drain(self.at..)),
-        }
-        out.memory().extend(pattern(self.at + n).drain(self.at + half..));
-        self.at += n;
-        Ok(if self.at == self.length { Fill::Done } else { Fill::More })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::client::Expected;
     use super::*;
 
     #[test]
     fn conversations_over_many_seeds() {
         let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
         let seeds = number("NARVAL_SEED").map_or(0..number("NARVAL_SEEDS").unwrap_or(100), |seed| seed..seed + 1);
+        let is_one = seeds.end - seeds.start == 1;
+        let (mut streams, mut handshakes, mut websockets) = (0, 0, 0);
         for seed in seeds {
             println!("NARVAL_SEED={seed}");
-            conversation(seed).unwrap();
+            let report = conversation(seed).unwrap();
+            streams += report.streams;
+            handshakes += report.handshakes;
+            websockets += report.websockets;
         }
+        let had_all = streams > 0 && websockets > 0 && (handshakes > 0 || cfg!(not(feature = "tls")));
+        assert!(is_one || had_all, "{streams} streamed bodies, {handshakes} handshakes, {websockets} WebSockets");
     }
 
     #[test]
     fn the_same_seed_makes_the_same_run() {
-        for seed in [1, 7, 42] {
+        for seed in 0..20 {
             assert_eq!(conversation(seed).unwrap(), conversation(seed).unwrap(), "seed {seed}");
         }
     }
@@ -298,6 +290,13 @@ mod tests {
             b"/inline/9 ",
             b"/bytes/70000 ",
             b"/mixed/200000 ",
+            b"/echo/9 ",
+            b"/early/9 ",
+            b"/pushed/70000 ",
+            b"/socket/9 ",
+            b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+            b"\x81\x82\0\0\0\0hi",
             b"HTTP/1.1\r\n",
             b"HTTP/1.0\r\n",
             b"Host: a\r\n",
@@ -328,7 +327,7 @@ mod tests {
             for (bytes, is_served) in [(20_000, true), (10_000, false)] {
                 let mut random = Random::new(at as u64);
                 let mut simulation = Simulation::new(at as u64).unwrap();
-                let expected = client::Expected { status: 200, body: pattern(140_000), is_head: false };
+                let expected = Expected { status: 200, body: pattern(140_000), is_head: false };
                 let script = format!("GET /{kind}/140000 HTTP/1.1\r\nHost: s\r\n\r\n").into_bytes();
                 let mut client = Client::connect(&simulation.network, script, vec![expected], false);
                 client.trickle(&simulation.network, 0);
@@ -359,7 +358,7 @@ mod tests {
         for seed in 0..50 {
             let mut random = Random::new(seed);
             let mut simulation = Simulation::new(seed).unwrap();
-            let expected = client::Expected { status: 200, body: pattern(9), is_head: false };
+            let expected = Expected { status: 200, body: pattern(9), is_head: false };
             let mut slow = Client::connect(
                 &simulation.network,
                 b"GET /inline/9 HTTP/1.1\r\nHost: s\r\n\r\n".to_vec(),

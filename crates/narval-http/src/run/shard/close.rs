@@ -216,7 +216,7 @@ impl<D: Driver> Shard<D> {
 
     /// The shard ends: whoever waits for one of its connections hears that it is closed, and so does every client. What is sent
     /// to it from now on is dropped.
-    pub(super) fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         for token in self.slots.tokens() {
             if let Some(slot) = self.slots.get(token)
                 && matches!(slot.phase, Phase::Sending | Phase::Draining | Phase::Waiting)

@@ -177,6 +177,18 @@ impl<D: Driver> Shard<D> {
         Ok(true)
     }
 
+    /// What its connections are doing, for a simulation that does not end.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn describe(&mut self) -> String {
+        let tokens = self.slots.tokens();
+        let slots = tokens.into_iter().filter_map(|token| {
+            let slot = self.slots.get(token)?;
+            let (phase, deadline, now, holder) = (slot.phase, slot.deadline, self.now, slot.connection.lease.holder());
+            Some(format!("{phase:?} ({holder:?}), now {now}, until {deadline}, closing {:?}", slot.closing))
+        });
+        slots.collect::<Vec<_>>().join("; ")
+    }
+
     fn wait_until(&mut self) -> Option<Millis> {
         let due = self.wheel.next_due();
         if self.resting.is_empty() {
@@ -387,9 +399,10 @@ impl<D: Driver> Shard<D> {
         let Some(budget) = budget.filter(|_| self.file_bytes_left > 0) else {
             return self.go_on_by_worker(token, outgoing);
         };
+        // What was sealed and not sent counts with what TLS adds to it: there may be less now than before.
         let had = outgoing.sent();
         let driven = outgoing.drive(&slot.connection, budget);
-        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent() - had);
+        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent().saturating_sub(had));
         match driven {
             Ok(Step::Complete) => {
                 slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);

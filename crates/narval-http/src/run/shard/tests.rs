@@ -36,7 +36,7 @@ fn shard(network: &Network) -> Shard<SimDriver> {
 fn a_connection_has_a_few_places_in_the_timer_wheel_whatever_it_does() {
     let network = Network::new(1);
     let mut shard = shard(&network);
-    let wire = network.connect();
+    let wire = network.connect(false);
     network.lock().wires[wire].window = usize::MAX / 2;
     let mut most = 0;
     for second in 0..9600 {
