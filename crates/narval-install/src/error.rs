@@ -7,7 +7,7 @@ use narval_nix::narinfo::NarInfoError;
 use narval_nix::{HashPart, StorePath};
 use narval_store::{CacheFolderError, LocalStoreError, StoreError, UnpackError};
 
-use crate::decode::DecodeError;
+use narval_cache::decode::DecodeError;
 use narval_client::{HttpError, UrlError};
 
 /// A failure; its [`exit_code`](Error::exit_code) is what the program ends with.

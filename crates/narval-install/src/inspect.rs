@@ -7,9 +7,9 @@ use narval_nix::nar::{Decoder as NarDecoder, Event};
 use narval_nix::{Compression, StoreDir};
 
 use crate::cache::{Caches, Found};
-use crate::decode::OUTPUT_LEN;
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Error, Progress, Trace, Wanted};
+use narval_cache::decode::OUTPUT_LEN;
 use narval_client::Request;
 
 /// The largest listing read.

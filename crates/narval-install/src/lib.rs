@@ -7,7 +7,6 @@ mod between;
 pub mod cache;
 mod closure;
 mod copy;
-pub mod decode;
 mod destination;
 mod error;
 mod inspect;

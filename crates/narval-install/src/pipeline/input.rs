@@ -9,8 +9,8 @@ use super::cores::Cores;
 use super::progress::Progress;
 use crate::Error;
 use crate::cache::Found;
-use crate::decode::INPUT_LEN;
 use crate::trace::{Span, Trace};
+use narval_cache::decode::INPUT_LEN;
 use narval_client::{HttpError, ResumingBody};
 
 /// How many bytes of a file are taken beyond twice the size of its NAR. No compression doubles its input, and a file that

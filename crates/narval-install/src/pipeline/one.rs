@@ -11,9 +11,9 @@ use super::Pipeline;
 use super::hashes::{Hashed, Hashes};
 use super::input::{Input, Surroundings};
 use crate::cache::{Cache, Found};
-use crate::decode::{Decoder, OUTPUT_LEN};
 use crate::trace::Span;
 use crate::{Error, Wanted};
+use narval_cache::decode::{Decoder, OUTPUT_LEN};
 use narval_client::ResumingBody;
 
 /// NARs of this size and more may be worked on by several threads.

@@ -11,8 +11,8 @@ use super::input::Input;
 use super::one::Job;
 use crate::Error;
 use crate::cache::Found;
-use crate::decode::{Decoder, OUTPUT_LEN};
 use crate::trace::{Span, Trace};
+use narval_cache::decode::{Decoder, OUTPUT_LEN};
 
 /// Buffers that go round: 4 MiB.
 const BUFFERS: usize = 16;

@@ -10,8 +10,8 @@ use super::one::{check_file, check_hashes, damaged, hashes_file, mismatch};
 use super::progress::Progress;
 use crate::Error;
 use crate::cache::Found;
-use crate::decode::Decoder;
 use crate::trace::{Span, Trace};
+use narval_cache::decode::Decoder;
 use narval_client::ResumingBody;
 
 /// A NAR on its way from a cache.
