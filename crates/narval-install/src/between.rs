@@ -7,6 +7,7 @@ use std::sync::Arc;
 use narval_nix::{PathInfo, TrustedKeys};
 use narval_store::{LocalStore, NarReader, Prepared, StoreError};
 
+use crate::cache::CacheError;
 use crate::pipeline::{Hashes, in_order};
 use crate::{Destination, Error};
 
@@ -66,7 +67,7 @@ fn check_trust(from: &Destination, info: &PathInfo, keys: Option<&TrustedKeys>) 
     }
     let signers: BTreeSet<_> = info.signatures.iter().map(|signature| signature.key_name()).collect();
     let signers = if signers.is_empty() { "nobody".to_owned() } else { Vec::from_iter(signers).join(", ") };
-    Err(Error::Untrusted { cache: from.name(), path: info.path.clone(), signers })
+    Err(CacheError::Untrusted { cache: from.name(), path: info.path.clone(), signers }.into())
 }
 
 fn unpack(from: &Destination, info: &PathInfo, store: &LocalStore) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use narval_nix::{Compression, NarInfo, PathInfo, SecretKey, Sha256, Sha256Hasher
 use narval_store::{CacheFolder, NarReader, WrittenFile};
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
-use crate::cache::{Caches, Found};
+use crate::cache::{CacheError, Caches, Found};
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Destination, Error, Progress, Trace, Wanted};
 
@@ -65,7 +65,7 @@ fn take_from_cache(found: &Found, store_dir: &StoreDir, to: &CacheFolder) -> Res
     cores.take(0, 0);
     let around = Surroundings { cores: &cores, progress: &progress, trace: &trace, size: 0, number: 0 };
     let mut nar = VerifiedNar::open(found, store_dir, &around, Some(&mut incoming))?;
-    let damaged = |error: NarError| Error::Damaged {
+    let damaged = |error: NarError| CacheError::Damaged {
         cache: found.cache.url().to_string(),
         path: found.info.path.clone(),
         reason: format!("it is no valid NAR: {error}"),

@@ -3,24 +3,18 @@
 use std::io;
 use std::path::PathBuf;
 
-use narval_nix::narinfo::NarInfoError;
-use narval_nix::{HashPart, StorePath};
+use narval_nix::StorePath;
 use narval_store::{CacheFolderError, LocalStoreError, StoreError, UnpackError};
 
-use narval_cache::decode::DecodeError;
-use narval_client::{HttpError, UrlError};
+use crate::cache::{CacheError, WantedError};
+use narval_client::UrlError;
 
 /// A failure; its [`exit_code`](Error::exit_code) is what the program ends with.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No cache has it.
-    #[error("no cache has {what} (asked: {caches}); check the path, or add another cache with --from")]
-    NotFound {
-        /// Path or hash part.
-        what: String,
-        /// The caches asked.
-        caches: String,
-    },
+    /// A cache, or what it holds.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// A store has not got it.
     #[error("the store {store} does not have {what}; check the path, or name another source")]
     NotInStore {
@@ -39,85 +33,6 @@ pub enum Error {
         /// The names of what it has.
         has: Vec<String>,
     },
-    /// Neither "yes" nor "no" could be had from a cache.
-    #[error("{cache}: cannot fetch {what}: {source}{}", hint(.source))]
-    Fetch {
-        /// The cache.
-        cache: String,
-        /// Path, hash part or file.
-        what: String,
-        /// Why.
-        source: HttpError,
-    },
-    /// The narinfo says there is a NAR, and there is none.
-    #[error(
-        "{cache}: the NAR of {path} is gone from the cache ({url}); the cache is broken: use another one with --from"
-    )]
-    NarGone {
-        /// The cache.
-        cache: String,
-        /// The path.
-        path: StorePath,
-        /// Where it should have been.
-        url: String,
-    },
-    /// A narinfo that is none, or is another path's.
-    #[error("{cache}: the narinfo of {what} is refused: {reason}")]
-    NarInfo {
-        /// The cache.
-        cache: String,
-        /// What was asked for.
-        what: HashPart,
-        /// Why.
-        reason: String,
-    },
-    /// No signature by a trusted key.
-    #[error(
-        "{cache}: {path} is not signed by a trusted key (signed by: {signers}); add its key with --trusted-public-key, \
-         or use --no-check-sigs if you trust the cache and the way to it"
-    )]
-    Untrusted {
-        /// The cache.
-        cache: String,
-        /// The path.
-        path: StorePath,
-        /// Names of the keys that signed it.
-        signers: String,
-    },
-    /// The bytes are not those that the narinfo promised.
-    #[error("{cache}: {path} is damaged: {what} is {actual}, and the narinfo says {expected}")]
-    Mismatch {
-        /// The cache.
-        cache: String,
-        /// The path.
-        path: StorePath,
-        /// `FileHash`, `FileSize`, `NarHash` or `NarSize`.
-        what: &'static str,
-        /// What came.
-        actual: String,
-        /// What was promised.
-        expected: String,
-    },
-    /// The file does not decompress, or holds no valid NAR.
-    #[error("{cache}: {path} is damaged: {reason}")]
-    Damaged {
-        /// The cache.
-        cache: String,
-        /// The path.
-        path: StorePath,
-        /// What is wrong, and where.
-        reason: String,
-    },
-    /// A compression that is not supported.
-    #[error("{cache}: {path}: {source}")]
-    Decoder {
-        /// The cache.
-        cache: String,
-        /// The path.
-        path: StorePath,
-        /// Which.
-        source: DecodeError,
-    },
     /// A path refers to one that is not part of the closure.
     #[error("{path} refers to {reference}, which is neither in the store nor in the closure")]
     Reference {
@@ -125,14 +40,6 @@ pub enum Error {
         path: StorePath,
         /// What it refers to.
         reference: StorePath,
-    },
-    /// Something that is no cache, or one of another store directory.
-    #[error("{cache}: {reason}")]
-    Cache {
-        /// The cache.
-        cache: String,
-        /// Why it is refused.
-        reason: String,
     },
     /// Not enough room.
     #[error(
@@ -174,9 +81,6 @@ pub enum Error {
     /// What was given is no store path, key, address and so on.
     #[error("{0}")]
     Usage(String),
-    /// An address that is none.
-    #[error(transparent)]
-    Url(#[from] UrlError),
     /// The store can't be asked.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -218,10 +122,9 @@ impl Error {
     /// 6 no space, 7 locked, 130 interrupted.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NotFound { .. } | Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
-            Self::NarInfo { .. } | Self::Untrusted { .. } | Self::Mismatch { .. } | Self::Damaged { .. } => 4,
+            Self::Cache(error) => cache_exit_code(error),
+            Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
             Self::Reference { .. } => 4,
-            Self::Fetch { .. } | Self::NarGone { .. } => 5,
             Self::Space { .. } => 6,
             Self::LocalStore { error } if is_full(error) => 6,
             Self::CacheFolder { error: CacheFolderError::Io { source, .. } }
@@ -233,33 +136,45 @@ impl Error {
             }
             Self::CacheFolder { .. } | Self::Copy { .. } | Self::File { .. } => 1,
             Self::Locked { .. } => 7,
-            Self::Usage(_) | Self::Url(_) => 2,
+            Self::Usage(_) => 2,
             Self::Interrupted => 130,
             Self::Several { first, .. } => first.exit_code(),
-            Self::Decoder { .. } | Self::Cache { .. } | Self::Store(_) | Self::LocalStore { .. } | Self::Died => 1,
+            Self::Store(_) | Self::LocalStore { .. } | Self::Died => 1,
         }
     }
 
     /// Whether another cache may do better.
     pub(crate) const fn is_the_caches_fault(&self) -> bool {
-        matches!(
-            self,
-            Self::Fetch { .. }
-                | Self::NarGone { .. }
-                | Self::NarInfo { .. }
-                | Self::Untrusted { .. }
-                | Self::Mismatch { .. }
-                | Self::Damaged { .. }
-                | Self::Decoder { .. }
-        )
+        matches!(self, Self::Cache(error) if error.is_the_caches_fault())
     }
 
     pub(crate) fn file(action: &'static str, path: &std::path::Path, source: io::Error) -> Self {
         Self::File { action, path: path.to_owned(), source }
     }
+}
 
-    pub(crate) fn narinfo(cache: &str, what: HashPart, error: &NarInfoError) -> Self {
-        Self::NarInfo { cache: cache.to_owned(), what, reason: error.to_string() }
+const fn cache_exit_code(error: &CacheError) -> u8 {
+    match error {
+        CacheError::NotFound { .. } => 3,
+        CacheError::NarInfo { .. }
+        | CacheError::Untrusted { .. }
+        | CacheError::Mismatch { .. }
+        | CacheError::Damaged { .. } => 4,
+        CacheError::Fetch { .. } | CacheError::NarGone { .. } => 5,
+        CacheError::Url(_) => 2,
+        CacheError::Decoder { .. } | CacheError::Refused { .. } => 1,
+    }
+}
+
+impl From<UrlError> for Error {
+    fn from(error: UrlError) -> Self {
+        Self::Cache(error.into())
+    }
+}
+
+impl From<WantedError> for Error {
+    fn from(error: WantedError) -> Self {
+        Self::Usage(error.to_string())
     }
 }
 
@@ -305,15 +220,4 @@ const fn folder_hint(error: &CacheFolderError) -> &'static str {
 
 fn space_hint(error: &LocalStoreError) -> &'static str {
     if is_full(error) { "; make room ('narval gc') and run the same command again" } else { "" }
-}
-
-fn hint(error: &HttpError) -> &'static str {
-    match error {
-        HttpError::Status { status: 401 | 407, .. } => "; give credentials with --netrc-file or --header",
-        HttpError::Status { status: 429 | 503, .. } => "; the server is overloaded: try again later",
-        HttpError::Resolve { .. } | HttpError::Connect { .. } => {
-            "; check the address, the network and the proxy ('narval doctor')"
-        }
-        _ => "",
-    }
 }

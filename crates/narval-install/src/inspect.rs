@@ -6,7 +6,7 @@ use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::{Decoder as NarDecoder, Event};
 use narval_nix::{Compression, StoreDir};
 
-use crate::cache::{Caches, Found};
+use crate::cache::{CacheError, Caches, Found};
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Error, Progress, Trace, Wanted};
 use narval_cache::decode::OUTPUT_LEN;
@@ -16,7 +16,12 @@ use narval_client::Request;
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;
 
 fn damaged(found: &Found, reason: impl ToString) -> Error {
-    Error::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason: reason.to_string() }
+    CacheError::Damaged {
+        cache: found.cache.url().to_string(),
+        path: found.info.path.clone(),
+        reason: reason.to_string(),
+    }
+    .into()
 }
 
 /// The listing of a NAR, as `.ls` files have it: from the cache's own, or else by reading the NAR.
@@ -43,16 +48,16 @@ pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
 /// to there.
 ///
 /// # Errors
-/// [`Error::NotFound`] when there is no such file.
+/// [`CacheError::NotFound`] when there is no such file.
 pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -> Result<(), Error> {
     let found = caches.find(wanted)?;
     let listing = listing(caches, wanted)?;
-    let absent = |why: &str| Error::NotFound {
+    let absent = |why: &str| CacheError::NotFound {
         what: format!("{below} in {} ({why})", found.info.path),
         caches: found.cache.url().to_string(),
     };
     let node = listing.get(below.as_bytes()).ok_or_else(|| absent("no such file"))?;
-    let &Node::Regular { size, nar_offset, .. } = node else { return Err(absent("not a regular file")) };
+    let &Node::Regular { size, nar_offset, .. } = node else { return Err(absent("not a regular file").into()) };
     drop(listing);
     let broken_pipe = |error: std::io::Error| Error::Usage(format!("cannot write: {error}"));
     if let (Compression::None, Some(offset)) = (found.info.compression, nar_offset) {

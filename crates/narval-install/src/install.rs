@@ -244,7 +244,8 @@ fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client
     if options.caches.is_empty() {
         return Err(Error::Usage("no cache to install from: give one with --from URL".into()));
     }
-    Caches::open(&options.caches, client, destination.store_dir(), options.keys.clone(), options.check_signatures)
+    let keys = options.keys.clone();
+    Ok(Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?)
 }
 
 fn plan_of(found: &Found) -> Planned {

@@ -20,6 +20,7 @@ mod trace;
 mod verify;
 
 pub use between::copy_between_stores;
+pub use cache::{CacheError, Wanted};
 pub use closure::{Closure, Node};
 pub use copy::{copy_from_caches, copy_from_store};
 pub use destination::Destination;
@@ -29,6 +30,6 @@ pub use install::{Options, Planned, Report, install, plan};
 pub use pipeline::{DOWNLOADS_MAX, Progress, Snapshot};
 pub use profile::{Profile, Removed};
 pub use repair::repair;
-pub use resolve::{LOOKUPS_MAX, Wanted};
+pub use resolve::LOOKUPS_MAX;
 pub use trace::Trace;
 pub use verify::{Fault, Faulty, verify};

@@ -3,75 +3,16 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 
-use narval_nix::{HashPart, StoreDir, StorePath};
+use narval_nix::{HashPart, StorePath};
 
 use crate::Error;
-use crate::cache::{BATCH_MAX, Caches, Found};
+use crate::cache::{BATCH_MAX, Caches, Found, Wanted};
 
 /// Narinfos asked for at the same time: half of the connections to an origin, the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;
-
-/// What is to be installed, as people write it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// A whole store path.
-    Path(StorePath),
-    /// Only its hash part.
-    HashPart(HashPart),
-}
-
-impl Wanted {
-    /// A store path, `hash-name`, or a hash part alone. What lies below a store path is cut off.
-    ///
-    /// ```
-    /// use narval_install::Wanted;
-    /// let dir = narval_nix::StoreDir::default();
-    /// let path = Wanted::parse("/nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-a/bin/a", &dir).unwrap();
-    /// assert_eq!(path, Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la-a", &dir).unwrap());
-    /// assert_eq!(path.hash_part(), Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", &dir).unwrap().hash_part());
-    /// ```
-    pub fn parse(text: &str, store_dir: &StoreDir) -> Result<Self, Error> {
-        let base = match text.strip_prefix(store_dir.as_str()) {
-            Some(below) => below.trim_start_matches('/').split('/').next().unwrap_or_default(),
-            None => text,
-        };
-        if let Ok(hash_part) = HashPart::parse(base.as_bytes()) {
-            return Ok(Self::HashPart(hash_part));
-        }
-        StorePath::parse(base).map(Self::Path).map_err(|error| {
-            Error::Usage(format!("'{text}' is no store path, hash-name or hash part of the store {store_dir}: {error}"))
-        })
-    }
-
-    /// Its hash part.
-    pub fn hash_part(&self) -> HashPart {
-        match self {
-            Self::Path(path) => path.hash_part(),
-            Self::HashPart(hash_part) => *hash_part,
-        }
-    }
-
-    /// Whether a path is the one meant.
-    pub fn is(&self, path: &StorePath) -> bool {
-        match self {
-            Self::Path(wanted) => wanted == path,
-            Self::HashPart(hash_part) => *hash_part == path.hash_part(),
-        }
-    }
-}
-
-impl fmt::Display for Wanted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Path(path) => path.fmt(f),
-            Self::HashPart(hash_part) => hash_part.fmt(f),
-        }
-    }
-}
 
 #[derive(Default)]
 struct State {

@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
-use super::{Cache, HEDGE_AFTER};
-use crate::{Error, Wanted};
+use super::{Cache, CacheError, HEDGE_AFTER, Wanted};
 use narval_client::{Client, HttpError, Url};
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
@@ -35,11 +34,11 @@ pub(crate) struct Trust {
 
 impl Trust {
     /// The rule (Nix `path-info.cc checkSignatures`): a signature of a trusted key, or a name that its own contents determine
-    /// (which whoever fetches the NAR then proves: [`Hashes`](crate::pipeline::Hashes)).
+    /// (which whoever fetches the NAR then proves: `Hashes` of the installer).
     ///
     /// No signature covers `CA`. One that does not name the path, or that can't be checked, is dropped, so that no store
     /// says of the path what is not known to be true.
-    pub(crate) fn check(&self, cache: &Cache, info: &mut NarInfo) -> Result<(), Error> {
+    pub(crate) fn check(&self, cache: &Cache, info: &mut NarInfo) -> Result<(), CacheError> {
         let known = info.path_info(0);
         let (mut named, mut remark) = (false, String::new());
         match known.contents_claim(&self.store_dir) {
@@ -48,7 +47,7 @@ impl Trust {
                     && expected.algorithm() == Algorithm::Sha256
                 {
                     // The narinfo contradicts itself: there is no need to fetch anything.
-                    return Err(Error::Mismatch {
+                    return Err(CacheError::Mismatch {
                         cache: cache.url().to_string(),
                         path: info.path.clone(),
                         what: "NarHash",
@@ -71,7 +70,7 @@ impl Trust {
         }
         let signers = info.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
         let signers = if signers.is_empty() { "nobody".to_owned() } else { signers } + &remark;
-        Err(Error::Untrusted { cache: cache.url().to_string(), path: info.path.clone(), signers })
+        Err(CacheError::Untrusted { cache: cache.url().to_string(), path: info.path.clone(), signers })
     }
 }
 
@@ -88,7 +87,7 @@ impl Caches {
         store_dir: &StoreDir,
         keys: TrustedKeys,
         check_signatures: bool,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, CacheError> {
         let opened = open_all(urls, client, store_dir);
         let (mut list, mut silent, mut left_out, mut first_error) = (Vec::new(), Vec::new(), Vec::new(), None);
         for (url, result) in urls.iter().zip(opened) {
@@ -124,7 +123,7 @@ impl Caches {
     }
 
     /// The logical store directory that all of them are for.
-    pub(crate) fn store_dir(&self) -> &StoreDir {
+    pub fn store_dir(&self) -> &StoreDir {
         &self.trust.store_dir
     }
 
@@ -133,12 +132,12 @@ impl Caches {
     }
 
     /// The narinfo of a path, from the best cache that has it and can be trusted with it.
-    pub fn find(&self, wanted: &Wanted) -> Result<Found, Error> {
+    pub fn find(&self, wanted: &Wanted) -> Result<Found, CacheError> {
         self.find_except(wanted, &[])
     }
 
     /// As [`find`](Self::find), leaving out caches that have failed for this path.
-    pub(crate) fn find_except(&self, wanted: &Wanted, except: &[Arc<Cache>]) -> Result<Found, Error> {
+    pub fn find_except(&self, wanted: &Wanted, except: &[Arc<Cache>]) -> Result<Found, CacheError> {
         let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
         let closed: Vec<_> = all.iter().filter(|cache| all.len() == 1 || !cache.breaker.is_open()).cloned().collect();
@@ -166,15 +165,17 @@ impl Caches {
     }
 
     /// What nobody asked has may be where nobody could ask.
-    fn absent(&self, wanted: &Wanted) -> Error {
+    fn absent(&self, wanted: &Wanted) -> CacheError {
         match self.left_out.first() {
-            Some(cache) => Error::Fetch { cache: cache.clone(), what: wanted.to_string(), source: HttpError::LeftOut },
-            None => Error::NotFound { what: wanted.to_string(), caches: self.names() },
+            Some(cache) => {
+                CacheError::Fetch { cache: cache.clone(), what: wanted.to_string(), source: HttpError::LeftOut }
+            }
+            None => CacheError::NotFound { what: wanted.to_string(), caches: self.names() },
         }
     }
 
     /// Asks one after the other, each a little after the one before; takes the first good answer.
-    fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> Result<Option<Found>, Error> {
+    fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> Result<Option<Found>, CacheError> {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
         let (mut asked, mut answered, mut failure) = (0, 0, None);
@@ -211,7 +212,7 @@ impl Caches {
 
     /// Asks the best cache for many paths at once, if it answers such questions, with all that they refer to. What
     /// comes back may be anything of that, and is trusted no more than if it had come alone; failures mean nothing.
-    pub(crate) fn find_many(&self, hash_parts: &[HashPart]) -> Vec<Found> {
+    pub fn find_many(&self, hash_parts: &[HashPart]) -> Vec<Found> {
         let Some(cache) = self.list.first().filter(|cache| cache.answers_batches()) else { return Vec::new() };
         match cache.batch(hash_parts) {
             Ok(infos) => {
@@ -231,7 +232,7 @@ impl Caches {
 }
 
 /// Opens all of them at once; `None` for one that took too long.
-fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Option<Result<Cache, Error>>> {
+fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Option<Result<Cache, CacheError>>> {
     let (sender, receiver) = mpsc::channel();
     let begun = Instant::now();
     for (index, url) in urls.iter().enumerate() {
@@ -257,7 +258,7 @@ fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Opt
     opened
 }
 
-fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patient: bool) -> Result<Option<Found>, Error> {
+fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patient: bool) -> Result<Option<Found>, CacheError> {
     let Some(mut info) = cache.narinfo(wanted, patient)? else { return Ok(None) };
     trust.check(cache, &mut info)?;
     Ok(Some(Found { info, cache: Arc::clone(cache) }))

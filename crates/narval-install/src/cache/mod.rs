@@ -3,10 +3,14 @@
 mod breaker;
 mod client;
 mod codings;
+mod error;
 mod lookup;
+mod wanted;
 
 pub use client::client;
+pub use error::CacheError;
 pub use lookup::{Caches, Found};
+pub use wanted::{Wanted, WantedError};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +18,6 @@ use std::time::Duration;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
 
-use crate::{Error, Wanted};
 use breaker::Breaker;
 use narval_client::{Client, HttpError, Method, Request, Url};
 
@@ -47,9 +50,9 @@ impl Cache {
     /// directory is refused. One that does not answer is opened with its breaker open: it may come back.
     ///
     /// # Errors
-    /// [`Error::Cache`] for another store directory, or a `nix-cache-info` that is none.
-    pub fn open(url: Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
-        let refused = |reason: String| Error::Cache { cache: url.to_string(), reason };
+    /// [`CacheError::Refused`] for another store directory, or a `nix-cache-info` that is none.
+    pub fn open(url: Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, CacheError> {
+        let refused = |reason: String| CacheError::Refused { cache: url.to_string(), reason };
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
         let breaker = Breaker::default();
         let (mut priority, mut batch, mut silent) = (PRIORITY_DEFAULT, None, false);
@@ -69,10 +72,10 @@ impl Cache {
             }
             Ok(None) => tracing::debug!(cache = %url, "has no nix-cache-info"),
             Err(error @ (HttpError::Offline | HttpError::File { .. })) => {
-                return Err(Error::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
+                return Err(CacheError::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
             }
             Err(error) if error.is_auth() => {
-                return Err(Error::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
+                return Err(CacheError::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
             }
             Err(error) => {
                 tracing::debug!(cache = %url, %error, "does not answer");
@@ -107,10 +110,10 @@ impl Cache {
     /// The NAR of a narinfo of this cache.
     ///
     /// # Errors
-    /// [`Error::NarInfo`] when its `URL` leads where a cache of this kind must not send anybody: from the network to a
+    /// [`CacheError::NarInfo`] when its `URL` leads where a cache of this kind must not send anybody: from the network to a
     /// local file, or out of the folder of a `file` cache.
-    pub fn nar_url(&self, info: &NarInfo) -> Result<Url, Error> {
-        self.url.child(&info.url).map_err(|error| Error::NarInfo {
+    pub fn nar_url(&self, info: &NarInfo) -> Result<Url, CacheError> {
+        self.url.child(&info.url).map_err(|error| CacheError::NarInfo {
             cache: self.url.to_string(),
             what: info.path.hash_part(),
             reason: format!("its URL: {error}"),
@@ -119,7 +122,7 @@ impl Cache {
 
     /// Asks for one narinfo; `None` when the cache has none. `patient`: try again as the retry policy says, unless
     /// the breaker opens; otherwise one attempt.
-    fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, Error> {
+    fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, CacheError> {
         let hash_part = wanted.hash_part();
         let url = self.url.child(&format!("{hash_part}.narinfo"))?;
         let mut failures = 0;
@@ -143,22 +146,23 @@ impl Cache {
 
     /// Parses a narinfo, and checks that it is the one asked for: by its whole name where that is known, as Nix does
     /// (`binary-cache-store.cc`). One of another name would be dropped later as nothing that anybody refers to.
-    fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, Error> {
+    fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, CacheError> {
         let (cache, hash_part) = (self.url.to_string(), wanted.hash_part());
-        let info = NarInfo::parse(text, &self.store_dir).map_err(|error| Error::narinfo(&cache, hash_part, &error))?;
+        let info =
+            NarInfo::parse(text, &self.store_dir).map_err(|error| CacheError::narinfo(&cache, hash_part, &error))?;
         if !wanted.is(&info.path) {
             let reason = match wanted {
                 Wanted::Path(path) => format!("it is that of {}, and {path} was asked for", info.path),
                 Wanted::HashPart(_) => format!("it is that of {}", info.path),
             };
-            return Err(Error::NarInfo { cache, what: hash_part, reason });
+            return Err(CacheError::NarInfo { cache, what: hash_part, reason });
         }
         Ok(info)
     }
 
     /// Asks for the narinfos of many paths and of all that they refer to, in one request. Each is checked as one that
     /// came alone.
-    fn batch(&self, hash_parts: &[HashPart]) -> Result<Vec<NarInfo>, Error> {
+    fn batch(&self, hash_parts: &[HashPart]) -> Result<Vec<NarInfo>, CacheError> {
         let Some(url) = &self.batch else { return Ok(Vec::new()) };
         let question = hash_parts.iter().map(HashPart::as_str).collect::<Vec<_>>().join("\n") + "\n";
         let request =
@@ -169,7 +173,7 @@ impl Cache {
     }
 
     /// Entries up to the line `end`; without it the answer is not complete, and nothing of it is used.
-    fn parse_batch(&self, mut rest: &[u8]) -> Result<Vec<NarInfo>, Error> {
+    fn parse_batch(&self, mut rest: &[u8]) -> Result<Vec<NarInfo>, CacheError> {
         let broken =
             || self.fetch_error("many narinfos at once", HttpError::Malformed("the batch answer does not parse"));
         let mut infos = Vec::new();
@@ -192,8 +196,9 @@ impl Cache {
         }
     }
 
-    pub(crate) fn fetch_error(&self, what: &str, source: HttpError) -> Error {
-        Error::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
+    /// An error of the client while it asked this cache for something.
+    pub fn fetch_error(&self, what: &str, source: HttpError) -> CacheError {
+        CacheError::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn about(self, found: &Found) -> Error {
         match self {
-            Self::Http(error) => found.cache.fetch_error(found.info.path.base_name(), error),
+            Self::Http(error) => found.cache.fetch_error(found.info.path.base_name(), error).into(),
             Self::Copy(source) => Error::Copy { path: found.info.path.clone(), source },
         }
     }

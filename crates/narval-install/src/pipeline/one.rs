@@ -10,7 +10,7 @@ use narval_store::{Incoming, LocalStoreError, Prepared, UnpackError};
 use super::Pipeline;
 use super::hashes::{Hashed, Hashes};
 use super::input::{Input, Surroundings};
-use crate::cache::{Cache, Found};
+use crate::cache::{Cache, CacheError, Found};
 use crate::trace::Span;
 use crate::{Error, Wanted};
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
@@ -78,7 +78,8 @@ impl Job<'_> {
         let url = cache.nar_url(info)?;
         let opened = ResumingBody::open(cache.client(), &url);
         let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
-        let gone = || Error::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
+        let gone =
+            || CacheError::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
         let body = body.ok_or_else(gone)?;
         let span = pipeline.trace.begin();
         pipeline.cores.take(info.nar_size, self.number);
@@ -99,10 +100,8 @@ impl Job<'_> {
             number: self.number,
         };
         let input = Input::new(body, hashes_file(info), info.nar_size, &around);
-        let mut decoder = Decoder::new(&info.compression, input, self.threads).map_err(|source| Error::Decoder {
-            cache: found.cache.url().to_string(),
-            path: info.path.clone(),
-            source,
+        let mut decoder = Decoder::new(&info.compression, input, self.threads).map_err(|source| {
+            CacheError::Decoder { cache: found.cache.url().to_string(), path: info.path.clone(), source }
         })?;
         let (nar_len, hashed) = self.pump(found, &mut decoder, &mut incoming)?;
         if nar_len != info.nar_size {
@@ -230,17 +229,18 @@ pub(super) fn hashes_file(info: &NarInfo) -> bool {
 }
 
 pub(super) fn mismatch(found: &Found, what: &'static str, actual: impl ToString, expected: impl ToString) -> Error {
-    Error::Mismatch {
+    CacheError::Mismatch {
         cache: found.cache.url().to_string(),
         path: found.info.path.clone(),
         what,
         actual: actual.to_string(),
         expected: expected.to_string(),
     }
+    .into()
 }
 
 pub(super) fn damaged(found: &Found, reason: String) -> Error {
-    Error::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason }
+    CacheError::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason }.into()
 }
 
 /// What is wrong with the NAR is the cache's fault; the rest is the store's.

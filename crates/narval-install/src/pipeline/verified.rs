@@ -9,7 +9,7 @@ use super::input::{Input, Surroundings};
 use super::one::{check_file, check_hashes, damaged, hashes_file, mismatch};
 use super::progress::Progress;
 use crate::Error;
-use crate::cache::Found;
+use crate::cache::{CacheError, Found};
 use crate::trace::{Span, Trace};
 use narval_cache::decode::Decoder;
 use narval_client::ResumingBody;
@@ -36,12 +36,13 @@ impl<'a> VerifiedNar<'a> {
         let url = cache.nar_url(info)?;
         let opened = ResumingBody::open(cache.client(), &url);
         let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
-        let gone = || Error::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
+        let gone =
+            || CacheError::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
         let body = body.ok_or_else(gone)?;
         around.progress.started(&info.path);
         let mut input = Input::new(body, hashes_file(info), info.nar_size, around);
         input.copy_to(copy_to);
-        let decoder = Decoder::new(&info.compression, input, 1).map_err(|source| Error::Decoder {
+        let decoder = Decoder::new(&info.compression, input, 1).map_err(|source| CacheError::Decoder {
             cache: cache.url().to_string(),
             path: info.path.clone(),
             source,

@@ -1,7 +1,7 @@
 //! Caches that mean harm: refused with a reason, and nothing outside the store touched, nothing left in it.
 
 use crate::support::{Act, Server, file_nar, install_from, names_in};
-use narval_install::Error;
+use narval_install::{CacheError, Error};
 use narval_nix::Sha256;
 use narval_nix::nar::wire;
 
@@ -211,7 +211,7 @@ fn unsigned_paths_are_refused_without_a_download() {
     let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
     let path = server.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
     let error = install_checked(&server, root.path(), &path).unwrap_err();
-    assert!(matches!(error, Error::Untrusted { .. }), "{error}");
+    assert!(matches!(error, Error::Cache(CacheError::Untrusted { .. })), "{error}");
     assert_eq!(server.requests_for("/nar/a.nar"), 0);
 }
 

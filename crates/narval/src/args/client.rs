@@ -231,6 +231,18 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<cache::CacheError> for Failure {
+    fn from(error: cache::CacheError) -> Self {
+        Error::from(error).into()
+    }
+}
+
+impl From<cache::WantedError> for Failure {
+    fn from(error: cache::WantedError) -> Self {
+        Error::from(error).into()
+    }
+}
+
 /// Bytes as people read them.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];

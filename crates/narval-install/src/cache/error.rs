@@ -1,0 +1,140 @@
+//! Why a cache did not give what was asked of it: always with the cache, the path and what to do.
+
+use narval_cache::decode::DecodeError;
+use narval_client::{HttpError, UrlError};
+use narval_nix::narinfo::NarInfoError;
+use narval_nix::{HashPart, StorePath};
+
+/// A failure of a cache, or of what it holds.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// No cache has it.
+    #[error("no cache has {what} (asked: {caches}); check the path, or add another cache with --from")]
+    NotFound {
+        /// Path or hash part.
+        what: String,
+        /// The caches asked.
+        caches: String,
+    },
+    /// Neither "yes" nor "no" could be had from a cache.
+    #[error("{cache}: cannot fetch {what}: {source}{}", hint(.source))]
+    Fetch {
+        /// The cache.
+        cache: String,
+        /// Path, hash part or file.
+        what: String,
+        /// Why.
+        source: HttpError,
+    },
+    /// The narinfo says there is a NAR, and there is none.
+    #[error(
+        "{cache}: the NAR of {path} is gone from the cache ({url}); the cache is broken: use another one with --from"
+    )]
+    NarGone {
+        /// The cache.
+        cache: String,
+        /// The path.
+        path: StorePath,
+        /// Where it should have been.
+        url: String,
+    },
+    /// A narinfo that is none, or is another path's.
+    #[error("{cache}: the narinfo of {what} is refused: {reason}")]
+    NarInfo {
+        /// The cache.
+        cache: String,
+        /// What was asked for.
+        what: HashPart,
+        /// Why.
+        reason: String,
+    },
+    /// No signature by a trusted key.
+    #[error(
+        "{cache}: {path} is not signed by a trusted key (signed by: {signers}); add its key with --trusted-public-key, \
+         or use --no-check-sigs if you trust the cache and the way to it"
+    )]
+    Untrusted {
+        /// The cache.
+        cache: String,
+        /// The path.
+        path: StorePath,
+        /// Names of the keys that signed it.
+        signers: String,
+    },
+    /// The bytes are not those that the narinfo promised.
+    #[error("{cache}: {path} is damaged: {what} is {actual}, and the narinfo says {expected}")]
+    Mismatch {
+        /// The cache.
+        cache: String,
+        /// The path.
+        path: StorePath,
+        /// `FileHash`, `FileSize`, `NarHash` or `NarSize`.
+        what: &'static str,
+        /// What came.
+        actual: String,
+        /// What was promised.
+        expected: String,
+    },
+    /// The file does not decompress, or holds no valid NAR.
+    #[error("{cache}: {path} is damaged: {reason}")]
+    Damaged {
+        /// The cache.
+        cache: String,
+        /// The path.
+        path: StorePath,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// A compression that is not supported.
+    #[error("{cache}: {path}: {source}")]
+    Decoder {
+        /// The cache.
+        cache: String,
+        /// The path.
+        path: StorePath,
+        /// Which.
+        source: DecodeError,
+    },
+    /// Something that is no cache, or one of another store directory.
+    #[error("{cache}: {reason}")]
+    Refused {
+        /// The cache.
+        cache: String,
+        /// Why it is refused.
+        reason: String,
+    },
+    /// An address that is none.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+}
+
+impl CacheError {
+    /// Whether another cache may do better.
+    pub const fn is_the_caches_fault(&self) -> bool {
+        matches!(
+            self,
+            Self::Fetch { .. }
+                | Self::NarGone { .. }
+                | Self::NarInfo { .. }
+                | Self::Untrusted { .. }
+                | Self::Mismatch { .. }
+                | Self::Damaged { .. }
+                | Self::Decoder { .. }
+        )
+    }
+
+    pub(crate) fn narinfo(cache: &str, what: HashPart, error: &NarInfoError) -> Self {
+        Self::NarInfo { cache: cache.to_owned(), what, reason: error.to_string() }
+    }
+}
+
+fn hint(error: &HttpError) -> &'static str {
+    match error {
+        HttpError::Status { status: 401 | 407, .. } => "; give credentials with --netrc-file or --header",
+        HttpError::Status { status: 429 | 503, .. } => "; the server is overloaded: try again later",
+        HttpError::Resolve { .. } | HttpError::Connect { .. } => {
+            "; check the address, the network and the proxy ('narval doctor')"
+        }
+        _ => "",
+    }
+}
