@@ -1,7 +1,45 @@
 //! Binary caches as places that store paths are taken from.
 //!
-//! [`decode`] has the decoders for the compressions of NARs.
+//! A [`Cache`] is one of them, reached over HTTP or as a folder (`file://`); [`Caches`] are those of one run, ordered by
+//! priority. [`Caches::find`] asks the best first, the next one too when that takes long, and none that keeps failing. What it
+//! returns has passed the trust rule: a signature of a trusted key, or a path that its own contents determine. [`decode`] has
+//! the decoders for the compressions of NARs. [`client()`] makes the HTTP client that all of it is reached with.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use narval_cache::{Caches, Wanted};
+//! use narval_client::{ClientOptions, Url};
+//! use narval_nix::StoreDir;
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! # let narinfo = "StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-a\nURL: nar/a.nar\nNarSize: 120\n\
+//! #     NarHash: sha256:1b8m03r63zqhnjf7l5wnldhh7c134ap5vpj0850ymkq1iyzicy5s\nReferences: \n";
+//! # std::fs::write(folder.join("00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo"), narinfo)?;
+//! let store_dir = StoreDir::default();
+//! let client = Arc::new(narval_cache::client(ClientOptions::default()));
+//! let check_signatures = false;
+//! let urls = [Url::from_folder(folder)?];
+//! let caches = Caches::open(&urls, &client, &store_dir, Default::default(), check_signatures)?;
+//! let found = caches.find(&Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", &store_dir)?)?;
+//! assert_eq!(found.info.path.to_string(), "00bgd045z0d4icpbc2yyz4gx48ak44la-a");
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
+mod breaker;
+mod cache;
+mod client;
+mod codings;
 pub mod decode;
+mod error;
+mod lookup;
+mod wanted;
+
+pub use cache::{BATCH_MAX, Cache};
+pub use client::client;
+pub use error::CacheError;
+pub use lookup::{Caches, Found, HEDGE_AFTER};
+pub use wanted::{Wanted, WantedError};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use narval_nix::{PathInfo, TrustedKeys};
 use narval_store::{LocalStore, NarReader, Prepared, StoreError};
 
-use crate::cache::CacheError;
 use crate::pipeline::{Hashes, in_order};
 use crate::{Destination, Error};
+use narval_cache::CacheError;
 
 const BUFFER_LEN: usize = 256 * 1024;
 

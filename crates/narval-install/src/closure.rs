@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use narval_nix::{PathInfo, StorePath};
 
-use crate::cache::Caches;
 use crate::install::{Options, closure};
 use crate::{Destination, Error, Wanted};
+use narval_cache::Caches;
 use narval_client::Client;
 
 /// One path of a closure, as far as it is known.

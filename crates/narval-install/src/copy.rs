@@ -9,9 +9,9 @@ use narval_nix::{Compression, NarInfo, PathInfo, SecretKey, Sha256, Sha256Hasher
 use narval_store::{CacheFolder, NarReader, WrittenFile};
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
-use crate::cache::{CacheError, Caches, Found};
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Destination, Error, Progress, Trace, Wanted};
+use narval_cache::{CacheError, Caches, Found};
 
 /// Bytes of NAR in one zstd frame, so that clients can decompress in parallel (as Nix ≥ 2.35 writes them).
 const FRAME_LEN: u64 = 16 * 1024 * 1024;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use narval_nix::StorePath;
 use narval_store::{CacheFolderError, LocalStoreError, StoreError, UnpackError};
 
-use crate::cache::{CacheError, WantedError};
+use narval_cache::{CacheError, WantedError};
 use narval_client::UrlError;
 
 /// A failure; its [`exit_code`](Error::exit_code) is what the program ends with.

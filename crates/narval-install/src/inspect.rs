@@ -6,10 +6,10 @@ use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::{Decoder as NarDecoder, Event};
 use narval_nix::{Compression, StoreDir};
 
-use crate::cache::{CacheError, Caches, Found};
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Error, Progress, Trace, Wanted};
 use narval_cache::decode::OUTPUT_LEN;
+use narval_cache::{CacheError, Caches, Found};
 use narval_client::Request;
 
 /// The largest listing read.

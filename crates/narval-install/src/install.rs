@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use narval_nix::{PathInfo, StorePath, TrustedKeys};
 use narval_store::Unregistered;
 
-use crate::cache::{Caches, Found};
 use crate::destination::Destination;
 use crate::pipeline::{Pipeline, Progress, ToDaemon};
 use crate::resolve::Walk;
 use crate::trace::Trace;
 use crate::{Error, Wanted};
+use narval_cache::{Caches, Found};
 use narval_client::{Client, Url};
 
 /// What file systems need besides the bytes of the files, as a share of them: 1/16.

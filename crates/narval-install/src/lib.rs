@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 mod between;
-pub mod cache;
 mod closure;
 mod copy;
 mod destination;
@@ -20,13 +19,13 @@ mod trace;
 mod verify;
 
 pub use between::copy_between_stores;
-pub use cache::{CacheError, Wanted};
 pub use closure::{Closure, Node};
 pub use copy::{copy_from_caches, copy_from_store};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, listing};
 pub use install::{Options, Planned, Report, install, plan};
+pub use narval_cache::{CacheError, Wanted};
 pub use pipeline::{DOWNLOADS_MAX, Progress, Snapshot};
 pub use profile::{Profile, Removed};
 pub use repair::repair;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use narval_nix::PathInfo;
 
-use crate::cache::Caches;
 use crate::install::Options;
 use crate::pipeline::{Pipeline, Progress};
 use crate::{Destination, Error, Trace};
+use narval_cache::Caches;
 use narval_client::Client;
 
 /// Replaces the files of valid paths. What comes must have the hash that is registered: a cache with another NAR of the same

@@ -9,7 +9,7 @@ use std::thread::Scope;
 use narval_nix::{HashPart, StorePath};
 
 use crate::Error;
-use crate::cache::{BATCH_MAX, Caches, Found, Wanted};
+use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
 
 /// Narinfos asked for at the same time: half of the connections to an origin, the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;

@@ -8,8 +8,8 @@ use narval_nix::hash::Sha256Hasher;
 use super::cores::Cores;
 use super::progress::Progress;
 use crate::Error;
-use crate::cache::Found;
 use crate::trace::{Span, Trace};
+use narval_cache::Found;
 use narval_cache::decode::INPUT_LEN;
 use narval_client::{HttpError, ResumingBody};
 

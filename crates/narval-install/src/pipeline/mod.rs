@@ -28,9 +28,9 @@ use std::time::Duration;
 use narval_nix::PathInfo;
 use narval_store::LocalStore;
 
-use crate::cache::{Caches, Found};
 use crate::trace::Trace;
 use crate::{Error, Wanted};
+use narval_cache::{Caches, Found};
 
 /// NARs under way at the same time, at most: half of the connections to an origin.
 pub const DOWNLOADS_MAX: usize = 32;

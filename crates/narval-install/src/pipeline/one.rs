@@ -10,10 +10,10 @@ use narval_store::{Incoming, LocalStoreError, Prepared, UnpackError};
 use super::Pipeline;
 use super::hashes::{Hashed, Hashes};
 use super::input::{Input, Surroundings};
-use crate::cache::{Cache, CacheError, Found};
 use crate::trace::Span;
 use crate::{Error, Wanted};
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
+use narval_cache::{Cache, CacheError, Found};
 use narval_client::ResumingBody;
 
 /// NARs of this size and more may be worked on by several threads.

@@ -10,8 +10,8 @@ use super::hashes::{Hashed, Hashes};
 use super::input::Input;
 use super::one::Job;
 use crate::Error;
-use crate::cache::Found;
 use crate::trace::{Span, Trace};
+use narval_cache::Found;
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
 
 /// Buffers that go round: 4 MiB.

@@ -14,9 +14,9 @@ use super::input::Surroundings;
 use super::one::now;
 use super::progress::Progress;
 use super::verified::VerifiedNar;
-use crate::cache::{Cache, Caches, Found};
 use crate::trace::Trace;
 use crate::{Error, Wanted};
+use narval_cache::{Cache, Caches, Found};
 
 /// The way of an install through a daemon.
 pub(crate) struct ToDaemon<'a> {

@@ -9,9 +9,9 @@ use super::input::{Input, Surroundings};
 use super::one::{check_file, check_hashes, damaged, hashes_file, mismatch};
 use super::progress::Progress;
 use crate::Error;
-use crate::cache::{CacheError, Found};
 use crate::trace::{Span, Trace};
 use narval_cache::decode::Decoder;
+use narval_cache::{CacheError, Found};
 use narval_client::ResumingBody;
 
 /// A NAR on its way from a cache.

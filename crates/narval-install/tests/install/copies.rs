@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use narval_cache::Caches;
 use narval_client::{ClientOptions, Credentials, Netrc, Proxies, Url};
-use narval_install::cache;
-use narval_install::cache::Caches;
 use narval_install::{Error, Wanted, copy_from_caches};
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
 use narval_store::CacheFolder;
@@ -82,7 +81,7 @@ fn credentials_do_not_go_where_a_redirect_or_a_url_leads() {
     let mut credentials = Credentials::new(netrc, std::slice::from_ref(&cache));
     credentials.add_header("X-Token: secret").unwrap();
     let options = ClientOptions { credentials, proxies: Proxies::default(), ..ClientOptions::default() };
-    let client = Arc::new(cache::client(options));
+    let client = Arc::new(narval_cache::client(options));
     let path = guarded.add("a", &file_nar(b"a"), &[], |text| text);
     let narinfo = format!("/{}.narinfo", &path[..32]);
     let location = format!("Location: {}{narinfo}\r\n", other.url);

@@ -9,7 +9,6 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use narval_client::{Client, ClientOptions, Proxies, RetryPolicy, Url};
-use narval_install::cache;
 use narval_install::{Destination, Error, Options, Progress, Report, Trace, Wanted, install};
 use narval_nix::nar::wire;
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
@@ -231,7 +230,7 @@ pub(crate) fn client_with_patience(open_patience: Duration) -> Arc<Client> {
     // The servers are here, whatever proxy the environment names.
     let proxies = Proxies::default();
     let options = ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() };
-    Arc::new(cache::client(ClientOptions { open_patience, ..options }))
+    Arc::new(narval_cache::client(ClientOptions { open_patience, ..options }))
 }
 
 /// Installs from caches without signatures.

@@ -6,7 +6,6 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
-use narval_install::cache;
 use narval_install::{Destination, Error, Options};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{Environment, StoreConfig};
@@ -157,7 +156,7 @@ impl CacheArgs {
             credentials.add_header(header).map_err(Failure::usage)?;
         }
         let retry = RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() };
-        Ok(Arc::new(cache::client(ClientOptions {
+        Ok(Arc::new(narval_cache::client(ClientOptions {
             credentials,
             retry,
             offline: self.offline,
@@ -231,14 +230,14 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<cache::CacheError> for Failure {
-    fn from(error: cache::CacheError) -> Self {
+impl From<narval_cache::CacheError> for Failure {
+    fn from(error: narval_cache::CacheError) -> Self {
         Error::from(error).into()
     }
 }
 
-impl From<cache::WantedError> for Failure {
-    fn from(error: cache::WantedError) -> Self {
+impl From<narval_cache::WantedError> for Failure {
+    fn from(error: narval_cache::WantedError) -> Self {
         Error::from(error).into()
     }
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use narval_cache::Caches;
 use narval_client::Scheme;
-use narval_install::cache::Caches;
 use narval_install::{
     Closure, Destination, Error, Progress, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
     install,

@@ -1,6 +1,6 @@
 //! `narval path-info`, `ls` and `cat`: looking before installing.
 
-use narval_install::cache::Caches;
+use narval_cache::Caches;
 use narval_install::{Closure, Wanted, cat as write_file, listing};
 use narval_nix::listing::Node;
 use serde_json::json;

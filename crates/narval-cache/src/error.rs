@@ -1,6 +1,6 @@
 //! Why a cache did not give what was asked of it: always with the cache, the path and what to do.
 
-use narval_cache::decode::DecodeError;
+use crate::decode::DecodeError;
 use narval_client::{HttpError, UrlError};
 use narval_nix::narinfo::NarInfoError;
 use narval_nix::{HashPart, StorePath};

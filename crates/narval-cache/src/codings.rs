@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use narval_nix::Compression;
 
-use narval_cache::decode::Decoder;
+use crate::decode::Decoder;
 use narval_client::Codings;
 
 /// What binary caches send: `zstd`, `br` and `gzip` are asked for.

@@ -1,25 +1,14 @@
-//! Binary caches: what each says of itself, and of a path; which of them to ask, and when to stop asking.
-
-mod breaker;
-mod client;
-mod codings;
-mod error;
-mod lookup;
-mod wanted;
-
-pub use client::client;
-pub use error::CacheError;
-pub use lookup::{Caches, Found};
-pub use wanted::{Wanted, WantedError};
+//! One binary cache: what it says of itself, and of a path.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
 
-use breaker::Breaker;
 use narval_client::{Client, HttpError, Method, Request, Url};
+
+use crate::breaker::Breaker;
+use crate::{CacheError, Wanted};
 
 /// Nix's default where a cache states no priority.
 const PRIORITY_DEFAULT: i64 = 50;
@@ -40,9 +29,9 @@ pub struct Cache {
     /// Lower wins.
     priority: i64,
     batch: Option<Url>,
-    breaker: Breaker,
+    pub(crate) breaker: Breaker,
     /// Whether it did not say what it is.
-    silent: bool,
+    pub(crate) silent: bool,
 }
 
 impl Cache {
@@ -122,7 +111,7 @@ impl Cache {
 
     /// Asks for one narinfo; `None` when the cache has none. `patient`: try again as the retry policy says, unless
     /// the breaker opens; otherwise one attempt.
-    fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, CacheError> {
+    pub(crate) fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, CacheError> {
         let hash_part = wanted.hash_part();
         let url = self.url.child(&format!("{hash_part}.narinfo"))?;
         let mut failures = 0;
@@ -162,7 +151,7 @@ impl Cache {
 
     /// Asks for the narinfos of many paths and of all that they refer to, in one request. Each is checked as one that
     /// came alone.
-    fn batch(&self, hash_parts: &[HashPart]) -> Result<Vec<NarInfo>, CacheError> {
+    pub(crate) fn batch(&self, hash_parts: &[HashPart]) -> Result<Vec<NarInfo>, CacheError> {
         let Some(url) = &self.batch else { return Ok(Vec::new()) };
         let question = hash_parts.iter().map(HashPart::as_str).collect::<Vec<_>>().join("\n") + "\n";
         let request =
@@ -201,6 +190,3 @@ impl Cache {
         CacheError::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
     }
 }
-
-/// How long one cache is given before the next is asked as well.
-pub const HEDGE_AFTER: Duration = Duration::from_millis(100);

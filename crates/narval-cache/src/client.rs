@@ -10,7 +10,7 @@ use narval_store::open_in_folder;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::codings::CODINGS;
+use crate::codings::CODINGS;
 use narval_client::{Client, ClientOptions};
 
 /// A client for binary caches: it decodes the content codings that they use, and answers for `file://` caches.

@@ -27,7 +27,7 @@ impl Wanted {
     /// A store path, `hash-name`, or a hash part alone. What lies below a store path is cut off.
     ///
     /// ```
-    /// use narval_install::Wanted;
+    /// use narval_cache::Wanted;
     /// let dir = narval_nix::StoreDir::default();
     /// let path = Wanted::parse("/nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-a/bin/a", &dir).unwrap();
     /// assert_eq!(path, Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la-a", &dir).unwrap());

@@ -1,12 +1,15 @@
 //! Asking several caches for a path: the best first, the next one too when that takes long, and none that keeps failing.
 
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use narval_client::{Client, HttpError, Url};
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
-use super::{Cache, CacheError, HEDGE_AFTER, Wanted};
-use narval_client::{Client, HttpError, Url};
+use crate::{Cache, CacheError, Wanted};
+
+/// How long one cache is given before the next is asked as well.
+pub const HEDGE_AFTER: Duration = Duration::from_millis(100);
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
 #[derive(Clone)]
