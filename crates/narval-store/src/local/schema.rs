@@ -118,6 +118,8 @@ fn try_open(config: &StoreConfig, path: &Path) -> Result<Connection, OpenError> 
     let schema = path.with_file_name("schema");
     let io = |action, path: &Path, error| OpenError::Other(LocalStoreError::io(action, path, error));
     let found = match fs::read_to_string(&schema) {
+        // Nix writes it in place, after the tables: an empty one is being written, or its writer was killed.
+        Ok(found) if found.is_empty() => None,
         Ok(found) => Some(found.trim().to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(io("read", &schema, error)),

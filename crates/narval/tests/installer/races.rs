@@ -129,6 +129,70 @@ fn garbage_collections_spare_what_is_being_installed() {
     }
 }
 
+/// What an install found in the store, and did not fetch, is deleted by force meanwhile. The path that needs it does not
+/// become valid, and the exit code says so.
+#[test]
+fn a_reference_that_is_gone_in_the_end_is_an_error() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    lab.install(&root, &[&lab.tree]);
+    let (url, was_asked, go_on) = hesitant_server(lab.cache());
+    let args = ["install", "--quiet", "--from", &url, "--store", &root, &lab.top];
+    let install = lab.command(&args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    was_asked.recv_timeout(PATIENCE).unwrap();
+    let database = format!("{root}/nix/var/nix/db/db.sqlite");
+    let connection = rusqlite::Connection::open(database).unwrap();
+    connection.busy_timeout(PATIENCE).unwrap();
+    assert_eq!(connection.execute("delete from ValidPaths where path = ?1", [&lab.tree]).unwrap(), 1);
+    go_on.send(()).unwrap();
+    let output = install.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains(&format!("refers to {}", lab.tree.rsplit('/').next().unwrap())), "{said}");
+    let nix_says = nix(&lab, "nix-store", &["--store", &root, "--check-validity", &lab.top]).output().unwrap();
+    assert!(!nix_says.status.success());
+    // The next run makes it good.
+    lab.install(&root, &[&lab.top]);
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
+}
+
+/// Real Nix and Narval make one store at the same moment: nobody is told that the database is locked. Only one Nix at once:
+/// two of them read each other's half written `schema` ("is corrupt").
+#[test]
+fn one_store_that_nix_and_narval_make_at_once() {
+    let lab = Lab::new();
+    let url = lab.cache_url();
+    for round in 0..12 {
+        let root = lab.folder(&format!("made-{round}"));
+        let install = ["install", "--quiet", "--from", &url, "--store", &root, &lab.top];
+        let copy = ["copy", "--no-check-sigs", "--from", &url, "--to", &root, &lab.hello];
+        let program = ["nix", "nix-old"][round % 2];
+        let mut commands = [lab.command(&install), nix(&lab, program, &copy), lab.command(&install)];
+        // Each of them is the first one in some rounds.
+        commands.rotate_left(round % 3);
+        let start =
+            |command: &mut Command| command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        for child in commands.each_mut().map(|command| start(command).unwrap()) {
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "round {round}: {said}");
+            assert!(!said.contains("is locked"), "round {round}: {said}");
+        }
+        lab.assert_accepted(&root, &[&lab.top, &lab.tree, &lab.hello]);
+    }
+}
+
+/// Nix writes `schema` in place: whoever comes in between finds an empty file.
+#[test]
+fn a_schema_that_nix_has_begun_to_write_is_none_yet() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    assert!(nix(&lab, "nix-store", &["--store", &root, "--verify"]).output().unwrap().status.success());
+    std::fs::write(format!("{root}/nix/var/nix/db/schema"), "").unwrap();
+    lab.install(&root, &[&lab.top]);
+    lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
+}
+
 /// `narval` in a PID namespace of its own, where it is process 1 or 2; `None` where namespaces are refused.
 fn contained(lab: &Lab, args: &[&str]) -> Option<Command> {
     let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
