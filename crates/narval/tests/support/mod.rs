@@ -267,7 +267,10 @@ impl Store {
     pub fn made_by(nix: Nix) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("root")).unwrap();
-        Self { dir, nix }
+        let store = Self { dir, nix };
+        // Servers refuse a folder that holds no store.
+        assert!(store.nix_store(&["--init"]).status.success());
+        store
     }
 
     pub fn path(&self, below: &str) -> PathBuf {
