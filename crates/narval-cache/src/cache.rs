@@ -21,7 +21,7 @@ const BATCH_LEN_MAX: u64 = 64 * 1024 * 1024;
 /// The key of `nix-cache-info` by which a cache offers to answer for many paths at once (`docs/batch-protocol.md`).
 const BATCH_KEY: &str = "BatchLookup";
 
-/// One cache, opened: it has said what it is.
+/// One cache, opened: its `nix-cache-info` is known.
 pub struct Cache {
     url: Url,
     client: Arc<Client>,
@@ -30,12 +30,12 @@ pub struct Cache {
     priority: i64,
     batch: Option<Url>,
     pub(crate) breaker: Breaker,
-    /// Whether it did not say what it is.
+    /// Whether its `nix-cache-info` could not be read.
     pub(crate) silent: bool,
 }
 
 impl Cache {
-    /// Asks the cache what it is. A cache without `nix-cache-info` is taken with the defaults; one of another store
+    /// Reads the `nix-cache-info`. A cache without `nix-cache-info` is taken with the defaults; one of another store
     /// directory is refused. One that does not answer is opened with its breaker open: it may come back.
     ///
     /// # Errors

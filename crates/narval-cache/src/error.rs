@@ -16,7 +16,7 @@ pub enum CacheError {
         /// The caches asked.
         caches: String,
     },
-    /// Neither "yes" nor "no" could be had from a cache.
+    /// The request to a cache failed.
     #[error("{cache}: cannot fetch {what}: {source}{}", hint(.source))]
     Fetch {
         /// The cache.
@@ -26,7 +26,7 @@ pub enum CacheError {
         /// Why.
         source: HttpError,
     },
-    /// The narinfo says there is a NAR, and there is none.
+    /// The NAR that a narinfo names does not exist.
     #[error(
         "{cache}: the NAR of {path} is gone from the cache ({url}); the cache is broken: use another one with --from"
     )]
@@ -38,7 +38,7 @@ pub enum CacheError {
         /// Where it should have been.
         url: String,
     },
-    /// A narinfo that is none, or is another path's.
+    /// The narinfo is invalid, or that of another path.
     #[error("{cache}: the narinfo of {what} is refused: {reason}")]
     NarInfo {
         /// The cache.
@@ -61,7 +61,7 @@ pub enum CacheError {
         /// Names of the keys that signed it.
         signers: String,
     },
-    /// The bytes are not those that the narinfo promised.
+    /// The bytes are not those that the narinfo announces.
     #[error("{cache}: {path} is damaged: {what} is {actual}, and the narinfo says {expected}")]
     Mismatch {
         /// The cache.
@@ -95,7 +95,7 @@ pub enum CacheError {
         /// Which.
         source: DecodeError,
     },
-    /// Something that is no cache, or one of another store directory.
+    /// It is not a cache, or one for another store directory.
     #[error("{cache}: {reason}")]
     Refused {
         /// The cache.
@@ -103,7 +103,7 @@ pub enum CacheError {
         /// Why it is refused.
         reason: String,
     },
-    /// An address that is none.
+    /// The address is invalid.
     #[error(transparent)]
     Url(#[from] UrlError),
 }

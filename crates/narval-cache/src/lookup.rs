@@ -1,4 +1,4 @@
-//! Asking several caches for a path: the best first, the next one too when that takes long, and none that keeps failing.
+//! Finding a path in several caches: the best first, the next one as well if that takes long, and none that keeps failing.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedConten
 
 use crate::{Cache, CacheError, Wanted};
 
-/// How long one cache is given before the next is asked as well.
+/// How long one cache may take before the next is asked as well.
 pub const HEDGE_AFTER: Duration = Duration::from_millis(100);
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
@@ -28,7 +28,7 @@ pub struct Caches {
     trust: Arc<Trust>,
 }
 
-/// Whom to believe.
+/// Which keys are trusted.
 pub(crate) struct Trust {
     pub(crate) keys: TrustedKeys,
     pub(crate) check_signatures: bool,

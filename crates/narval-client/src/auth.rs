@@ -26,7 +26,7 @@ pub struct Netrc {
 }
 
 impl Netrc {
-    /// Parses a netrc file. `account` is read over; `macdef` up to its empty line.
+    /// Parses a netrc file. `account` is skipped, and `macdef` up to its empty line.
     ///
     /// ```
     /// let netrc = narval_client::Netrc::parse("machine cache.example.org login me password secret");
@@ -122,7 +122,7 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// What is sent along with requests, and to whom.
+/// The credentials that requests carry, and the origins that get them.
 #[derive(Default, Clone)]
 pub struct Credentials {
     netrc: Netrc,

@@ -32,7 +32,8 @@ enum Source {
     Nothing,
 }
 
-/// The body of an answer. Read to its end, its connection goes back to the pool; dropped before, the connection is closed.
+/// The body of a response. When it was read to its end, its connection returns to the pool; when it is dropped before, the
+/// connection is closed.
 pub struct Body {
     source: Source,
     framing: Framing,
@@ -74,7 +75,7 @@ impl Body {
         Self { source: Source::Nothing, framing: Framing::Done, keeps_alive: true, received: 0, expected: Some(0) }
     }
 
-    /// The announced length of what this body holds, if any was announced.
+    /// The announced length, if there is one.
     pub const fn expected_len(&self) -> Option<u64> {
         self.expected
     }
@@ -202,7 +203,7 @@ impl Body {
         }
     }
 
-    /// Reads the little that is left of a body nobody wants, so that its connection can be used again.
+    /// Reads the rest of an unwanted body if it is small, so that its connection can be reused.
     pub fn drain(mut self) {
         let mut left = DRAIN_LEN_MAX;
         if self.expected.is_some_and(|expected| expected - self.received.min(expected) > left) {

@@ -24,13 +24,13 @@ use super::{
 /// The method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Asks for it.
+    /// Fetches a file.
     Get,
-    /// Asks whether it is there.
+    /// Asks whether a file exists.
     Head,
-    /// Sends a question.
+    /// Sends a body and reads the answer.
     Post,
-    /// Stores it.
+    /// Stores a file.
     Put,
 }
 
@@ -50,15 +50,15 @@ impl Method {
 pub struct Request<'a> {
     /// The method.
     pub method: Method,
-    /// Where to.
+    /// The target.
     pub url: &'a Url,
     /// The body sent; empty for none.
     pub body: &'a [u8],
-    /// Ask for the bytes from here on.
+    /// The offset of the first byte wanted.
     pub from: u64,
-    /// With `from`: only if the file is still the one with this entity tag.
+    /// With `from`: the entity tag that the file must still have.
     pub if_range: Option<&'a str>,
-    /// Whether the answer may come with a content coding.
+    /// Whether the answer may have a content coding.
     pub accepts_coding: bool,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// An answer: its head, and its body to be read.
+/// A response: its head, and its body to be read.
 pub struct Response {
     /// Status and fields.
     pub head: Head,
@@ -85,15 +85,15 @@ pub struct ClientOptions {
     pub proxies: Proxies,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// How long a read may stay without data.
+    /// How long a read may wait without data.
     pub stall_timeout: Duration,
     /// Open connections per origin.
     pub connections_max: usize,
-    /// How long caches have to say what they are, once another one has.
+    /// How long a server may take to answer for the first time once another one has.
     pub open_patience: Duration,
     /// When to try again.
     pub retry: RetryPolicy,
-    /// No network: only `file://` is answered.
+    /// Whether only `file://` URLs are answered, without network.
     pub offline: bool,
     /// The content codings that answers may have.
     pub codings: Codings,
@@ -118,7 +118,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// A client; cheap to share between threads behind an `Arc`.
+/// A client. Threads share it behind an `Arc`.
 pub struct Client {
     options: ClientOptions,
     pool: Arc<Pool>,
@@ -139,7 +139,7 @@ impl Client {
         &self.options.retry
     }
 
-    /// How long caches have to say what they are, once another one has.
+    /// How long a server may take to answer for the first time once another one has.
     pub const fn open_patience(&self) -> Duration {
         self.options.open_patience
     }
@@ -149,7 +149,7 @@ impl Client {
         &self.options.codings
     }
 
-    /// Whether the network is off.
+    /// Whether the client uses no network.
     pub const fn is_offline(&self) -> bool {
         self.options.offline
     }
@@ -159,7 +159,7 @@ impl Client {
         (self.requests.load(Ordering::Relaxed), self.connections.load(Ordering::Relaxed))
     }
 
-    /// Sends a request and follows redirects. Any status other than a redirect is an answer, not an error.
+    /// Sends a request and follows redirects. Any other status is a response, not an error.
     pub fn send(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         let mut url = request.url.clone();
         for _ in 0..=REDIRECTS_MAX {
@@ -213,7 +213,7 @@ impl Client {
                     let body = Body::network(connection, &head, has_body, &self.pool, origin)?;
                     return Ok(Response { head, body });
                 }
-                // It had been closed while it lay idle: no attempt was made. A second one fares no better, so all go.
+                // The server closed it while it was idle: this was no attempt. Its other idle connections are closed as well.
                 Err(HttpError::Broken { .. }) if connection.reused && !connection.has_buffered() => {
                     drop(connection);
                     self.pool.forget_idle(origin);
@@ -260,8 +260,8 @@ impl Client {
         bytes
     }
 
-    /// A whole small file (narinfo, listing, cache info), its content coding undone: `None` when the cache says it has
-    /// none (404, 403 and 410: object storage answers 403 for what it must not list). Tried again as the policy says.
+    /// Fetches a small file (narinfo, listing, cache info) whole and decodes its content coding. `None` for 404, 410 and
+    /// 403, which object storage answers for a missing file in a bucket that may not be listed. Retried by the policy.
     pub fn metadata(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
         self.options.retry.run(|| self.metadata_once(url, limit))
     }

@@ -64,7 +64,7 @@ pub enum HttpError {
         /// Bytes announced.
         expected: Option<u64>,
     },
-    /// Not HTTP.
+    /// The response is not valid HTTP.
     #[error("the server's answer is not valid HTTP: {0}")]
     Malformed(&'static str),
     /// The status is none of those that answer the question.
@@ -81,7 +81,7 @@ pub enum HttpError {
     /// A redirect to something that is no URL.
     #[error("redirect refused: {0}")]
     RedirectUrl(#[from] UrlError),
-    /// Another file than the one that was begun.
+    /// The file changed during the download.
     #[error("the file changed on the server during the download")]
     Changed,
     /// The content coding is not one we asked for, or does not decode.
@@ -104,7 +104,7 @@ pub enum HttpError {
     /// The cache was left out of this run.
     #[error("not asked: it did not answer when this run began")]
     LeftOut,
-    /// `--offline` forbids it.
+    /// The client may not use the network.
     #[error("not asked: --offline")]
     Offline,
 }
@@ -128,7 +128,7 @@ impl HttpError {
         }
     }
 
-    /// Whether the credentials are the matter (401, 407): not the same as "absent".
+    /// Whether credentials are missing or wrong (401, 407), which does not mean that the file is absent.
     pub const fn is_auth(&self) -> bool {
         matches!(self, Self::Status { status: 401 | 407, .. })
     }

@@ -1,4 +1,4 @@
-//! A body that survives broken connections: whoever reads it never notices.
+//! A body that survives broken connections: its reader does not notice them.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ enum State {
     Broken,
 }
 
-/// The bytes of one file, fetched again from where a connection broke.
+/// The bytes of one file. When a connection breaks, the download resumes where it stopped.
 pub struct ResumingBody {
     client: Arc<Client>,
     url: Url,
@@ -37,7 +37,7 @@ pub struct ResumingBody {
 }
 
 impl ResumingBody {
-    /// Asks for the file. `None` when the server says that it has none.
+    /// Requests the file; `None` if the server does not have it.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
         let response = client.retry().run(|| {
             let response = client.send(&Request::get(url))?;
@@ -70,7 +70,7 @@ impl ResumingBody {
         self.position
     }
 
-    /// How often the download was taken up again.
+    /// How often the download was resumed.
     pub const fn resumes(&self) -> u32 {
         self.resumes
     }

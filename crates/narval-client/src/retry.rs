@@ -1,11 +1,11 @@
-//! When to try again: exponential back-off with full jitter, and the server's own word where it gives one.
+//! When to retry: exponential back-off with full jitter, or when the server says.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use super::HttpError;
 
-/// How often and how patiently a failed exchange is tried again.
+/// How often, and after how long, a failed exchange is retried.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     /// Attempts in all, the first included.
@@ -14,7 +14,7 @@ pub struct RetryPolicy {
     pub base: Duration,
     /// The same after 429 and 503 without `Retry-After`.
     pub overload_base: Duration,
-    /// No wait is longer. A `Retry-After` beyond it ends the attempts.
+    /// The longest wait. A `Retry-After` beyond it ends the attempts.
     pub cap: Duration,
 }
 
@@ -30,7 +30,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after `failures` failed attempts, the last of them with `error`; none when it is over.
+    /// How long to wait after `failures` failed attempts, the last of them with `error`; `None` if there is to be no other attempt.
     pub fn wait(&self, failures: u32, error: &HttpError) -> Option<Duration> {
         if failures >= self.attempts || !error.is_retryable() {
             return None;
@@ -44,7 +44,7 @@ impl RetryPolicy {
         Some(doubled.min(self.cap).mul_f64(random_fraction()))
     }
 
-    /// Runs `attempt` until it succeeds or trying again is pointless.
+    /// Runs `attempt` until it succeeds or the policy allows no other attempt.
     pub fn run<T>(&self, mut attempt: impl FnMut() -> Result<T, HttpError>) -> Result<T, HttpError> {
         let mut failures = 0;
         loop {
