@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use narval_install::{Fault, Profile, Progress, repair, verify};
-use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSettings};
+use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSettings, StoreConfig};
+use rustix::fs::{Access as Permission, access};
 use serde_json::json;
 
 use crate::Failure;
@@ -81,7 +82,7 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
             profile.prune(keep)?;
         }
     }
-    if config.access == Access::Daemon {
+    if is_collected_by_daemon(&config) {
         return gc_by_daemon(&Daemon::new(&config.daemon_socket, config.store_dir), &args);
     }
     let settings = GarbageSettings::of_process();
@@ -107,6 +108,16 @@ pub fn gc(args: GcArgs) -> Result<(), Failure> {
         out!("{verb} {} paths ({}); {} stay", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
     }
     Ok(())
+}
+
+/// As Nix chooses for `auto` (`store-api.cc`): whoever may write to the state directory does it directly, also beside a daemon.
+fn is_collected_by_daemon(config: &StoreConfig) -> bool {
+    let may_write = || access(&config.state_dir, Permission::READ_OK | Permission::WRITE_OK).is_ok();
+    match config.access {
+        Access::Daemon => true,
+        Access::Auto => !may_write() && Daemon::new(&config.daemon_socket, config.store_dir.clone()).hello().is_ok(),
+        Access::Database => false,
+    }
 }
 
 /// A store that is asked for through its daemon is collected by its daemon: where its files are is not for us to say.

@@ -84,3 +84,37 @@ fn through_the_daemon_each_path_after_what_it_refers_to() {
         assert_eq!(valid.lines().count(), 3, "{valid}");
     }
 }
+
+/// `--store auto` of a user who may not write to the store: the daemon collects, as for Nix.
+#[test]
+fn a_user_collects_through_the_daemon() {
+    use std::os::unix::fs::PermissionsExt;
+    let lab = Lab::new();
+    let (_daemon, uri, direct) = start(&lab, Nix::Newest);
+    let state = lab.folder("new/state");
+    stdout(Nix::Newest.nix(
+        lab.store.dir.path(),
+        &["copy", "--no-check-sigs", "--from", &lab.cache_url(), "--to", &direct, &lab.hello],
+    ));
+    std::fs::set_permissions(lab.store.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    // The program may lie where this user can't look.
+    let narval = lab.folder("narval");
+    std::fs::copy(crate::support::NARVAL, &narval).unwrap();
+    let socket = uri.strip_prefix("unix://").unwrap().split('?').next().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", &narval]).args(args);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", "/nonexistent");
+        command.env("NIX_STATE_DIR", &state).env("NIX_DAEMON_SOCKET_PATH", socket);
+        command.output().unwrap()
+    };
+    let tried = run(&["--version"]);
+    if !tried.status.success() {
+        eprintln!("note: skipped: this user can't become another one");
+        return;
+    }
+    assert!(stdout(run(&["gc", "--dry-run", "--store", "auto"])).contains("would remove 1 paths"));
+    assert!(stdout(run(&["gc", "--store", "auto"])).contains("removed 1 paths"));
+    let refused = run(&["gc", "--store", "local"]);
+    assert!(!refused.status.success());
+}
