@@ -21,6 +21,7 @@ mod overload;
 mod panics;
 mod pushed;
 mod shards;
+mod site;
 mod slow_bodies;
 mod stopping;
 mod websocket;

@@ -72,7 +72,7 @@ impl Folder {
     /// Only for trouble that is not the name's: too many open files, an input or output error.
     pub(super) fn find(&self, name: &Path) -> io::Result<Found> {
         loop {
-            match self.find_by(name, ResolveFlags::empty()) {
+            match self.find_once(name) {
                 // A rename crossed our way; the kernel asks to try again.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => return outcome,
@@ -80,23 +80,15 @@ impl Folder {
         }
     }
 
-    /// The same from what the kernel has in memory: it does not block. `None` where that is not enough, or anything fails.
-    pub(super) fn look(&self, name: &Path) -> Option<Found> {
-        // Linux 5.12; before, the kernel calls it an invalid argument.
-        self.find_by(name, ResolveFlags::CACHED).ok()
-    }
-
-    fn find_by(&self, name: &Path, how: ResolveFlags) -> io::Result<Found> {
+    fn find_once(&self, name: &Path) -> io::Result<Found> {
         let name = if name.as_os_str().is_empty() { Path::new(".") } else { name };
         // Without NONBLOCK, opening a FIFO would wait for its writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | how;
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let handle = loop {
             match openat2(&self.handle, name, flags, Mode::empty(), beneath) {
                 Ok(handle) => break handle,
                 Err(rustix::io::Errno::INTR) => {}
-                // With how: a kernel that does not know it, perhaps.
-                Err(rustix::io::Errno::INVAL) if !how.is_empty() => return Err(rustix::io::Errno::INVAL.into()),
                 Err(error) => return nothing_there(error),
             }
         };

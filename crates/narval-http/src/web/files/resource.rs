@@ -86,21 +86,21 @@ impl Resource {
         Ok(Self { variants, last_modified, path: path.to_owned(), checked_ms: AtomicU64::new(0) })
     }
 
-    /// Looks whether its name and those of its encodings still stand for what was found, without blocking. False also where the
-    /// kernel would have to read to tell.
+    /// Worker: looks whether its name and those of its encodings still stand for what was found; then nothing need be read. Returns
+    /// `false` also if that cannot be told.
     pub(super) fn is_still_so(&self, root: &Folder, sidecar_root: Option<&Folder>, options: &SiteOptions) -> bool {
         let Some(identity) = self.identity() else { return false };
-        let is_same = matches!(root.look(&self.path), Some(Found::File(_, stamp)) if stamp == identity.stamp);
+        let is_same = matches!(root.find(&self.path), Ok(Found::File(_, stamp)) if stamp == identity.stamp);
         is_same
             && (!options.sidecars
                 || SIDECARS.iter().all(|(coding, ending)| {
                     let known = self.variants.iter().skip(1).find(|variant| variant.coding == *coding);
-                    match sidecar_root.unwrap_or(root).look(&with_ending(&self.path, ending)) {
-                        Some(Found::File(_, stamp)) if is_sidecar(&stamp, &identity.stamp) => {
+                    match sidecar_root.unwrap_or(root).find(&with_ending(&self.path, ending)) {
+                        Ok(Found::File(_, stamp)) if is_sidecar(&stamp, &identity.stamp) => {
                             known.is_some_and(|variant| variant.stamp == stamp)
                         }
-                        Some(_) => known.is_none(),
-                        None => false,
+                        Ok(_) => known.is_none(),
+                        Err(_) => false,
                     }
                 }))
     }

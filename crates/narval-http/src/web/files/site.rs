@@ -66,6 +66,9 @@ impl Site {
         if !self.options.hidden && is_hidden(path.relative()) {
             return self.not_found(head, path.relative());
         }
+        if let Some(response) = self.known(head) {
+            return Ok(response);
+        }
         match self.root.find(path.relative())? {
             Found::Folder(_) if !path.names_folder => Ok(redirect_to_folder(head)),
             Found::Folder(folder) => self.folder(head, &path, folder),
@@ -75,6 +78,20 @@ impl Site {
             Found::Forbidden => Ok(Response::text(StatusCode::FORBIDDEN, "Forbidden.\n")),
             Found::Nothing => self.not_found(head, path.relative()),
         }
+    }
+
+    /// The answer from what was found before, if it is still so.
+    fn known(&self, head: &HeadRef<'_>) -> Option<Response> {
+        let resource = self.cache.get(head.path())?;
+        // The time before: what changes while it is looked at is not believed for longer than that.
+        let now = self.now_ms();
+        if !resource.is_believed(now, self.believed_ms()) {
+            if !self.is_still_so(head, &resource) {
+                return None;
+            }
+            resource.checked_at(now);
+        }
+        answer(head, &resource)
     }
 
     fn folder(&self, head: &HeadRef<'_>, path: &FilePath, folder: std::os::fd::OwnedFd) -> io::Result<Response> {
@@ -117,8 +134,7 @@ impl Site {
         Err(io::Error::other("it keeps changing while it is read"))
     }
 
-    /// Whether the request's path still stands for the resource. A worker would be woken to find it out, which costs ten times
-    /// as much; what the kernel does not have in memory is left to it.
+    /// Whether the request's path still stands for the resource.
     fn is_still_so(&self, head: &HeadRef<'_>, resource: &Resource) -> bool {
         let Ok(path) = FilePath::decode(head.path()) else { return false };
         let is_its_name = if path.names_folder {
@@ -159,14 +175,9 @@ impl Handler for Site {
             return None;
         }
         let resource = self.cache.get(head.path())?;
-        let now = self.now_ms();
-        if !resource.is_believed(now, self.believed_ms()) {
-            if !self.is_still_so(head, &resource) {
-                return None;
-            }
-            resource.checked_at(now);
-        }
-        answer(head, &resource)
+        // Looking again is for a worker: opening names may wait for a disk or a server, whatever flags it is done with (a file system
+        // in user space is asked at the open itself).
+        if resource.is_believed(self.now_ms(), self.believed_ms()) { answer(head, &resource) } else { None }
     }
 
     fn handle(&self, request: Request) -> Response {

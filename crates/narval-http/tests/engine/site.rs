@@ -1,0 +1,78 @@
+//! What a site of files asks the kernel for, and which thread does.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use narval_http::files::{Site, SiteOptions};
+use narval_http::{Listen, Server};
+
+use crate::harness::Client;
+use crate::stopping::Process;
+
+/// How long what was found out about a file holds in these tests.
+const REVALIDATE_AFTER: Duration = Duration::from_millis(50);
+
+/// The server of the test below.
+#[test]
+#[ignore = "started by another test, as a process of its own"]
+fn a_site_by_itself() {
+    let options = SiteOptions { believed: REVALIDATE_AFTER, ..SiteOptions::default() };
+    let site = Site::open(std::env::var_os("SITE_FOLDER").unwrap(), options).unwrap();
+    let listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+    let server = Server::builder(site).listen(listen).workers(2).shards(1).build().unwrap();
+    println!("listening on {}", server.addresses()[0]);
+    let _handle = server.spawn().unwrap();
+    // Until the test closes it.
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    std::process::exit(0);
+}
+
+/// A file system may take its time to open a file: a shard, which serves all its connections, must not be the thread that waits.
+#[test]
+fn files_are_looked_at_again_by_workers_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (site, trace) = (folder.path().join("site"), folder.path().join("trace"));
+    std::fs::create_dir(&site).unwrap();
+    std::fs::write(site.join("page"), "the page").unwrap();
+    let strace = ["-f", "-Y", "-qq", "-e", "trace=openat2,openat,statx,newfstatat,fstat"];
+    let tried = Command::new("strace").args(strace).args(["-o", "/dev/null", "true"]).output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no strace here, or it may not trace");
+        return;
+    }
+    let child = Command::new("strace")
+        .args(strace)
+        .arg("-o")
+        .arg(&trace)
+        .arg(std::env::current_exe().unwrap())
+        .args(["site::a_site_by_itself", "--exact", "--ignored", "--nocapture", "--test-threads", "1"])
+        .env("SITE_FOLDER", &site)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut process = Process { child };
+    let mut lines = BufReader::new(process.child.stdout.take().unwrap()).lines();
+    let address = lines.find_map(|line| Some(line.unwrap().split_once("listening on http://")?.1.to_owned())).unwrap();
+    let mut client = Client::new(TcpStream::connect(address).unwrap());
+    for _ in 0..5 {
+        for _ in 0..20 {
+            assert_eq!(client.get("/page").text(), "the page");
+        }
+        std::thread::sleep(2 * REVALIDATE_AFTER);
+    }
+    drop(process.child.stdin.take());
+    process.child.wait().unwrap();
+    let trace = std::fs::read_to_string(trace).unwrap();
+    let of = |thread: &str| {
+        let its = trace.lines().filter(|line| line.contains(thread)).filter(|line| !line.contains("resumed>"));
+        its.collect::<Vec<_>>()
+    };
+    let by_workers = of("<worker-").iter().filter(|line| line.contains("openat2(")).count();
+    println!("100 requests: {by_workers} openat2 by workers, {} calls by the shard", of("<shard-").len());
+    // The file and its three compressed forms, each time.
+    assert!(by_workers >= 8, "it was looked at again");
+    assert!(of("<shard-").is_empty(), "{}", of("<shard-").join("\n"));
+}
