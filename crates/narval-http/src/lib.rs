@@ -41,11 +41,11 @@ pub mod ws;
 pub use bytes::Bytes;
 pub use http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 pub use http1::head_parts::{HeadParts, HeadRef, Span};
-pub use io::driver::uring::give_back_large_blocks;
 pub use io::listen::{Listen, ListenAddress};
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub use io::sim;
+pub use io::unsafe_calls::give_back_large_blocks;
 pub use limits::Limits;
 pub use message::body::Body;
 pub use message::body_source::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf};

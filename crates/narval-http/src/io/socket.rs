@@ -6,9 +6,10 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny};
 
 use crate::Peer;
-use crate::io::driver::{OutBuf, uring};
+use crate::io::out_buf::OutBuf;
 #[cfg(any(test, feature = "sim"))]
 use crate::io::sim::SimSocket;
+use crate::io::unsafe_calls::bytes_in_flight;
 
 /// A stream socket, not blocking: the kernel's, or one of the simulated kernel.
 #[derive(Debug)]
@@ -133,7 +134,7 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(_) | Self::Nowhere => false,
-            Self::Os(fd) => uring::bytes_in_flight(fd.as_fd()).is_ok_and(|bytes| bytes > 0),
+            Self::Os(fd) => bytes_in_flight(fd.as_fd()).is_ok_and(|bytes| bytes > 0),
         }
     }
 
@@ -199,6 +200,17 @@ impl Socket {
 fn send_flags(more: bool) -> SendFlags {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     if more { flags | SendFlags::MORE } else { flags }
+}
+
+/// What a driver sends and receives on.
+pub(crate) trait HasSocket {
+    fn socket(&self) -> &Socket;
+}
+
+impl HasSocket for Socket {
+    fn socket(&self) -> &Socket {
+        self
+    }
 }
 
 /// What the connections of a listening socket are. It decides what they must speak, and which limits they count in; what a

@@ -3,12 +3,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Peer;
-use crate::io::driver::{OutBuf, Token};
-use crate::io::socket::Socket;
-use crate::limits::CLOSE_AT_ONCE_MAX;
-use crate::run::clock::Millis;
+use crate::io::clock::Millis;
+use crate::io::driver::Token;
+use crate::io::out_buf::OutBuf;
+use crate::io::socket::{HasSocket, Socket};
 use crate::run::lease::{Finish, Holder, Lease};
-use crate::run::mailbox::{Mailbox, Message};
+use crate::run::mailbox::{Close, Mailbox, Message};
 use crate::run::transmit::Outgoing;
 use crate::tls::TlsChannel;
 
@@ -117,6 +117,13 @@ impl Connection {
     }
 }
 
+impl HasSocket for Connection {
+    #[inline(always)]
+    fn socket(&self) -> &Socket {
+        &self.socket
+    }
+}
+
 const _: () = assert!(size_of::<Connection>() <= 256, "there are many of them, and most are idle");
 
 /// The right to write to a connection, held by a job. Dropping it without an answer aborts the connection.
@@ -194,21 +201,5 @@ impl Drop for TxLease {
         if let Some(connection) = self.connection.take() {
             connection.post(Message::Finished { token: connection.token, close: Some(Close::Abort) });
         }
-    }
-}
-
-/// How a connection ends after an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Close {
-    /// Cleanly. `large`: much of the answer may still be on its way, and the client's end is waited for.
-    Clean { large: bool },
-    /// With a reset: the answer is not complete.
-    Abort,
-}
-
-impl Close {
-    /// After an answer of `sent` bytes that ends the connection.
-    pub(crate) fn after(sent: u64) -> Self {
-        Self::Clean { large: sent > CLOSE_AT_ONCE_MAX }
     }
 }

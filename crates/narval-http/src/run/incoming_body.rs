@@ -11,12 +11,12 @@ use http::HeaderMap;
 use crate::http1::ProtoError;
 use crate::http1::chunked::ChunkedDecoder;
 use crate::http1::head::{Framing, ParsedHead};
+use crate::io::clock::{Millis, millis};
+use crate::io::sync;
 use crate::limits::{BODY_SMALL, Limits};
 use crate::run::body_memory::{BodyMemory, Share};
-use crate::run::clock::{Millis, millis};
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
-use crate::run::sync;
 
 /// A request body that is being received.
 #[derive(Debug)]

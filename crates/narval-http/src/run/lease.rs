@@ -11,7 +11,7 @@
 //!     └───────────────────┴──────────── take_back ←──────┘
 //! ```
 
-use crate::run::sync::{AtomicU8, Ordering};
+use crate::io::sync::{AtomicU8, Ordering};
 
 /// The shard may write.
 const SHARD: u8 = 0;

@@ -1,20 +1,21 @@
 //! Messages to a shard from other threads.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-
-use crossbeam_queue::SegQueue;
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::Peer;
 use crate::io::driver::Token;
 use crate::io::socket::Socket;
-use crate::run::connection::Close;
-use crate::run::doorbell::Doorbell;
+use crate::io::wake_queue::WakeQueue;
+use crate::limits::CLOSE_AT_ONCE_MAX;
 use crate::run::transmit::Outgoing;
 use crate::ws;
+
+/// The messages to a shard.
+///
+/// Bounded by what is in flight: a connection has at most one job, so at most one message about it but for `BodyWanted`,
+/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was seen to.
+pub(crate) type Mailbox = WakeQueue<Message>;
 
 /// What a shard is told.
 #[derive(Debug)]
@@ -41,111 +42,19 @@ pub(crate) enum Message {
     Halt,
 }
 
-/// A queue with many senders and one receiver, that wakes the receiver where it sleeps.
-///
-/// Bounded by what is in flight: a connection has at most one job, so at most one message about it but for `BodyWanted`,
-/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was seen to.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    queue: SegQueue<Message>,
-    doorbell: Doorbell,
-    waker: Waker,
-    /// The receiver has ended.
-    closed: AtomicBool,
+/// How a connection ends after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Close {
+    /// Cleanly. `large`: much of the answer may still be on its way, and the client's end is waited for.
+    Clean { large: bool },
+    /// With a reset: the answer is not complete.
+    Abort,
 }
 
-/// Interrupts a driver's `wait`.
-#[derive(Debug)]
-pub(crate) enum Waker {
-    Eventfd(OwnedFd),
-    /// Of a receiver that never sleeps.
-    #[cfg(any(test, feature = "sim"))]
-    Nobody,
-}
-
-impl Waker {
-    fn wake(&self) {
-        match self {
-            // It can only fail where the counter is about to overflow: then the receiver is awake anyway.
-            Self::Eventfd(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nobody => {}
-        }
-    }
-
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::Eventfd(fd) => Some(fd.as_fd()),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nobody => None,
-        }
-    }
-}
-
-impl Mailbox {
-    /// A mailbox that wakes through an eventfd.
-    pub(crate) fn new() -> io::Result<Arc<Self>> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self {
-            queue: SegQueue::new(),
-            doorbell: Doorbell::new(),
-            waker: Waker::Eventfd(fd),
-            closed: AtomicBool::new(false),
-        }))
-    }
-
-    /// A mailbox of the simulated server.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn simulated() -> Arc<Self> {
-        Arc::new(Self {
-            queue: SegQueue::new(),
-            doorbell: Doorbell::new(),
-            waker: Waker::Nobody,
-            closed: AtomicBool::new(false),
-        })
-    }
-
-    pub(crate) fn waker(&self) -> &Waker {
-        &self.waker
-    }
-
-    /// Any thread: sends a message. Once the receiver has ended, it is dropped, and what it holds with it: a socket is closed.
-    pub(crate) fn post(&self, message: Message) {
-        self.queue.push(message);
-        // Begins with a fence, which pairs with the one in `close`: either this thread sees that nobody receives, or the
-        // receiver sees the message when it looks for the last time.
-        if self.doorbell.has_to_wake() {
-            self.waker.wake();
-        }
-        if self.closed.load(Ordering::Relaxed) {
-            while self.queue.pop().is_some() {}
-        }
-    }
-
-    /// Receiver: this was the last time but one that it looked: it takes what is there, and nothing more.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Receiver: announces that it is about to sleep. False: there is a message, and it must not.
-    pub(crate) fn may_sleep(&self) -> bool {
-        self.doorbell.may_sleep(|| self.queue.is_empty())
-    }
-
-    /// Receiver: it is awake.
-    pub(crate) fn awake(&self) {
-        self.doorbell.awake();
-    }
-
-    /// Receiver: the next message.
-    pub(crate) fn take(&self) -> Option<Message> {
-        // Looking costs less than popping, which begins with a fence.
-        if self.queue.is_empty() {
-            return None;
-        }
-        self.doorbell.has_message();
-        self.queue.pop()
+impl Close {
+    /// After an answer of `sent` bytes that ends the connection.
+    pub(crate) fn after(sent: u64) -> Self {
+        Self::Clean { large: sent > CLOSE_AT_ONCE_MAX }
     }
 }
 

@@ -3,9 +3,7 @@
 pub(crate) mod admission;
 pub(crate) mod answer_context;
 pub(crate) mod body_memory;
-pub(crate) mod clock;
 pub(crate) mod connection;
-pub(crate) mod doorbell;
 pub(crate) mod incoming_body;
 pub(crate) mod informational;
 pub(crate) mod job;
@@ -15,7 +13,6 @@ pub(crate) mod pool;
 pub(crate) mod server;
 pub(crate) mod server_state;
 pub(crate) mod shard;
-pub(crate) mod sync;
 pub(crate) mod timers;
 pub(crate) mod transmit;
 pub(crate) mod worker;

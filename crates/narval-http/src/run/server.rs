@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::io::clock::Clock;
 use crate::io::driver::Driver;
 use crate::io::driver::epoll::EpollDriver;
 use crate::io::driver::uring::{self, UringDriver};
@@ -13,7 +14,7 @@ use crate::io::listen::{self, Listen, ListenAddress, Listener};
 use crate::io::socket::Socket;
 use crate::observe::access_log::{AccessLog, LogQueue};
 use crate::observe::counters::Snapshot;
-use crate::run::clock::Clock;
+use crate::run::connection::Connection;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::server_state::ServerState;
 use crate::run::shard::Shard;
@@ -324,7 +325,7 @@ struct ShardParts {
 }
 
 /// Starts a shard's thread. The driver is made there, for it belongs to that thread alone; returns when that is done.
-fn start_shard<D: Driver>(
+fn start_shard<D: Driver<Connection>>(
     at: usize,
     parts: ShardParts,
     ended: Arc<Ended>,

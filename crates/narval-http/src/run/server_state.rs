@@ -3,12 +3,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode, header};
 
+use crate::io::clock::Clock;
 use crate::limits::Limits;
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::counters::{Counters, ThreadCounters};
 use crate::run::admission::Admission;
 use crate::run::body_memory::BodyMemory;
-use crate::run::clock::Clock;
 use crate::run::pool::Pool;
 use crate::run::transmit::Outgoing;
 use crate::tls::Acceptor;

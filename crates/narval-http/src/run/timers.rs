@@ -3,8 +3,8 @@
 //! The wheel only remembers *when to look* at a connection; the deadline itself is a field of the connection's slot.
 //! Serving a request writes that field and leaves the wheel alone; a connection that is looked at too early is put back.
 
+use crate::io::clock::Millis;
 use crate::io::driver::Token;
-use crate::run::clock::Millis;
 
 /// Resolution. A deadline is noticed at most this much late.
 const TICK: Millis = 64;

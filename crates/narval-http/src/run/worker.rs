@@ -9,16 +9,17 @@ use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
-use crate::io::driver::OutBuf;
+use crate::io::out_buf::OutBuf;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
 use crate::message::late_answer::LateAnswer;
 use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
-use crate::run::connection::{Close, Connection, TxLease};
+use crate::run::connection::{Connection, TxLease};
 use crate::run::informational;
 use crate::run::job::{Call, Job};
+use crate::run::mailbox::Close;
 use crate::run::mailbox::Message;
 use crate::run::pool::{Pool, Sleeper};
 use crate::run::server_state::ServerState;

@@ -11,7 +11,7 @@ use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
 use crate::http1::head::begins_with_head;
 use crate::http1::response_head::AnswerTo;
-use crate::io::driver::OutBuf;
+use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
 use crate::message::response::reason_response;

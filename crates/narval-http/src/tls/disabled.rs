@@ -3,7 +3,7 @@
 use std::io;
 
 use super::Opened;
-use crate::io::driver::OutBuf;
+use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 
 /// Accepts nothing.

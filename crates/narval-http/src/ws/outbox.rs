@@ -12,7 +12,7 @@ use super::codec::deflate::Deflater;
 use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::options::Options;
-use crate::io::driver::OutBuf;
+use crate::io::out_buf::OutBuf;
 use crate::run::connection::Connection;
 use crate::run::mailbox;
 

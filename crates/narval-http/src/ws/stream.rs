@@ -11,9 +11,10 @@ use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
 use super::socket::Shared;
-use crate::run::clock::Millis;
-use crate::run::connection::{Close, Connection};
+use crate::io::clock::Millis;
+use crate::run::connection::Connection;
 use crate::run::job::Job;
+use crate::run::mailbox::Close;
 use crate::run::pool::Pool;
 
 /// A WebSocket as its shard sees it. The shard brings bytes, room to write and the time; the stream says with [`Wants`]

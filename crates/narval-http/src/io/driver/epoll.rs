@@ -12,12 +12,12 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
-use super::{Completion, Driver, Op, OutBuf, Token};
-use crate::io::socket::Socket;
+use super::{Completion, Driver, Op, Token};
+use crate::io::clock::Millis;
+use crate::io::out_buf::OutBuf;
+use crate::io::socket::{HasSocket, Socket};
+use crate::io::wake_queue::WakeQueue;
 use crate::limits::{ACCEPTS_PER_EVENT, EVENTS_PER_POLL, RECEIVE_BUFFER};
-use crate::run::clock::Millis;
-use crate::run::connection::Connection;
-use crate::run::mailbox::Mailbox;
 
 /// Event data of the mailbox's eventfd; no connection has this generation.
 const WAKE: u64 = u64::MAX;
@@ -27,9 +27,9 @@ const TIMER: u64 = u64::MAX - 1;
 const LISTENERS: u64 = (u32::MAX as u64) << 32;
 
 /// The epoll driver.
-pub(crate) struct EpollDriver {
+pub(crate) struct EpollDriver<C, M> {
     epoll: OwnedFd,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<WakeQueue<M>>,
     /// What ends a wait. Set anew for an earlier end only: a timeout of the wait itself would be set and cleared each time.
     timer: OwnedFd,
     /// When it goes off.
@@ -37,7 +37,7 @@ pub(crate) struct EpollDriver {
     events: Vec<Event>,
     /// The events from here on have not been looked at.
     next_event: usize,
-    connections: Vec<Entry>,
+    connections: Vec<Entry<C>>,
     listeners: Vec<Option<Arc<Socket>>>,
     /// A listener with more to accept, and how many it may have before others.
     accepting: Option<(usize, usize)>,
@@ -59,9 +59,8 @@ pub(crate) struct EpollDriver {
     scratch: Vec<Vec<u8>>,
 }
 
-#[derive(Default)]
-struct Entry {
-    connection: Option<Arc<Connection>>,
+struct Entry<C> {
+    connection: Option<Arc<C>>,
     generation: u32,
     /// There may be something to receive.
     is_readable: bool,
@@ -73,6 +72,21 @@ struct Entry {
     /// The kernel tells when it is writable, too. Not from the start: a new connection is writable, which would make an event
     /// that nobody waits for.
     tells_writable: bool,
+}
+
+// Derived, it would ask for a `C` that has a default.
+impl<C> Default for Entry<C> {
+    fn default() -> Self {
+        Self {
+            connection: None,
+            generation: 0,
+            is_readable: false,
+            has_ended: false,
+            receive_wanted: false,
+            writable_wanted: false,
+            tells_writable: false,
+        }
+    }
 }
 
 /// What the kernel tells of every connection.
@@ -92,9 +106,9 @@ impl Deref for ScratchBuffer {
     }
 }
 
-impl EpollDriver {
+impl<C: HasSocket, M> EpollDriver<C, M> {
     /// A driver that is woken by `mailbox`.
-    pub(crate) fn new(mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    pub(crate) fn new(mailbox: Arc<WakeQueue<M>>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         if let Some(fd) = mailbox.waker().fd() {
             // Edge-triggered: each wake-up is one event, and the counter is never read.
@@ -123,7 +137,7 @@ impl EpollDriver {
         })
     }
 
-    fn entry(&mut self, token: Token) -> Option<&mut Entry> {
+    fn entry(&mut self, token: Token) -> Option<&mut Entry<C>> {
         self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
     }
 
@@ -135,7 +149,7 @@ impl EpollDriver {
             return None;
         };
         let received = match &entry.connection {
-            Some(connection) => connection.socket.receive(&mut bytes),
+            Some(connection) => connection.socket().receive(&mut bytes),
             None => Ok(0),
         };
         let result = match received {
@@ -162,7 +176,7 @@ impl EpollDriver {
     /// Has the kernel tell when a connection is writable, too; if it is now, that makes an event.
     fn tell_writable(&self, token: Token) -> io::Result<()> {
         let entry = self.connections.get(token.index as usize);
-        if let Some(fd) = entry.and_then(|entry| entry.connection.as_ref()?.socket.fd()) {
+        if let Some(fd) = entry.and_then(|entry| entry.connection.as_ref()?.socket().fd()) {
             epoll::modify(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE | EventFlags::OUT)?;
         }
         Ok(())
@@ -233,7 +247,7 @@ impl EpollDriver {
     }
 }
 
-impl Driver for EpollDriver {
+impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
     type Buffer = ScratchBuffer;
 
     fn listen(&mut self, listener: usize, socket: Arc<Socket>) -> io::Result<()> {
@@ -258,8 +272,8 @@ impl Driver for EpollDriver {
         }
     }
 
-    fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
-        if let Some(fd) = connection.socket.fd() {
+    fn attach(&mut self, token: Token, connection: Arc<C>) -> io::Result<()> {
+        if let Some(fd) = connection.socket().fd() {
             epoll::add(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE)?;
         }
         let index = token.index as usize;
@@ -305,7 +319,7 @@ impl Driver for EpollDriver {
                 }
                 // The edge may have passed before this was asked. poll(2) tells, and arms the next edge where the
                 // socket is full.
-                if entry.connection.as_ref().is_none_or(|connection| is_writable(&connection.socket)) {
+                if entry.connection.as_ref().is_none_or(|connection| is_writable(connection.socket())) {
                     self.writable.push(token);
                 } else {
                     entry.writable_wanted = true;
@@ -317,7 +331,7 @@ impl Driver for EpollDriver {
 
     #[inline(always)]
     fn send_now(&mut self, token: Token, buf: &mut OutBuf) -> Option<io::Result<()>> {
-        Some(self.entry(token)?.connection.as_ref()?.socket.send_buf(buf).map(drop))
+        Some(self.entry(token)?.connection.as_ref()?.socket().send_buf(buf).map(drop))
     }
 
     #[inline(always)]

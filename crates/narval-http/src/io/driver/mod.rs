@@ -7,12 +7,10 @@ use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes};
-
 use crate::Peer;
+use crate::io::clock::Millis;
+use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
-use crate::run::clock::Millis;
-use crate::run::connection::Connection;
 
 pub(crate) mod epoll;
 #[cfg(any(test, feature = "sim"))]
@@ -73,8 +71,9 @@ pub(crate) enum Completion<Buffer> {
     Woken,
 }
 
-/// A kernel interface, owned by one shard and used on its thread alone.
-pub(crate) trait Driver {
+/// A kernel interface, owned by one shard and used on its thread alone. It keeps a `Connection` for as long as an operation on it is
+/// in flight, and knows nothing of it but its socket.
+pub(crate) trait Driver<Connection> {
     /// Received bytes. Given back with [`recycle`](Self::recycle).
     type Buffer: Deref<Target = [u8]>;
 
@@ -111,47 +110,4 @@ pub(crate) trait Driver {
 
     /// Gives a buffer back.
     fn recycle(&mut self, buffer: Self::Buffer);
-}
-
-/// Bytes to be sent: some that were put together for it, then a shared body.
-#[derive(Debug, Default)]
-pub(crate) struct OutBuf {
-    /// Heads, and small bodies.
-    pub(crate) memory: Vec<u8>,
-    /// A large body behind them.
-    pub(crate) tail: Bytes,
-    /// How much of `memory` has been sent.
-    pub(crate) sent: usize,
-    /// Nothing follows but the connection's end: what fills no packet waits for it, so that the two are one packet.
-    pub(crate) ends: bool,
-}
-
-impl OutBuf {
-    /// What is left of `memory`.
-    pub(crate) fn rest(&self) -> &[u8] {
-        self.memory.get(self.sent..).unwrap_or_default()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.sent >= self.memory.len() && self.tail.is_empty()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.rest().len() + self.tail.len()
-    }
-
-    /// Takes off `n` bytes that were sent.
-    pub(crate) fn advance(&mut self, n: usize) {
-        let of_memory = n.min(self.rest().len());
-        self.sent += of_memory;
-        self.tail.advance((n - of_memory).min(self.tail.len()));
-    }
-
-    /// Makes it empty, and keeps the allocation.
-    pub(crate) fn clear(&mut self) {
-        self.memory.clear();
-        self.sent = 0;
-        self.tail = Bytes::new();
-        self.ends = false;
-    }
 }

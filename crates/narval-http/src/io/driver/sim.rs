@@ -3,17 +3,17 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Completion, Driver, Op, OutBuf, Token};
+use super::{Completion, Driver, Op, Token};
+use crate::io::clock::Millis;
+use crate::io::out_buf::OutBuf;
 use crate::io::sim::Network;
-use crate::io::socket::Socket;
+use crate::io::socket::{HasSocket, Socket};
 use crate::limits::RECEIVE_BUFFER;
-use crate::run::clock::Millis;
-use crate::run::connection::Connection;
 
 /// The sim driver. It never waits: what is ready, and how far time goes on, its owner decides.
-pub(crate) struct SimDriver {
+pub(crate) struct SimDriver<C> {
     network: Network,
-    connections: Vec<Option<(u32, Arc<Connection>)>>,
+    connections: Vec<Option<(u32, Arc<C>)>>,
     listening: Option<usize>,
     pending: Vec<Pending>,
     ready: Vec<Pending>,
@@ -25,12 +25,12 @@ enum Pending {
     Writable(Token),
 }
 
-impl SimDriver {
+impl<C: HasSocket> SimDriver<C> {
     pub(crate) fn new(network: Network) -> Self {
         Self { network, connections: Vec::new(), listening: None, pending: Vec::new(), ready: Vec::new() }
     }
 
-    fn connection(&self, token: Token) -> Option<&Arc<Connection>> {
+    fn connection(&self, token: Token) -> Option<&Arc<C>> {
         let (generation, connection) = self.connections.get(token.index as usize)?.as_ref()?;
         (*generation == token.generation).then_some(connection)
     }
@@ -42,7 +42,7 @@ impl SimDriver {
             Pending::Send(..) => return true,
             Pending::Writable(token) => (token, false),
         };
-        match self.connection(*token).map(|connection| &connection.socket) {
+        match self.connection(*token).map(|connection| connection.socket()) {
             Some(Socket::Sim(socket)) if reads => socket.is_readable(),
             Some(Socket::Sim(socket)) => socket.is_writable(),
             // Detached: the operation is forgotten when its turn comes.
@@ -55,7 +55,7 @@ impl SimDriver {
             Pending::Receive(token) => {
                 let connection = self.connection(token)?;
                 let mut buffer = vec![0; RECEIVE_BUFFER];
-                let result = connection.socket.receive(&mut buffer).map(|n| {
+                let result = connection.socket().receive(&mut buffer).map(|n| {
                     buffer.truncate(n);
                     buffer
                 });
@@ -63,7 +63,7 @@ impl SimDriver {
             }
             Pending::Send(token, mut buf) => {
                 let connection = self.connection(token)?;
-                let result = connection.socket.send_buf(&mut buf).map(drop);
+                let result = connection.socket().send_buf(&mut buf).map(drop);
                 Some(Completion::Sent { token, result, buf })
             }
             Pending::Writable(token) => self.connection(token).map(|_| Completion::Writable { token }),
@@ -71,7 +71,7 @@ impl SimDriver {
     }
 }
 
-impl Driver for SimDriver {
+impl<C: HasSocket> Driver<C> for SimDriver<C> {
     type Buffer = Vec<u8>;
 
     fn listen(&mut self, listener: usize, _: Arc<Socket>) -> io::Result<()> {
@@ -83,9 +83,9 @@ impl Driver for SimDriver {
         self.listening = None;
     }
 
-    fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
+    fn attach(&mut self, token: Token, connection: Arc<C>) -> io::Result<()> {
         if self.network.lock().random.one_in(200) {
-            connection.socket.abort();
+            connection.socket().abort();
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let index = token.index as usize;

@@ -10,7 +10,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use std::time::Duration;
 use io_uring::types::{BufRingEntry, CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-use super::{Completion, Driver, Op, OutBuf, Token, lacks_resources};
-use crate::io::socket::{Family, Socket};
+use super::{Completion, Driver, Op, Token, lacks_resources};
+use crate::io::clock::Millis;
+use crate::io::out_buf::OutBuf;
+use crate::io::socket::{Family, HasSocket, Socket};
+use crate::io::wake_queue::WakeQueue;
 use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES, URING_PAUSE};
-use crate::run::clock::Millis;
-use crate::run::connection::Connection;
-use crate::run::mailbox::Mailbox;
 
 /// Completions of cancellations say nothing that matters.
 const IGNORED: u64 = u64::MAX;
@@ -44,17 +44,16 @@ const EAGAIN: i32 = 11;
 const EBUSY: i32 = 16;
 const ETIME: i32 = 62;
 const ENOBUFS: i32 = 105;
-const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
 
 /// The io_uring driver.
-pub(crate) struct UringDriver {
+pub(crate) struct UringDriver<C, M> {
     ring: IoUring,
     buffers: ProvidedBuffers,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<WakeQueue<M>>,
     /// Operations under way; their places are their `user_data`.
-    ops: Vec<Option<InFlight>>,
+    ops: Vec<Option<InFlight<C>>>,
     free: Vec<usize>,
-    connections: Vec<Entry>,
+    connections: Vec<Entry<C>>,
     /// The accept operation of each listener.
     accepts: Vec<Option<usize>>,
     completed: VecDeque<(u64, i32, u32)>,
@@ -63,21 +62,27 @@ pub(crate) struct UringDriver {
     broken: Option<io::Error>,
 }
 
-#[derive(Default)]
-struct Entry {
+struct Entry<C> {
     generation: u32,
-    connection: Option<Arc<Connection>>,
+    connection: Option<Arc<C>>,
     /// Its operations under way: receive, send, writable.
     ops: [Option<usize>; 3],
 }
 
+// Derived, it would ask for a `C` that has a default.
+impl<C> Default for Entry<C> {
+    fn default() -> Self {
+        Self { generation: 0, connection: None, ops: [None; 3] }
+    }
+}
+
 /// An operation under way, and all that it refers to.
-enum InFlight {
+enum InFlight<C> {
     Wake,
     Accept { listener: usize, socket: Arc<Socket>, family: Family },
-    Receive { token: Token, connection: Arc<Connection> },
-    Send { token: Token, connection: Arc<Connection>, buf: OutBuf },
-    Writable { token: Token, _connection: Arc<Connection> },
+    Receive { token: Token, connection: Arc<C> },
+    Send { token: Token, connection: Arc<C>, buf: OutBuf },
+    Writable { token: Token, _connection: Arc<C> },
 }
 
 /// Received bytes, copied out of a provided buffer.
@@ -91,7 +96,7 @@ pub(crate) type Received = Vec<u8>;
 pub(crate) fn probe() -> Result<(), String> {
     let attempt = || -> io::Result<()> {
         let (mut ours, theirs) = UnixStream::pair()?;
-        let mut driver = UringDriver::new(Mailbox::new()?)?;
+        let mut driver = UringDriver::<Socket, ()>::new(WakeQueue::new()?)?;
         let fd = Fd(theirs.as_raw_fd());
         let receive = opcode::Recv::new(fd, std::ptr::null_mut(), 0).buf_group(BUFFER_GROUP).build();
         driver.push(&receive.flags(squeue::Flags::BUFFER_SELECT).user_data(IGNORED - 1));
@@ -115,9 +120,9 @@ pub(crate) fn probe() -> Result<(), String> {
     tried.unwrap_or_else(|_| Err(io::Error::other("the probe panicked"))).map_err(|error| format!("io_uring: {error}"))
 }
 
-impl UringDriver {
+impl<C: HasSocket, M> UringDriver<C, M> {
     /// A driver that is woken by `mailbox`. To be used on the thread that made it.
-    pub(crate) fn new(mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    pub(crate) fn new(mailbox: Arc<WakeQueue<M>>) -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -144,7 +149,7 @@ impl UringDriver {
         Ok(driver)
     }
 
-    fn entry(&mut self, token: Token) -> Option<&mut Entry> {
+    fn entry(&mut self, token: Token) -> Option<&mut Entry<C>> {
         self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
     }
 
@@ -182,7 +187,7 @@ impl UringDriver {
     }
 
     /// Starts an operation that `make` builds from its `user_data`.
-    fn start(&mut self, op: InFlight, entry: squeue::Entry) -> usize {
+    fn start(&mut self, op: InFlight<C>, entry: squeue::Entry) -> usize {
         let place = self.free.pop().unwrap_or_else(|| {
             self.ops.push(None);
             self.ops.len() - 1
@@ -211,14 +216,9 @@ impl UringDriver {
         }
     }
 
-    fn start_on(
-        &mut self,
-        token: Token,
-        kind: usize,
-        make: impl FnOnce(Arc<Connection>, Fd) -> (InFlight, squeue::Entry),
-    ) {
+    fn start_on(&mut self, token: Token, kind: usize, make: impl FnOnce(Arc<C>, Fd) -> (InFlight<C>, squeue::Entry)) {
         let Some(connection) = self.entry(token).and_then(|entry| entry.connection.clone()) else { return };
-        let Some(fd) = connection.socket.fd().map(|fd| Fd(fd.as_raw_fd())) else { return };
+        let Some(fd) = connection.socket().fd().map(|fd| Fd(fd.as_raw_fd())) else { return };
         let (op, entry) = make(connection, fd);
         let place = self.start(op, entry);
         if let Some(slot) = self.entry(token).and_then(|entry| entry.ops.get_mut(kind)) {
@@ -248,13 +248,6 @@ impl UringDriver {
             let send = opcode::Send::new(fd, bytes.as_ptr(), length).flags(flags).build();
             (InFlight::Send { token, connection, buf }, send)
         });
-    }
-
-    /// Takes all completions out of the ring.
-    fn reap(&mut self) {
-        for entry in self.ring.completion() {
-            self.completed.push_back((entry.user_data(), entry.result(), entry.flags()));
-        }
     }
 
     /// Turns a completion of the kernel into one of ours.
@@ -319,7 +312,7 @@ impl UringDriver {
     fn received(
         &mut self,
         token: Token,
-        _connection: &Arc<Connection>,
+        _connection: &Arc<C>,
         result: i32,
         flags: u32,
         error: Option<io::Error>,
@@ -367,7 +360,7 @@ fn accepted(listener: usize, family: Family, result: i32) -> Completion<Received
     Completion::Accepted { listener, result }
 }
 
-impl Driver for UringDriver {
+impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
     type Buffer = Received;
 
     fn listen(&mut self, listener: usize, socket: Arc<Socket>) -> io::Result<()> {
@@ -387,7 +380,7 @@ impl Driver for UringDriver {
         }
     }
 
-    fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()> {
+    fn attach(&mut self, token: Token, connection: Arc<C>) -> io::Result<()> {
         let index = token.index as usize;
         if self.connections.len() <= index {
             self.connections.resize_with(index + 1, Entry::default);
@@ -461,7 +454,16 @@ impl Driver for UringDriver {
     }
 }
 
-impl Drop for UringDriver {
+impl<C, M> UringDriver<C, M> {
+    /// Takes all completions out of the ring.
+    fn reap(&mut self) {
+        for entry in self.ring.completion() {
+            self.completed.push_back((entry.user_data(), entry.result(), entry.flags()));
+        }
+    }
+}
+
+impl<C, M> Drop for UringDriver<C, M> {
     fn drop(&mut self) {
         // The kernel must not write into memory that is given back: everything is cancelled, and its end awaited.
         let second = Timespec::new().sec(1);
@@ -570,27 +572,3 @@ impl Drop for ProvidedBuffers {
 }
 
 const _: () = assert!(URING_BUFFERS.is_power_of_two(), "the tail wraps around at 2^16");
-
-/// Bytes that were sent on a socket and have not arrived at the peer's kernel (tcp(7), `SIOCOUTQ`), its end included. It has nothing to do
-/// with rings: it is here because the bindings leave it to an unsafe call.
-pub(crate) fn bytes_in_flight(fd: BorrowedFd<'_>) -> io::Result<usize> {
-    // SAFETY: this request stores an int, and does nothing else.
-    let bytes = unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<SIOCOUTQ, i32>::new()) }?;
-    Ok(usize::try_from(bytes).unwrap_or(0))
-}
-
-/// Has the C library give blocks of memory of a megabyte and more back to the system when they are freed. By itself, glibc takes the first
-/// large block that is freed for a sign that more are to come, keeps blocks of up to 32 MiB in its arenas from then on, and hardly ever
-/// gives those back: after a burst of large messages a server kept four fifths of the memory that it had needed. For the start of a
-/// program; it does nothing where the C library is another. See docs/performance.md for the measurement.
-pub fn give_back_large_blocks() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    for (parameter, bytes) in [
-        (nix::libc::M_MMAP_THRESHOLD, 1024 * 1024),
-        // Setting the one ends the other's adjusting itself, too, which would give back what the next answer needs again.
-        (nix::libc::M_TRIM_THRESHOLD, 4 * 1024 * 1024),
-    ] {
-        // SAFETY: it takes the allocator's own lock, and sets a number.
-        unsafe { nix::libc::mallopt(parameter, bytes) };
-    }
-}

@@ -8,9 +8,10 @@ use super::client::Client;
 use super::handler::Simulated;
 use super::websocket::Tally;
 use super::{Network, Random, pattern};
+use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
 use crate::io::socket::Socket;
-use crate::run::clock::Clock;
+use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::server_state::ServerState;
@@ -42,7 +43,7 @@ pub struct Report {
 /// The server, ready to be run step by step.
 struct Simulation {
     network: Network,
-    shard: Shard<SimDriver>,
+    shard: Shard<SimDriver<Connection>>,
     worker: Worker,
     server: Arc<ServerState>,
     mailbox: Arc<Mailbox>,

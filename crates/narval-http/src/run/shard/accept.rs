@@ -7,14 +7,15 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::Peer;
 use crate::http1::response_head::AnswerTo;
-use crate::io::driver::{Driver, OutBuf, lacks_resources};
+use crate::io::driver::{Driver, lacks_resources};
+use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::ACCEPT_PAUSE;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
 use crate::run::transmit::encode;
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_accepted(&mut self, listener: usize, result: io::Result<(Socket, Peer)>) {
         let (socket, peer) = match result {
             Ok(accepted) => accepted,

@@ -11,14 +11,15 @@ use crate::http1::head::{Framing, ParsedHead};
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Token};
 use crate::message::response::reason_response;
-use crate::run::connection::Close;
+use crate::run::connection::Connection;
 use crate::run::incoming_body::{BodyPipe, Buffered, IncomingBody, Sink};
 use crate::run::lease::Holder;
+use crate::run::mailbox::Close;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::encode;
 use crate::{Bytes, RequestBody, Response};
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     /// Begins to receive the body of a request, of which `input` has the first bytes (and maybe more than the body).
     /// Returns how many of them belong to the body.
     pub(super) fn begin_body(&mut self, token: Token, bytes: Bytes, head: ParsedHead, input: &[u8]) -> usize {

@@ -5,15 +5,16 @@ use std::sync::atomic::Ordering;
 
 use super::slot::Phase;
 use super::{Shard, millis};
+use crate::io::clock::Millis;
 use crate::io::driver::{Driver, Token};
 use crate::limits::{EXPIRY_POSTPONED_MAX, LAST_TRY, LINGER_LOOK};
-use crate::run::clock::Millis;
-use crate::run::connection::Close;
+use crate::run::connection::Connection;
 use crate::run::lease::Holder;
+use crate::run::mailbox::Close;
 use crate::run::mailbox::Message;
 use crate::ws;
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     /// Sees to it that the timer wheel looks at the connection at its deadline.
     pub(super) fn watch(&mut self, token: Token) {
         if let Some(slot) = self.slots.get(token) {

@@ -6,13 +6,14 @@ use super::slot::Phase;
 use super::{Shard, millis};
 use crate::io::driver::{Driver, Token};
 use crate::run::admission::HandshakePermit;
-use crate::run::connection::{Close, TxLease};
+use crate::run::connection::{Connection, TxLease};
 use crate::run::job::Job;
 use crate::run::lease::Holder;
+use crate::run::mailbox::Close;
 use crate::run::worker;
 use crate::tls::Opened;
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     /// Bytes came in on a TLS connection.
     pub(super) fn on_ciphertext(&mut self, token: Token, bytes: &[u8]) {
         let Some(slot) = self.slots.get(token) else { return };

@@ -22,23 +22,25 @@ use crossbeam_utils::CachePadded;
 use self::slot::{Phase, Slots};
 use crate::http1::date;
 use crate::http1::head::LastHead;
-use crate::io::driver::{Completion, Driver, Op, OutBuf, Token};
+use crate::io::clock::{Millis, millis};
+use crate::io::driver::{Completion, Driver, Op, Token};
+use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_IN_ALL};
 use crate::message::panic_guard;
 use crate::message::response::Held;
 use crate::observe::counters::ThreadCounters;
-use crate::run::clock::{Millis, millis};
-use crate::run::connection::{Close, Connection, TxLease};
+use crate::run::connection::{Connection, TxLease};
 use crate::run::job::Job;
 use crate::run::lease::Holder;
+use crate::run::mailbox::Close;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::server_state::ServerState;
 use crate::run::timers::TimerWheel;
 use crate::run::transmit::{Outgoing, Probes, Step};
 
 /// One shard.
-pub(crate) struct Shard<D: Driver> {
+pub(crate) struct Shard<D: Driver<Connection>> {
     server: Arc<ServerState>,
     counters: Arc<CachePadded<ThreadCounters>>,
     driver: D,
@@ -77,7 +79,7 @@ pub(crate) struct Shard<D: Driver> {
     halted: bool,
 }
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     pub(crate) fn new(server: Arc<ServerState>, driver: D, mailbox: Arc<Mailbox>, shards: Vec<Arc<Mailbox>>) -> Self {
         let now = server.clock.now();
         Self {

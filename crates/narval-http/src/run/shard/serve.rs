@@ -12,15 +12,17 @@ use super::{Shard, millis};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
 use crate::http1::response_head::AnswerTo;
-use crate::io::driver::{Completion, Driver, Op, OutBuf, Token};
+use crate::io::driver::{Completion, Driver, Op, Token};
+use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
 use crate::message::panic_guard;
 use crate::message::response::reason_response;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
-use crate::run::connection::Close;
+use crate::run::connection::Connection;
 use crate::run::job::{Call, Job};
 use crate::run::lease::Holder;
+use crate::run::mailbox::Close;
 use crate::run::transmit::{Outgoing, Rest, Step, encode};
 use crate::run::worker;
 use crate::{Bytes, HeadRef, Request, RequestBody, Response};
@@ -50,7 +52,7 @@ enum Stop {
     Reject(ProtoError),
 }
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     /// Answers the requests in what was received before and `bytes`. The shard holds the lease, and nothing is being sent.
     #[inline(always)]
     pub(super) fn serve(&mut self, token: Token, bytes: &[u8]) {

@@ -1,12 +1,13 @@
 use std::sync::Arc;
 
 use crate::http1::head::HeadScan;
+use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::message::responder::Later;
 use crate::run::answer_context::AnswerContext;
-use crate::run::clock::Millis;
-use crate::run::connection::{Close, Connection};
+use crate::run::connection::Connection;
 use crate::run::incoming_body::IncomingBody;
+use crate::run::mailbox::Close;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 

@@ -6,9 +6,10 @@ use crate::BodyWaker;
 use crate::io::driver::{Driver, Token};
 use crate::limits::SOURCE_WAIT_MAX;
 
+use crate::run::connection::Connection;
 use crate::run::transmit::Outgoing;
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     /// Waits until there is more. The shard holds the lease.
     pub(super) fn wait_for_source(&mut self, token: Token, mut outgoing: Box<Outgoing>) {
         let Some(slot) = self.slots.get(token) else { return };

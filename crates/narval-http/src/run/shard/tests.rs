@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
 use super::Shard;
+use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
 use crate::io::sim::Network;
 use crate::io::socket::Socket;
-use crate::run::clock::Clock;
+use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
 use crate::run::server_state::ServerState;
 use crate::{Handler, HeadRef, Limits, Request, Response, StatusCode};
@@ -22,7 +23,7 @@ impl Handler for Hello {
 }
 
 /// A shard on a simulated network.
-fn shard(network: &Network) -> Shard<SimDriver> {
+fn shard(network: &Network) -> Shard<SimDriver<Connection>> {
     let clock = Clock::Simulated(network.time());
     let server = Arc::new(ServerState::new(Arc::new(Hello), Limits::default(), clock, None, None));
     let mailbox = Mailbox::simulated();

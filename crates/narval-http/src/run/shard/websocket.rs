@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::Shard;
 use super::slot::Phase;
 use crate::io::driver::{Driver, Op, Token};
-use crate::run::connection::Close;
+use crate::run::connection::Connection;
+use crate::run::mailbox::Close;
 use crate::ws;
 
-impl<D: Driver> Shard<D> {
+impl<D: Driver<Connection>> Shard<D> {
     /// A job has answered 101: from now on the connection is a WebSocket.
     pub(super) fn on_upgraded(&mut self, token: Token, shared: Arc<ws::Shared>) {
         let mut stream = Box::new(ws::Stream::new(shared, self.now));

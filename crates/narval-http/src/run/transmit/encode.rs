@@ -3,7 +3,7 @@ use http::StatusCode;
 
 use super::Stream;
 use crate::http1::response_head::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
-use crate::io::driver::OutBuf;
+use crate::io::out_buf::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;
 use crate::message::response::{Held, ResponseKind};

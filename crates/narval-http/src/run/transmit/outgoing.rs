@@ -11,14 +11,14 @@ use super::Probes;
 use crate::FileRange;
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
 use crate::http1::response_head::BodyFraming;
-use crate::io::driver::OutBuf;
+use crate::io::clock::Millis;
+use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
 };
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::observe::access_log::Watch;
-use crate::run::clock::Millis;
 use crate::run::connection::Connection;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};

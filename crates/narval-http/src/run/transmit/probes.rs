@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::ReadWriteFlags;
 
+use crate::io::clock::Millis;
 use crate::limits::{PROBE_BELIEVED_MS, PROBES_KEPT, SHARD_DRAIN_MAX};
-use crate::run::clock::Millis;
 
 /// Which parts of which files were found in the kernel's memory a moment ago. To ask for each answer costs a tenth of sending
 /// a file of 60 KB, and what has just been sent is not what the kernel forgets next.

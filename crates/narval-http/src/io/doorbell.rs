@@ -1,6 +1,6 @@
 //! When the sender of a message has to wake its receiver: model-checked, as the lease is.
 
-use crate::run::sync::{AtomicBool, Ordering, fence};
+use crate::io::sync::{AtomicBool, Ordering, fence};
 
 /// The protocol between many senders and one receiver that sleeps where there are no messages.
 #[derive(Debug)]

@@ -1,0 +1,116 @@
+//! How other threads reach a shard that may be asleep in its driver.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use crossbeam_queue::SegQueue;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::io::doorbell::Doorbell;
+
+/// A queue with many senders and one receiver, that wakes the receiver where it sleeps in a driver.
+#[derive(Debug)]
+pub(crate) struct WakeQueue<M> {
+    queue: SegQueue<M>,
+    doorbell: Doorbell,
+    waker: Waker,
+    /// The receiver has ended.
+    closed: AtomicBool,
+}
+
+/// Interrupts a driver's `wait`.
+#[derive(Debug)]
+pub(crate) enum Waker {
+    Eventfd(OwnedFd),
+    /// Of a receiver that never sleeps.
+    #[cfg(any(test, feature = "sim"))]
+    Nobody,
+}
+
+impl Waker {
+    fn wake(&self) {
+        match self {
+            // It can only fail where the counter is about to overflow: then the receiver is awake anyway.
+            Self::Eventfd(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nobody => {}
+        }
+    }
+
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Eventfd(fd) => Some(fd.as_fd()),
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nobody => None,
+        }
+    }
+}
+
+impl<M> WakeQueue<M> {
+    /// A queue that wakes through an eventfd.
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self {
+            queue: SegQueue::new(),
+            doorbell: Doorbell::new(),
+            waker: Waker::Eventfd(fd),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// A queue of the simulated server.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn simulated() -> Arc<Self> {
+        Arc::new(Self {
+            queue: SegQueue::new(),
+            doorbell: Doorbell::new(),
+            waker: Waker::Nobody,
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Any thread: sends a message. Once the receiver has ended, it is dropped, and what it holds with it: a socket is closed.
+    pub(crate) fn post(&self, message: M) {
+        self.queue.push(message);
+        // Begins with a fence, which pairs with the one in `close`: either this thread sees that nobody receives, or the
+        // receiver sees the message when it looks for the last time.
+        if self.doorbell.has_to_wake() {
+            self.waker.wake();
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            while self.queue.pop().is_some() {}
+        }
+    }
+
+    /// Receiver: this was the last time but one that it looked: it takes what is there, and nothing more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Receiver: announces that it is about to sleep. False: there is a message, and it must not.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.doorbell.may_sleep(|| self.queue.is_empty())
+    }
+
+    /// Receiver: it is awake.
+    pub(crate) fn awake(&self) {
+        self.doorbell.awake();
+    }
+
+    /// Receiver: the next message.
+    pub(crate) fn take(&self) -> Option<M> {
+        // Looking costs less than popping, which begins with a fence.
+        if self.queue.is_empty() {
+            return None;
+        }
+        self.doorbell.has_message();
+        self.queue.pop()
+    }
+}
