@@ -1,3 +1,4 @@
+use super::layer::Layer;
 use super::network::{Network, Wire};
 use super::websocket::{self, Came, Echoes};
 use super::{Random, pattern};
@@ -13,21 +14,6 @@ pub(crate) struct Client {
     is_faulty: bool,
     /// What is between what it says and the network.
     layer: Option<Box<dyn Layer>>,
-}
-
-/// What turns bytes into those on the wire, and back.
-pub(super) trait Layer {
-    /// Takes what the client says.
-    fn send(&mut self, bytes: &[u8]);
-
-    /// Takes what has arrived, and sends what is to be sent.
-    fn exchange(&mut self, wire: &mut Wire);
-
-    /// All that the server has said.
-    fn received(&self) -> &[u8];
-
-    /// The server has said that this is all.
-    fn has_ended(&self) -> bool;
 }
 
 /// What must come back.

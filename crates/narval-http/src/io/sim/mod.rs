@@ -9,6 +9,7 @@
 mod baton;
 mod client;
 mod handler;
+mod layer;
 mod network;
 mod run;
 #[cfg(all(test, feature = "tls"))]

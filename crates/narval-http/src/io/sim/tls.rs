@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use super::client::Layer;
+use super::layer::Layer;
 use super::network::Wire;
 use crate::tls::{Acceptor, PemPair, TlsAcceptor, TlsConfig};
 
