@@ -110,7 +110,7 @@ impl Metrics {
             nar_cache_misses: counter("nar_cache_misses", "Compressed NARs that had to be made"),
             nar_cache_damaged: counter("nar_cache_damaged", "Compressed NARs in the cache that had changed on disk"),
             single_flight_waits: counter("single_flight_waits", "Requests that joined a compression under way"),
-            stream_aborts: counter("stream_aborts", "NARs broken off"),
+            stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
             corrupt_paths: counter("corrupt_paths", "Paths whose files are not what the database says"),
             database_errors: counter("store_errors", "Times the store could not be asked"),
             nar_bytes_identity,

@@ -163,7 +163,7 @@ impl Unpack {
 /// Where the next thing goes.
 #[derive(Debug)]
 struct Disk {
-    /// Bytes of the path of the directory given, and of a store path's name, however long the one at hand is.
+    /// Bytes of the path of the directory given, and of a store path's name, however long this one is.
     base_len: usize,
     /// The directory given, then those that are being filled: the last one is where we are.
     directories: Vec<OwnedFd>,

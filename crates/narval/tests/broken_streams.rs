@@ -66,7 +66,7 @@ fn change_in_mid_stream(change: impl Fn(&Path), planned_before: bool) {
     // Broken off: an error or an early end, both are what a client notices.
     let _ = stream.read_to_end(&mut rest);
     assert!(beginning.len() + rest.len() < announced, "a NAR that could not be right was sent to its end");
-    server.wait_for(|log| (log.contains("broken off") && log.contains(hash_part(&path))).then_some(()));
+    server.wait_for(|log| (log.contains("aborted") && log.contains(hash_part(&path))).then_some(()));
     assert!(server.is_alive());
 }
 

@@ -181,7 +181,7 @@ impl Room {
         json!({ "note": format!("{name} {what}"), "members": self.members.len() }).to_string()
     }
 
-    /// Sends to everybody. Who does not keep up is shown out, rather than left with gaps.
+    /// Sends to everybody. A client that does not keep up is disconnected rather than left with gaps.
     fn tell(&self, message: &SharedMessage) {
         for member in self.members.keys() {
             if member.send_shared(message) == SendStatus::Dropped {

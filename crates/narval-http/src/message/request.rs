@@ -183,7 +183,7 @@ impl RequestBody {
     /// ```
     ///
     /// # Errors
-    /// It is longer, or it was broken off. A handler that returns the error answers 413, or what the error is about.
+    /// It is longer, or it was aborted. A handler that returns the error answers 413, or what the error is about.
     pub fn bytes(&mut self, bytes_max: usize) -> io::Result<Bytes> {
         let body = match &self.pipe {
             None => std::mem::take(&mut self.buffered),

@@ -26,7 +26,7 @@ pub struct Entry {
     pub bytes: u64,
     /// From the request's head to the last byte given to the socket.
     pub duration: Duration,
-    /// Whether the answer was broken off.
+    /// Whether the answer was aborted.
     pub aborted: bool,
     /// The `Referer` field.
     pub referer: Option<String>,

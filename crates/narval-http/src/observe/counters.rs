@@ -177,7 +177,7 @@ pub struct Snapshot {
     pub overloaded: u64,
     /// Connections closed at a deadline, those between two requests not counted.
     pub timeouts: u64,
-    /// Answers broken off.
+    /// Answers aborted.
     pub aborts: u64,
     /// Handlers that panicked.
     pub panics: u64,
@@ -185,7 +185,7 @@ pub struct Snapshot {
     pub polls: u64,
     /// Operations and readiness events that the driver has completed.
     pub completions: u64,
-    /// Messages from other threads that shards have seen to.
+    /// Messages from other threads handled by shards.
     pub messages: u64,
     /// How long inline calls took, of one in 64.
     pub inline_time: Histogram,

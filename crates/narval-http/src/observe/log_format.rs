@@ -109,7 +109,7 @@ fn verbose(entry: &Entry) -> String {
     line.push(' ');
     push(&mut line, &entry.request_line);
     line.push_str(&format!(" {} {} bytes {:?}", entry.status, entry.bytes, entry.duration));
-    line.push_str(if entry.aborted { " broken off\n" } else { "\n" });
+    line.push_str(if entry.aborted { " aborted\n" } else { "\n" });
     line
 }
 
@@ -221,7 +221,7 @@ mod tests {
         let mut aborted = entry();
         aborted.aborted = true;
         let line = LogFormat::Verbose.line(&aborted);
-        assert_eq!(line, "127.0.0.1 GET /a\\x22b HTTP/1.1 404 5 bytes 3ms broken off\n");
+        assert_eq!(line, "127.0.0.1 GET /a\\x22b HTTP/1.1 404 5 bytes 3ms aborted\n");
     }
 
     #[test]

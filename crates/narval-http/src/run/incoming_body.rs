@@ -265,7 +265,7 @@ struct Pipe {
 enum Ended {
     /// It is complete.
     Complete,
-    /// It was broken off.
+    /// It was aborted.
     Broken(io::ErrorKind),
     /// It breaks a rule.
     Refused(ProtoError),
@@ -390,7 +390,7 @@ impl BodyPipe {
             }
             match pipe.ended {
                 Some(Ended::Complete) => return Ok(0),
-                Some(Ended::Broken(kind)) => return Err(io::Error::new(kind, "the request body was broken off")),
+                Some(Ended::Broken(kind)) => return Err(io::Error::new(kind, "the request body was aborted")),
                 Some(Ended::Refused(error)) => return Err(error.into()),
                 None if pipe.answered => return Err(io::Error::other("the request has been answered")),
                 None => {}

@@ -74,7 +74,7 @@ impl<'a> Informational<'a> {
     /// Sends it, if the socket takes it at once: it is a hint, and not worth waiting for.
     ///
     /// # Errors
-    /// The connection is broken, or has to be broken off because only a part could be sent.
+    /// The connection is broken, or has to be aborted because only a part could be sent.
     pub(crate) fn send(&self, connection: &Connection) -> io::Result<bool> {
         let mut head = Vec::new();
         encode_informational(&mut head, self.status, self.fields);

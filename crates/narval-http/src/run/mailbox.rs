@@ -14,7 +14,7 @@ use crate::ws;
 /// The messages to a shard.
 ///
 /// Bounded by what is in flight: a connection has at most one job, so at most one message about it but for `BodyWanted`,
-/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was seen to.
+/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was handled.
 pub(crate) type Mailbox = WakeQueue<Message>;
 
 /// What a shard is told.

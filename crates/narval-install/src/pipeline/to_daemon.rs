@@ -1,6 +1,6 @@
 //! Into a store through its daemon: paths go to it in one stream, each after what it refers to. The daemon hashes and
-//! writes while the next bytes are decoded here; what it must not see (a wrong size, a wrong FileHash) breaks the
-//! stream off before the NAR is complete.
+//! writes while the next bytes are decoded here; what it must not see (a wrong size, a wrong FileHash) aborts the
+//! stream before the NAR is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};

@@ -105,7 +105,7 @@ fn new_root(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), E
     step("enter the new root", chdir(scratch))?;
     // The old root is stacked on the new one, and taken away from there (pivot_root(2)).
     step("change the root", pivot_root(".", "."))?;
-    step("let go of the old root", umount2(".", MntFlags::MNT_DETACH))?;
+    step("unmount the old root", umount2(".", MntFlags::MNT_DETACH))?;
     step("enter the new root", chdir("/"))
 }
 

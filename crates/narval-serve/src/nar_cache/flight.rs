@@ -193,7 +193,7 @@ impl Flight {
     /// Takes down what is wrong with the NAR, if that is why it ended.
     fn note(&self, outcome: &Outcome) {
         if let Some(reason) = outcome.trouble_with_nar() {
-            tracing::error!("compressing the NAR of {} was broken off: {reason}", self.planned.path);
+            tracing::error!("compressing the NAR of {} was aborted: {reason}", self.planned.path);
         }
         if *outcome == Outcome::Corrupt {
             self.corrupt.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);

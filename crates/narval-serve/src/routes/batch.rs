@@ -119,7 +119,7 @@ impl BodySource for Lookups {
 impl Lookups {
     fn look_up(&mut self, hash_part: HashPart, text: &mut Vec<u8>) -> io::Result<()> {
         let answer = look_up(&self.shared, hash_part).map_err(|error| {
-            tracing::error!("batch lookup broken off: {error}");
+            tracing::error!("batch lookup aborted: {error}");
             io::Error::other(error)
         })?;
         self.answered += 1;

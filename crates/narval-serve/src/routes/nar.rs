@@ -272,13 +272,13 @@ fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut 
         }
         Err(error) => {
             metrics.stream_aborts.inc();
-            tracing::error!("NAR of {} broken off: {error}", planned.path);
+            tracing::error!("NAR of {} aborted: {error}", planned.path);
             Err(error.into())
         }
     }
 }
 
-/// A NAR that is hashed as it is sent, and broken off before its last piece when the hash is another one.
+/// A NAR that is hashed as it is sent, and aborted before its last piece when the hash does not match.
 struct VerifiedSource {
     planned: Arc<Planned>,
     nar: NarReader,
@@ -310,7 +310,7 @@ impl BodySource for VerifiedSource {
         let read = self.nar.read(memory.get_mut(from..).unwrap_or_default());
         let got = read.inspect_err(|error| {
             self.metrics.stream_aborts.inc();
-            tracing::error!("NAR of {} broken off: {error}", self.planned.path);
+            tracing::error!("NAR of {} aborted: {error}", self.planned.path);
         })?;
         memory.truncate(from + got);
         self.hasher.update(memory.get(from..).unwrap_or_default());
@@ -325,7 +325,7 @@ impl BodySource for VerifiedSource {
         let hash_part = self.planned.path.hash_part();
         self.corrupt.add(hash_part, &self.planned.nar_hash, &self.planned.real_path);
         self.metrics.stream_aborts.inc();
-        tracing::error!("NAR of {} broken off: {NOT_AS_REGISTERED}", self.planned.path);
+        tracing::error!("NAR of {} aborted: {NOT_AS_REGISTERED}", self.planned.path);
         Err(io::Error::new(io::ErrorKind::InvalidData, NOT_AS_REGISTERED))
     }
 }

@@ -2,11 +2,33 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use narval_http::{LogFormat, LogWriter};
 
 use crate::Failure;
+
+/// Options for the access log
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Access log")]
+pub struct AccessLogArgs {
+    /// Access log file; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    access_log: Option<PathBuf>,
+    /// Format of the access log
+    #[arg(long = "access-log-format", alias = "access-log-form", value_name = "FORMAT", default_value = "combined")]
+    access_log_form: LogForm,
+}
+
+impl AccessLogArgs {
+    /// The log that the options ask for.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(&self) -> Result<Option<BoxedLog>, Failure> {
+        self.access_log.as_deref().map(|path| open(self.access_log_form, path)).transpose()
+    }
+}
 
 /// The format of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

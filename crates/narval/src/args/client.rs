@@ -95,7 +95,7 @@ fn default_root() -> Result<PathBuf, Failure> {
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
     /// Binary cache: an http://, https:// or file:// URL. Repeatable; caches are asked by priority [default:
-    /// https://cache.nixos.org]
+    /// cache.nixos.org]
     #[arg(
         long,
         value_name = "URL",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
 
-use crate::args::access_log::{self, LogForm};
+use crate::args::access_log::AccessLogArgs;
 use crate::args::listen::Listen;
 use crate::args::nar_cache::NarCacheArgs;
 use crate::args::tls::TlsArgs;
@@ -49,18 +49,8 @@ pub struct Args {
     stall_timeout: u64,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Access log file; `-` is standard output
-    #[arg(long, value_name = "FILE", help_heading = "Access log")]
-    access_log: Option<PathBuf>,
-    /// Format of the access log
-    #[arg(
-        long = "access-log-format",
-        alias = "access-log-form",
-        value_name = "FORMAT",
-        default_value = "combined",
-        help_heading = "Access log"
-    )]
-    access_log_form: LogForm,
+    #[command(flatten)]
+    access_log: AccessLogArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -99,8 +89,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     for listen in server::listen_or_default(&args.listen)? {
         builder = builder.listen(listen);
     }
-    if let Some(path) = args.access_log {
-        builder = builder.access_log(access_log::open(args.access_log_form, &path)?);
+    if let Some(log) = args.access_log.open()? {
+        builder = builder.access_log(log);
     }
     let tls = args.tls.acceptor()?;
     if let Some(tls) = &tls {

@@ -11,7 +11,7 @@ use narval_http::http1::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Request, Response, Server, wrap};
 
-use crate::args::access_log::{self, LogForm};
+use crate::args::access_log::AccessLogArgs;
 use crate::args::count::Count;
 use crate::args::listen::Listen;
 use crate::args::tls::TlsArgs;
@@ -132,18 +132,8 @@ struct ServeArgs {
     /// Kernel interface: auto, epoll or uring
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
     driver: DriverChoice,
-    /// Access log file; `-` is standard output
-    #[arg(long, value_name = "FILE", help_heading = "Access log")]
-    access_log: Option<PathBuf>,
-    /// Format of the access log
-    #[arg(
-        long = "access-log-format",
-        alias = "access-log-form",
-        value_name = "FORMAT",
-        default_value = "combined",
-        help_heading = "Access log"
-    )]
-    access_log_form: LogForm,
+    #[command(flatten)]
+    access_log: AccessLogArgs,
 }
 
 /// Runs `narval static`.
@@ -196,8 +186,8 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     for listen in server::listen_or(&args.listen, PORT_DEFAULT)? {
         builder = builder.listen(listen);
     }
-    if let Some(path) = args.access_log {
-        builder = builder.access_log(access_log::open(args.access_log_form, &path)?);
+    if let Some(log) = args.access_log.open()? {
+        builder = builder.access_log(log);
     }
     let pairs = if args.tls_self_signed { vec![self_signed()?] } else { Vec::new() };
     let tls = args.tls.acceptor_with(pairs)?;

@@ -238,7 +238,7 @@ fn all_that_changes_a_profile_waits_for_its_lock() {
         assert!(said.contains("locked by another process") && said.contains("profile.lock"), "{said}");
         assert_eq!(fs::read_link(&profile).unwrap(), before);
         assert!(Path::new(&format!("{profile}-2-link")).exists());
-        // It waits, and goes on when the lock is let go of.
+        // It waits, and continues when the lock is released.
         let waiting = lab.command(command).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         drop(lock);
         stdout(waiting.wait_with_output().unwrap());

@@ -58,7 +58,7 @@ pub(crate) struct Shard<D: Driver<Connection>> {
     /// Where inline answers are put together.
     out: Option<Box<OutBuf>>,
     /// The last answer that was encoded. A count that is changed right behind a copy waits for the copy to reach the cache:
-    /// it is let go of when the shard has slept.
+    /// it is dropped after the poll.
     spent: Option<Held>,
     /// Where the records of TLS connections are opened into.
     plaintext: Vec<u8>,
