@@ -132,14 +132,14 @@ impl Shared {
             return Err(not_as_registered(&info.path));
         }
         let damaged = |reason: String| ServeError::Damaged { path: info.path.base_name().to_owned(), reason };
-        let layout = NarLayout::plan(&real_path).map_err(|error| damaged(error.to_string()))?;
+        let layout = NarLayout::plan(&real_path).map_err(|error| ServeError::of_files(&info.path, &error))?;
         let size = layout.size_bytes();
         if size != info.nar_size {
             self.corrupt.add(info.path.hash_part(), &info.nar_hash, &real_path);
             return Err(damaged(format!("its NAR has {size} bytes, the database says {}", info.nar_size)));
         }
         let planned = Planned::new(info.path.clone(), real_path, info.nar_hash, layout.into());
-        let stream = planned.stream(0..size, &self.ahead).map_err(|error| damaged(error.to_string()))?;
+        let stream = planned.stream(0..size, &self.ahead).map_err(|error| ServeError::of_files(&info.path, &error))?;
         Ok((Arc::new(planned), stream))
     }
 }

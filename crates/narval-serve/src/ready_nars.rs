@@ -189,7 +189,7 @@ impl Shared {
     pub(crate) fn checked_nar(&self, planned: &Planned, stream: NarStream) -> Result<Vec<u8>, ServeError> {
         let damaged = |reason: String| ServeError::Damaged { path: planned.path.base_name().to_owned(), reason };
         let mut nar = Vec::with_capacity(usize::try_from(planned.layout.size_bytes()).unwrap_or(0));
-        NarReader::of(stream).read_to_end(&mut nar).map_err(|error| damaged(error.to_string()))?;
+        NarReader::of(stream).read_to_end(&mut nar).map_err(|error| ServeError::of_files(&planned.path, &error))?;
         if Sha256::of(&nar) != planned.nar_hash {
             self.corrupt.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
             return Err(damaged(NOT_AS_REGISTERED.to_owned()));

@@ -86,7 +86,7 @@ pub(crate) fn answer(shared: &Shared, route: &NarRoute, request: &Request) -> Re
             }
             Selected::One(range) => {
                 let stream = planned.stream(range.start..range.start + range.length, &shared.ahead);
-                let stream = stream.map_err(|error| damaged(&planned, error.to_string()))?;
+                let stream = stream.map_err(|error| ServeError::of_files(&planned.path, &error))?;
                 Body::source(source(stream, None), Some(range.length))
             }
             Selected::Several(parts) => {
@@ -161,7 +161,7 @@ fn zstd(
         let (planned, _) = shared.plan(route.hash_part)?;
         check_hash(route, &planned.nar_hash)?;
         let flight = compress_alone(&planned, &shared.ahead, &shared.corrupt);
-        let flight = flight.map_err(|error| damaged(&planned, error.to_string()))?;
+        let flight = flight.map_err(|error| ServeError::of_files(&planned.path, &error))?;
         let body = Body::source(FlightSource::new(flight, Arc::clone(&shared.metrics)), None);
         return Ok(Some(representation.fields(Response::new(StatusCode::OK), false).body(body)));
     };
