@@ -1,9 +1,9 @@
-//! Binary caches as places that store paths are taken from.
+//! Binary caches as places that store paths are taken from, and written to.
 //!
 //! A [`Cache`] is one of them, reached over HTTP or as a folder (`file://`); [`Caches`] are those of one run, ordered by
 //! priority. [`Caches::find`] asks the best first, the next one too when that takes long, and none that keeps failing. What it
 //! returns has passed the trust rule: a signature of a trusted key, or a path that its own contents determine. [`decode`] has
-//! the decoders for the compressions of NARs. [`client()`] makes the HTTP client that all of it is reached with.
+//! the decoders for the compressions of NARs. [`CacheFolder`] is a cache in a folder, read and written. [`client()`] makes the HTTP client that all of it is reached with.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -35,11 +35,13 @@ mod client;
 mod codings;
 pub mod decode;
 mod error;
+mod folder;
 mod lookup;
 mod wanted;
 
 pub use cache::{BATCH_MAX, Cache};
 pub use client::client;
 pub use error::CacheError;
+pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
 pub use lookup::{Caches, Found, HEDGE_AFTER};
 pub use wanted::{Wanted, WantedError};

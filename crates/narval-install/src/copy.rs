@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use narval_nix::nar::{Decoder as NarDecoder, NarError};
 use narval_nix::{Compression, NarInfo, PathInfo, SecretKey, Sha256, Sha256Hasher, StoreDir, StorePath};
-use narval_store::{CacheFolder, NarReader, WrittenFile};
+use narval_store::NarReader;
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Destination, Error, Progress, Trace, Wanted};
-use narval_cache::{CacheError, Caches, Found};
+use narval_cache::{CacheError, CacheFolder, Caches, Found, WrittenFile};
 
 /// Bytes of NAR in one zstd frame, so that clients can decompress in parallel (as Nix ≥ 2.35 writes them).
 const FRAME_LEN: u64 = 16 * 1024 * 1024;

@@ -4,9 +4,9 @@ use std::io;
 use std::path::PathBuf;
 
 use narval_nix::StorePath;
-use narval_store::{CacheFolderError, LocalStoreError, StoreError, UnpackError};
+use narval_store::{LocalStoreError, StoreError, UnpackError};
 
-use narval_cache::{CacheError, WantedError};
+use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::UrlError;
 
 /// A failure; its [`exit_code`](Error::exit_code) is what the program ends with.

@@ -3,10 +3,8 @@
 //! - [`StoreConfig`]: which store, from a URI and the environment.
 //! - [`Store`]: what is valid and what is known of it, from the [`database`](Database) or the [`daemon`](Daemon).
 //! - [`LocalStore`]: a real Nix store written without Nix; [`Unpack`]: a NAR onto the disk.
-//! - [`CacheFolder`]: a binary cache in a folder.
 //! - [`NarLayout`], [`NarStream`], [`NarReader`]: the files of a path as a NAR, from any offset.
 
-mod cache_folder;
 mod config;
 mod daemon;
 mod database;
@@ -21,7 +19,6 @@ mod store;
 mod temporary;
 mod unpack;
 
-pub use cache_folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
 pub use config::{Access, ConfigError, Environment, StoreConfig};
 #[doc(hidden)]
 pub use daemon::read_anything;
@@ -35,10 +32,10 @@ pub use local::{
 pub use logs::{BuildLog, LogCompression};
 pub use nar::{
     FilePart, NarEntry, NarIoError, NarLayout, NarNode, NarReader, NarStream, PackedNar, ReadAhead, Step,
-    WHOLE_FILE_MIN, open_in_folder,
+    WHOLE_FILE_MIN, open_beneath, open_in_folder,
 };
 pub use realisation::Realisation;
 pub use settings::GarbageSettings;
 pub use store::Store;
-pub use temporary::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
+pub use temporary::{TemporaryFile, is_temporary_name, remove_leftovers, remove_leftovers_if, temporary_name};
 pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

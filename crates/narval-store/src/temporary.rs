@@ -211,8 +211,11 @@ pub fn remove_leftovers(directory: &Path, is_temporary: impl Fn(&OsStr) -> bool)
     remove_leftovers_if(directory, is_temporary, |_| true)
 }
 
-/// As [`remove_leftovers`], of files that are so, too, once they are locked.
-pub(crate) fn remove_leftovers_if(
+/// As [`remove_leftovers`], of those files alone for which `is_leftover` returns `true`. It is asked once a file is locked.
+///
+/// # Errors
+/// As [`remove_leftovers`].
+pub fn remove_leftovers_if(
     directory: &Path,
     is_temporary: impl Fn(&OsStr) -> bool,
     is_leftover: impl Fn(&File) -> bool,

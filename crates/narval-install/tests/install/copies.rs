@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use narval_cache::CacheFolder;
 use narval_cache::Caches;
 use narval_client::{ClientOptions, Credentials, Netrc, Proxies, Url};
 use narval_install::{Error, Wanted, copy_from_caches};
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
-use narval_store::CacheFolder;
 
 use crate::support::{Act, Server, client, file_nar, install_from};
 

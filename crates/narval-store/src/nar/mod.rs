@@ -15,8 +15,7 @@ use thiserror::Error;
 
 pub use ahead::ReadAhead;
 pub use layout::{NarEntry, NarLayout, NarNode};
-pub(crate) use open::open_beneath;
-pub use open::open_in_folder;
+pub use open::{open_beneath, open_in_folder};
 pub use packed::PackedNar;
 pub use reader::NarReader;
 pub use stream::{FilePart, NarStream, Step};

@@ -57,8 +57,13 @@ impl Root {
     }
 }
 
-/// Opens a file by a path without `.` and `..`, not through a symlink: `openat2` where it is allowed; old container run-times forbid it, and then one step per directory does the same.
-pub(crate) fn open_beneath(root: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
+/// Opens a file of a folder for reading by its path below the folder, and never through a symlink. A FIFO or a terminal
+/// does not block; whether it is a regular file is for the caller to check. Uses `openat2(2)` where it is allowed; where an
+/// old container runtime forbids it, opens one directory after the other.
+///
+/// # Errors
+/// `EXDEV` for a path that leads out of the folder, `ELOOP` for a symlink, and the errors of `open`.
+pub fn open_beneath(root: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
     open_resolved(root, below, FILE_FLAGS, BENEATH)
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use narval_cache::CacheFolder;
 use narval_cache::Caches;
 use narval_client::Scheme;
 use narval_install::{
@@ -10,7 +11,6 @@ use narval_install::{
     install,
 };
 use narval_nix::{PathInfo, StoreDir};
-use narval_store::CacheFolder;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, StoreArgs, parse_cache};

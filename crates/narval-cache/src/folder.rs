@@ -19,8 +19,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::nar::open_beneath;
-use crate::temporary::{TemporaryFile, remove_leftovers, remove_leftovers_if};
+use narval_store::{TemporaryFile, open_beneath, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.
 #[derive(Debug, Error)]

@@ -1,13 +1,15 @@
 //! Cache folders that Nix writes and we read, and the other way round.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails so")]
 
+#[path = "../../narval-store/tests/lab/mod.rs"]
 mod lab;
 
 use std::io::{Read, Write};
 
 use lab::{Lab, Nix, odd_tree, run};
+use narval_cache::{CacheFolder, CacheFolderError};
 use narval_nix::{Compression, HashPart, NarHash, NarInfo, StoreDir};
-use narval_store::{CacheFolder, CacheFolderError, NarReader, Store};
+use narval_store::{NarReader, Store};
 
 #[test]
 fn what_nix_writes() {
