@@ -2,8 +2,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`cli`] | the command line of `narval`: which commands there are |
-//! | [`commands`] | a file for each of them |
+//! | [`cli`] | the command line of `narval`: the commands and their groups |
+//! | [`commands`] | the commands, one file each |
 //! | [`nix_serve`] | the command line of `nix-serve` |
 //! | [`server`] | what all servers have in common from their options to their end |
 //! | [`args`] | options that several commands take |

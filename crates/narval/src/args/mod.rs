@@ -5,4 +5,5 @@ pub mod client;
 pub(crate) mod count;
 pub mod listen;
 pub mod nar_cache;
+pub mod paths;
 pub mod tls;

@@ -14,7 +14,7 @@ use narval_nix::{PathInfo, StoreDir};
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, StoreArgs, parse_cache};
-use crate::commands::install::parse_wanted;
+use crate::args::paths::parse_wanted;
 use crate::commands::key;
 use crate::ui::output::note;
 

@@ -5,11 +5,12 @@ use std::io::BufWriter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Profile, Progress, Report, Trace, Wanted, install, plan};
+use narval_install::{Profile, Progress, Report, Trace, install, plan};
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
+use crate::args::paths::parse_wanted;
 use crate::ui::output::{note, out};
 use crate::ui::progress::Display;
 use crate::ui::signals;
@@ -92,11 +93,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     show_report(&report, args.client.output, &destination);
     Ok(())
-}
-
-/// The paths of the command line.
-pub(crate) fn parse_wanted(texts: &[String], store_dir: &narval_nix::StoreDir) -> Result<Vec<Wanted>, Failure> {
-    Ok(texts.iter().map(|text| Wanted::parse(text, store_dir)).collect::<Result<_, _>>()?)
 }
 
 fn show_plan(report: &Report, output: OutputArgs) {

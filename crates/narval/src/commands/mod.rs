@@ -1,17 +1,25 @@
-//! The commands of `narval`: each has its arguments and a function that runs it.
+//! The commands of `narval`, one file each: its arguments, and a function that runs it.
 
 pub mod bench;
+pub mod cat;
+pub mod completions;
 pub mod copy;
 pub mod demo;
 pub mod doctor;
-pub mod inspect;
+pub mod enter;
+pub mod gc;
 pub mod install;
 pub mod key;
-pub mod maintain;
-pub mod manual;
+pub mod ls;
+pub mod man;
 pub mod nar;
+pub mod path_info;
+pub mod profiles;
 pub mod remove;
+pub mod rollback;
 pub mod run;
 pub mod serve;
+pub mod shell;
 pub mod static_site;
+pub mod verify;
 pub mod warm;

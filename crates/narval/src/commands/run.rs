@@ -1,19 +1,18 @@
-//! `narval run` and `narval shell`: programs of a store, wherever it lies.
+//! `narval run`: a program of a store, wherever the store is.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use narval_install::run::{enter, helper, is_at_home, main_program, shell_variables};
+use narval_install::run::{is_at_home, main_program, shell_variables};
 use narval_install::{Destination, Progress, Trace, Wanted, install};
 use narval_nix::StorePath;
 
 use crate::Failure;
 use crate::args::client::{CacheArgs, ClientArgs, OutputArgs};
-use crate::commands::install::parse_wanted;
-use crate::ui::output::note;
+use crate::args::paths::parse_wanted;
 use crate::ui::progress::Display;
 
 /// Run a program from a store path, installing it first if needed
@@ -24,7 +23,7 @@ use crate::ui::progress::Display;
 #[command(
     after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
 )]
-pub struct RunArgs {
+pub struct Args {
     /// Store path: in full, HASH-NAME, or the hash part alone
     #[arg(value_name = "PATH")]
     path: String,
@@ -35,64 +34,23 @@ pub struct RunArgs {
     client: ClientArgs,
 }
 
-/// Start a shell with the programs of store paths on PATH
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
-pub struct ShellArgs {
-    /// Store paths: in full, HASH-NAME, or the hash part alone
-    #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
-    /// Command to run [default: $SHELL]
-    #[arg(last = true, value_name = "CMD")]
-    command: Vec<OsString>,
-    #[command(flatten)]
-    client: ClientArgs,
-}
-
-/// What a process of one thread does after `run` has started it anew. Not for users.
-#[derive(Debug, clap::Args)]
-pub struct EnterArgs {
-    /// Where the store is.
-    real_store: PathBuf,
-    /// Where it is to be seen.
-    store_dir: PathBuf,
-    /// A folder that may be covered.
-    scratch: PathBuf,
-    /// What to run.
-    #[arg(last = true, required = true)]
-    command: Vec<OsString>,
-}
-
 /// Runs `narval run`: does not return when the program starts.
 ///
 /// # Errors
 /// When the path can't be installed, or the program not started.
-pub fn run(args: RunArgs) -> Result<(), Failure> {
+pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let paths = ensure(&destination, &args.client.caches, args.client.output, &[args.path])?;
+    let paths = ensure_installed(&destination, &args.client.caches, args.client.output, &[args.path])?;
     let command = match (args.command.is_empty(), paths.first()) {
         (true, Some(path)) => vec![main_program(destination.config(), path)?.into_os_string()],
         _ => args.command,
     };
-    start(&destination, &paths, &command)
+    become_program(&destination, &paths, &command)
 }
 
-/// Runs `narval shell`.
-///
-/// # Errors
-/// As [`run`].
-pub fn shell(args: ShellArgs) -> Result<(), Failure> {
-    args.client.output.start_log();
-    let destination = args.client.store.destination()?;
-    let paths = ensure(&destination, &args.client.caches, args.client.output, &args.paths)?;
-    let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
-    let command = if args.command.is_empty() { vec![shell()] } else { args.command };
-    start(&destination, &paths, &command)
-}
-
-/// The paths, installed.
-fn ensure(
+/// Installs the paths that are not in the store yet, and returns them all.
+pub(crate) fn ensure_installed(
     destination: &Destination,
     caches: &CacheArgs,
     output: OutputArgs,
@@ -114,7 +72,11 @@ fn ensure(
 }
 
 /// Becomes the program; through a process of one thread where a namespace is needed.
-fn start(destination: &Destination, paths: &[StorePath], command: &[OsString]) -> Result<(), Failure> {
+pub(crate) fn become_program(
+    destination: &Destination,
+    paths: &[StorePath],
+    command: &[OsString],
+) -> Result<(), Failure> {
     let config = destination.config();
     let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
     let mut process = if is_at_home(config) {
@@ -131,25 +93,8 @@ fn start(destination: &Destination, paths: &[StorePath], command: &[OsString]) -
     Err(not_started(program.as_ref(), &process.exec()))
 }
 
-/// Runs the hidden second half of `narval run`.
-///
-/// # Errors
-/// When the kernel forbids namespaces and there is no helper, or the program does not start.
-pub fn enter_and_run(args: EnterArgs) -> Result<(), Failure> {
-    let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
-    let Err(error) = enter(&args.real_store, &args.store_dir, &args.scratch) else {
-        return Err(not_started(program.as_ref(), &Command::new(program).args(arguments).exec()));
-    };
-    let this = std::env::current_exe().map_err(Failure::runtime)?;
-    let Some((name, view)) = helper(&args.real_store, &args.store_dir, &this) else {
-        return Err(Failure::runtime(error));
-    };
-    note!("narval: cannot {}: {}; using {name} instead", error.step, error.source);
-    Err(not_started(program.as_ref(), &Command::new(name).args(view).args(&args.command).exec()))
-}
-
-/// 127 when there is no such program, 126 when it can't be run, as shells have it.
-fn not_started(program: &Path, error: &std::io::Error) -> Failure {
+/// 127 when there is no such program, 126 when it cannot be run: the exit codes of shells.
+pub(crate) fn not_started(program: &Path, error: &std::io::Error) -> Failure {
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Failure::Coded(code, format!("cannot run {}: {error}", program.display()))
 }

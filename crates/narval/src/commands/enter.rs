@@ -1,0 +1,43 @@
+//! `narval __enter`: the second half of `narval run`, in a process of one thread.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use narval_install::run::{enter, helper};
+
+use crate::Failure;
+use crate::commands::run::not_started;
+use crate::ui::output::note;
+
+/// What a process of one thread does after `run` has started it anew. Not for users.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where the store is.
+    real_store: PathBuf,
+    /// Where it is to be seen.
+    store_dir: PathBuf,
+    /// A folder that may be covered.
+    scratch: PathBuf,
+    /// What to run.
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs the hidden second half of `narval run`.
+///
+/// # Errors
+/// When the kernel forbids namespaces and there is no helper, or the program does not start.
+pub fn run(args: Args) -> Result<(), Failure> {
+    let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
+    let Err(error) = enter(&args.real_store, &args.store_dir, &args.scratch) else {
+        return Err(not_started(program.as_ref(), &Command::new(program).args(arguments).exec()));
+    };
+    let this = std::env::current_exe().map_err(Failure::runtime)?;
+    let Some((name, view)) = helper(&args.real_store, &args.store_dir, &this) else {
+        return Err(Failure::runtime(error));
+    };
+    note!("narval: cannot {}: {}; using {name} instead", error.step, error.source);
+    Err(not_started(program.as_ref(), &Command::new(name).args(view).args(&args.command).exec()))
+}

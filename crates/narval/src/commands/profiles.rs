@@ -1,0 +1,46 @@
+//! `narval profiles`: the profiles of a store, with their generations.
+
+use narval_install::Profile;
+use serde_json::json;
+
+use crate::Failure;
+use crate::args::client::{OutputArgs, StoreArgs};
+use crate::ui::output::out;
+
+/// List the profiles of a store, their generations and paths
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval profiles --json")]
+pub struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs `narval profiles`.
+///
+/// # Errors
+/// When a profile can't be read.
+pub fn run(args: Args) -> Result<(), Failure> {
+    for profile in Profile::all(&args.store.config()?)? {
+        let current = profile.current()?;
+        for number in profile.generations()? {
+            let (paths, shown) = (profile.paths(number)?, Some(number) == current);
+            let names: Vec<_> = paths.iter().map(|path| path.base_name()).collect();
+            if args.output.json {
+                out!(
+                    "{}",
+                    json!({"v": 1, "profile": profile.link(), "generation": number, "current": shown, "paths": names})
+                );
+            } else {
+                out!(
+                    "{} {number}{} {}",
+                    profile.link().display(),
+                    if shown { " (current)" } else { "" },
+                    names.join(" ")
+                );
+            }
+        }
+    }
+    Ok(())
+}

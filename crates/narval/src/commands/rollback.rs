@@ -1,0 +1,36 @@
+//! `narval rollback`: a profile is switched to an earlier generation.
+
+use std::path::PathBuf;
+
+use narval_install::Profile;
+
+use crate::Failure;
+use crate::args::client::LockArgs;
+use crate::ui::output::out;
+
+/// Switch a profile to its previous generation, or to a given one
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  narval rollback --profile ~/.local/state/profile\n  narval rollback --profile ~/.local/state/profile --to 4"
+)]
+pub struct Args {
+    /// Profile to switch
+    #[arg(long, value_name = "DIR")]
+    profile: PathBuf,
+    /// Number of the generation [default: the one before the current]
+    #[arg(long, value_name = "N")]
+    to: Option<u64>,
+    #[command(flatten)]
+    lock: LockArgs,
+}
+
+/// Runs `narval rollback`.
+///
+/// # Errors
+/// When there is no such generation.
+pub fn run(args: Args) -> Result<(), Failure> {
+    let profile = Profile::at(&args.profile, args.lock.timeout())?;
+    let number = profile.roll_back(args.to)?;
+    out!("{} shows generation {number}", profile.link().display());
+    Ok(())
+}

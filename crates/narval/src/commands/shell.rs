@@ -1,0 +1,34 @@
+//! `narval shell`: a shell with the programs of store paths.
+
+use std::ffi::OsString;
+
+use crate::Failure;
+use crate::args::client::ClientArgs;
+use crate::commands::run::{become_program, ensure_installed};
+
+/// Start a shell with the programs of store paths on PATH
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
+pub struct Args {
+    /// Store paths: in full, HASH-NAME, or the hash part alone
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Command to run [default: $SHELL]
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Runs `narval shell`.
+///
+/// # Errors
+/// As `narval run`.
+pub fn run(args: Args) -> Result<(), Failure> {
+    args.client.output.start_log();
+    let destination = args.client.store.destination()?;
+    let paths = ensure_installed(&destination, &args.client.caches, args.client.output, &args.paths)?;
+    let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    let command = if args.command.is_empty() { vec![shell()] } else { args.command };
+    become_program(&destination, &paths, &command)
+}
