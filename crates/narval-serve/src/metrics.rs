@@ -9,9 +9,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::striped::Striped;
+use crate::sharded::Sharded;
 
-pub(crate) type Counter = counter::Counter<u64, Striped>;
+pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// The statuses that are counted one by one; others count as `other`.
 const STATUSES: [u16; 10] = [200, 206, 304, 400, 404, 405, 412, 413, 416, 500];

@@ -10,16 +10,16 @@ use narval_http::{Handler, HeadRef, HeaderValue, Method, Prepared, Request, Resp
 use narval_nix::HashPart;
 use narval_store::{ReadAhead, Store};
 
-use crate::corrupt::Corrupt;
 use crate::error::ServeError;
-use crate::flat_nars::{self, FlatNars};
-use crate::layouts::Layouts;
-use crate::memo::Memo;
 use crate::metrics::{Metrics, RouteLabel};
-use crate::nar_cache::NarCache;
-use crate::ready_nars::{Form, ReadyNars, is_plain};
+use crate::nar::damaged::Corrupt;
+use crate::nar::memory::{Form, ReadyNars, is_plain};
+use crate::nar::packed::{self, FlatNars};
+use crate::nar::plan::Layouts;
+use crate::nar::zstd::NarCache;
+use crate::narinfo::memo::Memo;
 use crate::routes::nar::asks_for_zstd;
-use crate::routes::target::{Route, nar_hashes, narinfo_hash_part};
+use crate::routes::table::{Route, nar_hashes, narinfo_hash_part};
 use crate::routes::{self, narinfo};
 use crate::{Config, Face};
 
@@ -115,7 +115,7 @@ impl Service {
 
     /// How many files the service may keep open beside those that it sends: they are not there for connections.
     pub fn kept_files_max(&self) -> usize {
-        if self.shared.flat_nars.is_some() { flat_nars::kept_max() } else { 0 }
+        if self.shared.flat_nars.is_some() { packed::kept_max() } else { 0 }
     }
 
     /// Shows the counters of the engine that runs this service at `/metrics`, too. The first one counts.

@@ -7,7 +7,7 @@ use narval_nix::StorePath;
 
 use crate::Service;
 use crate::error::ServeError;
-use crate::nar_cache::{Found, Outcome};
+use crate::nar::zstd::{Found, Outcome};
 
 /// What became of one path.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use zstd::stream::write::Encoder;
 
 use super::narinfo::look_up;
 use crate::error::ServeError;
-use crate::memo::{Answer, Present};
+use crate::narinfo::memo::{Answer, Present};
 use crate::service::Shared;
 
 /// The key in `nix-cache-info` that says that a cache answers batch lookups, and where.

@@ -16,10 +16,9 @@ mod metrics;
 pub(crate) mod nar;
 pub(crate) mod narinfo;
 pub(crate) mod nix_cache_info;
-pub(crate) mod representation;
-pub(crate) mod target;
+pub(crate) mod table;
 
-use target::Route;
+use table::Route;
 
 /// Answers a request, on a worker.
 pub(crate) fn answer(shared: &Arc<Shared>, route: Route, request: Request) -> Result<Response, ServeError> {

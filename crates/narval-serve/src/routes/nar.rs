@@ -12,18 +12,18 @@ use narval_http::{
 use narval_nix::{NarHash, Sha256Hasher};
 use narval_store::{NarReader, NarStream, PackedNar, ReadAhead, Step};
 
-use super::representation::{Representation, Selected};
-use super::target::NarRoute;
+use super::table::NarRoute;
 use crate::Face;
-use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
 use crate::error::ServeError;
-use crate::flat_nars::FlatNars;
-use crate::layouts::Planned;
-use crate::memo::Generation;
 use crate::metrics::Counter;
 use crate::metrics::Metrics;
-use crate::nar_cache::{FlightSource, Found, Stored, compress_alone, etag, etag_alone};
-use crate::ready_nars::{Form, SMALL_NAR_BYTES_MAX, is_plain};
+use crate::nar::damaged::{Corrupt, NOT_AS_REGISTERED};
+use crate::nar::memory::{Form, SMALL_NAR_BYTES_MAX, is_plain};
+use crate::nar::packed::FlatNars;
+use crate::nar::plan::Planned;
+use crate::nar::representation::{Representation, Selected};
+use crate::nar::zstd::{FlightSource, Found, Stored, compress_alone, etag, etag_alone};
+use crate::narinfo::memo::Generation;
 use crate::service::Shared;
 
 /// What is left of a NAR after a large file for it to be made together with that: what closes the archive, hardly more.

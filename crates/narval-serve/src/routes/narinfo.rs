@@ -8,8 +8,8 @@ use narval_nix::{HashPart, PathInfo, Sha256, narinfo};
 
 use crate::Face;
 use crate::error::ServeError;
-use crate::memo::{Answer, Present};
-use crate::narinfo::render;
+use crate::narinfo::memo::{Answer, Present};
+use crate::narinfo::render::render;
 use crate::service::{Shared, prepared};
 
 /// Answers on a worker.

@@ -12,10 +12,10 @@ use narval_store::{NarReader, ReadAhead, TemporaryFile};
 
 use super::folder::Folder;
 use super::frames::{FRAMES_AT_ONCE_MAX, FrameEncoder, Stop};
-use super::storing::Storing;
-use crate::corrupt::{Corrupt, NOT_AS_REGISTERED};
-use crate::layouts::Planned;
+use super::writer::Writer;
 use crate::metrics::Metrics;
+use crate::nar::damaged::{Corrupt, NOT_AS_REGISTERED};
+use crate::nar::plan::Planned;
 
 /// Pieces from this size on are sent from the file by the kernel.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
@@ -69,7 +69,7 @@ struct Producer {
     file_hash: Sha256Hasher,
     filling: TemporaryFile,
     folder: Arc<Folder>,
-    storing: Arc<Storing>,
+    writer: Arc<Writer>,
 }
 
 /// Where the compressed NAR goes.
@@ -77,7 +77,7 @@ pub(super) struct Place {
     pub(super) folder: Arc<Folder>,
     pub(super) filling: TemporaryFile,
     /// What gives it its name.
-    pub(super) storing: Arc<Storing>,
+    pub(super) writer: Arc<Writer>,
 }
 
 impl std::fmt::Debug for Producer {
@@ -98,14 +98,14 @@ impl Flight {
     ) -> io::Result<Self> {
         let size = planned.layout.size_bytes();
         let file = place.as_ref().map(|place| place.filling.file().try_clone().map(Arc::new)).transpose()?;
-        let producer = |Place { folder, filling, storing }| {
+        let producer = |Place { folder, filling, writer }| {
             Ok::<_, io::Error>(Producer {
                 nar: NarReader::of(planned.stream(0..size, ahead)?),
                 encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
                 file_hash: Sha256Hasher::new(),
                 filling,
                 folder,
-                storing,
+                writer,
             })
         };
         let producer = place.map(producer).transpose()?;
@@ -204,7 +204,7 @@ impl Flight {
     /// the flight lives on, for those who ask.
     fn store(self: &Arc<Self>, producer: Producer) {
         let this = Arc::clone(self);
-        let Producer { filling, folder, storing, file_hash, .. } = producer;
+        let Producer { filling, folder, writer, file_hash, .. } = producer;
         let job = move || {
             let finished = folder.finish(filling, &this.planned.nar_hash, &file_hash.finish());
             match &finished {
@@ -214,7 +214,7 @@ impl Flight {
             *this.is_stored.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(finished.is_ok());
             this.is_stored.1.notify_all();
         };
-        storing.run(Box::new(job));
+        writer.run(Box::new(job));
     }
 }
 

@@ -22,9 +22,9 @@ use narval_store::{NarLayout, NarReader, NarStream, PackedNar};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::corrupt::Corrupt;
-use crate::layouts::Planned;
 use crate::metrics::Metrics;
+use crate::nar::damaged::Corrupt;
+use crate::nar::plan::Planned;
 
 /// What all of them may take on disk, in bytes.
 const BYTES_MAX: u64 = 512 * 1024 * 1024;
@@ -167,7 +167,7 @@ impl FlatNars {
                 Err(NotKept::Nar(error)) => tracing::debug!("NAR of {} is not kept: {error}", planned.path),
                 Err(NotKept::OtherHash) => {
                     self.corrupt.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
-                    tracing::error!("NAR of {}: {}", planned.path, crate::corrupt::NOT_AS_REGISTERED);
+                    tracing::error!("NAR of {}: {}", planned.path, crate::nar::damaged::NOT_AS_REGISTERED);
                 }
             }
             self.lock_work().wanted.pop_front();
@@ -306,8 +306,8 @@ mod tests {
     use narval_nix::{Sha256, StorePath};
 
     use super::*;
-    use crate::layouts::Layouts;
-    use crate::memo::Memo;
+    use crate::nar::plan::Layouts;
+    use crate::narinfo::memo::Memo;
 
     const NAME: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-tree";
 

@@ -13,12 +13,12 @@ use narval_store::{NarReader, NarStream};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::corrupt::NOT_AS_REGISTERED;
 use crate::error::ServeError;
-use crate::flat_nars::Kept;
-use crate::layouts::Planned;
-use crate::memo::Generation;
-use crate::routes::representation::Representation;
+use crate::nar::damaged::NOT_AS_REGISTERED;
+use crate::nar::packed::Kept;
+use crate::nar::plan::Planned;
+use crate::nar::representation::Representation;
+use crate::narinfo::memo::Generation;
 use crate::service::{Shared, prepared};
 
 /// The largest NAR that counts as small, in bytes.

@@ -4,10 +4,10 @@
 //! bytes that are not there yet makes the next piece, for all. A slow client holds up nobody, and when all have gone,
 //! so has the flight. What was made is checked against the NAR hash before its last piece is given to anybody.
 
-mod flight;
 mod folder;
 mod frames;
-mod storing;
+mod in_flight;
+mod writer;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,15 +21,15 @@ use narval_nix::{NarHash, Sha256, Sha256Hasher};
 use narval_store::ReadAhead;
 use quick_cache::sync::Cache;
 
-use crate::corrupt::Corrupt;
-use crate::layouts::Planned;
 use crate::metrics::Metrics;
-use flight::Place;
-pub(crate) use flight::{Flight, FlightSource, Outcome};
+use crate::nar::damaged::Corrupt;
+use crate::nar::plan::Planned;
 use folder::Folder;
 pub(crate) use folder::Stored;
 use folder::encoding;
-use storing::Storing;
+use in_flight::Place;
+pub(crate) use in_flight::{Flight, FlightSource, Outcome};
+use writer::Writer;
 
 /// Files whose names are remembered, so that finding them costs no look into a folder.
 const NAMES_MAX: usize = 16 * 1024;
@@ -56,9 +56,9 @@ pub struct NarCacheConfig {
 #[derive(Debug)]
 pub(crate) struct NarCache {
     folder: Arc<Folder>,
-    storing: Arc<Storing>,
+    writer: Arc<Writer>,
     /// Checks large files.
-    checking: Arc<Storing>,
+    checking: Arc<Writer>,
     level: i32,
     names: Arc<Cache<NarHash, Known>>,
     flights: Mutex<HashMap<NarHash, Weak<Flight>>>,
@@ -90,7 +90,7 @@ impl NarCache {
     pub(crate) fn open(config: &NarCacheConfig, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> io::Result<Self> {
         Ok(Self {
             folder: Arc::new(Folder::open(&config.folder, config.level, config.bytes_max)?),
-            storing: Arc::default(),
+            writer: Arc::default(),
             checking: Arc::default(),
             level: config.level,
             names: Arc::new(Cache::new(NAMES_MAX)),
@@ -206,7 +206,7 @@ impl NarCache {
 
     fn begin(&self) -> Option<Place> {
         let begun = self.folder.begin().inspect_err(|error| self.folder.pause(error));
-        Some(Place { folder: Arc::clone(&self.folder), filling: begun.ok()?, storing: Arc::clone(&self.storing) })
+        Some(Place { folder: Arc::clone(&self.folder), filling: begun.ok()?, writer: Arc::clone(&self.writer) })
     }
 }
 

@@ -13,9 +13,9 @@ use narval_store::{NarIoError, NarLayout, NarStream, ReadAhead};
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 
-use crate::corrupt::NOT_AS_REGISTERED;
 use crate::error::ServeError;
-use crate::memo::Generation;
+use crate::nar::damaged::NOT_AS_REGISTERED;
+use crate::narinfo::memo::Generation;
 use crate::service::Shared;
 
 /// The memory that plans may take, in bytes: 32 and its name for each file, so about 500,000 files.

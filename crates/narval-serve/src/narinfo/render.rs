@@ -2,7 +2,7 @@
 
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, StoreDir};
 
-use crate::nar_cache::Stored;
+use crate::nar::zstd::Stored;
 use crate::{Config, Face};
 
 /// The narinfo of `info`, asked for by `hash_part`. The richer face names the compressed NAR where there is one.

@@ -14,7 +14,7 @@ const OWN_MAX: usize = 31;
 
 /// See the module's description.
 #[derive(Debug, Default)]
-pub(crate) struct Striped {
+pub(crate) struct Sharded {
     own: [AtomicU64; OWN_MAX],
     shared: AtomicU64,
 }
@@ -26,7 +26,7 @@ thread_local! {
     };
 }
 
-impl Atomic<u64> for Striped {
+impl Atomic<u64> for Sharded {
     fn inc(&self) -> u64 {
         self.inc_by(1)
     }
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_with_more_threads_than_places() {
-        let counter = Striped::default();
+        let counter = Sharded::default();
         std::thread::scope(|scope| {
             for _ in 0..OWN_MAX + 10 {
                 scope.spawn(|| (0..1000).for_each(|_| _ = counter.inc()));

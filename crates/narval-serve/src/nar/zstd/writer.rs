@@ -14,7 +14,7 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module's description.
 #[derive(Default)]
-pub(super) struct Storing {
+pub(super) struct Writer {
     work: Mutex<Work>,
 }
 
@@ -24,7 +24,7 @@ struct Work {
     threads: usize,
 }
 
-impl Storing {
+impl Writer {
     /// Does a job: soon, or now if too many wait.
     pub(super) fn run(self: &Arc<Self>, job: Job) {
         let mut work = self.lock();
@@ -68,10 +68,10 @@ impl Storing {
     }
 }
 
-impl fmt::Debug for Storing {
+impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let work = self.lock();
-        write!(f, "Storing({} waiting, {} threads)", work.waiting.len(), work.threads)
+        write!(f, "Writer({} waiting, {} threads)", work.waiting.len(), work.threads)
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn few_threads_do_all_and_whoever_comes_too_often_helps() {
-        let storing = Arc::new(Storing::default());
+        let writer = Arc::new(Writer::default());
         let (busy, busiest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (done, all) = mpsc::channel();
         let (go, gate) = mpsc::channel::<()>();
@@ -99,18 +99,18 @@ mod tests {
                 done.send(()).unwrap();
             })
         };
-        (0..THREADS_MAX).for_each(|_| storing.run(job()));
-        while !storing.lock().waiting.is_empty() {
+        (0..THREADS_MAX).for_each(|_| writer.run(job()));
+        while !writer.lock().waiting.is_empty() {
             std::thread::yield_now();
         }
-        (0..WAITING_MAX).for_each(|_| storing.run(job()));
+        (0..WAITING_MAX).for_each(|_| writer.run(job()));
         let (mine, by_me) = mpsc::channel();
-        storing.run(Box::new(move || mine.send(std::thread::current().id()).unwrap()));
+        writer.run(Box::new(move || mine.send(std::thread::current().id()).unwrap()));
         assert_eq!(by_me.try_recv(), Ok(std::thread::current().id()), "there was no room for one more");
         drop((go, done));
         assert_eq!(all.iter().count(), THREADS_MAX + WAITING_MAX);
         assert_eq!(busiest.load(Ordering::SeqCst), THREADS_MAX);
-        while storing.lock().threads > 0 {
+        while writer.lock().threads > 0 {
             std::thread::yield_now();
         }
     }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use narval_nix::{HashPart, NarHash};
 use quick_cache::sync::Cache;
 
-use crate::layouts::Layouts;
-use crate::memo::Memo;
 use crate::metrics::Metrics;
+use crate::nar::plan::Layouts;
+use crate::narinfo::memo::Memo;
 
 /// Paths that are remembered at most; one that is forgotten is found out again.
 const PATHS_MAX: usize = 10_000;

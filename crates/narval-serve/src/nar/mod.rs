@@ -1,0 +1,8 @@
+//! NARs: planned and sent from a store's files, or from where they are kept: in memory, packed into one file, or compressed.
+
+pub(crate) mod damaged;
+pub(crate) mod memory;
+pub(crate) mod packed;
+pub(crate) mod plan;
+pub(crate) mod representation;
+pub(crate) mod zstd;
