@@ -34,6 +34,7 @@ mod cache;
 mod client;
 mod codings;
 pub mod decode;
+pub mod encode;
 mod error;
 mod folder;
 mod lookup;

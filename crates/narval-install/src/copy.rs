@@ -1,20 +1,20 @@
 //! Copying a closure into a cache folder: from caches as it is, or from a store with compression.
 
-use std::io::{self, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 use narval_nix::nar::{Decoder as NarDecoder, NarError};
-use narval_nix::{Compression, NarInfo, PathInfo, SecretKey, Sha256, Sha256Hasher, StoreDir, StorePath};
+use narval_nix::{NarInfo, PathInfo, SecretKey, StoreDir, StorePath};
 use narval_store::NarReader;
-use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
 use crate::pipeline::{Cores, Surroundings, VerifiedNar};
 use crate::{Destination, Error, Progress, Trace, Wanted};
+use narval_cache::encode::{EncodeError, Encoding};
 use narval_cache::{CacheError, CacheFolder, Caches, Found, WrittenFile};
 
-/// Bytes of NAR in one zstd frame, so that clients can decompress in parallel (as Nix ≥ 2.35 writes them).
-const FRAME_LEN: u64 = 16 * 1024 * 1024;
+/// The level of zstd.
+const LEVEL: i32 = 3;
 const BUFFER_LEN: usize = 256 * 1024;
 
 /// Copies closures from caches. The file of a path is taken over as it is, and published once it has been decompressed
@@ -96,14 +96,17 @@ fn pack(
     to: &CacheFolder,
     (compress, key): (bool, Option<&SecretKey>),
 ) -> Result<(), Error> {
+    let changed = || Error::Usage(format!("{}: its files have been changed; see 'narval verify'", info.path));
     let mut nar = NarReader::open(real).map_err(|error| Error::LocalStore { error: error.into() })?;
     let mut incoming = to.write_nar()?;
-    let packed = if compress { pack_zstd(&mut nar, &mut incoming) } else { copy_hashed(&mut nar, &mut incoming) };
-    let nar_hash = packed.map_err(|source| Error::Copy { path: info.path.clone(), source })?;
-    if nar_hash != info.nar_hash {
-        return Err(Error::Usage(format!("{}: its files have been changed; see 'narval verify'", info.path)));
-    }
-    let compression = if compress { Compression::Zstd } else { Compression::None };
+    let encoding = if compress { Encoding::Zstd(LEVEL) } else { Encoding::None };
+    let encoded = encoding.encode(&mut nar, info.nar_size, info.nar_hash, &mut |bytes| incoming.write_all(bytes));
+    encoded.map_err(|error| match error {
+        EncodeError::Corrupt => changed(),
+        EncodeError::Nar(error) if error.kind() == ErrorKind::UnexpectedEof => changed(),
+        EncodeError::Nar(source) | EncodeError::Sink(source) => Error::Copy { path: info.path.clone(), source },
+    })?;
+    let compression = encoding.compression();
     let mut narinfo = NarInfo::new(info, "", compression);
     set_file(&mut narinfo, incoming.commit(compression)?);
     narinfo.signatures.extend(key.map(|key| key.sign(info.fingerprint(store_dir).as_bytes())));
@@ -113,52 +116,4 @@ fn pack(
 fn set_file(info: &mut NarInfo, written: WrittenFile) {
     info.url = written.url;
     (info.file_hash, info.file_size) = (Some(written.file_hash.into()), Some(written.file_size));
-}
-
-fn copy_hashed(nar: &mut impl Read, out: &mut impl Write) -> io::Result<Sha256> {
-    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
-    loop {
-        match nar.read(&mut buffer)? {
-            0 => return Ok(hasher.finish()),
-            read => {
-                let bytes = buffer.get(..read).unwrap_or_default();
-                hasher.update(bytes);
-                out.write_all(bytes)?;
-            }
-        }
-    }
-}
-
-fn pack_zstd(nar: &mut impl Read, out: &mut impl Write) -> io::Result<Sha256> {
-    let failed = |code| io::Error::other(format!("zstd: {}", get_error_name(code)));
-    let mut context = CCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?;
-    context.set_parameter(CParameter::CompressionLevel(3)).map_err(failed)?;
-    let (mut hasher, mut input, mut packed) = (Sha256Hasher::new(), vec![0; BUFFER_LEN], vec![0; BUFFER_LEN]);
-    let mut in_frame = 0;
-    loop {
-        let read = nar.read(&mut input)?;
-        let bytes = input.get(..read).unwrap_or_default();
-        hasher.update(bytes);
-        let mut from = InBuffer::around(bytes);
-        while from.pos() < bytes.len() {
-            let mut to = OutBuffer::around(packed.as_mut_slice());
-            context.compress_stream(&mut to, &mut from).map_err(failed)?;
-            out.write_all(to.as_slice())?;
-        }
-        in_frame += read as u64;
-        if in_frame >= FRAME_LEN || read == 0 && in_frame > 0 {
-            loop {
-                let mut to = OutBuffer::around(packed.as_mut_slice());
-                let left = context.end_stream(&mut to).map_err(failed)?;
-                out.write_all(to.as_slice())?;
-                if left == 0 {
-                    break;
-                }
-            }
-            in_frame = 0;
-        }
-        if read == 0 {
-            return Ok(hasher.finish());
-        }
-    }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::frames::FRAMES_FORM;
+use narval_cache::encode::FRAMES_FORMAT;
 use narval_nix::{NarHash, Sha256};
 use narval_store::{TemporaryFile, remove_leftovers};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
@@ -52,7 +52,7 @@ pub(crate) struct Stored {
 
 /// The name of what compresses: NARs that it made are the same byte for byte.
 pub(crate) fn encoding(level: i32) -> String {
-    format!("{PREFIX}{level}-{}-{FRAMES_FORM}", zstd::zstd_safe::version_number())
+    format!("{PREFIX}{level}-{}-{FRAMES_FORMAT}", zstd::zstd_safe::version_number())
 }
 
 /// The level in such a name.

@@ -6,12 +6,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
+use narval_cache::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead, TemporaryFile};
 
 use super::folder::Folder;
-use super::frames::{FRAMES_AT_ONCE_MAX, FrameEncoder, Stop};
 use super::writer::Writer;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{Corrupt, NOT_AS_REGISTERED};
@@ -236,22 +236,22 @@ impl Producer {
             Ok(())
         };
         let made = encoder.advance(nar, &mut sink);
-        made.map_err(|stop| {
-            if let Stop::Sink(error) = &stop {
+        made.map_err(|error| {
+            if let EncodeError::Sink(error) = &error {
                 self.folder.pause(error);
             }
-            Outcome::from(stop)
+            Outcome::from(error)
         })?;
         Ok(self.encoder.is_complete())
     }
 }
 
-impl From<Stop> for Outcome {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Nar(error) => Self::BadNar(error.to_string()),
-            Stop::Corrupt => Self::Corrupt,
-            Stop::Sink(_) => Self::NoRoom,
+impl From<EncodeError> for Outcome {
+    fn from(error: EncodeError) -> Self {
+        match error {
+            EncodeError::Nar(error) => Self::BadNar(error.to_string()),
+            EncodeError::Corrupt => Self::Corrupt,
+            EncodeError::Sink(_) => Self::NoRoom,
         }
     }
 }
@@ -317,8 +317,8 @@ impl FlightSource {
         };
         let made = encoder.advance(nar, &mut sink);
         self.metrics.nar_bytes_zstd.inc_by((memory.len() - before) as u64);
-        made.map_err(|stop| {
-            let outcome = Outcome::from(stop);
+        made.map_err(|error| {
+            let outcome = Outcome::from(error);
             self.flight.note(&outcome);
             broken_off(&self.metrics, &outcome)
         })?;

@@ -5,7 +5,6 @@
 //! so has the flight. What was made is checked against the NAR hash before its last piece is given to anybody.
 
 mod folder;
-mod frames;
 mod in_flight;
 mod writer;
 

@@ -1,9 +1,9 @@
-//! zstd in frames: a NAR cut into pieces, each compressed on its own and saying its size, so that a client can decompress
-//! a large NAR on several cores. The same NAR and level give the same bytes, whoever makes them.
+//! zstd in frames: a NAR is cut into pieces that are compressed separately and state their size, so that a client can
+//! decompress a large NAR on several cores. The same NAR and level always give the same bytes.
 //!
-//! At the fast levels a frame is read as a whole and compressed in one go: zstd then looks for repetitions in one run of memory,
-//! and not in a buffer that it goes round in, which takes a quarter less time; and several frames are compressed at the
-//! same time where processors are idle. At the others a frame takes seconds, and is compressed as it comes.
+//! At the fast levels a frame is read whole and compressed in one call: zstd then searches contiguous memory instead of a
+//! ring buffer, which takes a quarter less time. Several frames are compressed at once when cores are idle. At the other
+//! levels a frame takes seconds, and is compressed as it is read.
 
 use std::io::{self, Read};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,74 +12,78 @@ use narval_nix::{NarHash, Sha256Hasher};
 use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::{CCtx, CParameter, ErrorCode, compress_bound, get_error_name};
 
-/// Stands for how a NAR becomes frames: another number where the same level of the same library makes other bytes.
-pub(super) const FRAMES_FORM: u32 = 1;
-/// Bytes of the NAR in one frame that is compressed in one go; the last has what is left. With twice as
-/// much files get smaller by 0.2 %.
+/// The version of this framing. It changes whenever the same level of the same zstd library would give other bytes.
+pub const FRAMES_FORMAT: u32 = 1;
+/// NAR bytes in a frame that is compressed in one call; the last frame has the rest. Twice as many make files 0.2 %
+/// smaller.
 const FRAME_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes of the NAR in other frames: there repetitions are found that are farther away.
+/// NAR bytes in a frame of the other levels, which find repetitions at greater distances.
 const STREAMED_FRAME_BYTES: u64 = 16 * 1024 * 1024;
-/// The last level whose frames are compressed in one go.
+/// The highest level whose frames are compressed in one call.
 const FAST_LEVEL_MAX: i32 = 3;
-/// Level 1 for such a frame: window and table are larger than zstd's own (in binary logarithms). Files get smaller by 3 %, in
+/// Level 1 for such a frame: window and table are larger than zstd's defaults (binary logarithms). Files are 3 % smaller for
 /// hardly more time.
 const LEVEL_1_WINDOW: u32 = 22;
 const LEVEL_1_HASH_TABLE: u32 = 15;
 const LEVEL_1_MATCH: u32 = 7;
-/// Desks that are in use at the same time at most: each takes some 6 MB.
-const DESKS_MAX: usize = 8;
-/// Desks whose memory is kept for the next frame.
-const FREE_DESKS_MAX: usize = 2;
-/// Frames of one NAR that are compressed at the same time at most.
-pub(crate) const FRAMES_AT_ONCE_MAX: usize = 4;
-/// Bytes that are read and hashed at a time: they are still in the processor's cache when they are hashed.
+/// Workspaces in use at the same time, at most. Each takes about 6 MB.
+const WORKSPACES_MAX: usize = 8;
+/// Workspaces whose memory is kept for the next frame.
+const FREE_WORKSPACES_MAX: usize = 2;
+/// Frames of one NAR that are compressed at the same time, at most.
+pub const FRAMES_AT_ONCE_MAX: usize = 4;
+/// Bytes read before they are hashed: few enough to still be in the processor's cache.
 const READ_BYTES: usize = 256 * 1024;
-/// Output is taken in pieces of this size: `ZSTD_CStreamOutSize()` rounded up.
+/// The output buffer: `ZSTD_CStreamOutSize()` rounded up.
 const OUT_BYTES: usize = 256 * 1024;
 
-/// Compresses a NAR of a known size and hash, piece by piece.
-pub(crate) struct FrameEncoder {
+/// Compresses a NAR of known size and hash, step by step.
+pub struct FrameEncoder {
     level: i32,
     mode: Mode,
-    /// Bytes of the NAR that are still to come.
+    /// NAR bytes not yet read.
     left: u64,
     hasher: Sha256Hasher,
     expected: NarHash,
 }
 
 enum Mode {
-    /// Frame by frame, each in one go; so many at the same time at most.
-    Gathered(usize),
+    /// Each frame in one call, at most this many at once.
+    Whole(usize),
     Streamed(Box<Streamed>),
 }
 
 struct Streamed {
     encoder: Encoder<'static>,
-    /// Bytes still to come in this frame.
+    /// NAR bytes that this frame still lacks.
     frame_left: u64,
     input: Box<[u8]>,
     made: Box<[u8]>,
 }
 
-/// Why it does not go on.
+/// Why a NAR could not be compressed.
 #[derive(Debug)]
-pub(crate) enum Stop {
-    /// The NAR can't be read or compressed.
+pub enum EncodeError {
+    /// The NAR cannot be read or compressed.
     Nar(io::Error),
-    /// It is not the one with that hash.
+    /// The NAR does not have the expected hash.
     Corrupt,
-    /// What was made can't be put where it belongs.
+    /// The sink failed.
     Sink(io::Error),
 }
 
-/// Takes what was made.
-pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
+/// Receives the compressed bytes, in order.
+pub type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
 
 impl FrameEncoder {
-    /// An encoder for the NAR of this size and hash. Up to `at_once` of its frames are compressed at the same time.
-    pub(crate) fn new(level: i32, size: u64, expected: NarHash, at_once: usize) -> io::Result<Self> {
+    /// An encoder for the NAR of this size (in bytes) and hash. Up to `at_once` of its frames are compressed at once, on
+    /// idle cores; at most [`FRAMES_AT_ONCE_MAX`].
+    ///
+    /// # Errors
+    /// If zstd has no memory, or does not know the level.
+    pub fn new(level: i32, size: u64, expected: NarHash, at_once: usize) -> io::Result<Self> {
         let mode = if level <= FAST_LEVEL_MAX {
-            Mode::Gathered(at_once.clamp(1, FRAMES_AT_ONCE_MAX))
+            Mode::Whole(at_once.clamp(1, FRAMES_AT_ONCE_MAX))
         } else {
             let mut encoder = Encoder::new(level)?;
             encoder.set_parameter(CParameter::ContentSizeFlag(true))?;
@@ -89,69 +93,74 @@ impl FrameEncoder {
         Ok(Self { level, mode, left: size, hasher: Sha256Hasher::new(), expected })
     }
 
-    /// Reads more of the NAR, and puts what came of it into the sink, if there is something. The last piece is not put there
-    /// unless the NAR is the right one.
+    /// Reads more of the NAR and passes what was compressed to the sink, possibly nothing. The last bytes are passed on only
+    /// if the NAR has the expected hash.
     ///
     /// # Errors
-    /// See [`Stop`].
-    pub(crate) fn advance(&mut self, nar: &mut impl Read, sink: Sink<'_>) -> Result<(), Stop> {
+    /// See [`EncodeError`].
+    pub fn advance(&mut self, nar: &mut impl Read, sink: Sink<'_>) -> Result<(), EncodeError> {
         match &mut self.mode {
-            Mode::Gathered(at_once) => {
+            Mode::Whole(at_once) => {
                 let frames = usize::try_from(self.left.div_ceil(FRAME_BYTES as u64)).unwrap_or(usize::MAX);
-                let desks = Desk::take(self.level, frames.min(*at_once)).map_err(Stop::Nar)?;
-                self.gathered(desks, nar, sink)
+                let workspaces = Workspace::take(self.level, frames.min(*at_once)).map_err(EncodeError::Nar)?;
+                self.whole_frames(workspaces, nar, sink)
             }
             Mode::Streamed(streamed) => {
                 let left = &mut self.left;
                 if streamed.frame_left == 0 {
-                    streamed.begin_frame(*left).map_err(Stop::Nar)?;
+                    streamed.begin_frame(*left).map_err(EncodeError::Nar)?;
                 }
                 let wanted = usize::try_from(streamed.frame_left).unwrap_or(usize::MAX).min(READ_BYTES);
                 let piece = streamed.input.get_mut(..wanted).unwrap_or_default();
                 read_and_hash(nar, piece, &mut self.hasher)?;
                 *left -= piece.len() as u64;
                 if *left == 0 && self.hasher.clone().finish() != self.expected {
-                    return Err(Stop::Corrupt);
+                    return Err(EncodeError::Corrupt);
                 }
                 streamed.compress(wanted, sink)
             }
         }
     }
 
-    /// Whether all of it was made.
-    pub(crate) fn is_complete(&self) -> bool {
+    /// Whether the whole NAR has been compressed.
+    pub fn is_complete(&self) -> bool {
         self.left == 0
     }
 
-    /// One frame at each desk; all but the last by threads of their own.
-    fn gathered(&mut self, mut desks: Vec<Desk>, nar: &mut impl Read, sink: Sink<'_>) -> Result<(), Stop> {
-        let Some((last, others)) = desks.split_last_mut() else { return Ok(()) };
+    /// Compresses one frame in each workspace; all but the last on threads of their own.
+    fn whole_frames(
+        &mut self,
+        mut workspaces: Vec<Workspace>,
+        nar: &mut impl Read,
+        sink: Sink<'_>,
+    ) -> Result<(), EncodeError> {
+        let Some((last, others)) = workspaces.split_last_mut() else { return Ok(()) };
         std::thread::scope(|scope| {
-            for desk in others {
-                self.read_frame(desk, nar)?;
-                // Where no thread can be started, it is done below.
+            for workspace in others {
+                self.read_frame(workspace, nar)?;
+                // If no thread can be started, the frame is compressed below.
                 let _ = std::thread::Builder::new()
                     .name("nar-frame".to_owned())
-                    .spawn_scoped(scope, || desk.compress().is_ok());
+                    .spawn_scoped(scope, || workspace.compress().is_ok());
             }
             self.read_frame(last, nar)?;
-            last.compress().map_err(Stop::Nar)
+            last.compress().map_err(EncodeError::Nar)
         })?;
         if self.left == 0 && self.hasher.clone().finish() != self.expected {
-            return Err(Stop::Corrupt);
+            return Err(EncodeError::Corrupt);
         }
-        for desk in &mut desks {
-            if desk.0.made.is_empty() {
-                desk.compress().map_err(Stop::Nar)?;
+        for workspace in &mut workspaces {
+            if workspace.0.made.is_empty() {
+                workspace.compress().map_err(EncodeError::Nar)?;
             }
-            sink(&desk.0.made).map_err(Stop::Sink)?;
+            sink(&workspace.0.made).map_err(EncodeError::Sink)?;
         }
         Ok(())
     }
 
-    fn read_frame(&mut self, desk: &mut Desk, nar: &mut impl Read) -> Result<(), Stop> {
+    fn read_frame(&mut self, workspace: &mut Workspace, nar: &mut impl Read) -> Result<(), EncodeError> {
         let length = usize::try_from(self.left).unwrap_or(usize::MAX).min(FRAME_BYTES);
-        let frame = desk.begin(length);
+        let frame = workspace.begin(length);
         for piece in frame.chunks_mut(READ_BYTES) {
             read_and_hash(nar, piece, &mut self.hasher)?;
         }
@@ -161,8 +170,8 @@ impl FrameEncoder {
 }
 
 /// Fills `piece`, and hashes it.
-fn read_and_hash(nar: &mut impl Read, piece: &mut [u8], hasher: &mut Sha256Hasher) -> Result<(), Stop> {
-    nar.read_exact(piece).map_err(Stop::Nar)?;
+fn read_and_hash(nar: &mut impl Read, piece: &mut [u8], hasher: &mut Sha256Hasher) -> Result<(), EncodeError> {
+    nar.read_exact(piece).map_err(EncodeError::Nar)?;
     hasher.update(piece);
     Ok(())
 }
@@ -175,18 +184,18 @@ impl Streamed {
     }
 
     /// Compresses the first `length` bytes of the input.
-    fn compress(&mut self, length: usize, sink: Sink<'_>) -> Result<(), Stop> {
+    fn compress(&mut self, length: usize, sink: Sink<'_>) -> Result<(), EncodeError> {
         let mut input = InBuffer::around(self.input.get(..length).unwrap_or_default());
         while input.pos < length {
             let mut output = OutBuffer::around(&mut *self.made);
-            self.encoder.run(&mut input, &mut output).map_err(Stop::Nar)?;
-            sink(output.as_slice()).map_err(Stop::Sink)?;
+            self.encoder.run(&mut input, &mut output).map_err(EncodeError::Nar)?;
+            sink(output.as_slice()).map_err(EncodeError::Sink)?;
         }
         self.frame_left -= length as u64;
         while self.frame_left == 0 {
             let mut output = OutBuffer::around(&mut *self.made);
-            let left = self.encoder.finish(&mut output, false).map_err(Stop::Nar)?;
-            sink(output.as_slice()).map_err(Stop::Sink)?;
+            let left = self.encoder.finish(&mut output, false).map_err(EncodeError::Nar)?;
+            sink(output.as_slice()).map_err(EncodeError::Sink)?;
             if left == 0 {
                 break;
             }
@@ -195,37 +204,37 @@ impl Streamed {
     }
 }
 
-/// A place to compress one frame at. There is one for each processor, up to [`DESKS_MAX`]: more would only take memory.
-/// Nobody who waits for a client has one.
-struct Desk(Memory);
+/// Memory to compress one frame in, and the permit to do so. There is one for each processor, up to [`WORKSPACES_MAX`]: more
+/// would only take memory. None is held while a client is waited for.
+struct Workspace(Memory);
 
 #[derive(Default)]
 struct Memory {
-    /// Room for a frame, as large as any has been.
+    /// The frame's contents; as long as the longest frame so far.
     room: Vec<u8>,
     /// The frame's length.
     length: usize,
-    /// What became of it.
+    /// The compressed frame.
     made: Vec<u8>,
-    /// What zstd needs, for frames of this level.
+    /// The level, and a zstd context for it.
     context: Option<(i32, CCtx<'static>)>,
 }
 
-struct Desks {
+struct Workspaces {
     in_use: usize,
-    /// Numbers given to those who want desks, in the order they come.
+    /// The ticket that the next caller gets.
     numbers: u64,
-    /// Whose turn it is.
+    /// The ticket whose turn it is.
     turn: u64,
-    /// Memory to be used again.
+    /// Memory for reuse.
     free: Vec<Memory>,
 }
 
-static DESKS: Mutex<Desks> = Mutex::new(Desks { in_use: 0, numbers: 0, turn: 0, free: Vec::new() });
-static DESK_IS_FREE: Condvar = Condvar::new();
+static WORKSPACES: Mutex<Workspaces> = Mutex::new(Workspaces { in_use: 0, numbers: 0, turn: 0, free: Vec::new() });
+static WORKSPACE_IS_FREE: Condvar = Condvar::new();
 
-fn desks() -> MutexGuard<'static, Desks> {
-    DESKS.lock().unwrap_or_else(PoisonError::into_inner)
+fn workspaces() -> MutexGuard<'static, Workspaces> {
+    WORKSPACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn processors() -> usize {
@@ -234,30 +243,30 @@ fn processors() -> usize {
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(2, usize::from))
 }
 
-impl Desk {
-    /// Takes one, and up to `wanted` where nobody else wants them; waits while all are in use. First come, first served: a
-    /// large NAR, which comes for every frame, must not pass by small ones. Nobody who has one waits for another.
+impl Workspace {
+    /// Takes one, or up to `wanted` if nobody else is waiting. Blocks while all are in use. First come, first served: a large
+    /// NAR, which asks for every frame, must not overtake small ones. No holder waits for another one.
     fn take(level: i32, wanted: usize) -> io::Result<Vec<Self>> {
-        let in_use_max = processors().clamp(2, DESKS_MAX);
-        let mut desks = desks();
-        let number = desks.numbers;
-        desks.numbers += 1;
-        while desks.in_use >= in_use_max || desks.turn != number {
-            desks = DESK_IS_FREE.wait(desks).unwrap_or_else(PoisonError::into_inner);
+        let in_use_max = processors().clamp(2, WORKSPACES_MAX);
+        let mut workspaces = workspaces();
+        let number = workspaces.numbers;
+        workspaces.numbers += 1;
+        while workspaces.in_use >= in_use_max || workspaces.turn != number {
+            workspaces = WORKSPACE_IS_FREE.wait(workspaces).unwrap_or_else(PoisonError::into_inner);
         }
-        desks.turn += 1;
-        let others_wait = desks.turn != desks.numbers;
-        let idle = processors().min(in_use_max).saturating_sub(desks.in_use);
+        workspaces.turn += 1;
+        let others_wait = workspaces.turn != workspaces.numbers;
+        let idle = processors().min(in_use_max).saturating_sub(workspaces.in_use);
         let count = if others_wait { 1 } else { wanted.min(idle).max(1) };
-        desks.in_use += count;
-        if others_wait && desks.in_use < in_use_max {
-            DESK_IS_FREE.notify_all();
+        workspaces.in_use += count;
+        if others_wait && workspaces.in_use < in_use_max {
+            WORKSPACE_IS_FREE.notify_all();
         }
-        let mut taken: Vec<_> = (0..count).map(|_| Self(desks.free.pop().unwrap_or_default())).collect();
-        drop(desks);
-        for desk in &mut taken {
-            if desk.0.context.as_ref().is_none_or(|(of, _)| *of != level) {
-                desk.0.context = Some((level, context(level)?));
+        let mut taken: Vec<_> = (0..count).map(|_| Self(workspaces.free.pop().unwrap_or_default())).collect();
+        drop(workspaces);
+        for workspace in &mut taken {
+            if workspace.0.context.as_ref().is_none_or(|(of, _)| *of != level) {
+                workspace.0.context = Some((level, context(level)?));
             }
         }
         Ok(taken)
@@ -269,7 +278,7 @@ impl Desk {
         made.clear();
         *of = length;
         if room.len() < length {
-            // Not `resize`: what is in there need not be copied.
+            // Not `resize`: the old contents need not be copied.
             *room = vec![0; length];
         }
         room.get_mut(..length).unwrap_or_default()
@@ -286,17 +295,17 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for Workspace {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut self.0);
-        let mut desks = desks();
-        desks.in_use -= 1;
-        if desks.free.len() < FREE_DESKS_MAX {
-            desks.free.push(memory);
+        let mut workspaces = workspaces();
+        workspaces.in_use -= 1;
+        if workspaces.free.len() < FREE_WORKSPACES_MAX {
+            workspaces.free.push(memory);
         }
-        drop(desks);
-        // Whose turn it is, is for them to find out.
-        DESK_IS_FREE.notify_all();
+        drop(workspaces);
+        // Each waiter checks whether it is its turn.
+        WORKSPACE_IS_FREE.notify_all();
     }
 }
 
@@ -321,6 +330,7 @@ mod tests {
     use std::io::Write;
 
     use narval_nix::Sha256;
+    use zstd::zstd_safe::{find_frame_compressed_size, get_frame_content_size};
 
     use super::*;
 
@@ -365,17 +375,17 @@ mod tests {
             [1, 112, frame - 1, frame, frame + 1, 2 * frame + 12345]
                 .map(|length| (frame, usize::try_from(length).unwrap()))
         };
-        let gathered = lengths(FRAME_BYTES as u64).map(|length| (1, length));
+        let whole_frames = lengths(FRAME_BYTES as u64).map(|length| (1, length));
         let streamed = lengths(STREAMED_FRAME_BYTES).map(|length| (4, length));
-        for (level, (frame, length)) in gathered.into_iter().chain(streamed) {
+        for (level, (frame, length)) in whole_frames.into_iter().chain(streamed) {
             let nar = text(length);
             let out = encode(level, &nar, 200_000, 2);
             assert!(zstd::decode_all(&out[..]).unwrap() == nar, "{length}");
             let mut rest = &out[..];
             let mut sizes = Vec::new();
             while !rest.is_empty() {
-                sizes.push(zstd::zstd_safe::get_frame_content_size(rest).unwrap().unwrap());
-                rest = &rest[zstd::zstd_safe::find_frame_compressed_size(rest).unwrap()..];
+                sizes.push(get_frame_content_size(rest).unwrap().unwrap());
+                rest = &rest[find_frame_compressed_size(rest).unwrap()..];
             }
             assert_eq!(sizes.iter().sum::<u64>(), length as u64);
             assert!(sizes.iter().rev().skip(1).all(|size| *size == frame), "{sizes:?}");
@@ -393,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn more_at_once_than_there_are_desks_take_turns() {
+    fn more_at_once_than_there_are_workspaces_take_turns() {
         let nar = text(17_000_000);
         let expected = encode(1, &nar, 100_000, 1);
         std::thread::scope(|scope| {
@@ -405,9 +415,9 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_client_has_no_desk() {
+    fn who_waits_for_a_client_has_no_workspace() {
         let nar = text(9_000_000);
-        let mut waiting: Vec<_> = (0..2 * DESKS_MAX).map(|_| encoder(1, &nar, 2)).collect();
+        let mut waiting: Vec<_> = (0..2 * WORKSPACES_MAX).map(|_| encoder(1, &nar, 2)).collect();
         for encoder in &mut waiting {
             encoder.advance(&mut &nar[..], &mut |_| Ok(())).unwrap();
             assert!(!encoder.is_complete());
@@ -422,13 +432,13 @@ mod tests {
             let mut changed = nar.clone();
             changed[8_999_999] ^= 1;
             let (mut encoder, mut changed, mut out) = (encoder(level, &nar, 4), &changed[..], Vec::new());
-            let stop = loop {
+            let error = loop {
                 let step = encoder.advance(&mut changed, &mut |made| out.write_all(made));
-                if let Err(stop) = step {
-                    break stop;
+                if let Err(error) = step {
+                    break error;
                 }
             };
-            assert!(matches!(stop, Stop::Corrupt));
+            assert!(matches!(error, EncodeError::Corrupt));
             assert!(zstd::decode_all(&out[..]).map_or(true, |decoded| decoded.len() < nar.len()));
         }
     }
@@ -438,11 +448,11 @@ mod tests {
         let nar = text(9_000_000);
         let mut short = encoder(1, &nar, 4);
         let mut rest = &nar[..8_000_000];
-        let stop = (0..4).find_map(|_| short.advance(&mut rest, &mut |_| Ok(())).err());
-        assert!(matches!(stop, Some(Stop::Nar(error)) if error.kind() == io::ErrorKind::UnexpectedEof));
+        let error = (0..4).find_map(|_| short.advance(&mut rest, &mut |_| Ok(())).err());
+        assert!(matches!(error, Some(EncodeError::Nar(error)) if error.kind() == io::ErrorKind::UnexpectedEof));
         let full = |_: &[u8]| Err(io::ErrorKind::StorageFull.into());
-        assert!(matches!(encoder(1, &nar, 4).advance(&mut &nar[..], &mut { full }), Err(Stop::Sink(_))));
-        // Their desks are free again.
+        assert!(matches!(encoder(1, &nar, 4).advance(&mut &nar[..], &mut { full }), Err(EncodeError::Sink(_))));
+        // Their workspaces are free again.
         assert!(!encode(1, &nar, 100_000, 2).is_empty());
     }
 }
