@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cli`] | the command line of `narval`: the commands and their groups |
 //! | [`commands`] | the commands, one file each |
+//! | [`config`] | the configuration file of `narval serve` |
 //! | [`nix_serve`] | the command line of `nix-serve` |
 //! | [`server`] | what all servers have in common from their options to their end |
 //! | [`args`] | options that several commands take |
@@ -12,6 +13,7 @@
 pub mod args;
 pub mod cli;
 pub mod commands;
+pub mod config;
 pub mod nix_serve;
 pub mod server;
 pub mod ui;

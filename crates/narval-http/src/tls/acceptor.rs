@@ -42,7 +42,6 @@ impl std::fmt::Debug for PemPair {
 /// Accepts TLS connections. The certificates can be loaded anew while it is in use: connections that are there keep theirs.
 #[derive(Debug)]
 pub struct TlsAcceptor {
-    config: TlsConfig,
     /// Outlives reloads, so that sessions do: its keys rotate by themselves.
     tickets: Arc<dyn ProducesTickets>,
     current: ArcSwap<Loaded>,
@@ -50,6 +49,7 @@ pub struct TlsAcceptor {
 
 #[derive(Debug)]
 struct Loaded {
+    config: TlsConfig,
     rustls: Arc<ServerConfig>,
     /// Modification times of all files, in the order of [`TlsConfig::files`].
     modified: Vec<Option<SystemTime>>,
@@ -78,8 +78,8 @@ impl TlsAcceptor {
     /// A file that is missing, unreadable, expired, or not what it should be.
     pub fn new(config: TlsConfig) -> Result<Self, TlsError> {
         let tickets = aws_lc_rs::Ticketer::new()?;
-        let current = ArcSwap::from_pointee(load(&config, &tickets)?);
-        Ok(Self { config, tickets, current })
+        let current = ArcSwap::from_pointee(load(config, &tickets)?);
+        Ok(Self { tickets, current })
     }
 
     /// Loads the files again. On an error what was loaded before stays in use.
@@ -87,7 +87,15 @@ impl TlsAcceptor {
     /// # Errors
     /// As [`TlsAcceptor::new`].
     pub fn reload(&self) -> Result<(), TlsError> {
-        self.current.store(Arc::new(load(&self.config, &self.tickets)?));
+        self.replace(self.current.load().config.clone())
+    }
+
+    /// Loads what another configuration names, in place of what was loaded before. On an error that stays in use.
+    ///
+    /// # Errors
+    /// As [`TlsAcceptor::new`].
+    pub fn replace(&self, config: TlsConfig) -> Result<(), TlsError> {
+        self.current.store(Arc::new(load(config, &self.tickets)?));
         Ok(())
     }
 
@@ -96,7 +104,8 @@ impl TlsAcceptor {
     /// # Errors
     /// As [`TlsAcceptor::new`].
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
-        if self.config.modified() == self.current.load().modified {
+        let current = self.current.load();
+        if current.config.modified() == current.modified {
             return Ok(false);
         }
         self.reload().map(|()| true)
@@ -107,11 +116,12 @@ impl TlsAcceptor {
     /// # Errors
     /// Only what the TLS library finds wrong with its configuration.
     pub fn accept(&self) -> Result<TlsSession, rustls::Error> {
-        TlsSession::new(&self.current.load().rustls, self.config.ktls, self.config.client_ca.is_some())
+        let current = self.current.load();
+        TlsSession::new(&current.rustls, current.config.ktls, current.config.client_ca.is_some())
     }
 }
 
-fn load(config: &TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded, TlsError> {
+fn load(config: TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded, TlsError> {
     // Before the files are read: one that changes meanwhile is then seen as changed, and loaded once more.
     let modified = config.modified();
     if config.identities.is_empty() && config.pairs.is_empty() {
@@ -143,5 +153,5 @@ fn load(config: &TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded
     rustls.ticketer = tickets.clone();
     // Tickets are cheap to make but each is a record and ~250 bytes: one is what a client uses next.
     rustls.send_tls13_tickets = 1;
-    Ok(Loaded { rustls: Arc::new(rustls), modified })
+    Ok(Loaded { config, rustls: Arc::new(rustls), modified })
 }

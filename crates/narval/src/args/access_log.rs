@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use narval_http::{LogFormat, LogWriter};
 
 use crate::Failure;
+use crate::config::AccessLogSection;
 
 /// Options for the access log
 #[derive(Clone, Debug, clap::Args)]
@@ -15,9 +16,9 @@ pub struct AccessLogArgs {
     /// Access log file; `-` is standard output
     #[arg(long, value_name = "FILE")]
     access_log: Option<PathBuf>,
-    /// Format of the access log
-    #[arg(long = "access-log-format", alias = "access-log-form", value_name = "FORMAT", default_value = "combined")]
-    access_log_form: LogForm,
+    /// Format of the access log [default: combined]
+    #[arg(long = "access-log-format", alias = "access-log-form", value_name = "FORMAT")]
+    access_log_form: Option<LogForm>,
 }
 
 impl AccessLogArgs {
@@ -26,14 +27,22 @@ impl AccessLogArgs {
     /// # Errors
     /// As [`open`].
     pub fn open(&self) -> Result<Option<BoxedLog>, Failure> {
-        self.access_log.as_deref().map(|path| open(self.access_log_form, path)).transpose()
+        let (form, path) = self.over(&AccessLogSection::default());
+        path.map(|path| open(form, &path)).transpose()
+    }
+
+    /// The format and the file, the options over what a configuration file says.
+    pub fn over(&self, file: &AccessLogSection) -> (LogForm, Option<PathBuf>) {
+        let path = self.access_log.clone().or_else(|| Some(file.file.as_ref()?.value.clone()));
+        (self.access_log_form.or(file.format).unwrap_or_default(), path)
     }
 }
 
 /// The format of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogForm {
     /// Apache's combined format
+    #[default]
     Combined,
     /// The same, with the address from X-Real-IP or X-Forwarded-For. Only behind a proxy that sets them
     RealIp,
@@ -67,7 +76,7 @@ pub fn open(form: LogForm, path: &Path) -> Result<BoxedLog, Failure> {
     }
     let opened = OpenOptions::new().append(true).create(true).open(path);
     let file = opened
-        .map_err(|error| Failure::usage(format!("option --access-log: cannot write '{}': {error}", path.display())))?;
+        .map_err(|error| Failure::usage(format!("access log: cannot write '{}': {error}", path.display())))?;
     Ok(LogWriter::new(form.into(), Box::new(file)))
 }
 

@@ -4,18 +4,25 @@ use std::path::PathBuf;
 
 use narval_serve::NarCacheConfig;
 
+use crate::config::NarCacheSection;
+
+/// The size of the folder unless said otherwise, in bytes.
+const SIZE_DEFAULT: u64 = 10 << 30;
+/// The level unless said otherwise.
+const LEVEL_DEFAULT: i32 = 1;
+
 /// The cache of compressed NARs.
 #[derive(Debug, clap::Args)]
 pub struct NarCacheArgs {
     /// Folder that keeps compressed NARs [default: $XDG_CACHE_HOME/narval/nars, or ~/.cache/narval/nars]
     #[arg(long, value_name = "DIR")]
     nar_cache: Option<PathBuf>,
-    /// Maximum size of that folder; the least recently used NARs are removed first
-    #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = parse_size)]
-    nar_cache_size: u64,
-    /// zstd compression level, 1 (fast) to 19 (small)
-    #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
-    nar_cache_level: i32,
+    /// Maximum size of that folder; the least recently used NARs are removed first [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    nar_cache_size: Option<u64>,
+    /// zstd compression level, 1 (fast) to 19 (small) [default: 1]
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=19))]
+    nar_cache_level: Option<i32>,
     /// Send NARs uncompressed and keep none
     #[arg(long, conflicts_with = "nar_cache")]
     no_nar_cache: bool,
@@ -24,11 +31,19 @@ pub struct NarCacheArgs {
 impl NarCacheArgs {
     /// What the options come to. Without a folder (a service without a home) there is no cache.
     pub fn config(&self) -> Option<NarCacheConfig> {
-        if self.no_nar_cache {
+        self.config_over(&NarCacheSection::default())
+    }
+
+    /// The same over what a configuration file says.
+    pub fn config_over(&self, file: &NarCacheSection) -> Option<NarCacheConfig> {
+        let enabled = file.enabled.unwrap_or(true) || self.nar_cache.is_some();
+        if self.no_nar_cache || !enabled {
             return None;
         }
-        let folder = self.nar_cache.clone().or_else(usable_default)?;
-        Some(NarCacheConfig { folder, bytes_max: self.nar_cache_size, level: self.nar_cache_level })
+        let folder = self.nar_cache.clone().or_else(|| file.folder.clone()).or_else(usable_default)?;
+        let bytes_max = self.nar_cache_size.or(file.size).unwrap_or(SIZE_DEFAULT);
+        let level = self.nar_cache_level.or(file.level).unwrap_or(LEVEL_DEFAULT);
+        Some(NarCacheConfig { folder, bytes_max, level })
     }
 }
 
@@ -59,7 +74,7 @@ fn default_folder() -> Option<PathBuf> {
 }
 
 /// Reads `500M`, `10G`, `1T` (powers of 1024; `10GiB` and `10GB` mean the same) or a number of bytes.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || "give a number of bytes, or one with K, M, G or T behind it, as 10G".to_owned();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

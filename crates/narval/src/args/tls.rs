@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, probe};
-use signal_hook::consts::SIGHUP;
-use signal_hook::iterator::Signals;
 
 use crate::Failure;
+use crate::config::TlsSection;
 
 /// How often the files of certificates and keys are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -34,9 +33,9 @@ pub struct TlsArgs {
     /// Certificate authorities (PEM); clients must present a certificate of one of them
     #[arg(long, value_name = "FILE")]
     tls_client_ca: Option<PathBuf>,
-    /// Whether the kernel encrypts large files (kTLS)
-    #[arg(long, value_name = "WHEN", default_value = "off")]
-    ktls: KtlsMode,
+    /// Whether the kernel encrypts large files (kTLS) [default: off]
+    #[arg(long, value_name = "WHEN")]
+    ktls: Option<KtlsMode>,
 }
 
 /// When the kernel encrypts.
@@ -65,65 +64,70 @@ impl TlsArgs {
     /// # Errors
     /// As [`acceptor`](Self::acceptor).
     pub fn acceptor_with(&self, pairs: Vec<PemPair>) -> Result<Option<Arc<TlsAcceptor>>, Failure> {
+        let config = self.config_over(&TlsSection::default(), pairs)?;
+        config.map(|config| accept(config, "option --tls-cert")).transpose()
+    }
+
+    /// What the options ask for, over a configuration file. Certificates of the command line replace those of the file.
+    ///
+    /// # Errors
+    /// Options that don't fit together.
+    pub fn config_over(&self, file: &TlsSection, pairs: Vec<PemPair>) -> Result<Option<TlsConfig>, Failure> {
         if self.tls_cert.len() != self.tls_key.len() {
             let (certs, keys) = (self.tls_cert.len(), self.tls_key.len());
             return Err(Failure::usage(format!(
                 "options --tls-cert and --tls-key: {certs} certificates and {keys} keys: give each certificate its key"
             )));
         }
-        let ktls = self.ktls()?;
-        if self.tls_cert.is_empty() && pairs.is_empty() {
-            return match &self.tls_client_ca {
-                Some(_) => Err(Failure::usage("option --tls-client-ca: needs --tls-cert and --tls-key")),
-                None => Ok(None),
-            };
-        }
+        let ktls = ktls(self.ktls.or(file.ktls).unwrap_or_default())?;
         let mut identities: Vec<_> = std::iter::zip(&self.tls_cert, &self.tls_key)
             .map(|(cert, key)| Identity { cert: cert.clone(), key: key.clone(), ocsp: None })
             .collect();
         if let Some(first) = identities.first_mut() {
             first.ocsp.clone_from(&self.tls_ocsp);
+        } else {
+            identities.extend(file.certificates.iter().map(|pair| Identity {
+                cert: pair.cert.clone(),
+                key: pair.key.clone(),
+                ocsp: pair.ocsp.clone(),
+            }));
         }
-        let config = TlsConfig { identities, pairs, client_ca: self.tls_client_ca.clone(), ktls };
-        let acceptor =
-            TlsAcceptor::new(config).map_err(|error| Failure::usage(format!("option --tls-cert: {error}")))?;
-        Ok(Some(Arc::new(acceptor)))
-    }
-
-    fn ktls(&self) -> Result<bool, Failure> {
-        match (self.ktls, probe()) {
-            (KtlsMode::Off, _) => Ok(false),
-            (_, Ok(())) => Ok(true),
-            (KtlsMode::Auto, Err(error)) => {
-                tracing::info!("the kernel has no TLS ({error}): encrypting in user space");
-                Ok(false)
-            }
-            (KtlsMode::On, Err(error)) => Err(Failure::usage(format!(
-                "option --ktls on: this kernel can't ({error}): load the module 'tls', or use --ktls auto"
-            ))),
+        let client_ca = self.tls_client_ca.clone().or_else(|| Some(file.client_ca.as_ref()?.value.clone()));
+        if identities.is_empty() && pairs.is_empty() {
+            return match client_ca {
+                Some(_) => Err(Failure::usage("option --tls-client-ca: needs --tls-cert and --tls-key")),
+                None => Ok(None),
+            };
         }
+        Ok(Some(TlsConfig { identities, pairs, client_ca, ktls }))
     }
 }
 
-/// Reads certificates and keys again when their files change, and on SIGHUP. What can't be read leaves the old ones in use.
+/// Loads certificates; `place` is what named them.
+pub(crate) fn accept(config: TlsConfig, place: &str) -> Result<Arc<TlsAcceptor>, Failure> {
+    TlsAcceptor::new(config).map(Arc::new).map_err(|error| Failure::usage(format!("{place}: {error}")))
+}
+
+fn ktls(mode: KtlsMode) -> Result<bool, Failure> {
+    match (mode, probe()) {
+        (KtlsMode::Off, _) => Ok(false),
+        (_, Ok(())) => Ok(true),
+        (KtlsMode::Auto, Err(error)) => {
+            tracing::info!("the kernel has no TLS ({error}): encrypting in user space");
+            Ok(false)
+        }
+        (KtlsMode::On, Err(error)) => Err(Failure::usage(format!(
+            "option --ktls on: this kernel can't ({error}): load the module 'tls', or use --ktls auto"
+        ))),
+    }
+}
+
+/// Reads certificates and keys again when their files change. What can't be read leaves the old ones in use.
 ///
 /// # Errors
-/// Signals can't be caught, or no thread can be started.
+/// No thread can be started.
 pub fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::runtime(format!("cannot watch the certificates: {error}"));
-    let mut signals = Signals::new([SIGHUP]).map_err(failed)?;
-    let on_signal = tls.clone();
-    thread::Builder::new()
-        .name("sighup".into())
-        .spawn(move || {
-            for _ in signals.forever() {
-                match on_signal.reload() {
-                    Ok(()) => tracing::info!("SIGHUP: certificates read again"),
-                    Err(error) => tracing::error!("SIGHUP: {error}; the old certificates stay in use"),
-                }
-            }
-        })
-        .map_err(failed)?;
     thread::Builder::new()
         .name("certificates".into())
         .spawn(move || {

@@ -1,0 +1,241 @@
+//! Reads the tables of a TOML document key by key. What was asked for is what is allowed: all other keys are errors.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, ConfigErrors};
+use super::values::Kind;
+
+/// The longest value that a message shows, in characters.
+const VALUE_SHOWN_MAX: usize = 60;
+
+/// A value, and the line that it stands in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At<T> {
+    /// The value.
+    pub value: T,
+    /// The line of the configuration file, counted from 1.
+    pub line: usize,
+}
+
+/// A file that is being read. Errors are gathered, so that one reading tells all of them.
+pub(super) struct Document<'a> {
+    file: &'a str,
+    text: &'a str,
+    /// What relative paths are relative to.
+    folder: PathBuf,
+    errors: RefCell<Vec<(usize, ConfigError)>>,
+    /// The names of all keys that were asked for: `limits.queue`.
+    keys: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Document<'a> {
+    pub(super) fn new(file: &'a str, text: &'a str) -> Self {
+        let folder = Path::new(file).parent().map(Path::to_path_buf).unwrap_or_default();
+        Self { file, text, folder, errors: RefCell::default(), keys: RefCell::default() }
+    }
+
+    /// Parses the text, and hands its top to `read`; without a word about what is wrong only if nothing is.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&Section<'_>) -> T) -> Result<T, ConfigErrors> {
+        let (table, wrong) = DeTable::parse_recoverable(self.text);
+        for error in &wrong {
+            let message = error.message().lines().collect::<Vec<_>>().join(", ");
+            self.error(error.span().map_or(0, |span| span.start), message);
+        }
+        let top = Section { document: self, path: String::new(), table: Some(table.get_ref()), known: RefCell::default() };
+        // A table with gaps in it would be complained about twice.
+        let value = wrong.is_empty().then(|| read(&top));
+        top.finish();
+        let mut errors = self.errors.take();
+        errors.sort_by_key(|(at, _)| *at);
+        match value {
+            Some(value) if errors.is_empty() => Ok(value),
+            _ => Err(ConfigErrors(errors.into_iter().map(|(_, error)| error).collect())),
+        }
+    }
+
+    /// The keys that were asked for.
+    pub(super) fn keys(&self) -> BTreeSet<String> {
+        self.keys.borrow().clone()
+    }
+
+    pub(super) fn error(&self, at: usize, message: String) {
+        let error = ConfigError { file: self.file.to_owned(), line: Some(self.line(at)), message };
+        self.errors.borrow_mut().push((at, error));
+    }
+
+    fn line(&self, at: usize) -> usize {
+        1 + self.text.bytes().take(at).filter(|byte| *byte == b'\n').count()
+    }
+
+    /// The text of a value as it stands in the file, for a message: on one line, and not too long.
+    fn shown(&self, span: Range<usize>) -> String {
+        let text = self.text.get(span).unwrap_or_default();
+        let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(VALUE_SHOWN_MAX).collect();
+        if text.chars().nth(VALUE_SHOWN_MAX).is_some() {
+            line.push('…');
+        }
+        line
+    }
+}
+
+/// A table of the document; empty where the document has none.
+pub(super) struct Section<'a> {
+    document: &'a Document<'a>,
+    /// With a dot at its end, unless it is the top: `limits.`.
+    path: String,
+    table: Option<&'a DeTable<'a>>,
+    /// The keys that were asked for.
+    known: RefCell<Vec<&'static str>>,
+}
+
+impl<'a> Section<'a> {
+    /// The value of a key, if it is there and right.
+    pub(super) fn get<T>(&self, key: &'static str, kind: &Kind<T>) -> Option<T> {
+        self.at(key, kind).map(|at| at.value)
+    }
+
+    /// The same with its line.
+    pub(super) fn at<T>(&self, key: &'static str, kind: &Kind<T>) -> Option<At<T>> {
+        let (value, span) = self.find(key)?;
+        self.value(key, value, span, kind)
+    }
+
+    /// The values of a key: an array, or one value alone.
+    pub(super) fn list<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<At<T>> {
+        match self.find(key) {
+            None => Vec::new(),
+            Some((DeValue::Array(array), _)) => {
+                array.iter().filter_map(|item| self.value(key, item.get_ref(), item.span(), kind)).collect()
+            }
+            Some((value, span)) => self.value(key, value, span, kind).into_iter().collect(),
+        }
+    }
+
+    /// A path, which is relative to the folder of the file.
+    pub(super) fn path(&self, key: &'static str) -> Option<At<PathBuf>> {
+        self.at(key, &Kind::path()).map(|at| self.absolute(at))
+    }
+
+    /// Several of them.
+    pub(super) fn paths(&self, key: &'static str) -> Vec<At<PathBuf>> {
+        self.list(key, &Kind::path()).into_iter().map(|at| self.absolute(at)).collect()
+    }
+
+    /// A path as seen from the folder of the file.
+    pub(super) fn absolute(&self, at: At<PathBuf>) -> At<PathBuf> {
+        At { value: self.document.folder.join(at.value), line: at.line }
+    }
+
+    /// Reads the table of this name; an empty one if the document has none.
+    pub(super) fn table<T>(&self, key: &'static str, read: impl FnOnce(&Section<'_>) -> T) -> T {
+        let table = match self.find_unlisted(key) {
+            None => None,
+            Some((DeValue::Table(table), _)) => Some(table),
+            Some((_, span)) => {
+                self.wrong(key, span, "give a table");
+                None
+            }
+        };
+        self.section(key, table, read)
+    }
+
+    /// Reads each of the tables of this name, `[[key]]`.
+    pub(super) fn tables<T>(&self, key: &'static str, read: impl Fn(&Section<'_>, usize) -> T) -> Vec<T> {
+        let mut all = Vec::new();
+        match self.find_unlisted(key) {
+            // Read all the same: what is asked for is what may be written.
+            None => drop(self.section(key, None, |section| read(section, 0))),
+            Some((DeValue::Array(array), _)) => {
+                for item in array.iter() {
+                    let at = item.span().start;
+                    match item.get_ref() {
+                        DeValue::Table(table) => {
+                            all.push(self.section(key, Some(table), |section| read(section, self.document.line(at))));
+                        }
+                        _ => self.wrong(key, item.span(), "give a table"),
+                    }
+                }
+            }
+            Some((_, span)) => self.wrong(key, span, &format!("give tables, each below a line [[{}{key}]]", self.path)),
+        }
+        all
+    }
+
+    /// A key that must be there.
+    pub(super) fn required<T>(&self, key: &'static str, line: usize, value: Option<T>) -> Option<T> {
+        let given = self.table.is_none_or(|table| table.contains_key(key));
+        if !given {
+            let name = self.path.trim_end_matches('.');
+            let at = self.document.text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+            self.document.error(at, format!("{name}: key '{key}' is missing"));
+        }
+        value
+    }
+
+    fn section<T>(&self, key: &str, table: Option<&DeTable<'_>>, read: impl FnOnce(&Section<'_>) -> T) -> T {
+        let path = format!("{}{key}.", self.path);
+        let section = Section { document: self.document, path, table, known: RefCell::default() };
+        let value = read(&section);
+        section.finish();
+        value
+    }
+
+    fn find(&self, key: &'static str) -> Option<(&DeValue<'a>, Range<usize>)> {
+        self.document.keys.borrow_mut().insert(format!("{}{key}", self.path));
+        self.find_unlisted(key)
+    }
+
+    fn find_unlisted(&self, key: &'static str) -> Option<(&DeValue<'a>, Range<usize>)> {
+        self.known.borrow_mut().push(key);
+        self.table?.get(key).map(|value| (value.get_ref(), value.span()))
+    }
+
+    fn value<T>(&self, key: &str, value: &DeValue<'_>, span: Range<usize>, kind: &Kind<T>) -> Option<At<T>> {
+        let line = self.document.line(span.start);
+        match kind.read(value) {
+            Ok(value) => Some(At { value, line }),
+            Err(reason) => {
+                self.wrong(key, span, &reason);
+                None
+            }
+        }
+    }
+
+    fn wrong(&self, key: &str, span: Range<usize>, reason: &str) {
+        let at = span.start;
+        let shown = self.document.shown(span);
+        self.document.error(at, format!("{}{key} = {shown}: {reason}", self.path));
+    }
+
+    /// Complains about keys that nobody asked for.
+    fn finish(&self) {
+        let known = self.known.borrow();
+        if known.is_empty() {
+            return;
+        }
+        for key in self.table.into_iter().flat_map(|table| table.keys()) {
+            let name = key.get_ref().as_ref();
+            if !known.contains(&name) {
+                let hint = match nearest(name, &known) {
+                    Some(near) => format!("did you mean '{}{near}'?", self.path),
+                    None => format!("known here: {}", known.join(", ")),
+                };
+                let shown = self.document.shown(key.span());
+                self.document.error(key.span().start, format!("unknown key '{}{shown}'; {hint}", self.path));
+            }
+        }
+    }
+}
+
+/// The known name that was probably meant.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase().replace('_', "-"), other);
+    let near = known.iter().map(|other| (distance(other), *other)).min()?;
+    // Half of it in common, roughly: what is further off is another word.
+    (near.0 <= 1 + near.1.len().max(name.len()) / 4).then_some(near.1)
+}

@@ -1,0 +1,155 @@
+//! What a value may be: each kind reads a TOML value, or says what is allowed.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use toml::de::DeValue;
+
+use crate::args::nar_cache::parse_size;
+
+/// A kind of value.
+pub(super) struct Kind<T>(Box<Read<T>>);
+
+type Read<T> = dyn Fn(&DeValue<'_>) -> Result<T, String>;
+
+impl<T> Kind<T> {
+    fn new(read: impl Fn(&DeValue<'_>) -> Result<T, String> + 'static) -> Self {
+        Self(Box::new(read))
+    }
+
+    /// Reads a value; the error says what is allowed.
+    pub(super) fn read(&self, value: &DeValue<'_>) -> Result<T, String> {
+        (self.0)(value)
+    }
+}
+
+impl Kind<bool> {
+    pub(super) fn boolean() -> Self {
+        Self::new(|value| value.as_bool().ok_or_else(|| "give true or false".to_owned()))
+    }
+}
+
+impl Kind<String> {
+    pub(super) fn text() -> Self {
+        Self::new(|value| {
+            let text = value.as_str().filter(|text| !text.is_empty());
+            text.map(str::to_owned).ok_or_else(|| "give a text in quotes".to_owned())
+        })
+    }
+}
+
+impl Kind<PathBuf> {
+    pub(super) fn path() -> Self {
+        Self::new(|value| {
+            let path = value.as_str().filter(|path| !path.is_empty() && !path.contains('\0'));
+            path.map(PathBuf::from).ok_or_else(|| "give a path in quotes".to_owned())
+        })
+    }
+}
+
+impl<T: FromStr<Err: Display> + 'static> Kind<T> {
+    /// A text that is parsed; its error says what is allowed.
+    pub(super) fn parsed(allowed: &'static str) -> Self {
+        Self::new(move |value| {
+            let text = value.as_str().ok_or_else(|| format!("give {allowed} in quotes"))?;
+            text.parse().map_err(|error: T::Err| error.to_string())
+        })
+    }
+}
+
+impl<T: TryFrom<i64> + Display + Copy + PartialOrd + 'static> Kind<T> {
+    /// A whole number.
+    pub(super) fn integer(range: RangeInclusive<T>) -> Self {
+        Self::new(move |value| {
+            let number = integer(value).and_then(|number| T::try_from(number).ok());
+            let number = number.filter(|number| range.contains(number));
+            number.ok_or_else(|| format!("give a whole number from {} to {}", range.start(), range.end()))
+        })
+    }
+}
+
+impl Kind<u64> {
+    /// Bytes: a number, or a text such as `10G`.
+    pub(super) fn size() -> Self {
+        Self::new(|value| {
+            let size = match value.as_str() {
+                Some(text) => parse_size(text).ok(),
+                None => integer(value).and_then(|bytes| u64::try_from(bytes).ok()),
+            };
+            size.ok_or_else(|| "give a number of bytes, or a text with K, M, G or T in it, as \"10G\"".to_owned())
+        })
+    }
+}
+
+impl Kind<Duration> {
+    /// A time: a number of seconds, or a text such as `90s`, `5m`, `1h`, `7d`.
+    pub(super) fn duration(range: RangeInclusive<Duration>) -> Self {
+        Self::new(move |value| {
+            let time = match value.as_str() {
+                Some(text) => parse_duration(text),
+                None => integer(value).and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs),
+            };
+            let (least, most) = (written(*range.start()), written(*range.end()));
+            time.filter(|time| range.contains(time))
+                .ok_or_else(|| format!("give a time from \"{least}\" to \"{most}\", with ms, s, m, h or d as its unit"))
+        })
+    }
+}
+
+impl<T: ValueEnum + 'static> Kind<T> {
+    /// One of a few words.
+    pub(super) fn choice() -> Self {
+        Self::new(|value| {
+            let found = value.as_str().and_then(|text| T::from_str(text, false).ok());
+            found.ok_or_else(|| {
+                let names = T::value_variants().iter().filter_map(T::to_possible_value);
+                let names: Vec<_> = names.map(|name| format!("\"{}\"", name.get_name())).collect();
+                format!("give one of {}", names.join(", "))
+            })
+        })
+    }
+}
+
+fn integer(value: &DeValue<'_>) -> Option<i64> {
+    let integer = value.as_integer()?;
+    i64::from_str_radix(integer.as_str(), integer.radix()).ok()
+}
+
+/// Units of time, the largest first, in milliseconds.
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(digits);
+    let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit.trim_start())?;
+    number.parse::<u64>().ok()?.checked_mul(factor).map(Duration::from_millis)
+}
+
+/// A time as it would be written in a file.
+pub(super) fn written(time: Duration) -> String {
+    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (unit, factor) = UNITS.into_iter().find(|(_, factor)| ms > 0 && ms.is_multiple_of(*factor)).unwrap_or(("s", 1000));
+    format!("{}{unit}", ms / factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        for (text, want) in [("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("7d", 604_800_000), ("250 ms", 250)] {
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(want)), "{text}");
+        }
+        for text in ["", "5", "m", "-5m", "1.5h", "5M", "99999999999999999999d"] {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+        for text in ["90s", "5m", "1h", "7d", "250ms", "0s"] {
+            assert_eq!(written(parse_duration(text).unwrap()), text);
+        }
+    }
+}
