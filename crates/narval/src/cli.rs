@@ -6,8 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
-    bench, cat, completions, copy, demo, doctor, enter, gc, install, key, ls, man, nar, path_info, profiles, remove,
-    rollback, run, serve, shell, static_site, verify, warm,
+    bench, cat, completions, config, copy, demo, doctor, enter, gc, install, key, ls, man, nar, path_info, profiles,
+    remove, rollback, run, serve, shell, static_site, verify, warm,
 };
 use crate::ui::{log, output};
 
@@ -30,7 +30,7 @@ Examples:
 
 /// The commands by what they are for: clap lists them in one column.
 const GROUPS: [(&str, &[&str]); 6] = [
-    ("Serve", &["serve", "warm", "static"]),
+    ("Serve", &["serve", "config", "warm", "static"]),
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "ls", "cat"]),
     ("Caches", &["copy"]),
@@ -73,6 +73,7 @@ enum Command {
     #[command(name = "__enter", hide = true)]
     Enter(enter::Args),
     Serve(serve::Args),
+    Config(config::Args),
     Warm(warm::Args),
     Static(static_site::Args),
     Bench(bench::Args),
@@ -123,6 +124,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Man(args) => man::run(&args, &definition()),
         Command::Enter(args) => enter::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Config(args) => config::run(args),
         Command::Warm(args) => warm::run(args),
         Command::Static(args) => static_site::run(args),
         Command::Bench(args) => bench::run(&args),

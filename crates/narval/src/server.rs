@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread;
 use std::time::Duration;
 
 use narval_http::tls::TlsAcceptor;
@@ -11,7 +12,9 @@ use narval_http::{Limits, ListenAddress, ServerHandle};
 use narval_serve::Service;
 use narval_store::{Access, Environment, Store, StoreConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
+use signal_hook::iterator::Signals;
 
 use crate::Failure;
 use crate::args::listen::{Host, Listen};
@@ -149,30 +152,73 @@ pub fn within_descriptors(mut limits: Limits, service: &Service) -> Limits {
     limits
 }
 
-/// Says that the server is up, to people and to systemd; then serves until a signal ends it.
+/// Says that the server is up, to people and to systemd; then serves until a signal ends it. SIGHUP reads certificates again.
 ///
 /// # Errors
 /// Signals can't be caught, or the server ended by itself.
 pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
+    let certificates = tls.clone();
+    run_reloading(handle, tls, move || match &certificates {
+        None => Ok("there is nothing to read again".to_owned()),
+        Some(tls) => match tls.reload() {
+            Ok(()) => Ok("certificates read again".to_owned()),
+            Err(error) => Err(Failure::runtime(format!("{error}; the old certificates stay in use"))),
+        },
+    })
+}
+
+/// The same with what a SIGHUP does: it says in a line what was done, or why nothing was.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_reloading(
+    handle: ServerHandle,
+    tls: Option<Arc<TlsAcceptor>>,
+    reload: impl FnMut() -> Result<String, Failure> + Send + 'static,
+) -> Result<(), Failure> {
+    let uncaught = |error: std::io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
     let scheme = if tls.is_some() { "https" } else { "http" };
     if let Some(tls) = tls {
         tls::keep_fresh(tls)?;
     }
+    on_hangup(reload).map_err(uncaught)?;
+    // What starman takes as orders to its worker processes must not end a server that has none (by default each would).
+    for signal in [SIGTTIN, SIGTTOU] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(uncaught)?;
+    }
+    handle.stop_on_signals(GRACE).map_err(uncaught)?;
     for address in handle.addresses() {
         match address {
             ListenAddress::Tcp(address) => tracing::info!("listening on {scheme}://{address}"),
             ListenAddress::Unix(path) => tracing::info!("listening on unix socket {}", path.display()),
         }
     }
-    // What starman takes as orders to its worker processes must not end a server that has none (by default each would).
-    for signal in [SIGHUP, SIGTTIN, SIGTTOU] {
-        let taken = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
-        taken.map_err(|error| Failure::runtime(format!("cannot catch signals: {error}")))?;
-    }
-    handle.stop_on_signals(GRACE).map_err(|error| Failure::runtime(format!("cannot catch signals: {error}")))?;
-    // Without systemd there is nobody to tell.
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+    notify_systemd(&[NotifyState::Ready]);
+    handle.wait().map_err(Failure::runtime)
+}
+
+/// Runs `reload` at each SIGHUP, on a thread of its own, and tells systemd about it (`Type=notify-reload`).
+fn on_hangup(mut reload: impl FnMut() -> Result<String, Failure> + Send + 'static) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGHUP])?;
+    thread::Builder::new().name("sighup".into()).spawn(move || {
+        for _ in signals.forever() {
+            match NotifyState::monotonic_usec_now() {
+                Ok(now) => notify_systemd(&[NotifyState::Reloading, now]),
+                Err(error) => tracing::warn!("cannot notify systemd: {error}"),
+            }
+            match reload() {
+                Ok(done) => tracing::info!("SIGHUP: {done}"),
+                Err(failure) => tracing::error!("SIGHUP: {failure}"),
+            }
+            notify_systemd(&[NotifyState::Ready]);
+        }
+    })?;
+    Ok(())
+}
+
+/// Without systemd there is nobody to tell.
+fn notify_systemd(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("cannot notify systemd: {error}");
     }
-    handle.wait().map_err(Failure::runtime)
 }

@@ -75,8 +75,8 @@ pub fn open(form: LogForm, path: &Path) -> Result<BoxedLog, Failure> {
         return Ok(to_stdout(form));
     }
     let opened = OpenOptions::new().append(true).create(true).open(path);
-    let file = opened
-        .map_err(|error| Failure::usage(format!("access log: cannot write '{}': {error}", path.display())))?;
+    let file =
+        opened.map_err(|error| Failure::usage(format!("access log: cannot write '{}': {error}", path.display())))?;
     Ok(LogWriter::new(form.into(), Box::new(file)))
 }
 

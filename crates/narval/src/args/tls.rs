@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, probe};
+use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, probe};
 
 use crate::Failure;
-use crate::config::TlsSection;
+use crate::config::{CertificateSection, TlsSection};
 
 /// How often the files of certificates and keys are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -106,6 +106,12 @@ impl TlsArgs {
 /// Loads certificates; `place` is what named them.
 pub(crate) fn accept(config: TlsConfig, place: &str) -> Result<Arc<TlsAcceptor>, Failure> {
     TlsAcceptor::new(config).map(Arc::new).map_err(|error| Failure::usage(format!("{place}: {error}")))
+}
+
+/// Loads a certificate of a configuration file, to see whether it can be.
+pub(crate) fn check_certificate(pair: &CertificateSection) -> Result<(), TlsError> {
+    let identity = Identity { cert: pair.cert.clone(), key: pair.key.clone(), ocsp: pair.ocsp.clone() };
+    TlsAcceptor::new(TlsConfig { identities: vec![identity], ..TlsConfig::default() }).map(|_| ())
 }
 
 fn ktls(mode: KtlsMode) -> Result<bool, Failure> {

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod cat;
 pub mod completions;
+pub mod config;
 pub mod copy;
 pub mod demo;
 pub mod doctor;

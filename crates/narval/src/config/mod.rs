@@ -15,6 +15,7 @@
 
 mod error;
 mod section;
+mod summary;
 mod values;
 
 use std::collections::BTreeSet;

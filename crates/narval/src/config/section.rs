@@ -46,7 +46,8 @@ impl<'a> Document<'a> {
             let message = error.message().lines().collect::<Vec<_>>().join(", ");
             self.error(error.span().map_or(0, |span| span.start), message);
         }
-        let top = Section { document: self, path: String::new(), table: Some(table.get_ref()), known: RefCell::default() };
+        let top =
+            Section { document: self, path: String::new(), table: Some(table.get_ref()), known: RefCell::default() };
         // A table with gaps in it would be complained about twice.
         let value = wrong.is_empty().then(|| read(&top));
         top.finish();
@@ -75,7 +76,8 @@ impl<'a> Document<'a> {
     /// The text of a value as it stands in the file, for a message: on one line, and not too long.
     fn shown(&self, span: Range<usize>) -> String {
         let text = self.text.get(span).unwrap_or_default();
-        let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(VALUE_SHOWN_MAX).collect();
+        let mut line: String =
+            text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(VALUE_SHOWN_MAX).collect();
         if text.chars().nth(VALUE_SHOWN_MAX).is_some() {
             line.push('…');
         }

@@ -132,7 +132,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
 /// A time as it would be written in a file.
 pub(super) fn written(time: Duration) -> String {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let (unit, factor) = UNITS.into_iter().find(|(_, factor)| ms > 0 && ms.is_multiple_of(*factor)).unwrap_or(("s", 1000));
+    let (unit, factor) =
+        UNITS.into_iter().find(|(_, factor)| ms > 0 && ms.is_multiple_of(*factor)).unwrap_or(("s", 1000));
     format!("{}{unit}", ms / factor)
 }
 
@@ -142,7 +143,8 @@ mod tests {
 
     #[test]
     fn times() {
-        for (text, want) in [("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("7d", 604_800_000), ("250 ms", 250)] {
+        for (text, want) in [("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("7d", 604_800_000), ("250 ms", 250)]
+        {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(want)), "{text}");
         }
         for text in ["", "5", "m", "-5m", "1.5h", "5M", "99999999999999999999d"] {

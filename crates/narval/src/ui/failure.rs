@@ -1,6 +1,6 @@
 //! How a command fails: one line to the user and an exit code.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::process::ExitCode;
 
@@ -42,14 +42,25 @@ impl Failure {
         }
     }
 
-    /// Prints `program: message` to standard error and gives the exit code.
+    /// Prints `program: message` to standard error, for each line of the message, and gives the exit code.
     pub fn report(&self, program: &str) -> ExitCode {
-        let (message, code) = match self {
-            Self::Usage(message) => (message, 2),
-            Self::Runtime(message) => (message, 1),
-            Self::Coded(code, message) => (message, *code),
+        let code = match self {
+            Self::Usage(_) => 2,
+            Self::Runtime(_) => 1,
+            Self::Coded(code, _) => *code,
         };
-        note!("{program}: {message}");
+        for line in self.to_string().lines() {
+            note!("{program}: {line}");
+        }
         ExitCode::from(code)
+    }
+}
+
+impl Display for Failure {
+    /// The message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Runtime(message) | Self::Coded(_, message) => f.write_str(message),
+        }
     }
 }

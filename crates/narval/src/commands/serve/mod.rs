@@ -1,18 +1,22 @@
 //! `narval serve`: a Nix store as a binary cache, with all it can say.
 
+mod reload;
+mod settings;
+
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
 
-use narval_http::{Limits, Server};
-use narval_serve::{Config, Face, Service};
+use narval_http::Server;
 
-use crate::args::access_log::AccessLogArgs;
+use crate::args::access_log::{self, AccessLogArgs};
 use crate::args::listen::Listen;
 use crate::args::nar_cache::NarCacheArgs;
-use crate::args::tls::TlsArgs;
-use crate::commands::key;
+use crate::args::tls::{self, TlsArgs};
 use crate::ui::log;
 use crate::{Failure, server};
+
+use reload::{Counters, CurrentLog, CurrentService, Running};
+pub(crate) use settings::Settings;
 
 /// Serve a Nix store as a binary cache
 ///
@@ -20,6 +24,11 @@ use crate::{Failure, server};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
+    /// Configuration file (TOML); options of the command line win over it. Read again on SIGHUP
+    ///
+    /// docs/configuration.md describes its keys; `narval config check FILE` checks one.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Address to listen on: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket. Repeatable [default: the sockets
     /// passed by systemd, else :5000]
     #[arg(long, short, value_name = "WHERE")]
@@ -33,20 +42,20 @@ pub struct Args {
     /// `narval key generate` makes one. Signatures stored with the paths are served as well.
     #[arg(long, short = 'k', value_name = "FILE")]
     sign_key: Vec<PathBuf>,
-    /// Priority; clients ask the cache with the lowest number first (cache.nixos.org: 40)
-    #[arg(long, value_name = "N", default_value_t = 30)]
-    priority: u32,
+    /// Priority; clients ask the cache with the lowest number first (cache.nixos.org: 40) [default: 30]
+    #[arg(long, value_name = "N")]
+    priority: Option<u32>,
     #[command(flatten)]
     nar_cache: NarCacheArgs,
     /// Hash every NAR while it is sent, and abort the connection if it does not match the database
     #[arg(long)]
     verify_nars: bool,
-    /// Seconds after which a client that reads nothing is disconnected
+    /// Seconds after which a client that reads nothing is disconnected [default: 3600]
     ///
     /// The default is long because Nix stops reading while its disk is slow, and cannot resume a NAR sent with
     /// `Content-Encoding`.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    stall_timeout: u64,
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    stall_timeout: Option<u64>,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -58,6 +67,7 @@ Examples:
   narval serve
   narval serve --sign-key cache.sec --listen 127.0.0.1:8080
   narval serve --store ~/.local/share/narval
+  narval serve --config /etc/narval.toml
 
 Then, on a client:
   nix copy --from http://HOST:5000 PATH \\
@@ -66,38 +76,33 @@ Then, on a client:
 /// Runs `narval serve` until a signal ends it.
 ///
 /// # Errors
-/// An option that can't be followed (before anything listens), or a server that can't start.
+/// An option or a key of the configuration file that can't be followed (before anything listens), or a server that can't start.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
-    let sign_keys = args.sign_key.iter().map(|path| key::read_secret_key(path)).collect::<Result<Vec<_>, _>>()?;
-    let store = server::open_store(args.store.as_deref())?;
-    let defaults = Config::new(Face::Narval);
-    let nar_cache = args.nar_cache.config();
-    let config = Config {
-        priority: args.priority,
-        sign_keys,
-        scratch: nar_cache.as_ref().map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
-        nar_cache,
-        verify_nars: args.verify_nars,
-        ..defaults
-    };
+    let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let service = Service::new(config, store).map_err(Failure::usage)?;
-    let limits = Limits { write_stall_timeout: Duration::from_secs(args.stall_timeout), ..Limits::default() };
-    let limits = server::within_descriptors(limits, &service);
-    let mut builder = Server::builder(service.clone()).limits(limits);
-    for listen in server::listen_or_default(&args.listen)? {
+    let service = settings.service()?;
+    let limits = server::within_descriptors(settings.limits.clone(), &service);
+    let current = CurrentService::new(service);
+    let mut builder = Server::builder(current.clone()).limits(limits);
+    for listen in server::listen_or_default(&settings.listen)? {
         builder = builder.listen(listen);
     }
-    if let Some(log) = args.access_log.open()? {
-        builder = builder.access_log(log);
+    let log = match &settings.access_log {
+        (form, Some(path)) => Some(CurrentLog::new(access_log::open(*form, path)?)),
+        (_, None) => None,
+    };
+    if let Some(log) = &log {
+        builder = builder.access_log(log.clone());
     }
-    let tls = args.tls.acceptor()?;
+    let tls = settings.tls.clone().map(|config| tls::accept(config, "HTTPS")).transpose()?;
     if let Some(tls) = &tls {
         builder = builder.tls(tls.clone());
     }
     let server = builder.build().map_err(Failure::usage)?;
     let handle = server.spawn().map_err(Failure::runtime)?;
-    service.show_engine(handle.counter_source());
-    server::run(handle, tls)
+    let counters: Counters = Arc::new(handle.counter_source());
+    current.show_engine(&counters);
+    let mut running = Running { args, settings, service: current, log, tls: tls.clone(), counters };
+    server::run_reloading(handle, tls, move || running.reload())
 }

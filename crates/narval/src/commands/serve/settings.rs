@@ -1,0 +1,151 @@
+//! What `narval serve` is to do: the command line over the configuration file over the defaults.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use narval_http::Limits;
+use narval_http::tls::TlsConfig;
+use narval_nix::SecretKey;
+use narval_serve::{Config, Face, NarCacheConfig, Service};
+
+use super::Args;
+use crate::args::access_log::LogForm;
+use crate::args::listen::Listen;
+use crate::commands::key;
+use crate::config::{At, ServeConfig};
+use crate::{Failure, server};
+
+/// How long a client may read nothing unless said otherwise.
+const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
+
+/// Everything that was decided.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Where to listen; none: the sockets that were handed over, else the default port.
+    pub(crate) listen: Vec<Listen>,
+    /// What clients may cost.
+    pub(crate) limits: Limits,
+    /// HTTPS.
+    pub(crate) tls: Option<TlsConfig>,
+    /// The format and the file of the access log.
+    pub(crate) access_log: (LogForm, Option<PathBuf>),
+    /// What the service is made of.
+    pub(crate) service: ServiceSettings,
+}
+
+/// What the service is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServiceSettings {
+    store: Option<String>,
+    sign_keys: Vec<SignKey>,
+    priority: u32,
+    nar_cache: Option<NarCacheConfig>,
+    verify_nars: bool,
+    narinfo_memory: u64,
+}
+
+/// A key to sign with. Two are the same if their public halves are.
+#[derive(Clone, Debug)]
+struct SignKey(SecretKey);
+
+impl PartialEq for SignKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.public_key() == other.0.public_key()
+    }
+}
+
+impl Eq for SignKey {}
+
+impl Settings {
+    /// Reads the configuration file, if one is named, the keys, and decides.
+    ///
+    /// # Errors
+    /// What the file says can't be, or a key can't be read.
+    pub(crate) fn read(args: &Args) -> Result<Self, Failure> {
+        let file = match &args.config {
+            Some(path) => ServeConfig::load(path).map_err(Failure::usage)?,
+            None => ServeConfig::default(),
+        };
+        Self::decide(args, &file)
+    }
+
+    fn decide(args: &Args, file: &ServeConfig) -> Result<Self, Failure> {
+        let mut limits = Limits { write_stall_timeout: STALL_TIMEOUT_DEFAULT, ..Limits::default() };
+        file.limits.apply(&mut limits);
+        if let Some(seconds) = args.stall_timeout {
+            limits.write_stall_timeout = Duration::from_secs(seconds);
+        }
+        let listen = if args.listen.is_empty() {
+            file.listen.iter().map(|at| at.value.clone()).collect()
+        } else {
+            args.listen.clone()
+        };
+        let defaults = Config::new(Face::Narval);
+        let service = ServiceSettings {
+            store: args.store.clone().or_else(|| Some(file.store.as_ref()?.value.clone())),
+            sign_keys: sign_keys(args, file)?,
+            priority: args.priority.or(file.priority).unwrap_or(defaults.priority),
+            nar_cache: args.nar_cache.config_over(&file.nar_cache),
+            verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
+            narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
+        };
+        Ok(Self {
+            listen,
+            limits,
+            tls: args.tls.config_over(&file.tls, Vec::new())?,
+            access_log: args.access_log.over(&file.access_log),
+            service,
+        })
+    }
+
+    /// The service that these settings describe.
+    ///
+    /// # Errors
+    /// A store that can't be read here, or a NAR cache that can't be used.
+    pub(crate) fn service(&self) -> Result<Service, Failure> {
+        let ServiceSettings { store, sign_keys, priority, nar_cache, verify_nars, narinfo_memory } = &self.service;
+        let store = server::open_store(store.as_deref())?;
+        let defaults = Config::new(Face::Narval);
+        let config = Config {
+            priority: *priority,
+            sign_keys: sign_keys.iter().map(|key| key.0.clone()).collect(),
+            scratch: nar_cache.as_ref().map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
+            nar_cache: nar_cache.clone(),
+            verify_nars: *verify_nars,
+            narinfo_memo_bytes: *narinfo_memory,
+            ..defaults
+        };
+        Service::new(config, store).map_err(Failure::usage)
+    }
+
+    /// The keys of the file that take effect at the next start only, and that differ from those of `running`.
+    pub(crate) fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
+        let (new, old) = (&self.limits, &running.limits);
+        let limits = (new.connections_max, new.connections_per_ip_max, new.queue_max, new.backlog)
+            != (old.connections_max, old.connections_per_ip_max, old.queue_max, old.backlog)
+            || (new.head_timeout, new.keep_alive_timeout, new.write_stall_timeout)
+                != (old.head_timeout, old.keep_alive_timeout, old.write_stall_timeout);
+        let differ = [
+            ("listen", self.listen != running.listen),
+            ("limits", limits),
+            ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
+            ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),
+        ];
+        differ.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
+    }
+}
+
+fn sign_keys(args: &Args, file: &ServeConfig) -> Result<Vec<SignKey>, Failure> {
+    if !args.sign_key.is_empty() {
+        return args.sign_key.iter().map(|path| key::read_secret_key(path).map(SignKey)).collect();
+    }
+    let place = |at: &At<PathBuf>| match &args.config {
+        Some(path) => format!("{}:{}", path.display(), at.line),
+        None => String::new(),
+    };
+    let read = |at: &At<PathBuf>| {
+        let key = key::read_secret_key(&at.value);
+        key.map(SignKey).map_err(|failure| Failure::usage(format!("{}: sign-keys: {failure}", place(at))))
+    };
+    file.sign_keys.iter().map(read).collect()
+}

@@ -1,0 +1,63 @@
+//! What a configuration says, in a few lines for people.
+
+use super::ServeConfig;
+use super::values::written;
+
+impl ServeConfig {
+    /// A line for each thing that the file decides.
+    pub fn summary(&self) -> Vec<String> {
+        let mut lines = vec![
+            format!("listen: {}", or(&join(self.listen.iter().map(|at| &at.value)), "sockets of systemd, else :5000")),
+            format!("store: {}", self.store.as_ref().map_or("this machine's, or $NIX_REMOTE", |at| &at.value)),
+            format!("sign keys: {}", or(&join(self.sign_keys.iter().map(|at| at.value.display())), "none")),
+        ];
+        if let Some(priority) = self.priority {
+            lines.push(format!("priority: {priority}"));
+        }
+        if self.verify_nars == Some(true) {
+            lines.push("NARs are verified while they are sent".to_owned());
+        }
+        let certificates = join(self.tls.certificates.iter().map(|pair| pair.cert.display()));
+        lines.push(format!("HTTPS: {}", or(&certificates, "off")));
+        if let Some(authorities) = &self.tls.client_ca {
+            lines.push(format!("client certificates: of {}", authorities.value.display()));
+        }
+        let log = self.access_log.file.as_ref().map(|at| at.value.display().to_string());
+        lines.push(format!("access log: {}", log.as_deref().unwrap_or("off")));
+        let cache = &self.nar_cache;
+        lines.push(match (cache.enabled, &cache.folder) {
+            (Some(false), _) => "compressed NARs: not kept".to_owned(),
+            (_, Some(folder)) => format!("compressed NARs: kept in {}", folder.display()),
+            (_, None) => "compressed NARs: kept in the default folder".to_owned(),
+        });
+        lines.extend(self.limits());
+        lines
+    }
+
+    fn limits(&self) -> Option<String> {
+        let limits = &self.limits;
+        let count = |name: &str, value: Option<usize>| value.map(|value| format!("{name} {value}"));
+        let time =
+            |name: &str, value: Option<std::time::Duration>| value.map(|value| format!("{name} {}", written(value)));
+        let said = [
+            count("connections", limits.connections),
+            count("connections-per-address", limits.connections_per_address),
+            count("queue", limits.queue),
+            limits.backlog.map(|value| format!("backlog {value}")),
+            time("head-timeout", limits.head_timeout),
+            time("keep-alive-timeout", limits.keep_alive_timeout),
+            time("stall-timeout", limits.stall_timeout),
+            limits.narinfo_memory.map(|value| format!("narinfo-memory {value}")),
+        ];
+        let said: Vec<_> = said.into_iter().flatten().collect();
+        (!said.is_empty()).then(|| format!("limits: {}", said.join(", ")))
+    }
+}
+
+fn join<T: std::fmt::Display>(items: impl Iterator<Item = T>) -> String {
+    items.map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
+}

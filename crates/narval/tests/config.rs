@@ -1,0 +1,253 @@
+//! The configuration file: what is said of errors, what `narval config check` prints, and what SIGHUP does to a running server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::{fs, thread, time::Duration};
+
+use narval::config::ServeConfig;
+use support::{NARVAL, Server, Store};
+
+fn errors(text: &str) -> String {
+    ServeConfig::parse("a.toml", text).unwrap_err().to_string()
+}
+
+/// Each message, as it is printed.
+#[test]
+fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
+    let cases = [
+        ("prioritty = 3", "a.toml:1: unknown key 'prioritty'; did you mean 'priority'?"),
+        ("\n\nsign_keys = 'a'", "a.toml:3: unknown key 'sign_keys'; did you mean 'sign-keys'?"),
+        ("[acces-log]\nfile = '-'", "a.toml:1: unknown key 'acces-log'; did you mean 'access-log'?"),
+        (
+            "frobnicate = true",
+            "a.toml:1: unknown key 'frobnicate'; known here: listen, store, sign-keys, priority, verify-nars, tls, \
+             access-log, nar-cache, limits",
+        ),
+        (
+            "[limits]\nqueues = 3\n\n[tls]\ncertificate = [{ cert = 'a', key = 'b', oscp = 'c' }]",
+            "a.toml:2: unknown key 'limits.queues'; did you mean 'limits.queue'?\n\
+             a.toml:5: unknown key 'tls.certificate.oscp'; did you mean 'tls.certificate.ocsp'?",
+        ),
+        ("priority = 'high'", "a.toml:1: priority = 'high': give a whole number from 0 to 4294967295"),
+        ("priority = -1", "a.toml:1: priority = -1: give a whole number from 0 to 4294967295"),
+        ("verify-nars = 1", "a.toml:1: verify-nars = 1: give true or false"),
+        (
+            "listen = [\n  ':5000',\n  ':http',\n]",
+            "a.toml:3: listen = ':http': 'http' is not a port (0 to 65535): give HOST:PORT, :PORT, [IPV6]:PORT or the path of \
+             a unix socket",
+        ),
+        (
+            "listen = 5000",
+            "a.toml:1: listen = 5000: give HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket in quotes",
+        ),
+        (
+            "limits.stall-timeout = '1 hour'",
+            "a.toml:1: limits.stall-timeout = '1 hour': give a time from \"100ms\" to \"1d\", with ms, s, m, h or d as its unit",
+        ),
+        ("[nar-cache]\nlevel = 20", "a.toml:2: nar-cache.level = 20: give a whole number from 1 to 19"),
+        (
+            "[nar-cache]\nsize = '10X'",
+            "a.toml:2: nar-cache.size = '10X': give a number of bytes, or a text with K, M, G or T in it, as \"10G\"",
+        ),
+        (
+            "[access-log]\nformat = 'apache'",
+            "a.toml:2: access-log.format = 'apache': give one of \"combined\", \"real-ip\", \"verbose\", \"json\"",
+        ),
+        ("[[tls.certificate]]\ncert = 'a.pem'", "a.toml:1: tls.certificate: key 'key' is missing"),
+        (
+            "[tls]\ncertificate = 'a.pem'",
+            "a.toml:2: tls.certificate = 'a.pem': give tables, each below a line [[tls.certificate]]",
+        ),
+        ("limits = 3", "a.toml:1: limits = 3: give a table"),
+        ("store = ''", "a.toml:1: store = '': give a text in quotes"),
+    ];
+    for (text, want) in cases {
+        assert_eq!(errors(text), want, "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_toml_is_an_error_with_its_line() {
+    for (text, line) in [("priority = 3\npriority = 4", 2), ("a = 1\nb = \n", 2), ("[limits\n", 1), ("\"open", 1)] {
+        let message = errors(text);
+        assert!(message.starts_with(&format!("a.toml:{line}: ")), "{text}: {message}");
+        assert!(message.lines().all(|line| line.starts_with("a.toml:")), "{text}: {message}");
+    }
+}
+
+#[test]
+fn values_arrive() {
+    let text = "
+        listen = ':80'
+        store = 'daemon'
+        sign-keys = ['a.sec', '/b.sec']
+        priority = 0x10
+        verify-nars = true
+        tls = { ktls = 'auto', client-ca = 'ca.pem', certificate = [{ cert = 'c', key = 'k' }] }
+        access-log = { file = '-', format = 'json' }
+        [nar-cache]
+        enabled = false
+        size = '1G'
+        [limits]
+        connections = 7
+        connections-per-address = 3
+        queue = 9
+        backlog = 11
+        head-timeout = '2s'
+        keep-alive-timeout = 5
+        stall-timeout = '250ms'
+        narinfo-memory = 4096
+    ";
+    let config = ServeConfig::parse("/etc/narval/a.toml", text).unwrap();
+    let keys: Vec<_> = config.sign_keys.iter().map(|at| (at.value.to_str().unwrap(), at.line)).collect();
+    assert_eq!(keys, [("/etc/narval/a.sec", 4), ("/b.sec", 4)]);
+    assert_eq!(config.listen[0].value.to_string(), "*:80");
+    assert_eq!((config.priority, config.verify_nars), (Some(16), Some(true)));
+    assert_eq!(config.tls.certificates[0].key, Path::new("/etc/narval/k"));
+    assert_eq!(config.access_log.file.unwrap().value, Path::new("-"));
+    assert_eq!((config.nar_cache.enabled, config.nar_cache.size), (Some(false), Some(1 << 30)));
+    let mut limits = narval_http::Limits::default();
+    config.limits.apply(&mut limits);
+    assert_eq!((limits.connections_max, limits.connections_per_ip_max, limits.queue_max), (7, Some(3), 9));
+    assert_eq!((limits.backlog, limits.head_timeout), (11, Duration::from_secs(2)));
+    assert_eq!(limits.keep_alive_timeout, Duration::from_secs(5));
+    assert_eq!(limits.write_stall_timeout, Duration::from_millis(250));
+    assert_eq!(config.limits.narinfo_memory, Some(4096));
+}
+
+/// The page names the keys that there are, and no others; its example is one.
+#[test]
+fn the_page_and_the_code_name_the_same_keys() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md")).unwrap();
+    let table = page.split("## Keys").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let documented: BTreeSet<_> = rows.map(str::to_owned).collect();
+    assert_eq!(documented, ServeConfig::keys());
+    let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    ServeConfig::parse("example.toml", example).unwrap();
+}
+
+fn check(file: &Path) -> Output {
+    Command::new(NARVAL).args(["config", "check"]).arg(file).output().unwrap()
+}
+
+#[test]
+fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("narval.toml");
+    let key =
+        Command::new(NARVAL).args(["key", "generate", "test-1", "--out"]).arg(folder.path().join("a.sec")).output();
+    assert!(key.unwrap().status.success());
+    fs::write(&file, "listen = ':7000'\nsign-keys = 'a.sec'\n[limits]\nstall-timeout = '90s'\n").unwrap();
+    let output = check(&file);
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert_eq!((output.status.code(), output.stderr.is_empty()), (Some(0), true), "{summary}");
+    assert!(summary.contains("listen: *:7000\n") && summary.contains("limits: stall-timeout 90s\n"), "{summary}");
+
+    fs::write(&file, "sign-keys = [\n 'a.sec',\n 'b.sec']\n[[tls.certificate]]\ncert = 'c.pem'\nkey = 'c.key'\n")
+        .unwrap();
+    let output = check(&file);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{said}");
+    let at = |line: usize| format!("narval: {}:{line}: ", file.display());
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{said}");
+    assert!(lines[1].starts_with(&(at(4) + "tls.certificate: ")), "{said}");
+
+    let output = check(&folder.path().join("nowhere.toml"));
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("nowhere.toml: cannot read the configuration: No such file"), "{said}");
+}
+
+/// A server with a file beside its store.
+fn serve(store: &Store, args: &[&str]) -> Server {
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--config", store.path("narval.toml").to_str().unwrap()]).args(args);
+    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
+}
+
+fn hang_up(server: &mut Server) -> String {
+    let told = |log: &str| log.matches("SIGHUP: ").count();
+    let before = told(&server.log());
+    assert!(Command::new("kill").args(["-HUP", &server.pid().to_string()]).status().unwrap().success());
+    server.wait_for(|log| {
+        (told(log) > before).then(|| log.lines().rfind(|line| line.contains("SIGHUP: ")).unwrap().to_owned())
+    })
+}
+
+fn priority(server: &Server) -> String {
+    let info = server.get("/nix-cache-info");
+    info.text().lines().find_map(|line| line.strip_prefix("Priority: ").map(str::to_owned)).unwrap()
+}
+
+#[test]
+fn a_file_is_served_and_the_command_line_wins() {
+    let store = Store::new();
+    let file = store.path("narval.toml");
+    fs::write(&file, format!("listen = '127.0.0.1:0'\nstore = '{}'\npriority = 11\n", store.uri())).unwrap();
+    assert_eq!(priority(&serve(&store, &[])), "11");
+    assert_eq!(priority(&serve(&store, &["--priority", "12"])), "12");
+
+    fs::write(&file, "priority = 'x'\nfrob = 1\n").unwrap();
+    let output = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("narval: ")), "{said}");
+    assert!(
+        lines[0].contains("narval.toml:1: priority = 'x'") && lines[1].contains("narval.toml:2: unknown key 'frob'")
+    );
+}
+
+#[test]
+fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
+    let store = Store::new();
+    let file = store.path("narval.toml");
+    let (log, rotated) = (store.path("access.log"), store.path("access.log.1"));
+    let base = format!("listen = '127.0.0.1:0'\nstore = '{}'\naccess-log = {{ file = 'access.log' }}\n", store.uri());
+    fs::write(&file, format!("{base}priority = 11\n")).unwrap();
+    let mut server = serve(&store, &[]);
+    assert_eq!(priority(&server), "11");
+    let lines = |path: &Path| fs::read_to_string(path).unwrap_or_default().lines().count();
+    while lines(&log) < 1 {
+        thread::sleep(Duration::from_millis(5));
+    }
+
+    // The same socket answers, and the log goes to a new file.
+    fs::write(&file, format!("{base}priority = 12\n")).unwrap();
+    fs::rename(&log, &rotated).unwrap();
+    assert!(hang_up(&mut server).contains("configuration, keys and certificates read again"));
+    assert_eq!(priority(&server), "12");
+    while lines(&log) < 1 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(lines(&rotated), 1);
+
+    // One wrong key among right ones.
+    fs::write(&file, format!("{base}priority = 13\nverify-nars = 'yes'\n")).unwrap();
+    let said = hang_up(&mut server);
+    assert!(said.contains("narval.toml:5: verify-nars = 'yes': give true or false; nothing has changed"), "{said}");
+    assert_eq!(priority(&server), "12");
+    fs::write(&file, format!("{base}priority = 13\nsign-keys = 'missing.sec'\n")).unwrap();
+    let said = hang_up(&mut server);
+    assert!(said.contains("narval.toml:5: sign-keys: cannot read secret key"), "{said}");
+    assert_eq!(priority(&server), "12");
+    fs::remove_file(&file).unwrap();
+    assert!(hang_up(&mut server).contains("cannot read the configuration"));
+    assert_eq!(priority(&server), "12");
+
+    // What takes effect at the next start only is named, each time.
+    for _ in 0..2 {
+        fs::write(&file, format!("{base}priority = 14\n[limits]\nqueue = 5\n")).unwrap();
+        assert!(hang_up(&mut server).contains("restart for these keys to take effect: limits"));
+        assert_eq!(priority(&server), "14");
+    }
+    assert_eq!(server.terminate(), Some(0));
+}
