@@ -7,7 +7,8 @@ use std::sync::Arc;
 use narval_nix::{PathInfo, TrustedKeys};
 use narval_store::{LocalStore, NarReader, Prepared, StoreError};
 
-use crate::pipeline::{Hashes, in_order};
+use crate::fetch::Hashes;
+use crate::resolve::in_order;
 use crate::{Destination, Error};
 use narval_cache::CacheError;
 

@@ -4,18 +4,17 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use narval_nix::nar::{Decoder as NarDecoder, NarError};
 use narval_nix::{NarInfo, PathInfo, SecretKey, StoreDir, StorePath};
 use narval_store::NarReader;
 
-use crate::pipeline::{Cores, Surroundings, VerifiedNar};
-use crate::{Destination, Error, Progress, Trace, Wanted};
+use crate::fetch::read_nar;
+use crate::resolve::closure;
+use crate::{Destination, Error, Wanted};
 use narval_cache::encode::{EncodeError, Encoding};
-use narval_cache::{CacheError, CacheFolder, Caches, Found, WrittenFile};
+use narval_cache::{CacheFolder, Caches, Found, WrittenFile};
 
 /// The level of zstd.
 const LEVEL: i32 = 3;
-const BUFFER_LEN: usize = 256 * 1024;
 
 /// Copies closures from caches. The file of a path is taken over as it is, and published once it has been decompressed
 /// and its NAR found to be the one of the narinfo.
@@ -24,7 +23,7 @@ const BUFFER_LEN: usize = 256 * 1024;
 /// As for each path; what was copied stays.
 pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &CacheFolder) -> Result<usize, Error> {
     let mut copied = 0;
-    for found in crate::install::closure(caches, roots, &|_| Ok(false))? {
+    for found in closure(caches, roots, &|_| Ok(false))? {
         if !has(to, &found.info.path)? {
             take_from_cache(&found, caches.store_dir(), to)?;
             copied += 1;
@@ -61,28 +60,7 @@ fn has(folder: &CacheFolder, path: &StorePath) -> Result<bool, Error> {
 /// Takes a path over from a cache.
 fn take_from_cache(found: &Found, store_dir: &StoreDir, to: &CacheFolder) -> Result<(), Error> {
     let mut incoming = to.write_nar()?;
-    let (cores, progress, trace) = (Cores::new(1), Progress::default(), Trace::new(false));
-    cores.take(0, 0);
-    let around = Surroundings { cores: &cores, progress: &progress, trace: &trace, size: 0, number: 0 };
-    let mut nar = VerifiedNar::open(found, store_dir, &around, Some(&mut incoming))?;
-    let damaged = |error: NarError| CacheError::Damaged {
-        cache: found.cache.url().to_string(),
-        path: found.info.path.clone(),
-        reason: format!("it is no valid NAR: {error}"),
-    };
-    let (mut parser, mut buffer) = (NarDecoder::with_nar_size(found.info.nar_size), vec![0; BUFFER_LEN]);
-    loop {
-        let len = nar.next(&mut buffer)?;
-        let mut bytes = buffer.get(..len).unwrap_or_default();
-        if bytes.is_empty() {
-            break;
-        }
-        while let (used, Some(_)) = parser.next(bytes).map_err(damaged)? {
-            bytes = bytes.get(used..).unwrap_or_default();
-        }
-    }
-    parser.finish().map_err(damaged)?;
-    drop(nar);
+    read_nar(found, store_dir, Some(&mut incoming), &mut |_, _| Ok(()))?;
     let mut info = found.info.clone();
     set_file(&mut info, incoming.commit(found.info.compression)?);
     Ok(to.write_narinfo(&info)?)

@@ -1,20 +1,21 @@
 //! Installing: from what is wanted to valid paths.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use narval_nix::{PathInfo, StorePath, TrustedKeys};
+use narval_cache::{Caches, Found};
+use narval_client::{Client, Url};
+use narval_nix::{StorePath, TrustedKeys};
 use narval_store::Unregistered;
 
 use crate::destination::Destination;
-use crate::pipeline::{Pipeline, Progress, ToDaemon};
-use crate::resolve::Walk;
+use crate::register::{ToDaemon, closed_subset, left_out};
+use crate::resolve::{Walk, closure};
 use crate::trace::Trace;
-use crate::{Error, Wanted};
-use narval_cache::{Caches, Found};
-use narval_client::{Client, Url};
+use crate::unpack::Pipeline;
+use crate::{Error, Progress, Wanted};
 
 /// What file systems need besides the bytes of the files, as a share of them: 1/16.
 const SPACE_OVERHEAD: u64 = 16;
@@ -206,25 +207,6 @@ pub fn plan(
     Ok(report)
 }
 
-/// All narinfos of a closure, without what `is_there`.
-pub(crate) fn closure(
-    caches: &Caches,
-    roots: &[Wanted],
-    is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
-) -> Result<Vec<Found>, Error> {
-    let all = std::sync::Mutex::new(Vec::new());
-    let on_found = |found: Found| {
-        all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(found);
-        Ok(())
-    };
-    let walk = Walk::new(caches, roots, is_there, &on_found);
-    std::thread::scope(|scope| walk.run(scope))?;
-    drop(walk);
-    let mut all = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    all.sort_by(|a, b| a.info.path.cmp(&b.info.path));
-    Ok(all)
-}
-
 fn split_wanted(
     wanted: &[Wanted],
     find: impl Fn(&Wanted) -> Result<Option<StorePath>, Error>,
@@ -256,40 +238,6 @@ fn plan_of(found: &Found) -> Planned {
 fn roots_of(missing: &[Wanted], planned: &[Planned]) -> Vec<StorePath> {
     let by_hash: HashMap<_, _> = planned.iter().map(|one| (one.path.hash_part(), &one.path)).collect();
     missing.iter().filter_map(|one| by_hash.get(&one.hash_part()).map(|path| (*path).clone())).collect()
-}
-
-/// Those paths all of whose references are valid or among them: after a failure not all are.
-fn closed_subset(destination: &Destination, mut done: Vec<PathInfo>) -> Result<Vec<PathInfo>, Error> {
-    let mut names: HashSet<_> = done.iter().map(|info| info.path.clone()).collect();
-    let mut valid: HashSet<StorePath> = HashSet::new();
-    for reference in done.iter().flat_map(|info| &info.references) {
-        if !names.contains(reference) && !valid.contains(reference) && destination.is_valid(reference)? {
-            valid.insert(reference.clone());
-        }
-    }
-    loop {
-        let before = done.len();
-        done.retain(|info| {
-            info.references.iter().all(|reference| names.contains(reference) || valid.contains(reference))
-        });
-        if done.len() == before {
-            return Ok(done);
-        }
-        names = done.iter().map(|info| info.path.clone()).collect();
-    }
-}
-
-/// The first path that was unpacked and not registered, with the reference for which it was not.
-fn left_out(destination: &Destination, unpacked: &[PathInfo], complete: &[PathInfo]) -> Result<Option<Error>, Error> {
-    let registered: HashSet<_> = complete.iter().map(|info| &info.path).collect();
-    for info in unpacked.iter().filter(|info| !registered.contains(&info.path)) {
-        for reference in &info.references {
-            if !registered.contains(reference) && !destination.is_valid(reference)? {
-                return Ok(Some(Error::Reference { path: info.path.clone(), reference: reference.clone() }));
-            }
-        }
-    }
-    Ok(None)
 }
 
 fn combined(errors: Vec<Error>) -> Option<Error> {

@@ -1,34 +1,44 @@
 //! Installs packages from Nix binary caches, without Nix: finds the closure of store paths, fetches and verifies each
 //! NAR, unpacks it beside the store and moves it in when every check has passed, and registers all of it at the end.
+//!
+//! Each stage has its folder: `resolve/` (closures), `fetch/` (a NAR from its cache), `unpack/` (many of them into a store),
+//! `register/` (making them valid), `profile/`, `run/`. The files beside them are the verbs.
 
 #![forbid(unsafe_code)]
 
 mod between;
-mod closure;
 mod copy;
 mod destination;
 mod error;
+mod fetch;
 mod inspect;
 mod install;
-mod pipeline;
 mod profile;
+mod progress;
+mod register;
 mod repair;
 mod resolve;
 pub mod run;
 mod trace;
+mod unpack;
 mod verify;
 
 pub use between::copy_between_stores;
-pub use closure::{Closure, Node};
 pub use copy::{copy_from_caches, copy_from_store};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
-pub use pipeline::{DOWNLOADS_MAX, Progress, Snapshot};
 pub use profile::{Profile, Removed};
+pub use progress::{Progress, Snapshot};
 pub use repair::repair;
-pub use resolve::LOOKUPS_MAX;
+pub use resolve::{Closure, LOOKUPS_MAX, Node};
 pub use trace::Trace;
+pub use unpack::DOWNLOADS_MAX;
 pub use verify::{Fault, Faulty, verify};
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

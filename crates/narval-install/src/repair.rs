@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use narval_nix::PathInfo;
 
-use crate::install::Options;
-use crate::pipeline::{Pipeline, Progress};
-use crate::{Destination, Error, Trace};
+use crate::unpack::Pipeline;
+use crate::{Destination, Error, Options, Progress, Trace};
 use narval_cache::Caches;
 use narval_client::Client;
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
 use narval_store::NarReader;
 
-use crate::pipeline::{Hashed, Hashes};
+use crate::fetch::{Hashed, Hashes};
 use crate::{Destination, Error};
 
 /// What is wrong with a path.

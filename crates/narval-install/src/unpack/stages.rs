@@ -4,15 +4,14 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::ScopedJoinHandle;
 
-use narval_store::Incoming;
-
-use super::hashes::{Hashed, Hashes};
-use super::input::Input;
-use super::one::Job;
-use crate::Error;
-use crate::trace::{Span, Trace};
 use narval_cache::Found;
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
+use narval_store::Incoming;
+
+use super::one::Job;
+use crate::Error;
+use crate::fetch::{Hashed, Hashes, Input};
+use crate::trace::{Span, Trace};
 
 /// Buffers that go round: 4 MiB.
 const BUFFERS: usize = 16;

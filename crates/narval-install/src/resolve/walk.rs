@@ -6,10 +6,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 
+use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
 use narval_nix::{HashPart, StorePath};
 
 use crate::Error;
-use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
 
 /// Narinfos asked for at the same time: half of the connections to an origin, the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;
@@ -181,4 +181,23 @@ impl<'a> Walk<'a> {
         (self.on_found)(found)?;
         Ok((path, missing))
     }
+}
+
+/// All narinfos of a closure, without what `is_there`.
+pub(crate) fn closure(
+    caches: &Caches,
+    roots: &[Wanted],
+    is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+) -> Result<Vec<Found>, Error> {
+    let all = Mutex::new(Vec::new());
+    let on_found = |found: Found| {
+        all.lock().unwrap_or_else(PoisonError::into_inner).push(found);
+        Ok(())
+    };
+    let walk = Walk::new(caches, roots, is_there, &on_found);
+    std::thread::scope(|scope| walk.run(scope))?;
+    drop(walk);
+    let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    all.sort_by(|a, b| a.info.path.cmp(&b.info.path));
+    Ok(all)
 }

@@ -6,9 +6,8 @@ use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
 use super::cores::Cores;
-use super::progress::Progress;
-use crate::Error;
 use crate::trace::{Span, Trace};
+use crate::{Error, Progress};
 use narval_cache::Found;
 use narval_cache::decode::INPUT_LEN;
 use narval_client::{HttpError, ResumingBody};
@@ -18,7 +17,7 @@ use narval_client::{HttpError, ResumingBody};
 const OVERHEAD_LEN_MAX: u64 = 64 * 1024 * 1024;
 
 /// Why an [`Input`] ended too early.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The download failed.
     Http(HttpError),
     /// The copy of the file can't be written.
@@ -26,7 +25,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn about(self, found: &Found) -> Error {
+    pub(crate) fn about(self, found: &Found) -> Error {
         match self {
             Self::Http(error) => found.cache.fetch_error(found.info.path.base_name(), error).into(),
             Self::Copy(source) => Error::Copy { path: found.info.path.clone(), source },
@@ -34,7 +33,7 @@ impl Failure {
     }
 }
 
-pub(super) struct Input<'a> {
+pub(crate) struct Input<'a> {
     body: ResumingBody,
     buffer: Vec<u8>,
     start: usize,
@@ -62,9 +61,30 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) number: u64,
 }
 
+/// The surroundings of one NAR that is read by itself, on one thread, without being shown or traced.
+pub(crate) struct Alone {
+    cores: Cores,
+    progress: Progress,
+    trace: Trace,
+}
+
+impl Default for Alone {
+    fn default() -> Self {
+        let cores = Cores::new(1);
+        cores.take(0, 0);
+        Self { cores, progress: Progress::default(), trace: Trace::new(false) }
+    }
+}
+
+impl Alone {
+    pub(crate) const fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings { cores: &self.cores, progress: &self.progress, trace: &self.trace, size: 0, number: 0 }
+    }
+}
+
 impl<'a> Input<'a> {
     /// The caller holds a core.
-    pub(super) fn new(body: ResumingBody, hashes: bool, nar_size: u64, around: &Surroundings<'a>) -> Self {
+    pub(crate) fn new(body: ResumingBody, hashes: bool, nar_size: u64, around: &Surroundings<'a>) -> Self {
         let hasher = hashes.then(Sha256Hasher::new);
         let buffer = vec![0; INPUT_LEN];
         let &Surroundings { cores, progress, trace, size, number } = around;
@@ -87,25 +107,25 @@ impl<'a> Input<'a> {
     }
 
     /// Writes all that comes from now on there, too.
-    pub(super) fn copy_to(&mut self, to: Option<&'a mut (dyn Write + Send)>) {
+    pub(crate) fn copy_to(&mut self, to: Option<&'a mut (dyn Write + Send)>) {
         self.copy_to = to;
     }
 
-    pub(super) const fn received_len(&self) -> u64 {
+    pub(crate) const fn received_len(&self) -> u64 {
         self.received
     }
 
     /// The error behind the `io::Error` that a decoder passed on, if it came from here.
-    pub(super) const fn take_failure(&mut self) -> Option<Failure> {
+    pub(crate) const fn take_failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 
     /// Whether bytes follow the end of what the decoder took. Reads no more than one buffer of them.
-    pub(super) fn has_more(&mut self) -> io::Result<bool> {
+    pub(crate) fn has_more(&mut self) -> io::Result<bool> {
         Ok(!self.fill_buf()?.is_empty())
     }
 
-    pub(super) fn file_hash(&mut self) -> Option<Sha256> {
+    pub(crate) fn file_hash(&mut self) -> Option<Sha256> {
         self.hasher.take().map(Sha256Hasher::finish)
     }
 

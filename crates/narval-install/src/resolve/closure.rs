@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use narval_nix::{PathInfo, StorePath};
-
-use crate::install::{Options, closure};
-use crate::{Destination, Error, Wanted};
 use narval_cache::Caches;
 use narval_client::Client;
+use narval_nix::{PathInfo, StorePath};
+
+use super::walk::closure;
+use crate::{Destination, Error, Options, Wanted};
 
 /// One path of a closure, as far as it is known.
 #[derive(Clone, Debug)]

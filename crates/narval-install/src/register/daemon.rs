@@ -6,17 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::sync::Arc;
 
+use narval_cache::{Cache, Caches, Found};
 use narval_nix::StorePath;
 use narval_store::{Daemon, DaemonError, StoreError};
 
-use super::cores::Cores;
-use super::input::Surroundings;
-use super::one::now;
-use super::progress::Progress;
-use super::verified::VerifiedNar;
+use crate::fetch::{Cores, Surroundings, VerifiedNar};
+use crate::resolve::in_order;
 use crate::trace::Trace;
-use crate::{Error, Wanted};
-use narval_cache::{Cache, Caches, Found};
+use crate::{Error, Progress, Wanted, now};
 
 /// The way of an install through a daemon.
 pub(crate) struct ToDaemon<'a> {
@@ -106,26 +103,6 @@ impl Failed {
 
 fn carried(found: &Found, error: Error) -> io::Error {
     io::Error::other(Failed { path: Some(found.info.path.clone()), error })
-}
-
-/// Each after what it refers to, as far as that is among them. `names`: the path of one, and what it refers to.
-pub(crate) fn in_order<T>(all: Vec<T>, names: impl Fn(&T) -> (StorePath, Vec<StorePath>)) -> Vec<T> {
-    let mut waiting: BTreeMap<StorePath, T> = all.into_iter().map(|one| (names(&one).0, one)).collect();
-    let mut ordered = Vec::with_capacity(waiting.len());
-    // Depth first, without recursion: a path is taken when its references have been.
-    let mut stack: Vec<(StorePath, bool)> = waiting.keys().map(|path| (path.clone(), false)).collect();
-    let mut begun = BTreeSet::new();
-    while let Some((path, references_taken)) = stack.pop() {
-        if references_taken {
-            ordered.extend(waiting.remove(&path));
-        } else if let Some(one) = waiting.get(&path).filter(|_| begun.insert(path.clone())) {
-            stack.push((path, true));
-            // A circle ends where it began, and the daemon refuses it.
-            let references = names(one).1.into_iter().filter(|other| !begun.contains(other));
-            stack.extend(references.map(|other| (other, false)));
-        }
-    }
-    ordered
 }
 
 /// Carries an error of a NAR through the daemon's stream.

@@ -19,7 +19,7 @@ pub(crate) struct Cores {
     state: Mutex<State>,
     freed: Condvar,
     /// Told when somebody has got the core that it waited for: there may be one more download. The pipeline waits on it.
-    pub(super) relaxed: Condvar,
+    pub(crate) relaxed: Condvar,
 }
 
 impl Cores {

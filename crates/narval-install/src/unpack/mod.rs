@@ -1,23 +1,8 @@
 //! The pipeline: one thread takes one NAR from the socket to its place in the store, so that its bytes stay in one
 //! core's cache; the largest first; nothing waits for its references.
 
-mod cores;
-mod hashes;
-mod input;
 mod one;
-mod progress;
 mod stages;
-mod to_daemon;
-mod verified;
-
-pub use progress::{Progress, Snapshot};
-
-pub(crate) use cores::Cores;
-pub(crate) use hashes::{Hashed, Hashes};
-pub(crate) use input::Surroundings;
-pub(crate) use one::Job;
-pub(crate) use to_daemon::{ToDaemon, in_order};
-pub(crate) use verified::VerifiedNar;
 
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,12 +10,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::Duration;
 
+use narval_cache::{Caches, Found};
 use narval_nix::PathInfo;
 use narval_store::LocalStore;
 
+use crate::fetch::Cores;
 use crate::trace::Trace;
-use crate::{Error, Wanted};
-use narval_cache::{Caches, Found};
+use crate::{Error, Progress, Wanted};
+use one::Job;
 
 /// NARs under way at the same time, at most: half of the connections to an origin.
 pub const DOWNLOADS_MAX: usize = 32;

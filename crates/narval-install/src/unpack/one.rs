@@ -1,20 +1,19 @@
 //! One NAR: fetched, decompressed, hashed, unpacked, verified, moved to its place.
 
-use std::fmt::Display;
 use std::io::Read;
 use std::sync::Arc;
 
-use narval_nix::{Algorithm, Compression, NarInfo, PathInfo, Sha256};
+use narval_nix::PathInfo;
 use narval_store::{Incoming, LocalStoreError, Prepared, UnpackError};
 
-use super::Pipeline;
-use super::hashes::{Hashed, Hashes};
-use super::input::{Input, Surroundings};
-use crate::trace::Span;
-use crate::{Error, Wanted};
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
-use narval_cache::{Cache, CacheError, Found};
+use narval_cache::{Cache, Found};
 use narval_client::ResumingBody;
+
+use super::Pipeline;
+use crate::fetch::{Hashed, Hashes, Input, Surroundings, check_file, check_hashes, damaged, decode, mismatch, request};
+use crate::trace::Span;
+use crate::{Error, Wanted, now};
 
 /// NARs of this size and more may be worked on by several threads.
 pub(super) const SPLIT_LEN: u64 = 64 * 1024 * 1024;
@@ -74,13 +73,8 @@ impl Job<'_> {
     }
 
     fn fetch(&self, found: &Found, incoming: Incoming<'_>) -> Result<(), Error> {
-        let (info, cache, pipeline) = (&found.info, &found.cache, self.pipeline);
-        let url = cache.nar_url(info)?;
-        let opened = ResumingBody::open(cache.client(), &url);
-        let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
-        let gone =
-            || CacheError::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
-        let body = body.ok_or_else(gone)?;
+        let (info, pipeline) = (&found.info, self.pipeline);
+        let body = request(found)?;
         let span = pipeline.trace.begin();
         pipeline.cores.take(info.nar_size, self.number);
         pipeline.trace.end(span, Span::Wait);
@@ -99,10 +93,7 @@ impl Job<'_> {
             size: info.nar_size,
             number: self.number,
         };
-        let input = Input::new(body, hashes_file(info), info.nar_size, &around);
-        let mut decoder = Decoder::new(&info.compression, input, self.threads).map_err(|source| {
-            CacheError::Decoder { cache: found.cache.url().to_string(), path: info.path.clone(), source }
-        })?;
+        let mut decoder = decode(found, body, &around, self.threads, None)?;
         let (nar_len, hashed) = self.pump(found, &mut decoder, &mut incoming)?;
         if nar_len != info.nar_size {
             return Err(mismatch(found, "NarSize", nar_len, info.nar_size));
@@ -178,71 +169,6 @@ impl Job<'_> {
     }
 }
 
-/// After the decoder's end: nothing may follow. Where size or hash of the file are not those of the narinfo a warning
-/// says so: no signature covers them, Nix looks at neither (`nar-info.cc`), and the NAR's own hash decides.
-pub(super) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) -> Result<(), Error> {
-    let info = &found.info;
-    let more = input.has_more();
-    if let Some(failure) = input.take_failure() {
-        return Err(failure.about(found));
-    }
-    if more.map_err(|error| damaged(found, error.to_string()))? {
-        return Err(damaged(found, "bytes follow the end of the compressed data".to_owned()));
-    }
-    if let Some(size) = info.file_size.filter(|size| *size != input.received_len()) {
-        warn_about_file(found, "FileSize", &input.received_len(), &size);
-    }
-    let hash = if info.compression == Compression::None { Some(nar_hash) } else { input.file_hash() };
-    if let (Some(expected), Some(actual)) = (&info.file_hash, hash)
-        && expected.sha256().is_ok_and(|expected| expected != actual)
-    {
-        warn_about_file(found, "FileHash", &actual, expected);
-    }
-    Ok(())
-}
-
-fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &dyn Display) {
-    let (cache, path) = (found.cache.url(), &found.info.path);
-    tracing::warn!(
-        "{cache}: the {what} of {path} is {actual}, and its narinfo says {expected}; the NAR is checked by NarHash"
-    );
-}
-
-/// The NAR's hash, and that of contents that the path is named by: whether or not it is signed, since no signature covers
-/// `CA`, and the store would hand it on.
-pub(super) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> {
-    let info = &found.info;
-    if hashed.nar != info.nar_hash {
-        return Err(mismatch(found, "NarHash", hashed.nar, info.nar_hash));
-    }
-    match hashed.contents {
-        Some((expected, Some(contents))) if contents != expected => Err(mismatch(found, "CA", contents, expected)),
-        Some((expected, None)) => Err(mismatch(found, "CA", "no file", expected)),
-        _ => Ok(()),
-    }
-}
-
-/// Whether the file's hash is to be computed. Without compression it is the NAR's, which is anyway.
-pub(super) fn hashes_file(info: &NarInfo) -> bool {
-    let sha256 = info.file_hash.as_ref().is_some_and(|hash| hash.algorithm() == Algorithm::Sha256);
-    sha256 && info.compression != Compression::None
-}
-
-pub(super) fn mismatch(found: &Found, what: &'static str, actual: impl ToString, expected: impl ToString) -> Error {
-    CacheError::Mismatch {
-        cache: found.cache.url().to_string(),
-        path: found.info.path.clone(),
-        what,
-        actual: actual.to_string(),
-        expected: expected.to_string(),
-    }
-    .into()
-}
-
-pub(super) fn damaged(found: &Found, reason: String) -> Error {
-    CacheError::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason }.into()
-}
-
 /// What is wrong with the NAR is the cache's fault; the rest is the store's.
 fn store_error(found: &Found, error: LocalStoreError) -> Error {
     match error {
@@ -253,9 +179,4 @@ fn store_error(found: &Found, error: LocalStoreError) -> Error {
         LocalStoreError::Hash { expected, found: actual, .. } => mismatch(found, "NarHash", actual, expected),
         other => other.into(),
     }
-}
-
-/// Seconds since 1970.
-pub(super) fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }

@@ -1,0 +1,75 @@
+//! What is checked of a NAR once all of it has come, and the errors for what is wrong with it.
+
+use std::fmt::Display;
+
+use narval_cache::{CacheError, Found};
+use narval_nix::{Algorithm, Compression, NarInfo, Sha256};
+
+use super::hashes::Hashed;
+use super::input::Input;
+use crate::Error;
+
+/// After the decoder's end: nothing may follow. Where size or hash of the file are not those of the narinfo a warning
+/// says so: no signature covers them, Nix looks at neither (`nar-info.cc`), and the NAR's own hash decides.
+pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) -> Result<(), Error> {
+    let info = &found.info;
+    let more = input.has_more();
+    if let Some(failure) = input.take_failure() {
+        return Err(failure.about(found));
+    }
+    if more.map_err(|error| damaged(found, error.to_string()))? {
+        return Err(damaged(found, "bytes follow the end of the compressed data".to_owned()));
+    }
+    if let Some(size) = info.file_size.filter(|size| *size != input.received_len()) {
+        warn_about_file(found, "FileSize", &input.received_len(), &size);
+    }
+    let hash = if info.compression == Compression::None { Some(nar_hash) } else { input.file_hash() };
+    if let (Some(expected), Some(actual)) = (&info.file_hash, hash)
+        && expected.sha256().is_ok_and(|expected| expected != actual)
+    {
+        warn_about_file(found, "FileHash", &actual, expected);
+    }
+    Ok(())
+}
+
+fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &dyn Display) {
+    let (cache, path) = (found.cache.url(), &found.info.path);
+    tracing::warn!(
+        "{cache}: the {what} of {path} is {actual}, and its narinfo says {expected}; the NAR is checked by NarHash"
+    );
+}
+
+/// The NAR's hash, and that of contents that the path is named by: whether or not it is signed, since no signature covers
+/// `CA`, and the store would hand it on.
+pub(crate) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> {
+    let info = &found.info;
+    if hashed.nar != info.nar_hash {
+        return Err(mismatch(found, "NarHash", hashed.nar, info.nar_hash));
+    }
+    match hashed.contents {
+        Some((expected, Some(contents))) if contents != expected => Err(mismatch(found, "CA", contents, expected)),
+        Some((expected, None)) => Err(mismatch(found, "CA", "no file", expected)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the file's hash is to be computed. Without compression it is the NAR's, which is anyway.
+pub(crate) fn hashes_file(info: &NarInfo) -> bool {
+    let sha256 = info.file_hash.as_ref().is_some_and(|hash| hash.algorithm() == Algorithm::Sha256);
+    sha256 && info.compression != Compression::None
+}
+
+pub(crate) fn mismatch(found: &Found, what: &'static str, actual: impl ToString, expected: impl ToString) -> Error {
+    CacheError::Mismatch {
+        cache: found.cache.url().to_string(),
+        path: found.info.path.clone(),
+        what,
+        actual: actual.to_string(),
+        expected: expected.to_string(),
+    }
+    .into()
+}
+
+pub(crate) fn damaged(found: &Found, reason: String) -> Error {
+    CacheError::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason }.into()
+}
