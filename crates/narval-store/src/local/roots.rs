@@ -50,10 +50,12 @@ impl LocalStore {
             }
         }
         let mut roots = Vec::new();
+        // Temporary roots before links: whoever ends its temporary roots has made its link before. Read the other way round,
+        // a link made and temporary roots ended in between would both be missed.
+        self.temporary_roots(&mut roots)?;
         for below in ["gcroots", "profiles"] {
             self.roots_below(&self.config.state_dir.join(below), 0, &mut roots)?;
         }
-        self.temporary_roots(&mut roots)?;
         self.process_roots(&mut roots);
         roots.sort();
         roots.dedup();
