@@ -1,4 +1,4 @@
-//! What a service is told about how to serve.
+//! The configuration of a service.
 
 use std::path::PathBuf;
 
@@ -25,21 +25,21 @@ pub struct Config {
     pub priority: u32,
     /// The keys to sign with. Under [`Face::NixServe`] the first one's signature is the only one shown.
     pub sign_keys: Vec<SecretKey>,
-    /// A path that all URLs are below, without its last slash.
+    /// The path that all URLs are below, without a trailing slash.
     pub prefix: Option<String>,
-    /// The memory that remembered narinfos may take, in bytes: see [`NARINFO_MEMO_BYTES_DEFAULT`].
+    /// Memory for remembered narinfos, in bytes: see [`NARINFO_MEMO_BYTES_DEFAULT`].
     pub narinfo_memo_bytes: u64,
-    /// Where compressed NARs are kept; none are made without. Only for [`Face::Narval`].
+    /// Where compressed NARs are kept. `None`: NARs are sent uncompressed. Only for [`Face::Narval`].
     pub nar_cache: Option<NarCacheConfig>,
-    /// Where what is small of NARs is kept for as long as the process runs, in files without names, 512 MiB at most (and no
-    /// more than the NAR cache may hold, if there is one); not kept without, or with [`verify_nars`](Self::verify_nars).
+    /// Folder for unnamed files into which NARs of many small files are packed while the process runs: 512 MiB at most, and no more than
+    /// the NAR cache may hold, if there is one. `None`, or with [`verify_nars`](Self::verify_nars): nothing is packed.
     pub scratch: Option<PathBuf>,
-    /// Whether to hash every NAR as it is sent, and to break off before the end when it is not what the database says.
+    /// Whether to hash every NAR while it is sent, and to abort before the end if it does not match the database.
     pub verify_nars: bool,
 }
 
-/// What remembered narinfos take at most unless said otherwise. One takes 1 to 1.5 KB, a known absence 100 bytes, so
-/// this is good for some 25,000 paths; 100,000 paths want 140 MB.
+/// The default memory for remembered narinfos, in bytes. One takes 1 to 1.5 KB and a known absence 100 bytes, so this holds about
+/// 25,000 paths; 100,000 paths need 140 MB.
 pub const NARINFO_MEMO_BYTES_DEFAULT: u64 = 32 * 1024 * 1024;
 
 impl Config {

@@ -1,4 +1,4 @@
-//! How a request fails. The client is told a phrase, the log the rest.
+//! How a request fails. The client gets one line; the details are logged.
 
 use std::error::Error;
 use std::io;
@@ -10,25 +10,25 @@ use rustix::io::Errno;
 
 use crate::metrics::Metrics;
 
-/// Why a request has no answer of the usual kind.
+/// Why a request fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// No such route.
     #[error("no such route")]
     NoRoute,
-    /// A route with something in it that can't be.
+    /// A known route with an invalid part.
     #[error("invalid path")]
     Invalid,
-    /// A batch lookup that is malformed or too large; why.
+    /// A batch lookup that is malformed or too large, and why.
     #[error("{0}")]
     Batch(&'static str),
     /// There is no valid path of that name.
     #[error("no such path")]
     NoPath,
-    /// The store path is there, but its NAR hash is another one than the URL says.
+    /// The path is valid, but its NAR hash is not the one in the URL.
     #[error("another NAR hash")]
     OtherNarHash,
-    /// The route does not know this method; it knows those named here.
+    /// The route does not support this method, but those named here.
     #[error("method not allowed")]
     Method(&'static str),
     /// A valid path whose files are not what the database says.
@@ -39,7 +39,7 @@ pub(crate) enum ServeError {
         /// What is wrong.
         reason: String,
     },
-    /// This machine has no descriptors or memory to read the files with, now.
+    /// Out of descriptors or memory.
     #[error("{path}: {reason}")]
     Shortage {
         /// The path's base name.
@@ -47,13 +47,18 @@ pub(crate) enum ServeError {
         /// What is lacking.
         reason: String,
     },
-    /// The store can't be asked.
+    /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl ServeError {
-    /// Why the files of a path can't be read. A lack of descriptors says nothing about them: the path must not look absent.
+    /// The files of a path are not what the database says.
+    pub(crate) fn damaged(path: &StorePath, reason: impl Into<String>) -> Self {
+        Self::Damaged { path: path.base_name().to_owned(), reason: reason.into() }
+    }
+
+    /// The files of a path cannot be read. If descriptors have run out, the path must not look absent.
     pub(crate) fn of_files(path: &StorePath, error: &(dyn Error + 'static)) -> Self {
         let (name, reason) = (path.base_name().to_owned(), error.to_string());
         let mut causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
@@ -68,7 +73,7 @@ impl ServeError {
         }
     }
 
-    /// The answer. What is worth knowing to the operator is logged.
+    /// The answer. What the operator should know is logged.
     pub(crate) fn into_response(self, metrics: &Metrics) -> Response {
         match self {
             Self::NoRoute => not_found("File not found.\n"),
@@ -80,7 +85,7 @@ impl ServeError {
                 Response::text(StatusCode::METHOD_NOT_ALLOWED, "This method is not answered here.\n")
                     .header(header::ALLOW, HeaderValue::from_static(allowed))
             }
-            // A client can go on to the next cache: for it, the path isn't there.
+            // 404, so that the client asks its next cache.
             Self::Damaged { .. } => {
                 tracing::error!("{self}");
                 not_found("No such path.\n")
@@ -101,7 +106,7 @@ impl ServeError {
     }
 }
 
-/// 404, not to be remembered by anything between: the path may be built a moment later.
+/// 404. No proxy may cache it: the path may be built a moment later.
 fn not_found(text: &str) -> Response {
     Response::text(StatusCode::NOT_FOUND, text).header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
 }

@@ -5,6 +5,7 @@ mod error;
 mod metrics;
 mod nar;
 mod narinfo;
+mod prepared;
 mod routes;
 mod service;
 mod sharded;

@@ -13,12 +13,12 @@ use crate::sharded::Sharded;
 
 pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
-/// The statuses that are counted one by one; others count as `other`.
+/// Statuses with a counter of their own; all others count as `other`.
 const STATUSES: [u16; 10] = [200, 206, 304, 400, 404, 405, 412, 413, 416, 500];
 /// Bounds of the latencies, in seconds.
 const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
-/// The routes, as they are counted.
+/// The routes, as they are counted and labelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum RouteLabel {
@@ -34,7 +34,7 @@ pub(crate) enum RouteLabel {
 
 const ROUTES: [&str; 8] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "other"];
 
-/// Every counter. Those of requests are looked up once, so that counting is one addition.
+/// Every counter. The counters of requests are looked up once, so that counting is one addition.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Vec<Vec<Counter>>,
@@ -127,12 +127,12 @@ impl Metrics {
         }
     }
 
-    /// Takes down how long a worker took to begin an answer.
+    /// Records how long a worker took to start an answer.
     pub(crate) fn latency(&self, time: Duration) {
         self.latencies.observe(time.as_secs_f64());
     }
 
-    /// All of it, as text.
+    /// All counters, as text.
     pub(crate) fn render(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

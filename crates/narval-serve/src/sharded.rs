@@ -1,15 +1,14 @@
-//! A counter that costs its thread an addition and no more.
+//! A sharded counter: incrementing it is an ordinary addition.
 //!
-//! A locked addition waits until everything that was written before has reached the cache; right behind the system calls of a
-//! request that is 20 to 40 ns. So each of the first threads has a number of its own, and they are summed up when somebody
-//! asks.
+//! An atomic read-modify-write waits for the store buffer to drain, which takes 20 to 40 ns right after the system calls of a request.
+//! So each of the first threads has a shard of its own, and reading the counter adds them up.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use prometheus_client::metrics::counter::Atomic;
 
-/// Threads with a number of their own; all others share one more.
+/// Threads with a shard of their own; all others share one more.
 const OWN_MAX: usize = 31;
 
 /// See the module's description.
@@ -33,7 +32,7 @@ impl Atomic<u64> for Sharded {
 
     fn inc_by(&self, by: u64) -> u64 {
         match self.own.get(PLACE.get()) {
-            // Nobody else writes here.
+            // Only this thread writes here.
             Some(own) => {
                 let before = own.load(Ordering::Relaxed);
                 own.store(before.wrapping_add(by), Ordering::Relaxed);

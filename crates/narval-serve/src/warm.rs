@@ -1,4 +1,4 @@
-//! Filling the cache of compressed NARs before anybody asks.
+//! Compresses NARs before they are requested.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +14,13 @@ use crate::nar::zstd::{Found, Outcome};
 pub enum Warmed {
     /// It was compressed now.
     Made,
-    /// It was there already.
+    /// It had been compressed before.
     Present,
-    /// It could not be compressed; why.
+    /// It could not be compressed, and why.
     Failed(String),
 }
 
-/// Compresses the NARs of `paths` with `jobs` threads. `report` is told of each path when it is done.
+/// Compresses the NARs of `paths` on `jobs` threads. Calls `report` when a path is done.
 ///
 /// Does nothing without a NAR cache.
 pub fn warm(service: &Service, paths: &[StorePath], jobs: usize, report: impl FnMut(&StorePath, Warmed) + Send) {
@@ -40,17 +40,17 @@ pub fn warm(service: &Service, paths: &[StorePath], jobs: usize, report: impl Fn
 }
 
 fn warm_one(service: &Service, path: &StorePath) -> Warmed {
-    let shared = &service.shared;
-    let Some(cache) = &shared.nar_cache else { return Warmed::Failed("there is no NAR cache".to_owned()) };
+    let nars = &service.shared.nars;
+    let Some(cache) = &nars.compressed else { return Warmed::Failed("there is no NAR cache".to_owned()) };
     let hash_part = path.hash_part();
-    let planned = match shared.plan(hash_part) {
+    let planned = match nars.planner.plan(hash_part) {
         Ok((planned, _)) => planned,
         Err(ServeError::NoPath) => return Warmed::Failed("it is not a valid path".to_owned()),
         Err(error) => return Warmed::Failed(error.to_string()),
     };
-    match cache.get(&planned, &shared.ahead, || {}) {
+    match cache.get(&planned, &nars.planner.ahead, || {}) {
         Ok(Found::File(..)) => Warmed::Present,
-        Ok(Found::Flight(flight)) => match flight.finish_and_store() {
+        Ok(Found::InFlight(flight)) => match flight.finish_and_store() {
             Outcome::Finished => Warmed::Made,
             outcome => {
                 let reason = outcome.trouble_with_nar();

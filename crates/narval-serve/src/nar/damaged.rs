@@ -1,5 +1,6 @@
-//! Paths whose files turned out not to be what the database says. They are not there for anybody until they change.
+//! Store paths whose files are not what the database says. They are answered 404 until their files change.
 
+use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,25 +9,27 @@ use narval_nix::{HashPart, NarHash};
 use quick_cache::sync::Cache;
 
 use crate::metrics::Metrics;
-use crate::nar::plan::Layouts;
-use crate::narinfo::memo::Memo;
 
-/// Paths that are remembered at most; one that is forgotten is found out again.
+/// Damaged paths remembered at most; the damage of one that was evicted is found again.
 const PATHS_MAX: usize = 10_000;
 
-/// What is wrong with them.
-pub(crate) const NOT_AS_REGISTERED: &str = "its contents are not what the database says";
+/// Why a damaged path is not served.
+pub(crate) const NOT_AS_REGISTERED: &str = "its contents do not match the NAR hash in the database";
 
 /// See the module's description.
-#[derive(Debug)]
-pub(crate) struct Corrupt {
+pub(crate) struct DamagedPaths {
     paths: Cache<HashPart, (NarHash, RootState)>,
-    memo: Arc<Memo>,
-    layouts: Arc<Layouts>,
+    forget: Box<dyn Fn(&HashPart) + Send + Sync>,
     metrics: Arc<Metrics>,
 }
 
-/// What was at the root of the path: repairing it puts another one there.
+impl fmt::Debug for DamagedPaths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DamagedPaths({})", self.paths.len())
+    }
+}
+
+/// The inode at the root of the path. Repairing a path replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RootState {
     inode: u64,
@@ -40,13 +43,13 @@ impl RootState {
     }
 }
 
-impl Corrupt {
-    /// `memo` and `layouts` forget what turns out to be corrupt.
-    pub(crate) fn new(memo: Arc<Memo>, layouts: Arc<Layouts>, metrics: Arc<Metrics>) -> Self {
-        Self { paths: Cache::new(PATHS_MAX), memo, layouts, metrics }
+impl DamagedPaths {
+    /// `forget` is called for each path that turns out to be damaged: nothing may be remembered of it.
+    pub(crate) fn new(forget: impl Fn(&HashPart) + Send + Sync + 'static, metrics: Arc<Metrics>) -> Self {
+        Self { paths: Cache::new(PATHS_MAX), forget: Box::new(forget), metrics }
     }
 
-    /// Takes down a path. Several may find it out at the same time: it counts once.
+    /// Records a damaged path. Several threads may find the damage at the same time: it counts once.
     pub(crate) fn add(&self, hash_part: HashPart, nar_hash: &NarHash, real_path: &Path) {
         if !self.has(hash_part, nar_hash, real_path) {
             self.metrics.corrupt_paths.inc();
@@ -54,11 +57,10 @@ impl Corrupt {
         if let Some(state) = RootState::of(real_path) {
             self.paths.insert(hash_part, (*nar_hash, state));
         }
-        self.memo.forget(&hash_part);
-        self.layouts.forget(&hash_part);
+        (self.forget)(&hash_part);
     }
 
-    /// Whether a path was taken down, and is still what it was then.
+    /// Whether a path was recorded as damaged and has not changed since.
     pub(crate) fn has(&self, hash_part: HashPart, nar_hash: &NarHash, real_path: &Path) -> bool {
         let Some((of, state)) = self.paths.get(&hash_part) else { return false };
         of == *nar_hash && Some(state) == RootState::of(real_path)

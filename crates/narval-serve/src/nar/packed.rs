@@ -1,13 +1,12 @@
-//! NARs with small files, kept in a file for the next one who asks.
+//! NARs with many small files, packed into one file for the next request.
 //!
-//! Opening, reading and closing a file costs about 3 µs however small it is, and its bytes are copied twice on their way.
-//! So what has to be gathered of a NAR (small files, framing) is put into a file without a name by a thread, once the NAR
-//! was sent, and goes by `sendfile(2)` from then on. Large files (1 MiB and more) are sent from the store as ever, so that
-//! they take no room; of a NAR that is not large, all of it is kept: then it is answered like a file.
+//! Opening, reading and closing a file costs about 3 µs however small it is, and its bytes are copied twice. So once a NAR was sent, a
+//! thread writes its small files and its framing into one unnamed file, which is sent with `sendfile(2)` from then on. Large files
+//! (1 MiB and more) are still sent from the store and take no space here. Of a NAR of up to 1 MiB, everything is packed, and it is
+//! answered like a file.
 //!
-//! The thread checks the NAR hash, and what is kept is named by it and nothing else: it is sent only as the NAR of a path
-//! that has that hash in the store's database now. The files have no names, so that nothing is left behind, by a killed
-//! process either.
+//! The thread verifies the NAR hash. Packed files are found by that hash alone, so one is sent only as the NAR of a path that has this
+//! hash in the store's database now. The files have no names: nothing is left behind, not even by a killed process.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,100 +22,99 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::metrics::Metrics;
-use crate::nar::damaged::Corrupt;
+use crate::nar::damaged::DamagedPaths;
 use crate::nar::plan::Planned;
 
-/// What all of them may take on disk, in bytes.
+/// Disk space for all packed files, in bytes.
 const BYTES_MAX: u64 = 512 * 1024 * 1024;
-/// What one may take.
+/// Disk space for one of them.
 const ONE_BYTES_MAX: u64 = BYTES_MAX / 4;
-/// How many there may be: each is an open file. No more than this part of what the process may have open.
+/// The most packed files; each is an open descriptor. Also, at most this fraction of the descriptors the process may have.
 const KEPT_MAX: usize = 1024;
 const KEPT_OF_DESCRIPTORS: u64 = 8;
-/// After trouble with writing, nothing more is kept for this long.
+/// After a write error, nothing is packed for this long.
 const PAUSE: Duration = Duration::from_secs(30);
-/// NARs up to this size are kept with their large files.
+/// NARs up to this size are packed with their large files.
 const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
-/// The fewest small files that are worth it.
+/// The fewest small files that packing pays off for.
 const FILES_MIN: usize = 2;
-/// The fewest small files that are worth it the first time, at so many bytes for each at most: such a NAR takes several
-/// times as long as a file of its size. Others are worth it when somebody asks again; most never do.
+/// The fewest small files that packing pays off for after the first request, and their largest average size: such a NAR takes several
+/// times as long to send as one file of its size. Others are packed when they are requested again, which most never are.
 const FILES_MANY: usize = 128;
 const BYTES_PER_FILE_MAX: u64 = 32 * 1024;
-/// NARs that wait to be made, and the memory their plans may take. What finds no place is made when it is sent the next
-/// time.
+/// NARs that wait to be packed, and the memory for their plans. A NAR for which there is no room is queued the next time it is sent.
 const QUEUE_LEN_MAX: usize = 256;
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// How far the thread that makes them stands back. Not further: on a machine that is never idle it would never end.
+/// The niceness of the packing thread. A higher one might never finish on a machine that is never idle.
 const NICENESS: i32 = 5;
-/// Bytes that are made at once.
+/// Bytes of the NAR that are read at once.
 const PIECE_BYTES: usize = 256 * 1024;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(crate) struct FlatNars {
+pub(crate) struct PackedNars {
     folder: PathBuf,
     bytes_max: u64,
     kept_max: usize,
-    kept: RwLock<HashMap<NarHash, Arc<Kept>>>,
-    /// Counts uses.
+    kept: RwLock<HashMap<NarHash, Arc<PackedFile>>>,
+    /// Incremented by each use.
     clock: AtomicU64,
     work: Mutex<Work>,
-    corrupt: Arc<Corrupt>,
+    damaged: Arc<DamagedPaths>,
     metrics: Arc<Metrics>,
 }
 
 #[derive(Debug, Default)]
 struct Work {
-    /// To be made; the first one is being made if there is a thread.
+    /// NARs to be packed. While there is a thread, it works on the first one.
     wanted: VecDeque<Arc<Planned>>,
     has_thread: bool,
-    /// The folder took no file a moment ago.
+    /// Set after a write error.
     paused_until: Option<Instant>,
 }
 
-/// A NAR that is kept.
+/// A packed NAR.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) packed: Arc<PackedNar>,
+pub(crate) struct PackedFile {
+    pub(crate) nar: Arc<PackedNar>,
     bytes: u64,
-    /// When it was used last, by the clock of uses.
+    /// The value of the clock at its last use.
     used_at: AtomicU64,
-    /// How often it was sent, less when others wanted its room.
+    /// How often it was sent; halved whenever another NAR wanted its space.
     uses: AtomicU32,
 }
 
-/// Why a NAR is not kept.
-enum NotKept {
+/// Why a NAR was not packed.
+enum NotPacked {
     Folder(io::Error),
     Nar(io::Error),
     OtherHash,
 }
 
-impl FlatNars {
-    /// Keeps files in this folder (or rather in its file system), of `bytes_max` bytes and 512 MiB at most.
-    pub(crate) fn new(folder: &Path, bytes_max: u64, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> Self {
+impl PackedNars {
+    /// Packs NARs into unnamed files on the file system of this folder, of `bytes_max` bytes and 512 MiB at most.
+    pub(crate) fn new(folder: &Path, bytes_max: u64, damaged: Arc<DamagedPaths>, metrics: Arc<Metrics>) -> Self {
         let (kept, work) = (RwLock::default(), Mutex::default());
         let (folder, bytes_max) = (folder.to_owned(), bytes_max.min(BYTES_MAX));
         let kept_max = kept_max();
-        Self { folder, bytes_max, kept_max, kept, clock: AtomicU64::new(0), work, corrupt, metrics }
+        Self { folder, bytes_max, kept_max, kept, clock: AtomicU64::new(0), work, damaged, metrics }
     }
 
-    /// The NAR with this hash, if it is kept. It waits for nothing: what is just being changed is not there.
-    pub(crate) fn get(&self, nar_hash: &NarHash) -> Option<Arc<Kept>> {
+    /// The packed NAR with this hash. Never waits: returns `None` while another thread is adding one.
+    pub(crate) fn get(&self, nar_hash: &NarHash) -> Option<Arc<PackedFile>> {
         let kept = Arc::clone(self.kept.try_read().ok()?.get(nar_hash)?);
-        self.is_used(&kept);
+        self.record_use(&kept);
         Some(kept)
     }
 
-    /// Takes down that something kept is sent.
-    pub(crate) fn is_used(&self, kept: &Kept) {
+    /// Records that a packed NAR is sent.
+    pub(crate) fn record_use(&self, kept: &PackedFile) {
         kept.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         kept.uses.fetch_add(1, Ordering::Relaxed);
         self.metrics.flat_nar_hits.inc();
     }
 
-    /// Has a NAR that was just sent made for the next time, if that is worth it.
+    /// Called when a NAR was sent: queues it for packing if that pays off.
     pub(crate) fn was_sent(self: &Arc<Self>, planned: &Arc<Planned>) {
         let times = planned.times_sent.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if !is_worth_it(&planned.layout, times) {
@@ -138,19 +136,18 @@ impl FlatNars {
         work.wanted.push_back(Arc::clone(planned));
         if !work.has_thread {
             let this = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("flat-nars".to_owned()).spawn(move || this.work());
+            let thread = std::thread::Builder::new().name("packed-nars".to_owned()).spawn(move || this.work());
             work.has_thread = thread.is_ok();
             if let Err(error) = thread {
                 work.wanted.clear();
-                tracing::error!("a NAR of small files is not kept: no thread can be started: {error}");
+                tracing::error!("a NAR of small files is not packed: no thread can be started: {error}");
             }
         }
     }
 
-    /// Makes what is wanted, and ends when nothing is.
+    /// Packs queued NARs until the queue is empty.
     fn work(&self) {
-        // Whoever waits for an answer comes first (a thread has a priority of its own, sched(7)); without this it is
-        // only less polite.
+        // Threads that answer requests come first (niceness is per thread, sched(7)). A failure only costs them some time.
         let _ = rustix::process::setpriority_process(None, NICENESS);
         loop {
             let next = {
@@ -162,11 +159,11 @@ impl FlatNars {
             let Some(planned) = next else { return };
             match self.make(&planned) {
                 Ok(kept) => self.keep(planned.nar_hash, kept),
-                Err(NotKept::Folder(error)) => self.pause(&error),
-                // Who asks for it next is told.
-                Err(NotKept::Nar(error)) => tracing::debug!("NAR of {} is not kept: {error}", planned.path),
-                Err(NotKept::OtherHash) => {
-                    self.corrupt.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
+                Err(NotPacked::Folder(error)) => self.pause(&error),
+                // The next request for it reports the error.
+                Err(NotPacked::Nar(error)) => tracing::debug!("NAR of {} is not packed: {error}", planned.path),
+                Err(NotPacked::OtherHash) => {
+                    self.damaged.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
                     tracing::error!("NAR of {}: {}", planned.path, crate::nar::damaged::NOT_AS_REGISTERED);
                 }
             }
@@ -174,17 +171,17 @@ impl FlatNars {
         }
     }
 
-    /// Logs trouble with writing, and keeps nothing more for a while. What is kept gives way, where it may be the cause: it takes
-    /// room and descriptors.
+    /// Logs a write error, and packs nothing for a while. If the disk is full or descriptors have run out, half of the packed files
+    /// are dropped: they may be the cause.
     fn pause(&self, error: &io::Error) {
         {
             let mut work = self.lock_work();
             work.paused_until = Some(Instant::now() + PAUSE);
-            // The first one is being made, and is removed by its thread.
+            // The thread works on the first one, and removes it.
             work.wanted.truncate(1);
         }
         tracing::warn!(
-            "NARs of small files are not kept for {} s: cannot write to '{}': {error}",
+            "NARs of small files are not packed for {} s: cannot write to '{}': {error}",
             PAUSE.as_secs(),
             self.folder.display()
         );
@@ -195,35 +192,34 @@ impl FlatNars {
         }
     }
 
-    fn make(&self, planned: &Planned) -> Result<Kept, NotKept> {
-        let file = tempfile::tempfile_in(&self.folder).map_err(NotKept::Folder)?;
+    fn make(&self, planned: &Planned) -> Result<PackedFile, NotPacked> {
+        let file = tempfile::tempfile_in(&self.folder).map_err(NotPacked::Folder)?;
         let layout = Arc::clone(&planned.layout);
         let (size, bytes) = (layout.size_bytes(), packed_bytes(&layout));
         let mut packed = PackedNar::new(&layout, file, size <= WHOLE_BYTES_MAX);
         let stream = NarStream::open(layout, &planned.real_path, 0..size, None);
-        let mut nar = NarReader::of(stream.map_err(|error| NotKept::Nar(error.into()))?);
+        let mut nar = NarReader::of(stream.map_err(|error| NotPacked::Nar(error.into()))?);
         let mut hasher = Sha256Hasher::new();
         let mut piece = vec![0; PIECE_BYTES];
         let mut at = 0;
         loop {
-            let got = nar.read(&mut piece).map_err(NotKept::Nar)?;
+            let got = nar.read(&mut piece).map_err(NotPacked::Nar)?;
             let made = piece.get(..got).unwrap_or_default();
             if made.is_empty() {
                 break;
             }
             hasher.update(made);
-            packed.put(at, made).map_err(NotKept::Folder)?;
+            packed.put(at, made).map_err(NotPacked::Folder)?;
             at += got as u64;
         }
         if at != size || hasher.finish() != planned.nar_hash {
-            return Err(NotKept::OtherHash);
+            return Err(NotPacked::OtherHash);
         }
-        Ok(Kept::new(packed, bytes))
+        Ok(PackedFile::new(packed, bytes))
     }
 
-    /// Whether there is room for so many bytes, or something that nobody uses in its place. A file that is used loses
-    /// half of its claim each time: who sends more than there is room for, in turn, finds a part of it kept, and not
-    /// none.
+    /// Whether there is room for so many bytes, or the least recently used file can make room. A file in use has its uses halved each
+    /// time instead: when more NARs are requested in turn than there is room for, some of them stay packed.
     fn has_room(&self, bytes: u64) -> bool {
         if bytes > self.bytes_max {
             return false;
@@ -239,18 +235,17 @@ impl FlatNars {
         uses == 0
     }
 
-    /// Keeps one more, and lets go of what was used longest ago as far as that needs room. Whoever is being sent one
-    /// holds on to it.
-    fn keep(&self, nar_hash: NarHash, new: Kept) {
+    /// Adds a packed NAR, and drops the least recently used ones if there is no room. Answers in progress keep their files open.
+    fn keep(&self, nar_hash: NarHash, new: PackedFile) {
         new.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         let before = self.kept.write().unwrap_or_else(PoisonError::into_inner).insert(nar_hash, Arc::new(new));
         drop(before);
         self.drop_longest_unused(|kept, bytes| bytes > self.bytes_max || kept > self.kept_max);
     }
 
-    /// Drops what was used longest ago as long as there is too much, by number and bytes.
+    /// Drops the least recently used files until `is_too_much`, given their number and bytes, is false.
     fn drop_longest_unused(&self, is_too_much: impl Fn(usize, u64) -> bool) {
-        // Closed when nobody has to wait for that.
+        // Closed after the lock was released.
         let mut gone = Vec::new();
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         let mut bytes: u64 = kept.values().map(|kept| kept.bytes).sum();
@@ -265,7 +260,7 @@ impl FlatNars {
         drop(kept);
     }
 
-    fn read_kept(&self) -> std::sync::RwLockReadGuard<'_, HashMap<NarHash, Arc<Kept>>> {
+    fn read_kept(&self) -> std::sync::RwLockReadGuard<'_, HashMap<NarHash, Arc<PackedFile>>> {
         self.kept.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -274,25 +269,25 @@ impl FlatNars {
     }
 }
 
-impl Kept {
+impl PackedFile {
     fn new(packed: PackedNar, bytes: u64) -> Self {
-        Self { packed: Arc::new(packed), bytes, used_at: AtomicU64::new(0), uses: AtomicU32::new(0) }
+        Self { nar: Arc::new(packed), bytes, used_at: AtomicU64::new(0), uses: AtomicU32::new(0) }
     }
 }
 
-/// How many NARs this process may keep, each with an open file: what it may have open is for its clients in the first place.
+/// The most packed NARs for this process. Each holds a descriptor, and most descriptors are for clients.
 pub(crate) fn kept_max() -> usize {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(descriptors / KEPT_OF_DESCRIPTORS).unwrap_or(usize::MAX).min(KEPT_MAX)
 }
 
-/// What a NAR takes when it is kept.
+/// Disk space that a NAR takes when it is packed.
 fn packed_bytes(layout: &NarLayout) -> u64 {
     let size = layout.size_bytes();
     if size <= WHOLE_BYTES_MAX { size } else { layout.small_files().1 }
 }
 
-/// Whether a NAR that was sent so often is to be kept.
+/// Whether packing a NAR that was sent so often pays off.
 fn is_worth_it(layout: &NarLayout, times: u32) -> bool {
     let (files, bytes) = layout.small_files();
     let has_many = files >= FILES_MANY && bytes / files as u64 <= BYTES_PER_FILE_MAX;
@@ -306,8 +301,6 @@ mod tests {
     use narval_nix::{Sha256, StorePath};
 
     use super::*;
-    use crate::nar::plan::Layouts;
-    use crate::narinfo::memo::Memo;
 
     const NAME: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-tree";
 
@@ -326,13 +319,13 @@ mod tests {
         Arc::new(Planned::new(StorePath::parse(NAME).unwrap(), real_path, nar_hash, layout))
     }
 
-    fn flat(folder: &Path) -> Arc<FlatNars> {
+    fn flat(folder: &Path) -> Arc<PackedNars> {
         let metrics = Arc::new(Metrics::new());
-        let corrupt = Corrupt::new(Memo::new(1 << 20).into(), Layouts::new().into(), Arc::clone(&metrics));
-        Arc::new(FlatNars::new(folder, BYTES_MAX, Arc::new(corrupt), metrics))
+        let damaged = DamagedPaths::new(|_| {}, Arc::clone(&metrics));
+        Arc::new(PackedNars::new(folder, BYTES_MAX, Arc::new(damaged), metrics))
     }
 
-    fn idle(flat: &FlatNars) {
+    fn idle(flat: &PackedNars) {
         let until = Instant::now() + Duration::from_secs(60);
         while flat.lock_work().has_thread {
             assert!(Instant::now() < until);
@@ -351,7 +344,7 @@ mod tests {
         idle(&flat);
         let mut nar = vec![0; usize::try_from(planned.layout.size_bytes()).unwrap()];
         let kept = flat.get(&planned.nar_hash).unwrap();
-        kept.packed.whole().unwrap().read_exact_at(&mut nar, 0).unwrap();
+        kept.nar.whole().unwrap().read_exact_at(&mut nar, 0).unwrap();
         assert_eq!(Sha256::of(&nar), planned.nar_hash);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -367,7 +360,7 @@ mod tests {
         idle(&flat);
         assert!(flat.get(&planned.nar_hash).is_none());
         assert_eq!(flat.metrics.corrupt_paths.get(), 1);
-        // A file that is gone is no judgement of the path.
+        // A missing file does not make the path damaged.
         std::fs::remove_file(path.join("100")).unwrap();
         flat.was_sent(&planned);
         idle(&flat);
@@ -385,7 +378,7 @@ mod tests {
         flat.was_sent(&planned);
         idle(&flat);
         let kept = flat.get(&planned.nar_hash).unwrap();
-        assert!(kept.packed.whole().is_none());
+        assert!(kept.nar.whole().is_none());
         assert_eq!(kept.bytes, planned.layout.size_bytes() - (2 << 20));
     }
 
@@ -419,12 +412,12 @@ mod tests {
         assert!(!send());
         std::fs::create_dir(&folder).unwrap();
         assert!(!send() && flat.lock_work().paused_until.is_some_and(|until| until > Instant::now()));
-        // As when the time is over.
+        // As if the time were over.
         flat.lock_work().paused_until = Some(Instant::now());
         assert!(send());
     }
 
-    /// No room and no descriptors: what is kept may be why.
+    /// A full disk and a lack of descriptors may be caused by the packed files.
     #[test]
     fn what_is_kept_gives_way() {
         let dir = tempfile::tempdir().unwrap();
@@ -439,7 +432,7 @@ mod tests {
             let flat = flat(dir.path());
             for number in 0..8_u8 {
                 let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), true);
-                flat.keep(Sha256::of(&[number]), Kept::new(packed, 1));
+                flat.keep(Sha256::of(&[number]), PackedFile::new(packed, 1));
             }
             flat.pause(&error);
             assert_eq!(flat.read_kept().len(), left, "{error}");
@@ -455,11 +448,11 @@ mod tests {
         for number in 0..5_u8 {
             assert!(flat.has_room(BYTES_MAX / 4));
             let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), true);
-            flat.keep(Sha256::of(&[number]), Kept::new(packed, BYTES_MAX / 4));
+            flat.keep(Sha256::of(&[number]), PackedFile::new(packed, BYTES_MAX / 4));
         }
         let kept = [0, 1, 2, 3, 4].map(|number: u8| flat.read_kept().contains_key(&Sha256::of(&[number])));
         assert_eq!(kept, [false, true, true, true, true]);
-        // What is used stays for a while, and goes behind the others.
+        // A file in use stays for a while, and is dropped after the others.
         flat.get(&Sha256::of(&[1])).unwrap();
         for number in [2, 3, 4, 1_u8] {
             flat.get(&Sha256::of(&[number])).unwrap();

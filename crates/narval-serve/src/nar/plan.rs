@@ -1,7 +1,7 @@
-//! Planned NARs that are remembered: where every file lies in the NAR of a store path.
+//! Planned NARs: where every file lies in the NAR of a store path. Plans are remembered.
 //!
-//! As with narinfos, what the database says is taken anew whenever it changed; a plan outlives that as long as it is
-//! of the same NAR, and the files at its root are the ones that were planned ([`NarStream::open`] looks).
+//! As with narinfos, the path info is read again whenever the database has changed. A plan stays valid as long as the NAR hash is the
+//! same and the inode at the path's root is the one that was planned ([`NarStream::open`] checks that).
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -9,19 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use narval_nix::{HashPart, NarHash, PathInfo, StorePath};
-use narval_store::{NarIoError, NarLayout, NarStream, ReadAhead};
+use narval_store::{NarIoError, NarLayout, NarStream, ReadAhead, Stamp, Store};
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::error::ServeError;
-use crate::nar::damaged::NOT_AS_REGISTERED;
-use crate::narinfo::memo::Generation;
-use crate::service::Shared;
+use crate::metrics::Metrics;
+use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 
-/// The memory that plans may take, in bytes: 32 and its name for each file, so about 500,000 files.
+/// Memory that plans may take, in bytes: 32 bytes and the name for each file, so about 500,000 files.
 const LAYOUTS_BYTES_MAX: u64 = 24 * 1024 * 1024;
 
-/// Plans that are expected; there may be more.
+/// Plans that are expected; the cache grows beyond that.
 const LAYOUTS: usize = 4096;
 
 /// A store path and its NAR.
@@ -29,13 +28,13 @@ const LAYOUTS: usize = 4096;
 pub(crate) struct Planned {
     /// The store path.
     pub(crate) path: StorePath,
-    /// Its files.
+    /// Where its files are.
     pub(crate) real_path: PathBuf,
-    /// The hash that the database has.
+    /// The NAR hash in the database.
     pub(crate) nar_hash: NarHash,
-    /// Its NAR; of the size that the database has.
+    /// The plan of its NAR; the size is the one in the database.
     pub(crate) layout: Arc<NarLayout>,
-    /// How often it was sent whole from its files.
+    /// How often the whole NAR was sent from the files.
     pub(crate) times_sent: AtomicU32,
 }
 
@@ -52,22 +51,22 @@ impl Planned {
     }
 }
 
-/// See the module's description.
+/// The plans that are remembered.
 #[derive(Debug)]
-pub(crate) struct Layouts {
-    entries: Cache<HashPart, (Option<Generation>, Arc<Planned>), ByBytes>,
+pub(crate) struct Plans {
+    entries: Cache<HashPart, (Option<Stamp>, Arc<Planned>), ByBytes>,
 }
 
 #[derive(Clone, Debug)]
 struct ByBytes;
 
-impl Weighter<HashPart, (Option<Generation>, Arc<Planned>)> for ByBytes {
-    fn weight(&self, _: &HashPart, (_, planned): &(Option<Generation>, Arc<Planned>)) -> u64 {
+impl Weighter<HashPart, (Option<Stamp>, Arc<Planned>)> for ByBytes {
+    fn weight(&self, _: &HashPart, (_, planned): &(Option<Stamp>, Arc<Planned>)) -> u64 {
         300 + planned.layout.memory_bytes() as u64
     }
 }
 
-impl Layouts {
+impl Plans {
     pub(crate) fn new() -> Self {
         // One shard: each of several would take only its part of the bytes, and no plan larger than that.
         let options = OptionsBuilder::new()
@@ -83,21 +82,32 @@ impl Layouts {
         Self { entries }
     }
 
-    /// Forgets a plan: its path turned out to be corrupt.
+    /// Forgets the plan of a path that turned out to be damaged.
     pub(crate) fn forget(&self, hash_part: &HashPart) {
         self.entries.remove(hash_part);
     }
 }
 
-impl Shared {
+/// Plans the NARs of a store's valid paths.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    pub(crate) store: Arc<Store>,
+    pub(crate) plans: Arc<Plans>,
+    /// Reads small files before they are asked for, for all NARs together.
+    pub(crate) ahead: Arc<ReadAhead>,
+    pub(crate) damaged: Arc<DamagedPaths>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Planner {
     /// The plan of the valid path with this hash part, and the stream of its whole NAR, open.
     pub(crate) fn plan(&self, hash_part: HashPart) -> Result<(Arc<Planned>, NarStream), ServeError> {
-        // Before the store is read: see the memo's description.
-        let generation = self.store.stamp();
-        let known = self.layouts.entries.get(&hash_part);
+        // Before the database is read: what is remembered can only be newer than its stamp says.
+        let stamp = self.store.stamp();
+        let known = self.plans.entries.get(&hash_part);
         if let Some((of, planned)) = &known
             && of.is_some()
-            && *of == generation
+            && *of == stamp
             && let Ok(stream) = planned.stream(0..planned.layout.size_bytes(), &self.ahead)
         {
             self.metrics.layout_hits.inc();
@@ -116,10 +126,10 @@ impl Shared {
             }
             None => self.plan_anew(&info)?,
         };
-        self.layouts.entries.insert(hash_part, (generation, Arc::clone(&planned)));
-        // Found out by another one since it was looked at above: it would be remembered for good.
-        if self.corrupt.has(hash_part, &planned.nar_hash, &planned.real_path) {
-            self.layouts.forget(&hash_part);
+        self.plans.entries.insert(hash_part, (stamp, Arc::clone(&planned)));
+        // Another thread may have recorded the damage since it was looked for above; the plan would stay remembered.
+        if self.damaged.has(hash_part, &planned.nar_hash, &planned.real_path) {
+            self.plans.forget(&hash_part);
             return Err(not_as_registered(&planned.path));
         }
         Ok((planned, stream))
@@ -128,15 +138,15 @@ impl Shared {
     fn plan_anew(&self, info: &PathInfo) -> Result<(Arc<Planned>, NarStream), ServeError> {
         self.metrics.layout_misses.inc();
         let real_path = self.store.real_path(&info.path);
-        if self.corrupt.has(info.path.hash_part(), &info.nar_hash, &real_path) {
+        if self.damaged.has(info.path.hash_part(), &info.nar_hash, &real_path) {
             return Err(not_as_registered(&info.path));
         }
-        let damaged = |reason: String| ServeError::Damaged { path: info.path.base_name().to_owned(), reason };
         let layout = NarLayout::plan(&real_path).map_err(|error| ServeError::of_files(&info.path, &error))?;
         let size = layout.size_bytes();
         if size != info.nar_size {
-            self.corrupt.add(info.path.hash_part(), &info.nar_hash, &real_path);
-            return Err(damaged(format!("its NAR has {size} bytes, the database says {}", info.nar_size)));
+            self.damaged.add(info.path.hash_part(), &info.nar_hash, &real_path);
+            let reason = format!("its NAR has {size} bytes, the database says {}", info.nar_size);
+            return Err(ServeError::damaged(&info.path, reason));
         }
         let planned = Planned::new(info.path.clone(), real_path, info.nar_hash, layout.into());
         let stream = planned.stream(0..size, &self.ahead).map_err(|error| ServeError::of_files(&info.path, &error))?;
@@ -145,5 +155,5 @@ impl Shared {
 }
 
 fn not_as_registered(path: &StorePath) -> ServeError {
-    ServeError::Damaged { path: path.base_name().to_owned(), reason: NOT_AS_REGISTERED.to_owned() }
+    ServeError::damaged(path, NOT_AS_REGISTERED)
 }

@@ -1,4 +1,4 @@
-//! Something of a known size with an entity tag: conditions and ranges of a request, answered (RFC 9110 sections 13, 14).
+//! Answers conditional and range requests for something of a known size with an entity tag (RFC 9110 sections 13 and 14).
 
 use narval_http::http1::conditional::{Outcome, Validators, evaluate, range_applies};
 use narval_http::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
@@ -6,7 +6,7 @@ use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 
 use crate::error::ServeError;
 
-/// What is to be sent.
+/// What is sent.
 #[derive(Debug)]
 pub(crate) struct Representation {
     pub(crate) content_type: HeaderValue,
@@ -19,7 +19,7 @@ pub(crate) struct Representation {
     pub(crate) size: u64,
 }
 
-/// Which part of it.
+/// Which part of it is sent.
 pub(crate) enum Selected {
     /// All of it.
     Whole,
@@ -67,7 +67,7 @@ impl Representation {
         })
     }
 
-    /// The answer when the request's conditions leave nothing to be sent.
+    /// The answer if the request's conditions exclude a body: 304 or 412.
     pub(crate) fn on_conditions(&self, head: &HeadRef<'_>) -> Option<Response> {
         match evaluate(head, Some(&self.validators_of())) {
             Outcome::Proceed => None,
@@ -80,7 +80,7 @@ impl Representation {
         Validators { etag: self.etag.as_ref(), last_modified: None }
     }
 
-    /// Adds the field lines of an answer with a body; `ranges`: parts of it may be asked for.
+    /// Adds the fields of an answer with a body; `ranges` says whether range requests are supported.
     pub(crate) fn fields(&self, response: Response, ranges: bool) -> Response {
         let response = self.coding(self.validators(response)).header(header::CONTENT_TYPE, self.content_type.clone());
         if ranges { response.header(header::ACCEPT_RANGES, HeaderValue::from_static("bytes")) } else { response }

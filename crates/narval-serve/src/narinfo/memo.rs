@@ -1,12 +1,11 @@
-//! Narinfos and absences that are remembered, and never told when stale.
+//! Narinfos and absences that are remembered, and never served stale.
 //!
-//! Everything remembered belongs to a *generation*: one state of the store's database, as its [`Stamp`] tells it. A
-//! request takes the stamp anew (one system call while nothing changes; it never waits), and only what belongs to that very state
-//! is told. When the database changes, all of the memo is out of date at once, and is replaced entry by entry as it is
-//! asked for: a look into the database costs some 20 µs.
+//! An entry is valid for one state of the store's database, which its [`Stamp`] stands for. Each request takes the stamp anew (one
+//! system call while nothing changes; it never waits), and only entries with that stamp are served. A change of the database makes all
+//! entries invalid at once; each is replaced when it is asked for, which costs a database query of about 20 µs.
 //!
-//! The stamp is taken *before* the database is read, so that what is remembered can only be newer than its
-//! generation says: that costs a look, and is never wrong.
+//! The stamp is taken *before* the database is read, so an entry can only be newer than its stamp says. That costs a query, and never
+//! gives a wrong answer.
 
 use std::sync::Arc;
 
@@ -15,9 +14,6 @@ use narval_nix::HashPart;
 use narval_store::Stamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
-
-/// One state of the store's database.
-pub(crate) type Generation = Stamp;
 
 /// What is remembered of a hash part.
 #[derive(Clone, Debug)]
@@ -48,7 +44,7 @@ impl AsRef<Prepared> for Present {
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Memo {
-    entries: Cache<HashPart, (Generation, Answer), ByBytes>,
+    entries: Cache<HashPart, (Stamp, Answer), ByBytes>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,8 +54,8 @@ struct ByBytes;
 const ENTRY_BYTES: u64 = 100;
 const PRESENT_BYTES: u64 = 400;
 
-impl Weighter<HashPart, (Generation, Answer)> for ByBytes {
-    fn weight(&self, _: &HashPart, (_, answer): &(Generation, Answer)) -> u64 {
+impl Weighter<HashPart, (Stamp, Answer)> for ByBytes {
+    fn weight(&self, _: &HashPart, (_, answer): &(Stamp, Answer)) -> u64 {
         match answer {
             Answer::Absent => ENTRY_BYTES,
             Answer::Present(present) => ENTRY_BYTES + PRESENT_BYTES + present.text.len() as u64,
@@ -74,18 +70,18 @@ impl Memo {
         Self { entries: Cache::with_weighter(entries, bytes_max, ByBytes) }
     }
 
-    /// What is known of a hash part in this generation.
-    pub(crate) fn get(&self, generation: Generation, hash_part: &HashPart) -> Option<Answer> {
+    /// What is known of a hash part in the state that `stamp` stands for.
+    pub(crate) fn get(&self, stamp: Stamp, hash_part: &HashPart) -> Option<Answer> {
         let (of, answer) = self.entries.get(hash_part)?;
-        (of == generation).then_some(answer)
+        (of == stamp).then_some(answer)
     }
 
-    /// Remembers what was read after the generation's stamp was taken.
-    pub(crate) fn insert(&self, generation: Generation, hash_part: HashPart, answer: Answer) {
-        self.entries.insert(hash_part, (generation, answer));
+    /// Remembers what was read after `stamp` was taken.
+    pub(crate) fn insert(&self, stamp: Stamp, hash_part: HashPart, answer: Answer) {
+        self.entries.insert(hash_part, (stamp, answer));
     }
 
-    /// Forgets a hash part: its narinfo is to be rendered anew.
+    /// Forgets a hash part: its narinfo must be rendered again.
     pub(crate) fn forget(&self, hash_part: &HashPart) {
         self.entries.remove(hash_part);
     }

@@ -1,25 +1,30 @@
 //! The narinfo of a store path, as each face writes it.
 
-use narval_nix::{Compression, HashPart, NarInfo, PathInfo, StoreDir};
+use narval_http::{Bytes, HeaderValue, StatusCode, header};
+use narval_nix::narinfo::MIME_TYPE;
+use narval_nix::{Compression, HashPart, NarInfo, PathInfo, SecretKey, Sha256, StoreDir};
 
-use crate::nar::zstd::Stored;
-use crate::{Config, Face};
+use crate::Face;
+use crate::narinfo::memo::Present;
+use crate::prepared::prepared;
 
-/// The narinfo of `info`, asked for by `hash_part`. The richer face names the compressed NAR where there is one.
+/// The narinfo of `info`, requested by `hash_part`, signed with `sign_keys`. [`Face::Narval`] names the compressed file (SHA-256 and
+/// size in bytes) where there is one and it is smaller.
 pub(crate) fn render(
-    config: &Config,
+    face: Face,
+    sign_keys: &[SecretKey],
     store_dir: &StoreDir,
     hash_part: HashPart,
     info: &PathInfo,
-    compressed: Option<&Stored>,
+    compressed: Option<(Sha256, u64)>,
 ) -> String {
     let url = format!("nar/{hash_part}-{}.nar", info.nar_hash.to_nix32());
     let mut narinfo = NarInfo::new(info, url, Compression::None);
     let own = || {
         let fingerprint = info.fingerprint(store_dir);
-        config.sign_keys.iter().map(move |key| key.sign(fingerprint.as_bytes()))
+        sign_keys.iter().map(move |key| key.sign(fingerprint.as_bytes()))
     };
-    match config.face {
+    match face {
         Face::NixServe => {
             narinfo.ca = None;
             narinfo.omit_empty_references = true;
@@ -30,14 +35,14 @@ pub(crate) fn render(
         Face::Narval => {
             narinfo.file_hash = Some(info.nar_hash.into());
             narinfo.file_size = Some(info.nar_size);
-            if let Some(stored) = compressed.filter(|stored| stored.file_size < info.nar_size) {
+            if let Some((file_hash, file_size)) = compressed.filter(|(_, file_size)| *file_size < info.nar_size) {
                 narinfo.url.push_str(".zst");
                 narinfo.compression = Compression::Zstd;
-                narinfo.file_hash = Some(stored.file_hash.into());
-                narinfo.file_size = Some(stored.file_size);
+                narinfo.file_hash = Some(file_hash.into());
+                narinfo.file_size = Some(file_size);
             }
             let mut signatures: Vec<_> = own().collect();
-            // Ed25519 is deterministic: a stored signature by one of our keys is either ours again or an old one.
+            // Ed25519 is deterministic: a stored signature by one of our keys is equal to ours, or it is of an older state.
             signatures.append(&mut narinfo.signatures);
             narinfo.signatures = signatures;
         }
@@ -45,6 +50,23 @@ pub(crate) fn render(
     narinfo.signatures.sort();
     narinfo.signatures.dedup();
     narinfo.render(store_dir)
+}
+
+/// A narinfo as an answer, ready to be sent.
+pub(crate) fn present(face: Face, text: impl Into<Bytes>) -> Present {
+    let text = text.into();
+    let etag = match face {
+        Face::NixServe => None,
+        Face::Narval => etag(&text),
+    };
+    let fields: Vec<_> = etag.iter().map(|etag| (header::ETAG, etag.clone())).collect();
+    Present { response: prepared(StatusCode::OK, MIME_TYPE, &fields, text.clone()), etag, text }
+}
+
+/// An entity tag that changes with the text: the first 130 bits of its SHA-256.
+fn etag(text: &[u8]) -> Option<HeaderValue> {
+    let digest = Sha256::of(text).to_nix32();
+    HeaderValue::from_str(&format!("\"{}\"", digest.get(..26)?)).ok()
 }
 
 #[cfg(test)]
@@ -75,8 +97,7 @@ mod tests {
     }
 
     fn rendered(face: Face, keys: Vec<SecretKey>, info: &PathInfo) -> String {
-        let config = Config { sign_keys: keys, ..Config::new(face) };
-        render(&config, &StoreDir::default(), info.path.hash_part(), info, None)
+        render(face, &keys, &StoreDir::default(), info.path.hash_part(), info, None)
     }
 
     fn key(name: &str) -> SecretKey {

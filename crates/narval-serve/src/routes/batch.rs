@@ -10,19 +10,18 @@ use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response
 use narval_nix::HashPart;
 use zstd::stream::write::Encoder;
 
-use super::narinfo::look_up;
+use super::narinfo::Narinfos;
 use crate::error::ServeError;
 use crate::narinfo::memo::{Answer, Present};
-use crate::service::Shared;
 
-/// The key in `nix-cache-info` that says that a cache answers batch lookups, and where.
+/// The key in `nix-cache-info` that tells clients where batch lookups are answered.
 pub(crate) const CACHE_INFO_KEY: &str = "BatchLookup";
-/// Where.
+/// Its value.
 pub(crate) const PATH: &str = "batch-lookup-v1";
 
-/// Hash parts that one request may name.
+/// The most hash parts in one request.
 const HASH_PARTS_MAX: usize = 65_536;
-/// Paths that one answer has at most, those of the closure included.
+/// The most paths in one answer, those of the closure included.
 const PATHS_MAX: usize = 262_144;
 /// A hash part and its newline.
 const LINE_BYTES: usize = 33;
@@ -40,8 +39,8 @@ enum Want {
     Closure,
 }
 
-/// Reads the hash parts, and answers as they are looked up.
-pub(crate) fn answer(shared: &Arc<Shared>, mut request: Request) -> Result<Response, ServeError> {
+/// Reads the hash parts, and answers while they are looked up.
+pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<Response, ServeError> {
     if *request.method() != Method::POST {
         return Err(ServeError::Method("POST"));
     }
@@ -57,7 +56,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, mut request: Request) -> Result<Respo
     let response = Response::new(StatusCode::OK)
         .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-nix-batch-lookup"))
         .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let mut source = Lookups { shared: Arc::clone(shared), want, queue, seen, answered: 0, encoder: None };
+    let mut source = Lookups { narinfos: Arc::clone(narinfos), want, queue, seen, answered: 0, encoder: None };
     if !compressed {
         return Ok(response.body(Body::source(source, None)));
     }
@@ -85,12 +84,12 @@ fn hash_parts(request: &mut Request) -> Result<VecDeque<HashPart>, ServeError> {
     Ok(parts)
 }
 
-/// The answer: looked up as the client takes it.
+/// The answer: looked up while the client reads it.
 struct Lookups {
-    shared: Arc<Shared>,
+    narinfos: Arc<Narinfos>,
     want: Want,
     queue: VecDeque<HashPart>,
-    /// All that was in the queue.
+    /// All hash parts that were ever in the queue.
     seen: HashSet<HashPart>,
     answered: usize,
     encoder: Option<Encoder<'static, Vec<u8>>>,
@@ -118,7 +117,7 @@ impl BodySource for Lookups {
 
 impl Lookups {
     fn look_up(&mut self, hash_part: HashPart, text: &mut Vec<u8>) -> io::Result<()> {
-        let answer = look_up(&self.shared, hash_part).map_err(|error| {
+        let answer = self.narinfos.look_up(hash_part).map_err(|error| {
             tracing::error!("batch lookup aborted: {error}");
             io::Error::other(error)
         })?;
@@ -139,7 +138,7 @@ impl Lookups {
         Ok(())
     }
 
-    /// Asks for what a path refers to, too.
+    /// Queues the references of a path.
     fn follow(&mut self, present: &Present) -> io::Result<()> {
         let lines = present.text.split(|byte| *byte == b'\n');
         let references = lines
@@ -151,7 +150,7 @@ impl Lookups {
                 self.queue.push_back(part);
             }
         }
-        // Broken off, not cut short: half a closure must not look like a whole one.
+        // The connection is aborted: half a closure must not look like a whole one.
         if self.seen.len() > PATHS_MAX { Err(io::Error::other("the closure has too many paths")) } else { Ok(()) }
     }
 

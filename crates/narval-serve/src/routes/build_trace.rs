@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 
 use narval_http::{Body, HeaderValue, Response, StatusCode, header};
 use narval_nix::realisation::{BuildTrace, BuildTraceKey, DrvOutput, Realisation};
+use narval_store::Store;
 
 use crate::error::ServeError;
-use crate::service::Shared;
 
 /// Answers with a build trace and its signatures.
-pub(crate) fn answer(shared: &Shared, key: &BuildTraceKey) -> Result<Response, ServeError> {
-    let found = shared.store.realisation(&key.drv_path, key.output_name.as_str())?.ok_or(ServeError::NoPath)?;
+pub(crate) fn answer(store: &Store, key: &BuildTraceKey) -> Result<Response, ServeError> {
+    let found = store.realisation(&key.drv_path, key.output_name.as_str())?.ok_or(ServeError::NoPath)?;
     let trace = BuildTrace { out_path: found.output_path, signatures: found.signatures };
     Ok(json(trace.to_json()))
 }
 
 /// Answers in the older form, by the hash of the derivation.
-pub(crate) fn older(shared: &Shared, id: DrvOutput) -> Result<Response, ServeError> {
+pub(crate) fn older(store: &Store, id: DrvOutput) -> Result<Response, ServeError> {
     let hash = format!("sha256:{}", id.drv_hash.to_hex());
-    let found = shared.store.realisation_by_hash(&hash, id.output_name.as_str())?.ok_or(ServeError::NoPath)?;
+    let found = store.realisation_by_hash(&hash, id.output_name.as_str())?.ok_or(ServeError::NoPath)?;
     let (out_path, signatures) = (found.output_path, found.signatures);
     let realisation = Realisation { id, out_path, signatures, dependent_realisations: BTreeMap::new() };
     Ok(json(realisation.to_json()))

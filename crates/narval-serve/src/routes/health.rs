@@ -1,12 +1,12 @@
-//! `/health`: whether the store can be used. `/`: what this is, for people.
+//! `/health`: whether the store can be read. `/`: what this server is, for people.
 
 use narval_http::{HeaderValue, Response, StatusCode, header};
+use narval_nix::SecretKey;
+use narval_store::Store;
 
-use crate::service::Shared;
-
-/// Asks the store, and looks for files of it: 200 or 503. The reason for a 503 is in the log.
-pub(crate) fn answer(shared: &Shared) -> Response {
-    let response = match shared.store.check() {
+/// Queries the store and looks for some of its files: 200 or 503. The reason for a 503 is in the log.
+pub(crate) fn answer(store: &Store) -> Response {
+    let response = match store.check() {
         Ok(()) => Response::text(StatusCode::OK, "ok\n"),
         Err(error) => {
             tracing::error!("health check: {error}");
@@ -17,15 +17,15 @@ pub(crate) fn answer(shared: &Shared) -> Response {
 }
 
 /// How to use this cache.
-pub(crate) fn index(shared: &Shared) -> Response {
+pub(crate) fn index(store: &Store, sign_keys: &[SecretKey]) -> Response {
     let mut text = format!(
         "This is a Nix binary cache for {}.\n\n\
          To use it, put its URL into `substituters` in nix.conf, or:\n\n  nix copy --from URL PATH\n",
-        shared.store.store_dir()
+        store.store_dir()
     );
-    if !shared.config.sign_keys.is_empty() {
+    if !sign_keys.is_empty() {
         text.push_str("\nIts paths are signed by (for `trusted-public-keys`):\n\n");
-        for key in &shared.config.sign_keys {
+        for key in sign_keys {
             text.push_str(&format!("  {}\n", key.public_key()));
         }
     }

@@ -4,21 +4,20 @@ use std::io::Read;
 
 use narval_http::{Body, BodySource, FileRange, Fill, HeaderValue, Response, SegmentBuf, StatusCode, header};
 use narval_nix::StorePath;
-use narval_store::{LogCompression, StoreError};
+use narval_store::{LogCompression, Store, StoreError};
 
 use crate::error::ServeError;
-use crate::service::Shared;
 
-/// Answers with the text of the log, 404 when there is none. (Perl nix-serve answers an empty 200 then, and a client
-/// asks no other cache. nix-serve-ng asks the host's own substituters over the network, which is the client's business.)
-pub(crate) fn answer(shared: &Shared, path: &StorePath) -> Result<Response, ServeError> {
+/// Answers with the text of the log, or 404 when there is none. (Perl nix-serve answers an empty 200, so that clients ask no other
+/// cache. nix-serve-ng asks the host's own substituters over the network, which clients do themselves.)
+pub(crate) fn answer(store: &Store, path: &StorePath) -> Result<Response, ServeError> {
     let derivation = if path.is_derivation() {
         path.clone()
     } else {
-        let info = shared.store.path_info(path)?.ok_or(ServeError::NoPath)?;
+        let info = store.path_info(path)?.ok_or(ServeError::NoPath)?;
         info.deriver.ok_or(ServeError::NoPath)?
     };
-    let log = shared.store.build_log(&derivation)?.ok_or(ServeError::NoPath)?;
+    let log = store.build_log(&derivation)?.ok_or(ServeError::NoPath)?;
     let response = Response::new(StatusCode::OK).header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     if log.compression == LogCompression::None {
         let range = FileRange { file: log.file.into(), offset: 0, length: log.size_bytes };
@@ -29,7 +28,7 @@ pub(crate) fn answer(shared: &Shared, path: &StorePath) -> Result<Response, Serv
     Ok(response.body(Body::source(Text { reader }, None)))
 }
 
-/// Text from a reader.
+/// The text of a compressed log.
 struct Text {
     reader: Box<dyn Read + Send>,
 }

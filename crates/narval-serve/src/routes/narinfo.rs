@@ -1,94 +1,116 @@
-//! `/<hash part>.narinfo`
+//! `/<hash part>.narinfo`: from memory on the shard, else from the store on a worker.
 
 use std::sync::Arc;
 
 use narval_http::http1::conditional::{Outcome, Validators, evaluate};
-use narval_http::{Bytes, HeadRef, HeaderValue, Prepared, Request, Response, StatusCode, header};
-use narval_nix::{HashPart, PathInfo, Sha256, narinfo};
+use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
+use narval_nix::{HashPart, SecretKey};
+use narval_store::Store;
 
 use crate::Face;
 use crate::error::ServeError;
-use crate::narinfo::memo::{Answer, Present};
-use crate::narinfo::render::render;
-use crate::service::{Shared, prepared};
+use crate::metrics::Metrics;
+use crate::nar::damaged::DamagedPaths;
+use crate::nar::zstd::NarCache;
+use crate::narinfo::memo::{Answer, Memo};
+use crate::narinfo::render::{present, render};
+use crate::prepared::prepared;
 
-/// Answers on a worker.
-pub(crate) fn answer(shared: &Shared, hash_part: HashPart, request: &Request) -> Result<Response, ServeError> {
-    Ok(respond(shared, &request.head(), look_up(shared, hash_part)?))
+/// The narinfos of a store.
+#[derive(Debug)]
+pub(crate) struct Narinfos {
+    pub(crate) face: Face,
+    pub(crate) sign_keys: Vec<SecretKey>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) memo: Arc<Memo>,
+    pub(crate) damaged: Arc<DamagedPaths>,
+    pub(crate) compressed: Option<Arc<NarCache>>,
+    /// The answer for paths that are not there.
+    pub(crate) absent: Arc<Prepared>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
-/// What there is to say of a hash part: from the memo, else from the store.
-pub(crate) fn look_up(shared: &Shared, hash_part: HashPart) -> Result<Answer, ServeError> {
-    // Before the store is read: see the memo's description.
-    let generation = shared.store.stamp();
-    if let Some(answer) = generation.and_then(|generation| shared.memo.get(generation, &hash_part)) {
-        shared.metrics.narinfo_memo_hits.inc();
-        return Ok(answer);
+impl Narinfos {
+    /// Answers from memory, on the shard.
+    #[inline]
+    pub(crate) fn inline(&self, head: &HeadRef<'_>, hash_part: &HashPart) -> Option<Response> {
+        let answer = self.remembered(hash_part)?;
+        Some(self.respond(head, answer))
     }
-    shared.metrics.narinfo_memo_misses.inc();
-    let info = shared.store.path_info_by_hash_part(&hash_part)?;
-    let is_corrupt = || {
-        let corrupt =
-            |info: &PathInfo| shared.corrupt.has(hash_part, &info.nar_hash, &shared.store.real_path(&info.path));
-        info.as_ref().is_some_and(corrupt)
-    };
-    let answer = match &info {
-        None => Answer::Absent,
-        // Not remembered: repairing a path does not change the database.
-        Some(_) if is_corrupt() => return Ok(Answer::Absent),
-        Some(info) => {
-            let compressed = shared.nar_cache.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
-            let text = render(&shared.config, shared.store.store_dir(), hash_part, info, compressed.as_ref());
-            Answer::Present(Arc::new(present(shared.config.face, text)))
-        }
-    };
-    if let Some(generation) = generation {
-        shared.memo.insert(generation, hash_part, answer.clone());
-        // Found out by another one since it was looked at above: it would be remembered for good.
-        if is_corrupt() {
-            shared.memo.forget(&hash_part);
-            return Ok(Answer::Absent);
-        }
-    }
-    Ok(answer)
-}
 
-/// The answer to one request.
-pub(crate) fn respond(shared: &Shared, head: &HeadRef<'_>, answer: Answer) -> Response {
-    let present = match answer {
-        Answer::Absent => return Arc::clone(&shared.no_such_path).into(),
-        Answer::Present(present) => present,
-    };
-    if let Some(etag) = &present.etag {
-        let current = Validators { etag: Some(etag), last_modified: None };
-        match evaluate(head, Some(&current)) {
-            Outcome::Proceed => {}
-            Outcome::NotModified => {
-                return Response::new(StatusCode::NOT_MODIFIED).header(header::ETAG, etag.clone());
+    /// Answers from the store, on a worker: the shard did not find it in memory.
+    pub(crate) fn answer(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
+        let answer = self.read(hash_part)?;
+        Ok(self.respond(head, answer))
+    }
+
+    /// The narinfo or the absence of a hash part: from memory, else from the store.
+    pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        match self.remembered(&hash_part) {
+            Some(answer) => Ok(answer),
+            None => self.read(hash_part),
+        }
+    }
+
+    #[inline]
+    fn remembered(&self, hash_part: &HashPart) -> Option<Answer> {
+        let answer = self.memo.get(self.store.stamp()?, hash_part)?;
+        self.metrics.narinfo_memo_hits.inc();
+        Some(answer)
+    }
+
+    /// Reads the path info from the store, renders and signs it, and remembers the answer.
+    fn read(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        self.metrics.narinfo_memo_misses.inc();
+        // Before the database is read: what is remembered can only be newer than its stamp says.
+        let stamp = self.store.stamp();
+        let info = self.store.path_info_by_hash_part(&hash_part)?;
+        let real_path = info.as_ref().map(|info| (info.nar_hash, self.store.real_path(&info.path)));
+        let is_damaged = || real_path.as_ref().is_some_and(|(hash, path)| self.damaged.has(hash_part, hash, path));
+        let answer = match &info {
+            None => Answer::Absent,
+            // Not remembered: repairing a path does not change the database.
+            Some(_) if is_damaged() => return Ok(Answer::Absent),
+            Some(info) => {
+                let compressed = self.compressed.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
+                let compressed = compressed.map(|stored| (stored.file_hash, stored.file_size));
+                let text = render(self.face, &self.sign_keys, self.store.store_dir(), hash_part, info, compressed);
+                Answer::Present(Arc::new(present(self.face, text)))
             }
-            Outcome::PreconditionFailed => return Response::new(StatusCode::PRECONDITION_FAILED),
+        };
+        if let Some(stamp) = stamp {
+            self.memo.insert(stamp, hash_part, answer.clone());
+            // Another thread may have recorded the damage since it was looked for; the narinfo would stay remembered.
+            if is_damaged() {
+                self.memo.forget(&hash_part);
+                return Ok(Answer::Absent);
+            }
         }
+        Ok(answer)
     }
-    Response::within(present)
+
+    /// The answer to one request.
+    #[inline]
+    fn respond(&self, head: &HeadRef<'_>, answer: Answer) -> Response {
+        let present = match answer {
+            Answer::Absent => return Arc::clone(&self.absent).into(),
+            Answer::Present(present) => present,
+        };
+        if let Some(etag) = &present.etag {
+            let current = Validators { etag: Some(etag), last_modified: None };
+            match evaluate(head, Some(&current)) {
+                Outcome::Proceed => {}
+                Outcome::NotModified => {
+                    return Response::new(StatusCode::NOT_MODIFIED).header(header::ETAG, etag.clone());
+                }
+                Outcome::PreconditionFailed => return Response::new(StatusCode::PRECONDITION_FAILED),
+            }
+        }
+        Response::within(present)
+    }
 }
 
-fn present(face: Face, text: String) -> Present {
-    let etag = match face {
-        Face::NixServe => None,
-        Face::Narval => etag(text.as_bytes()),
-    };
-    let fields: Vec<_> = etag.iter().map(|etag| (header::ETAG, etag.clone())).collect();
-    let text = Bytes::from(text);
-    Present { response: prepared(StatusCode::OK, narinfo::MIME_TYPE, &fields, text.clone()), etag, text }
-}
-
-/// An entity tag that changes with the text: the first 130 bits of its SHA-256.
-fn etag(text: &[u8]) -> Option<HeaderValue> {
-    let digest = Sha256::of(text).to_nix32();
-    HeaderValue::from_str(&format!("\"{}\"", digest.get(..26)?)).ok()
-}
-
-/// The answer for a path that is not there. Nothing between may remember it: it may be built a moment later.
+/// The answer for a path that is not there. No proxy may cache it: the path may be built a moment later.
 pub(crate) fn absent() -> Arc<Prepared> {
     let no_store = (header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Arc::new(prepared(StatusCode::NOT_FOUND, "text/plain", &[no_store], "No such path.\n"))

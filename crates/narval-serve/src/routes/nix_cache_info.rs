@@ -1,4 +1,4 @@
-//! `/nix-cache-info`: what the cache says of itself.
+//! `/nix-cache-info`: the store directory, the priority and the protocols of the cache.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use narval_nix::CacheInfo;
 use narval_store::Store;
 
 use super::batch;
-use crate::service::prepared;
+use crate::prepared::prepared;
 use crate::{Config, Face};
 
 /// The answer, which never changes while the service runs.
 pub(crate) fn prepare(config: &Config, store: &Store) -> Arc<Prepared> {
-    // Clients ignore keys that they don't know.
+    // Clients ignore unknown keys.
     let unknown = match config.face {
         Face::NixServe => Vec::new(),
         Face::Narval => vec![(batch::CACHE_INFO_KEY.to_owned(), batch::PATH.to_owned())],

@@ -4,11 +4,11 @@
 //! <folder>/zstd-<level>-<encoder>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
 //! <folder>/filling/<random>                 being written; its writer holds a lock on it (flock)
 //! ```
-//! A file is written under `filling/`, brought to disk, and renamed: it is there whole or not at all, and its name says all that
-//! a narinfo needs. What a killed process left under `filling/` has no lock, and is removed by the next one to start.
-//! The folder's name says all that the bytes hang on beside the NAR: the level, the version of the zstd library and the form of
-//! the frames; with the NAR hash it is an entity tag. Files of a higher level than asked for are as good.
-//! A file's modification time is when it was last used; when the folder is over its size, the files used longest ago go.
+//! A file is written under `filling/`, synced, and renamed: it is complete or absent, and its name holds all that a narinfo needs.
+//! What a killed process left under `filling/` is not locked, and is removed by the next process that starts.
+//! The folder's name holds all that the bytes depend on beside the NAR: the level, the version of the zstd library and the format of
+//! the frames. Together with the NAR hash it is an entity tag. Files of a higher level than the configured one are used as well.
+//! A file's modification time is the time of its last use. When the folder exceeds its size, the least recently used files are removed.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,35 +22,35 @@ use narval_nix::{NarHash, Sha256};
 use narval_store::{TemporaryFile, remove_leftovers};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
-/// What the names of the folders with finished files begin with.
+/// Prefix of the folders with finished files.
 const PREFIX: &str = "zstd-";
-/// Uses are written down (as modification times) at most this often for one file.
+/// The modification time of a file is updated at most this often.
 const USE_RESOLUTION: Duration = Duration::from_secs(600);
-/// Room made beyond what is needed, so that not every new file looks through the whole folder: an eighth.
+/// Eviction frees this fraction of the maximum beyond what is needed, so that not every new file needs a scan: an eighth.
 const EVICT_TO: (u64, u64) = (7, 8);
-/// After trouble with writing, nothing is written for this long.
+/// After a write error, nothing is written for this long.
 const PAUSE: Duration = Duration::from_secs(30);
-/// After writing this part of what the folder may hold (a sixteenth), a process looks what others have written.
+/// After writing this fraction of the maximum (a sixteenth), a process scans the folder for what others have written.
 const LOOK_AFTER: u64 = 16;
-/// Who may read a file, less what the umask takes.
+/// Mode of a file, before the umask.
 const FILE_MODE: u32 = 0o666;
-/// Files looked at in one pass at most.
+/// The most files in one scan.
 const FILES_MAX: usize = 1 << 20;
 
 /// A compressed NAR in the folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
-    /// Where it is.
+    /// The file.
     pub(crate) path: PathBuf,
     /// SHA-256 of the file.
     pub(crate) file_hash: Sha256,
     /// Its size in bytes.
     pub(crate) file_size: u64,
-    /// What made it: see [`encoding`].
+    /// How it was made: see [`encoding`].
     pub(crate) encoding: String,
 }
 
-/// The name of what compresses: NARs that it made are the same byte for byte.
+/// The name of an encoder: the same NAR compressed by encoders of one name is the same byte for byte.
 pub(crate) fn encoding(level: i32) -> String {
     format!("{PREFIX}{level}-{}-{FRAMES_FORMAT}", zstd::zstd_safe::version_number())
 }
@@ -65,23 +65,23 @@ fn level_of(encoding: &str) -> Option<i32> {
 pub(crate) struct Folder {
     root: PathBuf,
     level: i32,
-    /// What this process makes.
+    /// How this process compresses.
     encoding: String,
     filling: PathBuf,
     bytes_max: u64,
-    /// What the folder holds, as far as this process knows.
+    /// Bytes in the folder, as far as this process knows.
     bytes: AtomicU64,
-    /// What this process wrote since it looked.
+    /// Bytes that this process wrote since its last scan.
     written: AtomicU64,
-    /// Until when nothing is written.
+    /// Set after a write error.
     paused_until: Mutex<Option<Instant>>,
 }
 
 impl Folder {
-    /// Opens or makes the folder, and removes what killed processes left.
+    /// Opens or creates the folder, and removes what killed processes left.
     ///
     /// # Errors
-    /// It can't be made or written to.
+    /// It cannot be created or written to.
     pub(crate) fn open(root: &Path, level: i32, bytes_max: u64) -> io::Result<Self> {
         let encoding = encoding(level);
         let filling = root.join("filling");
@@ -97,9 +97,9 @@ impl Folder {
             written: AtomicU64::new(0),
             paused_until: Mutex::new(None),
         };
-        // Whatever is there is one: versions before named them otherwise.
+        // Every file there is temporary: earlier versions named them differently.
         remove_leftovers(&this.filling, |_| true)?;
-        // Fails early, and not at the first request, when the folder can't be written to.
+        // If the folder is not writable, this fails now and not at the first request.
         drop(this.begin()?);
         this.make_room(bytes_max)?;
         Ok(this)
@@ -124,38 +124,38 @@ impl Folder {
             let rest = name.to_str()?.strip_prefix(nar_hash)?.strip_prefix('.')?;
             let (file_hash, size) = rest.strip_suffix(".nar.zst")?.split_once('.')?;
             let (file_hash, size) = (Sha256::from_nix32(file_hash.as_bytes()).ok()?, size.parse().ok()?);
-            // A file that a crash of the machine cut short is not what its name says.
+            // A crash of the machine may have truncated the file.
             (entry.metadata().ok()?.len() == size).then(|| (entry.path(), file_hash, size))
         });
         found.map(|(path, file_hash, file_size)| Stored { path, file_hash, file_size, encoding })
     }
 
-    /// Removes a file that is not what its name says.
+    /// Removes a file whose contents do not match its name.
     pub(crate) fn discard(&self, stored: &Stored) {
         let removed = fs::remove_file(&stored.path);
         let what = match removed {
             Ok(()) => "it is removed, and made anew when it is asked for".to_owned(),
-            // Another one was faster.
+            // Another thread or process removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => format!("and it can't be removed: {error}"),
         };
         tracing::error!("'{}' in the NAR cache is damaged; {what}", stored.path.display());
     }
 
-    /// Opens a compressed NAR to be sent, and writes down that it was used. `None`: it went meanwhile.
+    /// Opens a compressed NAR to be sent, and records the use. Returns `None` if it was removed meanwhile.
     pub(crate) fn open_file(&self, stored: &Stored) -> Option<File> {
         let file = File::open(&stored.path).ok()?;
         let used = file.metadata().and_then(|metadata| metadata.modified()).ok()?;
         let now = SystemTime::now();
         if now.duration_since(used).is_ok_and(|age| age > USE_RESOLUTION) {
-            // Only the order of eviction hangs on it.
+            // A failure only affects the order of eviction.
             let _ = rustix::fs::utimensat(CWD, &stored.path, &now_times(), rustix::fs::AtFlags::empty());
         }
         Some(file)
     }
 
-    /// Opens a compressed NAR to be sent if the kernel has all it takes in memory. Not when the use is to be written down, and
-    /// before Linux 5.12 not at all.
+    /// Opens a compressed NAR to be sent if the kernel can do so without I/O (`RESOLVE_CACHED`, Linux 5.12). Returns `None` if the use
+    /// must be recorded.
     pub(crate) fn open_cached(&self, stored: &Stored) -> Option<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = openat2(CWD, &stored.path, flags, Mode::empty(), ResolveFlags::CACHED).ok()?;
@@ -165,11 +165,11 @@ impl Folder {
         (age <= USE_RESOLUTION).then(|| file.into())
     }
 
-    /// Begins a new file.
+    /// Creates a temporary file.
     pub(crate) fn begin(&self) -> io::Result<TemporaryFile> {
         let create = || TemporaryFile::create(&self.filling, "", FILE_MODE);
         create().or_else(|error| match error.kind() {
-            // Somebody emptied the cache.
+            // The folder was emptied.
             io::ErrorKind::NotFound => {
                 fs::create_dir_all(&self.filling)?;
                 create()
@@ -178,7 +178,7 @@ impl Folder {
         })
     }
 
-    /// Brings a file to disk and makes it visible under its name.
+    /// Syncs a file and renames it to its final name.
     pub(crate) fn finish(&self, filling: TemporaryFile, nar_hash: &NarHash, file_hash: &Sha256) -> io::Result<Stored> {
         let file_size = filling.file().metadata()?.len();
         filling.file().sync_data()?;
@@ -195,16 +195,16 @@ impl Folder {
         Ok(Stored { path, file_hash: *file_hash, file_size, encoding: self.encoding.clone() })
     }
 
-    /// Whether there was trouble with writing a moment ago.
+    /// Whether a write error has just happened.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused_until().is_some_and(|until| Instant::now() < until)
     }
 
-    /// Logs trouble with writing, and writes nothing for a while. On a full disk, what was used longest ago gives way.
+    /// Logs a write error, and writes nothing for a while. If the disk is full, the least recently used files are removed.
     pub(crate) fn pause(&self, error: &io::Error) {
         {
             let mut paused_until = self.paused_until();
-            // Others that were writing run into the same.
+            // Other threads that were writing get the same error.
             if paused_until.is_some_and(|until| Instant::now() < until) {
                 return;
             }
@@ -216,7 +216,7 @@ impl Folder {
             PAUSE.as_secs()
         );
         if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
-            // Less than there is: an eighth goes.
+            // An eighth of what is there is removed.
             let there = self.make_room(u64::MAX).unwrap_or(0);
             if let Err(error) = self.make_room(there.saturating_sub(1)) {
                 tracing::debug!("nothing was removed from the NAR cache: {error}");
@@ -228,8 +228,8 @@ impl Folder {
         self.paused_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks what is there, and when it is more than allowed, removes what was used longest ago. Other processes may
-    /// do the same at the same time: then more goes than had to. Returns how much is there.
+    /// Scans the folder, and removes the least recently used files if they exceed the maximum. Other processes may do so at the same
+    /// time; then more is removed than necessary. Returns the bytes that are left.
     fn make_room(&self, bytes_max: u64) -> io::Result<u64> {
         let mut files = Vec::new();
         for level in fs::read_dir(&self.root)?.filter_map(Result::ok) {
@@ -300,7 +300,7 @@ mod tests {
         let found = two.find(&Sha256::of(b"a")).unwrap();
         assert_eq!((found.file_hash, found.file_size), (Sha256::of(b"compressed"), 10));
         assert!(two.open_file(&found).is_some());
-        // A higher level is better, a lower one is not what was asked for.
+        // A higher level is as good; a lower one is not what was configured.
         let nine = Folder::open(root.path(), 9, 1 << 20).unwrap();
         assert!(nine.find(&Sha256::of(b"a")).is_none());
         put(&nine, b'a', b"smaller");
@@ -374,7 +374,7 @@ mod tests {
         assert!(folder.is_paused() && stored.iter().all(|stored| stored.path.exists()));
         *folder.paused_until() = None;
         for _ in 0..2 {
-            // Who runs into it during the pause takes nothing more.
+            // Further errors during the pause remove nothing more.
             folder.pause(&io::ErrorKind::StorageFull.into());
         }
         let there: Vec<_> = stored.iter().map(|stored| stored.path.exists()).collect();
@@ -400,7 +400,7 @@ mod tests {
         for (index, stored) in stored.iter().enumerate() {
             age(stored, 10_000 - index as u64);
         }
-        // Using the oldest makes it the newest, which is for a worker to write down.
+        // Using the oldest file makes it the newest, which a worker must record.
         assert!(folder.open_cached(&stored[0]).is_none());
         folder.open_file(&stored[0]).unwrap();
         put(&folder, 9, &[9; 1000]);

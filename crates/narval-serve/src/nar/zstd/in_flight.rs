@@ -1,4 +1,4 @@
-//! One compression of one NAR, for all who ask for it while it lasts.
+//! An in-flight compression of a NAR, shared by all requests for it.
 
 use std::fs::File;
 use std::io;
@@ -14,46 +14,46 @@ use narval_store::{NarReader, ReadAhead, TemporaryFile};
 use super::folder::Folder;
 use super::writer::Writer;
 use crate::metrics::Metrics;
-use crate::nar::damaged::{Corrupt, NOT_AS_REGISTERED};
+use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::plan::Planned;
 
-/// Pieces from this size on are sent from the file by the kernel.
+/// Pieces of at least this size are sent from the file with `sendfile(2)`.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
 
 /// See the module's description.
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     planned: Arc<Planned>,
     ahead: Arc<ReadAhead>,
     level: i32,
-    /// Where it goes; nowhere when everybody goes on alone from the beginning.
+    /// The file that is filled; `None` if each client compresses alone.
     file: Option<Arc<File>>,
-    /// Bytes of the file that anybody may have.
+    /// Bytes of the file that may be sent.
     produced: AtomicU64,
-    /// What makes the next piece; nothing once it is over.
+    /// Makes the next piece; `None` once the compression has ended.
     producer: Mutex<Option<Producer>>,
     outcome: OnceLock<Outcome>,
-    corrupt: Arc<Corrupt>,
-    /// Called when the file has its name.
+    damaged: Arc<DamagedPaths>,
+    /// Called when the file was renamed to its final name.
     stored: Box<dyn Fn() + Send + Sync>,
-    /// Whether it has; nothing as long as that is not known.
+    /// Whether that succeeded; `None` while it is not known.
     is_stored: (Mutex<Option<bool>>, Condvar),
 }
 
-/// How a flight ended.
+/// How a compression ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All of the file is there, and right.
+    /// The file is complete and verified.
     Finished,
     /// The NAR could not be read.
     BadNar(String),
-    /// The NAR is not what the database says.
+    /// The NAR does not match its hash.
     Corrupt,
-    /// The folder could not be written to: everybody goes on alone.
+    /// The folder could not be written to: each client compresses alone.
     NoRoom,
 }
 
 impl Outcome {
-    /// What is wrong with the NAR, if that is why it ended.
+    /// What is wrong with the NAR, if that ended it.
     pub(crate) fn trouble_with_nar(&self) -> Option<String> {
         match self {
             Self::BadNar(reason) => Some(reason.clone()),
@@ -72,11 +72,11 @@ struct Producer {
     writer: Arc<Writer>,
 }
 
-/// Where the compressed NAR goes.
+/// Where the compressed NAR is written.
 pub(super) struct Place {
     pub(super) folder: Arc<Folder>,
     pub(super) filling: TemporaryFile,
-    /// What gives it its name.
+    /// Syncs and renames it.
     pub(super) writer: Arc<Writer>,
 }
 
@@ -86,14 +86,14 @@ impl std::fmt::Debug for Producer {
     }
 }
 
-impl Flight {
-    /// Begins to compress, into a file. Without one everybody goes on alone.
+impl InFlight {
+    /// Starts to compress into a file; without a `place`, each client compresses alone.
     pub(super) fn begin(
         planned: &Arc<Planned>,
         ahead: &Arc<ReadAhead>,
         place: Option<Place>,
         level: i32,
-        corrupt: Arc<Corrupt>,
+        damaged: Arc<DamagedPaths>,
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let size = planned.layout.size_bytes();
@@ -118,23 +118,23 @@ impl Flight {
             produced: AtomicU64::new(0),
             producer: Mutex::new(producer),
             outcome,
-            corrupt,
+            damaged,
             stored: Box::new(stored),
             is_stored: Default::default(),
         })
     }
 
-    /// Whether nothing good will come of it.
+    /// Whether it failed.
     pub(super) fn has_failed(&self) -> bool {
         self.outcome.get().is_some_and(|outcome| *outcome != Outcome::Finished)
     }
 
-    /// Whether everybody goes on alone.
+    /// Whether each client compresses alone.
     pub(crate) fn has_no_room(&self) -> bool {
         self.outcome.get() == Some(&Outcome::NoRoom)
     }
 
-    /// Makes all that is left, waits until the file has its name, and says how it ended.
+    /// Compresses the rest, waits until the file was renamed, and returns how it ended.
     pub(crate) fn finish_and_store(self: &Arc<Self>) -> Outcome {
         loop {
             match self.outcome.get() {
@@ -146,7 +146,7 @@ impl Flight {
         }
     }
 
-    /// Whether it came to disk.
+    /// Waits until the file was synced and renamed; returns whether that succeeded.
     fn wait_until_stored(&self) -> bool {
         let (is_stored, told) = &self.is_stored;
         let is_stored = is_stored.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,8 +154,8 @@ impl Flight {
         is_stored.unwrap_or_else(PoisonError::into_inner).unwrap_or(false)
     }
 
-    /// Makes the first piece, before a status line is sent: a NAR of one frame is known to be wrong by then. Returns the size of
-    /// the file if that was all of it.
+    /// Makes the first piece, before a status line is sent: a NAR of one frame is verified by then. Returns the size of the file if
+    /// that completed it.
     ///
     /// # Errors
     /// What is wrong with the NAR.
@@ -168,8 +168,8 @@ impl Flight {
         }
     }
 
-    /// Makes pieces until there are more than `beyond` bytes, or it is over. Whoever comes while another one is at it
-    /// waits for that piece.
+    /// Makes pieces until there are more than `beyond` bytes, or until it has ended. While another thread makes a piece, this one waits
+    /// for it.
     fn advance(self: &Arc<Self>, beyond: u64) {
         let mut guard = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         while self.produced.load(Ordering::Acquire) <= beyond && self.outcome.get().is_none() {
@@ -185,23 +185,22 @@ impl Flight {
             {
                 self.store(producer);
             }
-            // Set once: only the holder of the lock gets here, and only while it is not set.
+            // Cannot fail: only the holder of the lock gets here, and only while it is not set.
             let _ = self.outcome.set(outcome);
         }
     }
 
-    /// Takes down what is wrong with the NAR, if that is why it ended.
+    /// Logs and records what is wrong with the NAR, if that ended it.
     fn note(&self, outcome: &Outcome) {
         if let Some(reason) = outcome.trouble_with_nar() {
             tracing::error!("compressing the NAR of {} was aborted: {reason}", self.planned.path);
         }
         if *outcome == Outcome::Corrupt {
-            self.corrupt.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);
+            self.damaged.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);
         }
     }
 
-    /// Has the file brought to disk and given its name, by a thread: no client waits for the disk. Meanwhile
-    /// the flight lives on, for those who ask.
+    /// Syncs and renames the file on a thread: no client waits for the disk. Meanwhile new requests are still answered from here.
     fn store(self: &Arc<Self>, producer: Producer) {
         let this = Arc::clone(self);
         let Producer { filling, folder, writer, file_hash, .. } = producer;
@@ -218,14 +217,14 @@ impl Flight {
     }
 }
 
-impl std::fmt::Debug for Flight {
+impl std::fmt::Debug for InFlight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Flight({}, {:?})", self.planned.path, self.outcome.get())
+        write!(f, "InFlight({}, {:?})", self.planned.path, self.outcome.get())
     }
 }
 
 impl Producer {
-    /// Compresses the next piece; true when that was the last.
+    /// Compresses the next piece; returns whether it was the last.
     fn turn(&mut self, produced: &AtomicU64) -> Result<bool, Outcome> {
         let Self { nar, encoder, file_hash, filling, .. } = self;
         let mut sink = |made: &[u8]| {
@@ -256,31 +255,31 @@ impl From<EncodeError> for Outcome {
     }
 }
 
-/// The compressed NAR for one client, as it is made.
-pub(crate) struct FlightSource {
-    flight: Arc<Flight>,
+/// The body of an answer that is compressed while it is sent.
+pub(crate) struct InFlightSource {
+    in_flight: Arc<InFlight>,
     sent: u64,
     alone: Option<Alone>,
     metrics: Arc<Metrics>,
 }
 
-/// Compression for one client alone, when the folder has no room: the same bytes again, from the beginning.
+/// Compression for one client alone, when the folder cannot be written to: the same bytes again, from the start.
 struct Alone {
     nar: NarReader,
     encoder: FrameEncoder,
     skip: u64,
 }
 
-impl FlightSource {
-    /// A client's view of a flight.
-    pub(crate) fn new(flight: Arc<Flight>, metrics: Arc<Metrics>) -> Self {
-        Self { flight, sent: 0, alone: None, metrics }
+impl InFlightSource {
+    /// The body for one client.
+    pub(crate) fn new(in_flight: Arc<InFlight>, metrics: Arc<Metrics>) -> Self {
+        Self { in_flight, sent: 0, alone: None, metrics }
     }
 
-    /// Gives out what is there.
+    /// Sends what has been produced.
     fn take(&mut self, out: &mut SegmentBuf, produced: u64) -> io::Result<()> {
-        // There is one, or nothing would have been produced.
-        let Some(file) = &self.flight.file else { return Ok(()) };
+        // Without a file, nothing is ever produced.
+        let Some(file) = &self.in_flight.file else { return Ok(()) };
         let there = produced - self.sent;
         let room = out.room() as u64;
         if there >= SENDFILE_BYTES_MIN {
@@ -299,10 +298,10 @@ impl FlightSource {
 
     fn fill_alone(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         if self.alone.is_none() {
-            let (planned, size) = (&self.flight.planned, self.flight.planned.layout.size_bytes());
+            let (planned, size) = (&self.in_flight.planned, self.in_flight.planned.layout.size_bytes());
             self.alone = Some(Alone {
-                nar: NarReader::of(planned.stream(0..size, &self.flight.ahead)?),
-                encoder: FrameEncoder::new(self.flight.level, size, planned.nar_hash, 1)?,
+                nar: NarReader::of(planned.stream(0..size, &self.in_flight.ahead)?),
+                encoder: FrameEncoder::new(self.in_flight.level, size, planned.nar_hash, 1)?,
                 skip: self.sent,
             });
         }
@@ -319,28 +318,28 @@ impl FlightSource {
         self.metrics.nar_bytes_zstd.inc_by((memory.len() - before) as u64);
         made.map_err(|error| {
             let outcome = Outcome::from(error);
-            self.flight.note(&outcome);
-            broken_off(&self.metrics, &outcome)
+            self.in_flight.note(&outcome);
+            aborted(&self.metrics, &outcome)
         })?;
         Ok(if encoder.is_complete() { Fill::Done } else { Fill::More })
     }
 }
 
-/// Counts an answer that can't be brought to its end.
-fn broken_off(metrics: &Metrics, outcome: &Outcome) -> io::Error {
+/// Counts an aborted answer.
+fn aborted(metrics: &Metrics, outcome: &Outcome) -> io::Error {
     metrics.stream_aborts.inc();
     io::Error::new(io::ErrorKind::InvalidData, outcome.trouble_with_nar().unwrap_or_default())
 }
 
-impl BodySource for FlightSource {
+impl BodySource for InFlightSource {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         if self.alone.is_some() {
             return self.fill_alone(out);
         }
         loop {
-            // In this order: what was produced when it was over is all there is.
-            let outcome = self.flight.outcome.get().cloned();
-            let produced = self.flight.produced.load(Ordering::Acquire);
+            // In this order: once it has ended, nothing more is produced.
+            let outcome = self.in_flight.outcome.get().cloned();
+            let produced = self.in_flight.produced.load(Ordering::Acquire);
             if produced > self.sent {
                 let before = self.sent;
                 self.take(out, produced)?;
@@ -348,10 +347,10 @@ impl BodySource for FlightSource {
                 return Ok(Fill::More);
             }
             match outcome {
-                None => self.flight.advance(self.sent),
+                None => self.in_flight.advance(self.sent),
                 Some(Outcome::Finished) => return Ok(Fill::Done),
                 Some(Outcome::NoRoom) => return self.fill_alone(out),
-                Some(outcome) => return Err(broken_off(&self.metrics, &outcome)),
+                Some(outcome) => return Err(aborted(&self.metrics, &outcome)),
             }
         }
     }

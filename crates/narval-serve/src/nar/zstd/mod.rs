@@ -1,8 +1,8 @@
-//! Compressed NARs, kept on disk: made once, while the first client is served, and sent from the file ever after.
+//! Compressed NARs on disk: compressed while the first client is served, and sent from the file from then on.
 //!
-//! One compression at a time for each NAR, however many ask (a [`Flight`]). There is no thread for it: whoever needs
-//! bytes that are not there yet makes the next piece, for all. A slow client holds up nobody, and when all have gone,
-//! so has the flight. What was made is checked against the NAR hash before its last piece is given to anybody.
+//! Each NAR is compressed once at a time, however many clients request it (an [`InFlight`] compression). It has no thread: the request
+//! that needs the next piece makes it, for all. A slow client delays nobody, and when all clients have disconnected, the compression
+//! ends. The NAR hash is verified before the last piece is sent to anybody.
 
 mod folder;
 mod in_flight;
@@ -21,33 +21,33 @@ use narval_store::ReadAhead;
 use quick_cache::sync::Cache;
 
 use crate::metrics::Metrics;
-use crate::nar::damaged::Corrupt;
+use crate::nar::damaged::DamagedPaths;
 use crate::nar::plan::Planned;
 use folder::Folder;
 pub(crate) use folder::Stored;
 use folder::encoding;
 use in_flight::Place;
-pub(crate) use in_flight::{Flight, FlightSource, Outcome};
+pub(crate) use in_flight::{InFlight, InFlightSource, Outcome};
 use writer::Writer;
 
-/// Files whose names are remembered, so that finding them costs no look into a folder.
+/// The most files whose names are remembered, so that finding them needs no directory scan.
 const NAMES_MAX: usize = 16 * 1024;
-/// How long a file is taken to be what its name says: disks and cables change bits. It is checked before it is sent for the
-/// first time, and again when it is sent after this time.
+/// How long a verified file is trusted: disks and cables flip bits. It is verified before it is sent for the first time, and again
+/// when it is sent after this time.
 const CHECK_AGAIN_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// Larger files are checked while they are sent, by a thread: it may take long.
+/// Larger files are verified by a thread while they are sent: it may take long.
 const CHECK_FIRST_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Bytes that are read at once to be checked.
+/// Bytes that are read at once for verification.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// Where compressed NARs are kept, and how many.
+/// Where compressed NARs are kept, and their total size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NarCacheConfig {
-    /// The folder; made if it is not there.
+    /// The folder; created if it does not exist.
     pub folder: PathBuf,
-    /// What it may hold, in bytes. It may be over that for a moment, by what is being written.
+    /// The maximum size of the folder, in bytes. Files that are being written may exceed it for a moment.
     pub bytes_max: u64,
-    /// zstd's level, 1 to 19. Another level makes other files: those of the old one go by and by.
+    /// The zstd level, 1 to 19. Files of another level are evicted over time.
     pub level: i32,
 }
 
@@ -56,12 +56,12 @@ pub struct NarCacheConfig {
 pub(crate) struct NarCache {
     folder: Arc<Folder>,
     writer: Arc<Writer>,
-    /// Checks large files.
+    /// Verifies large files.
     checking: Arc<Writer>,
     level: i32,
     names: Arc<Cache<NarHash, Known>>,
-    flights: Mutex<HashMap<NarHash, Weak<Flight>>>,
-    corrupt: Arc<Corrupt>,
+    flights: Mutex<HashMap<NarHash, Weak<InFlight>>>,
+    damaged: Arc<DamagedPaths>,
     metrics: Arc<Metrics>,
 }
 
@@ -69,24 +69,24 @@ pub(crate) struct NarCache {
 #[derive(Clone, Debug)]
 struct Known {
     stored: Stored,
-    /// When its contents were checked, or that was begun.
+    /// When verification of its contents started.
     checked_at: Option<Instant>,
 }
 
-/// A compressed NAR, or one in the making.
+/// A compressed NAR, complete or in flight.
 pub(crate) enum Found {
-    /// Here it is.
+    /// Complete.
     File(Stored, Arc<File>),
-    /// Being made.
-    Flight(Arc<Flight>),
+    /// Being compressed.
+    InFlight(Arc<InFlight>),
 }
 
 impl NarCache {
     /// Opens the folder.
     ///
     /// # Errors
-    /// It can't be made or written to.
-    pub(crate) fn open(config: &NarCacheConfig, corrupt: Arc<Corrupt>, metrics: Arc<Metrics>) -> io::Result<Self> {
+    /// It cannot be created or written to.
+    pub(crate) fn open(config: &NarCacheConfig, damaged: Arc<DamagedPaths>, metrics: Arc<Metrics>) -> io::Result<Self> {
         Ok(Self {
             folder: Arc::new(Folder::open(&config.folder, config.level, config.bytes_max)?),
             writer: Arc::default(),
@@ -94,12 +94,12 @@ impl NarCache {
             level: config.level,
             names: Arc::new(Cache::new(NAMES_MAX)),
             flights: Mutex::default(),
-            corrupt,
+            damaged,
             metrics,
         })
     }
 
-    /// The compressed NAR with this hash, if it is there and what it should be, to be sent.
+    /// The compressed NAR with this hash, verified, to be sent.
     pub(crate) fn find(&self, nar_hash: &NarHash) -> Option<(Stored, Arc<File>)> {
         let (Known { stored, checked_at }, file) = self.look_up(nar_hash)?;
         if checked_at.is_some_and(|at| at.elapsed() < CHECK_AGAIN_AFTER) {
@@ -117,7 +117,7 @@ impl NarCache {
         Some((stored, file))
     }
 
-    /// What is known of the compressed NAR with this hash, by its name alone.
+    /// The name of the compressed NAR with this hash; its contents are not verified.
     pub(crate) fn find_name(&self, nar_hash: &NarHash) -> Option<Stored> {
         Some(self.look_up(nar_hash)?.0.stored)
     }
@@ -153,26 +153,24 @@ impl NarCache {
         self.names.remove(nar_hash);
     }
 
-    /// An entity tag for what this process would make of the NAR with this hash.
+    /// The entity tag of the NAR with this hash if this process compressed it.
     pub(crate) fn etag(&self, nar_hash: &str) -> String {
         etag(nar_hash, &encoding(self.level))
     }
 
-    /// Whether this process knows already of a compressed NAR with this hash. Others may have made one.
+    /// Whether this process knows of a compressed NAR with this hash. Another process may have made one.
     pub(crate) fn knows(&self, nar_hash: &NarHash) -> bool {
         self.names.get(nar_hash).is_some()
     }
 
-    /// The compressed NAR with this hash, if it is still this file and can be had at once; for the shard, which waits for
-    /// no disk.
+    /// The compressed NAR with this hash, if it is still this file and can be opened without I/O: the shard must not wait.
     pub(crate) fn find_inline(&self, nar_hash: &NarHash, file_hash: &Sha256) -> Option<File> {
         let known = self.names.get(nar_hash).filter(|known| known.stored.file_hash == *file_hash)?;
         known.checked_at.filter(|at| at.elapsed() < CHECK_AGAIN_AFTER)?;
         self.folder.open_cached(&known.stored)
     }
 
-    /// The compressed NAR of a path: from the folder, or being made now. `stored` is called when it was made and is
-    /// in the folder.
+    /// The compressed NAR of a path: from the folder, or an in-flight compression. `stored` is called when the file is in the folder.
     pub(crate) fn get(
         &self,
         planned: &Arc<Planned>,
@@ -186,7 +184,7 @@ impl NarCache {
         let flying = flights.get(&planned.nar_hash).and_then(Weak::upgrade);
         if let Some(flight) = flying.filter(|flight| !flight.has_failed()) {
             self.metrics.single_flight_waits.inc();
-            return Ok(Found::Flight(flight));
+            return Ok(Found::InFlight(flight));
         }
         // Finished between the look above and the lock.
         if let Some((stored, file)) = self.find(&planned.nar_hash) {
@@ -195,12 +193,12 @@ impl NarCache {
         self.metrics.nar_cache_misses.inc();
         let place = if self.folder.is_paused() { None } else { self.begin() };
         let has_place = place.is_some();
-        let flight = Arc::new(Flight::begin(planned, ahead, place, self.level, Arc::clone(&self.corrupt), stored)?);
+        let flight = Arc::new(InFlight::begin(planned, ahead, place, self.level, Arc::clone(&self.damaged), stored)?);
         flights.retain(|_, flight| flight.strong_count() > 0);
         if has_place {
             flights.insert(planned.nar_hash, Arc::downgrade(&flight));
         }
-        Ok(Found::Flight(flight))
+        Ok(Found::InFlight(flight))
     }
 
     fn begin(&self) -> Option<Place> {
@@ -209,12 +207,12 @@ impl NarCache {
     }
 }
 
-/// An entity tag of a compressed NAR: what is compressed, and by what.
+/// The entity tag of a compressed NAR: its hash and the encoder.
 pub(crate) fn etag(nar_hash: &str, encoding: &str) -> String {
     format!("\"{nar_hash}.{encoding}\"")
 }
 
-/// Whether a file's contents are what its name says.
+/// Whether a file's contents match its name.
 fn is_as_named(file: &File, stored: &Stored) -> bool {
     let mut hasher = Sha256Hasher::new();
     let mut piece = vec![0; PIECE_BYTES];
@@ -233,14 +231,14 @@ fn is_as_named(file: &File, stored: &Stored) -> bool {
     }
 }
 
-/// Compresses a NAR for one client alone, where nothing is kept: URLs of compressed NARs are remembered for longer than
-/// a server's options.
+/// Compresses a NAR for one client alone, without a folder: clients remember URLs of compressed NARs for longer than a server keeps its
+/// options.
 pub(crate) fn compress_alone(
     planned: &Arc<Planned>,
     ahead: &Arc<ReadAhead>,
-    corrupt: &Arc<Corrupt>,
-) -> io::Result<Arc<Flight>> {
-    Flight::begin(planned, ahead, None, LEVEL_ALONE, Arc::clone(corrupt), || {}).map(Arc::new)
+    damaged: &Arc<DamagedPaths>,
+) -> io::Result<Arc<InFlight>> {
+    InFlight::begin(planned, ahead, None, LEVEL_ALONE, Arc::clone(damaged), || {}).map(Arc::new)
 }
 
 /// The level of [`compress_alone`].

@@ -1,15 +1,15 @@
-//! Threads that bring finished files to disk, so that no client waits for that.
+//! Threads that sync finished files, so that no client waits for the disk.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Threads at the same time at most: they only wait, and a journal takes several files at once.
+/// The most threads: they only wait, and a journal commits several files at once.
 const THREADS_MAX: usize = 4;
-/// Files that wait for a thread at most; each is open. Whoever makes one more brings it to disk himself.
+/// The most files that wait for a thread; each is open. Beyond that, the caller syncs its file itself.
 const WAITING_MAX: usize = 64;
 
-/// What is to be done with one file.
+/// Work on one file.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module's description.
@@ -25,7 +25,7 @@ struct Work {
 }
 
 impl Writer {
-    /// Does a job: soon, or now if too many wait.
+    /// Runs a job on a thread, or at once if too many wait.
     pub(super) fn run(self: &Arc<Self>, job: Job) {
         let mut work = self.lock();
         if work.waiting.len() >= WAITING_MAX {
@@ -50,7 +50,7 @@ impl Writer {
         }
     }
 
-    /// Does what is waiting.
+    /// Runs jobs until none waits.
     fn work(&self) {
         loop {
             let mut work = self.lock();
