@@ -53,7 +53,7 @@ fn check(message: &[u8], parsed: &ParsedHead) {
         assert_eq!(value, value.trim_ascii());
     }
     assert!(head_ref.header_all("host").count() <= 1);
-    let (te, length) = (head_ref.header("transfer-encoding"), head_ref.header("content-length"));
+    let (te, length) = (head_ref.header_bytes("transfer-encoding"), head_ref.header_bytes("content-length"));
     match parsed.framing {
         Framing::None => assert!(te.is_none() && matches!(length, None | Some(b"0"))),
         Framing::Length(bytes) => assert!(te.is_none() && length == Some(bytes.to_string().as_bytes())),

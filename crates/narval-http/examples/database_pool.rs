@@ -99,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = Arc::new(Pool::open(arguments.get("--file").unwrap_or("guests.sqlite"))?);
     let adding = pool.clone();
     let app = Router::new()
-        .get("/guests", move |_: Request| list(&pool))
+        .get("/guests", move || list(&pool))
         .post("/guests", move |request: Request| add(&adding, request))
         .build()?;
     arguments.serve(app, |builder| builder)

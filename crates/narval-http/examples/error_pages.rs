@@ -8,13 +8,11 @@ mod arguments;
 
 use std::error::Error;
 
-use narval_http::{Body, HeadRef, HeaderValue, Request, Response, Router, StatusCode, header};
+use narval_http::{Body, HeadRef, Response, Router, StatusCode};
 
 fn page(status: StatusCode, text: &str) -> Response {
     let body = format!("<!doctype html><title>{status}</title><h1>{status}</h1><p>{text}\n");
-    Response::new(status)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"))
-        .body(Body::bytes(body))
+    Response::new(status).header("content-type", "text/html; charset=utf-8").body(Body::bytes(body))
 }
 
 /// What was wrong goes to the log, and only that something was to the client.
@@ -25,11 +23,11 @@ fn went_wrong(head: &HeadRef<'_>, error: &(dyn Error + 'static)) -> Response {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
-        .get("/", |_: Request| "hello\n")
-        .get("/broken", |_: Request| std::fs::read_to_string("/does/not/exist"))
-        .get("/panics", |_: Request| -> StatusCode { unreachable!("a handler's bug") })
-        .not_found(|_: Request| page(StatusCode::NOT_FOUND, "There is nothing here."))
-        .method_not_allowed(|_: Request| page(StatusCode::METHOD_NOT_ALLOWED, "Not like this."))
+        .get("/", || "hello\n")
+        .get("/broken", || std::fs::read_to_string("/does/not/exist"))
+        .get("/panics", || -> StatusCode { unreachable!("a handler's bug") })
+        .not_found(|| page(StatusCode::NOT_FOUND, "There is nothing here."))
+        .method_not_allowed(|| page(StatusCode::METHOD_NOT_ALLOWED, "Not like this."))
         .on_error(went_wrong)
         .build()?;
     arguments::serve(app)

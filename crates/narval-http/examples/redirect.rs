@@ -8,14 +8,14 @@ mod arguments;
 
 use std::error::Error;
 
-use narval_http::{Request, Response, Router};
+use narval_http::{Response, Router};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
-        .get("/new", |_: Request| "here it is\n")
-        .get("/old", |_: Request| Response::redirect_permanent("/new"))
-        .get("/today", |_: Request| Response::redirect("/new?when=today"))
-        .post("/order", |_: Request| Response::see_other("/new?thanks"))
+        .get("/new", || "here it is\n")
+        .get("/old", || Response::redirect_permanent("/new"))
+        .get("/today", || Response::redirect("/new?when=today"))
+        .post("/order", || Response::see_other("/new?thanks"))
         .build()?;
     arguments::serve(app)
 }

@@ -8,21 +8,19 @@ mod arguments;
 
 use std::error::Error;
 
-use narval_http::{Body, HeaderValue, Request, Response, Router, StatusCode, header, route};
+use narval_http::{Body, Request, Response, Router, StatusCode, route};
 
-fn stylesheet(_: Request) -> Response {
-    Response::new(StatusCode::OK)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/css"))
-        .body(Body::bytes("body { margin: 2em }\n"))
+fn stylesheet() -> Response {
+    Response::new(StatusCode::OK).header("content-type", "text/css").body(Body::bytes("body { margin: 2em }\n"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let api = Router::new()
-        .get("/status", |_: Request| "all is well\n")
-        .post("/jobs", |_: Request| StatusCode::ACCEPTED)
-        .delete("/jobs/@id", |_: Request| StatusCode::NO_CONTENT);
+        .get("/status", || "all is well\n")
+        .post("/jobs", || StatusCode::ACCEPTED)
+        .delete("/jobs/@id", || StatusCode::NO_CONTENT);
     let app = Router::new()
-        .get("/", |_: Request| "hello\n")
+        .get("/", || "hello\n")
         .get(route!("/styles/*.css"), stylesheet)
         .get(route!("/files/**/readme.txt"), |request: Request| format!("what {} is about\n", request.path()))
         .nest("/api", api)

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use narval_http::{Compression, Cors, Handler, HeaderValue, Next, Request, Response, Router, StatusCode, header};
+use narval_http::{Compression, Cors, Handler, Next, Request, Response, Router, StatusCode};
 
 #[derive(Default)]
 struct State {
@@ -28,9 +28,8 @@ where
 {
     let state = state.clone();
     move |request: Request| match request.header("authorization") {
-        Some(b"Bearer sesame") => handler(&state, User("Ali".to_owned()), request),
-        _ => Response::text(StatusCode::UNAUTHORIZED, "who are you?\n")
-            .header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+        Some("Bearer sesame") => handler(&state, User("Ali".to_owned()), request),
+        _ => Response::text(StatusCode::UNAUTHORIZED, "who are you?\n").header("www-authenticate", "Bearer"),
     }
 }
 
@@ -44,10 +43,7 @@ fn timed(request: Request, next: Next<'_>) -> Response {
     let started = Instant::now();
     let response = next.run(request);
     let milliseconds = format!("app;dur={:.3}", started.elapsed().as_secs_f64() * 1000.0);
-    match HeaderValue::try_from(milliseconds) {
-        Ok(value) => response.header(narval_http::HeaderName::from_static("server-timing"), value),
-        Err(_) => response,
-    }
+    response.header("server-timing", milliseconds)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -13,8 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use narval_http::{
-    Body, BodySource, Builder, FileRange, Fill, HeaderValue, Request, Response, Router, SegmentBuf, Snapshot,
-    StatusCode, header,
+    Body, BodySource, Builder, FileRange, Fill, Request, Response, Router, SegmentBuf, Snapshot, StatusCode,
 };
 
 /// What tells the counters of the server.
@@ -64,9 +63,7 @@ fn stream(request: &Request, file: &Arc<File>) -> Response {
         "/file" => Body::file(FileRange { file: file.clone(), offset: 0, length: bytes }),
         _ => written(bytes),
     };
-    Response::new(StatusCode::OK)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))
-        .body(body)
+    Response::new(StatusCode::OK).header("content-type", "application/octet-stream").body(body)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -78,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::remove_file(&path)?;
     file.set_len(BYTES_MAX)?;
     let file = Arc::new(file);
-    // Handlers exist before the server whose counters they show.
+    // The handlers are made before the server whose counters they show.
     let counters: Arc<OnceLock<CounterSource>> = Arc::default();
     let shown = counters.clone();
     let app = ["/source", "/file", "/writer"]
@@ -87,8 +84,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let file = file.clone();
             router.get(path, move |request: Request| stream(&request, &file))
         })
-        .get("/quick", |_: Request| "quick\n")
-        .get("/metrics", move |_: Request| match shown.get() {
+        .get("/quick", || "quick\n")
+        .get("/metrics", move || match shown.get() {
             Some(counters) => Response::text(StatusCode::OK, counters().openmetrics() + "# EOF\n"),
             None => Response::new(StatusCode::SERVICE_UNAVAILABLE),
         })

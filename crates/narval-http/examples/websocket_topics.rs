@@ -1,55 +1,42 @@
-//! Publish and subscribe: whoever is connected to `/topics/NAME` gets every message that anybody sends there.
+//! Publish and subscribe: a message sent to `/topics/NAME` goes to all clients connected there.
 //!
 //! `cargo run --release -p narval-http --example websocket_topics -- --port 9002 [--driver auto|epoll|uring]
 //! [--connections N] [--ping-seconds N]`
 
+#[path = "arguments/mod.rs"]
+mod arguments;
+
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
-use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use narval_http::ws::{
     CloseCode, CloseReason, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError, WebSocket, WsHandler,
 };
-use narval_http::{Limits, Listen, Request, Response, Router, Server};
+use narval_http::{Limits, Request, Response, Router};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut port, mut driver, mut limits, mut options) = (0, "auto".to_owned(), Limits::default(), Options::default());
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
-        match name.as_str() {
-            "--port" => port = value.parse()?,
-            "--driver" => driver = value,
-            "--connections" => limits.connections_max = value.parse()?,
-            "--ping-seconds" => options.ping_interval = Some(Duration::from_secs(value.parse()?)),
-            _ => return Err(format!("unknown option {name}").into()),
-        }
+    let arguments = arguments::Arguments::read(&["--connections", "--ping-seconds"])?;
+    let (mut limits, mut options) = (Limits::default(), Options::default());
+    if let Some(connections) = arguments.get("--connections") {
+        limits.connections_max = connections.parse()?;
+    }
+    if let Some(seconds) = arguments.get("--ping-seconds") {
+        options.ping_interval = Some(Duration::from_secs(seconds.parse()?));
     }
     let topics = Arc::new(Topics::default());
-    let site =
-        Router::new().get("/topics/@name", move |request: Request| topics.subscribe(&request, options)).build()?;
-    let server = Server::builder(site)
-        .listen(Listen::Tcp((Ipv4Addr::LOCALHOST, port).into()))
-        .driver(driver.parse()?)
-        .limits(limits)
-        .build()?;
-    for address in server.addresses() {
-        println!("listening on {address}");
-    }
-    server.run()?;
-    Ok(())
+    let subscribe = move |request: Request| topics.subscribe(&request, options);
+    arguments.serve(Router::new().get("/topics/@name", subscribe).build()?, |builder| builder.limits(limits))
 }
 
-/// All topics that anybody is subscribed to.
+/// The topics that have subscribers.
 #[derive(Default)]
 struct Topics {
     topics: Mutex<HashMap<String, Arc<Topic>>>,
 }
 
 impl Topics {
-    /// All sockets of a topic share one handler, which is the topic.
     fn subscribe(&self, request: &Request, options: Options) -> Result<Response, UpgradeError> {
         let name = request.params().get("name").unwrap_or_default();
         let topic = {
@@ -57,7 +44,7 @@ impl Topics {
             topics.retain(|_, topic| Arc::strong_count(topic) > 1);
             topics.entry(name.to_owned()).or_default().clone()
         };
-        Ok(Upgrade::new(request)?.options(options).accept(topic).0)
+        Ok(Upgrade::new(request)?.options(options).accept(Subscriber(topic)))
     }
 }
 
@@ -73,15 +60,18 @@ impl Topic {
     }
 }
 
-impl WsHandler for Topic {
+/// A subscriber of a topic.
+struct Subscriber(Arc<Topic>);
+
+impl WsHandler for Subscriber {
     fn open(&self, socket: &WebSocket) {
-        self.lock().insert(socket.clone());
+        self.0.lock().insert(socket.clone());
     }
 
     fn message(&self, _: &WebSocket, message: Message) {
-        // Encoded once; every subscriber's connection is given the same bytes.
+        // Encoded once; all subscribers are sent the same bytes.
         let message = SharedMessage::new(message);
-        for subscriber in self.lock().iter() {
+        for subscriber in self.0.lock().iter() {
             if subscriber.send_shared(&message) == SendStatus::Dropped {
                 subscriber.close(CloseCode::TRY_AGAIN_LATER, "too slow");
             }
@@ -89,6 +79,6 @@ impl WsHandler for Topic {
     }
 
     fn close(&self, socket: &WebSocket, _: CloseReason) {
-        self.lock().remove(socket);
+        self.0.lock().remove(socket);
     }
 }

@@ -68,13 +68,13 @@ impl Running {
                 "/mixed" => Body::source(Mixed { file: file.clone(), left: 3 }, None),
                 "/socket" => {
                     let Ok(upgrade) = ws::Upgrade::new(&request) else { return Response::new(StatusCode::BAD_REQUEST) };
-                    let (response, socket) = upgrade.accept(Arc::new(|socket: &ws::WebSocket, event| {
+                    let (response, socket) = upgrade.accept_with_handle(|socket: &ws::WebSocket, event| {
                         if let ws::WsEvent::Message(message) = event {
-                            socket.send(message);
+                            assert!(socket.send(message).is_accepted());
                         }
-                    }));
+                    });
                     // Queued before the connection is a WebSocket: sealed behind the head of the answer.
-                    socket.send("welcome");
+                    assert!(socket.send("welcome").is_accepted());
                     return response;
                 }
                 "/pushed" => {
@@ -96,7 +96,7 @@ impl Running {
                     std::thread::spawn(move || {
                         for number in 0..3 {
                             std::thread::sleep(Duration::from_millis(20));
-                            events.send(&Event::new(number.to_string()));
+                            assert!(events.send(&Event::new(number.to_string())).is_accepted());
                         }
                     });
                     return response;

@@ -3,9 +3,11 @@
 //! `cargo run --release -p narval-http --example chat -- --port 8080 [--driver auto|epoll|uring]`, then open the address that is
 //! printed, twice.
 
+#[path = "../arguments/mod.rs"]
+mod arguments;
+
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
-use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -13,58 +15,40 @@ use narval_http::ws::{
     CloseCode, CloseReason, Message, Options, SendStatus, SharedMessage, Upgrade, UpgradeError, WebSocket,
     WsCompression, WsHandler, WsLimits,
 };
-use narval_http::{Body, HeaderName, HeaderValue, Listen, Request, Response, Router, Server, StatusCode, header};
+use narval_http::{Body, Request, Response, Router, StatusCode};
 use serde_json::json;
 
 const ROOMS_MAX: usize = 1000;
 const MEMBERS_MAX: usize = 1000;
 const NAME_CHARS_MAX: usize = 32;
 const TEXT_BYTES_MAX: usize = 8000;
-/// Messages that those who come later still see.
+/// Messages that new members are sent.
 const HISTORY_MAX: usize = 50;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut port, mut driver) = (0, "auto".to_owned());
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
-        match name.as_str() {
-            "--port" => port = value.parse()?,
-            "--driver" => driver = value,
-            _ => return Err(format!("unknown option {name}").into()),
-        }
-    }
     let rooms = Arc::new(Rooms::default());
     let list = rooms.clone();
-    let site = Router::new()
-        .get("/", |_: Request| page("text/html; charset=utf-8", include_str!("page.html")))
-        .get("/chat.css", |_: Request| page("text/css", include_str!("chat.css")))
-        .get("/chat.js", |_: Request| page("text/javascript", include_str!("chat.js")))
-        .get("/rooms", move |_: Request| list.names())
+    let app = Router::new()
+        .get("/", || page("text/html; charset=utf-8", include_str!("page.html")))
+        .get("/chat.css", || page("text/css", include_str!("chat.css")))
+        .get("/chat.js", || page("text/javascript", include_str!("chat.js")))
+        .get("/rooms", move || list.names())
         .get("/rooms/@room", move |request: Request| enter(&rooms, &request))
         .build()?;
-    let server = Server::builder(site)
-        .listen(Listen::Tcp((Ipv4Addr::LOCALHOST, port).into()))
-        .driver(driver.parse()?)
-        .build()?;
-    for address in server.addresses() {
-        println!("listening on {address}");
-    }
-    server.run()?;
-    Ok(())
+    arguments::serve(app)
 }
 
-/// One of the files of the page, which loads nothing from elsewhere.
+/// One of the files of the page. It loads nothing from other sites.
 fn page(kind: &'static str, text: &'static str) -> Response {
     Response::new(StatusCode::OK)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static(kind))
-        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))
-        .header(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'self'; img-src data:"))
-        .header(HeaderName::from_static("x-content-type-options"), HeaderValue::from_static("nosniff"))
+        .header("content-type", kind)
+        .header("cache-control", "no-cache")
+        .header("content-security-policy", "default-src 'self'; img-src data:")
+        .header("x-content-type-options", "nosniff")
         .body(Body::bytes(text))
 }
 
-/// Answers the handshake. Whoever may not come in is told by a Close frame: pages can't see why a handshake fails.
+/// Answers the handshake. Refusals are sent as a Close frame: a page cannot see why a handshake failed.
 fn enter(rooms: &Arc<Rooms>, request: &Request) -> Result<Response, UpgradeError> {
     let upgrade = Upgrade::new(request)?.same_origin()?.compress(WsCompression::default())?;
     let options = Options { limits: WsLimits { message_bytes_max: TEXT_BYTES_MAX }, ..Options::default() };
@@ -73,7 +57,7 @@ fn enter(rooms: &Arc<Rooms>, request: &Request) -> Result<Response, UpgradeError
         room: request.params().get("room").unwrap_or_default().trim().to_owned(),
         name: request.query_value("name").unwrap_or_default().trim().to_owned(),
     };
-    Ok(upgrade.options(options).accept(Arc::new(member)).0)
+    Ok(upgrade.options(options).accept(member))
 }
 
 /// Somebody in a room.
@@ -133,7 +117,8 @@ impl Rooms {
             return Err("This room is full.");
         }
         for message in &room.history {
-            socket.send_shared(message);
+            // A new socket has room for the whole history.
+            let _ = socket.send_shared(message);
         }
         room.members.insert(socket.clone(), member.name.clone());
         room.tell(&SharedMessage::new(room.note(&member.name, "came in")));
@@ -167,7 +152,7 @@ impl Rooms {
     fn names(&self) -> Response {
         let names: Vec<String> = self.lock().keys().cloned().collect();
         Response::new(StatusCode::OK)
-            .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
+            .header("content-type", "application/json")
             .body(Body::bytes(json!(names).to_string()))
     }
 
@@ -181,7 +166,7 @@ impl Room {
         json!({ "note": format!("{name} {what}"), "members": self.members.len() }).to_string()
     }
 
-    /// Sends to everybody. A client that does not keep up is disconnected rather than left with gaps.
+    /// Sends to all members. A client that does not keep up is disconnected: it would miss messages.
     fn tell(&self, message: &SharedMessage) {
         for member in self.members.keys() {
             if member.send_shared(message) == SendStatus::Dropped {

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_http::ws::SendStatus;
-use narval_http::{Body, Event, EventOptions, EventStream, HeaderValue, Request, Response, Router, StatusCode, header};
+use narval_http::{Body, Event, EventOptions, EventStream, Request, Response, Router, StatusCode};
 
 const TEXT_BYTES_MAX: usize = 1000;
 /// Events that are kept for those who were disconnected for a moment.
@@ -33,10 +33,10 @@ impl Board {
             return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many listen already\n");
         }
         let (response, events) = Response::events(EventOptions::default());
-        let last_seen =
-            request.header("last-event-id").and_then(|id| std::str::from_utf8(id).ok()?.parse::<u64>().ok());
+        let last_seen = request.header("last-event-id").and_then(|id| id.parse::<u64>().ok());
         for (_, event) in self.kept.iter().filter(|(id, _)| *id > last_seen.unwrap_or(0)) {
-            events.send(event);
+            // A client that does not keep up reconnects, and asks for what it missed.
+            let _ = events.send(event);
         }
         self.listeners.insert(events);
         self.tell_count();
@@ -87,9 +87,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         lock(&posting, &mut |board| board.post(text.trim()));
         Response::new(StatusCode::NO_CONTENT)
     };
-    let page = |_: Request| {
+    let page = || {
         Response::new(StatusCode::OK)
-            .header(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"))
+            .header("content-type", "text/html; charset=utf-8")
             .body(Body::bytes(include_str!("page.html")))
     };
     arguments::serve(Router::new().get("/", page).get("/events", listen).post("/events", post).build()?)

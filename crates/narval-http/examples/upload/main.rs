@@ -15,9 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_http::{
-    Body, Event, EventOptions, EventStream, HeaderValue, Limits, Request, Response, Router, StatusCode, header,
-};
+use narval_http::{Body, Event, EventOptions, EventStream, Limits, Request, Response, Router, StatusCode};
 
 /// How often an upload tells how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -47,7 +45,8 @@ impl Uploads {
             return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many uploads are watched\n");
         }
         let (response, events) = Response::events(EventOptions::default());
-        events.send(&Event::new("watching").name("ready"));
+        // Progress is for show: an upload does not fail because its page is gone.
+        let _ = events.send(&Event::new("watching").name("ready"));
         watchers.insert(name(request), events);
         response
     }
@@ -65,7 +64,7 @@ impl Uploads {
             answer += &format!("{filename}: {bytes} bytes, kept as {}\n", path.display());
         }
         if let Some(events) = watcher {
-            events.send(&Event::new(&answer).name("done"));
+            let _ = events.send(&Event::new(&answer).name("done"));
         }
         Ok(answer)
     }
@@ -97,7 +96,7 @@ fn copy(file: &mut File, source: &mut impl Read, watcher: Option<&EventStream>) 
             && (n == 0 || told.elapsed() >= TELL_EVERY)
         {
             told = Instant::now();
-            events.send(&Event::new(total.to_string()).name("received"));
+            let _ = events.send(&Event::new(total.to_string()).name("received"));
         }
         if n == 0 {
             return Ok(total);
@@ -115,9 +114,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("uploads go to {}", folder.display());
     let uploads = Arc::new(Uploads { folder, next: AtomicU64::new(1), watchers: Mutex::default() });
     let receiving = uploads.clone();
-    let page = |_: Request| {
+    let page = || {
         Response::new(StatusCode::OK)
-            .header(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"))
+            .header("content-type", "text/html; charset=utf-8")
             .body(Body::bytes(include_str!("page.html")))
     };
     let app = Router::new()

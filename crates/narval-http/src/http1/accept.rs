@@ -93,7 +93,7 @@ fn coding_quality<'a>(values: impl Iterator<Item = &'a [u8]>, coding: Coding) ->
 /// The index of the media type of `offered` (lower-case `type/subtype`, in the server's order of preference) that the client likes best;
 /// `None`: it accepts none of them. Without an `Accept` field, the first.
 pub fn negotiate_media_type(head: &HeadRef<'_>, offered: &[&str]) -> Option<usize> {
-    if head.header("accept").is_none() {
+    if head.header_bytes("accept").is_none() {
         return (!offered.is_empty()).then_some(0);
     }
     let mut best: Option<(usize, u16)> = None;

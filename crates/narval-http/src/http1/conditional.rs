@@ -101,7 +101,7 @@ pub fn evaluate(head: &HeadRef<'_>, current: Option<&Validators<'_>>) -> Outcome
     let is_read = *head.method() == Method::GET || *head.method() == Method::HEAD;
     let modified = current.and_then(Validators::modified_second);
 
-    if head.header(IF_MATCH.as_str()).is_some() {
+    if head.header_bytes(IF_MATCH.as_str()).is_some() {
         if !any_tag(head, IF_MATCH.as_str(), current, EntityTag::strong_eq) {
             return Outcome::PreconditionFailed;
         }
@@ -111,7 +111,7 @@ pub fn evaluate(head: &HeadRef<'_>, current: Option<&Validators<'_>>) -> Outcome
         return Outcome::PreconditionFailed;
     }
 
-    if head.header(IF_NONE_MATCH.as_str()).is_some() {
+    if head.header_bytes(IF_NONE_MATCH.as_str()).is_some() {
         if any_tag(head, IF_NONE_MATCH.as_str(), current, EntityTag::weak_eq) {
             return if is_read { Outcome::NotModified } else { Outcome::PreconditionFailed };
         }

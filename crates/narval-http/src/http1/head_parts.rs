@@ -81,8 +81,13 @@ impl<'a> HeadRef<'a> {
         self.parts.host.map(|span| self.text(span))
     }
 
-    /// The value of the first field line with this name; names are compared without regard to case.
-    pub fn header(&self, name: &str) -> Option<&'a [u8]> {
+    /// The value of the first field line with this name, in any case; `None` if there is none, or if it is not UTF-8.
+    pub fn header(&self, name: &str) -> Option<&'a str> {
+        std::str::from_utf8(self.header_bytes(name)?).ok()
+    }
+
+    /// The value of the first field line with this name, in any case, as it was sent: any bytes but control characters.
+    pub fn header_bytes(&self, name: &str) -> Option<&'a [u8]> {
         self.header_all(name).next()
     }
 

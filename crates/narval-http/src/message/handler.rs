@@ -1,22 +1,25 @@
 use crate::{HeadRef, IntoResponse, Request, Response};
 
-/// What answers requests.
+/// Answers requests.
 ///
-/// Every `Fn(Request) -> R + Send + Sync` is a handler, where `R` is a [`Response`] or can become one
-/// ([`IntoResponse`]). Implement the trait by hand to answer some requests
-/// [`inline`](Handler::inline).
+/// Every `Fn(Request) -> R + Send + Sync` is a handler if `R` is a [`Response`] or can become one ([`IntoResponse`]); so is,
+/// where a handler is passed to the engine, every `Fn() -> R` (see [`IntoHandler`]). Implement the trait yourself to answer some
+/// requests [`inline`](Handler::inline).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    note = "a handler is an `Fn(Request) -> R + Send + Sync + 'static` where `R: IntoResponse`, or implements `Handler`"
+)]
 pub trait Handler: Send + Sync + 'static {
-    /// A chance to answer on the shard's own thread, before the request is handed to a worker.
+    /// Answers on the shard's own thread, before the request is handed to a worker. Only called for requests without a body.
     ///
-    /// It may look at memory and nothing else: no lock that can block, no system call, no more than about 20 µs;
-    /// every other connection of the shard waits meanwhile. `None` (the default) hands the request to a worker.
-    /// It is only asked about requests without a body.
+    /// It may only read memory: no lock that can block, no system call, at most about 20 µs. All other connections of the shard
+    /// wait meanwhile. `None` (the default) hands the request to a worker.
     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
         let _ = head;
         None
     }
 
-    /// Answers a request, on a worker thread; it may block.
+    /// Answers on a worker thread. It may block.
     fn handle(&self, request: Request) -> Response;
 }
 
@@ -27,5 +30,81 @@ where
 {
     fn handle(&self, request: Request) -> Response {
         self(request).into_response()
+    }
+}
+
+/// Everything that [`Router`](crate::Router) and [`Server`](crate::Server) take as a handler: a [`Handler`], or a function without
+/// arguments.
+///
+/// `Form` is inferred; it tells the two apart. A closure that takes the request names its type, as in `|request: Request| …`.
+///
+/// ```
+/// use narval_http::{Handler, Request, Response, Router, StatusCode};
+///
+/// fn teapot() -> StatusCode {
+///     StatusCode::IM_A_TEAPOT
+/// }
+///
+/// fn path(request: Request) -> String {
+///     request.path().to_owned()
+/// }
+///
+/// struct Counter(std::sync::atomic::AtomicU64);
+///
+/// impl Handler for Counter {
+///     fn handle(&self, _: Request) -> Response {
+///         let before = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+///         Response::text(StatusCode::OK, before.to_string())
+///     }
+/// }
+///
+/// let name = String::from("Ada");
+/// let app = Router::new()
+///     .get("/ping", || "pong")
+///     .get("/name", move || name.clone())
+///     .get("/motd", || std::fs::read_to_string("/etc/motd"))
+///     .get("/teapot", teapot)
+///     .get("/query", |request: Request| request.query().unwrap_or_default().to_owned())
+///     .get("/path", path)
+///     .get("/again", |request| path(request))
+///     .get("/counter", Counter(0.into()))
+///     .not_found(|| StatusCode::NOT_FOUND)
+///     .build()?;
+/// let get = |path| Request::parse(format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n"), "").unwrap();
+/// assert_eq!(app.handle(get("/ping")).status(), StatusCode::OK);
+/// assert_eq!(app.handle(get("/teapot")).status(), StatusCode::IM_A_TEAPOT);
+/// # assert_eq!(app.handle(get("/again")).content_length(), Some(6));
+/// # Ok::<(), narval_http::RouteError>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    note = "a handler is an `Fn(Request) -> R` or `Fn() -> R`, `Send + Sync + 'static`, where `R: IntoResponse`; or it implements `Handler`"
+)]
+pub trait IntoHandler<Form> {
+    /// The handler.
+    fn into_handler(self) -> impl Handler;
+}
+
+/// Marks what is a [`Handler`] itself.
+#[derive(Debug)]
+pub struct TakesRequest;
+
+/// Marks functions without arguments.
+#[derive(Debug)]
+pub struct TakesNothing;
+
+impl<H: Handler> IntoHandler<TakesRequest> for H {
+    fn into_handler(self) -> impl Handler {
+        self
+    }
+}
+
+impl<F, R> IntoHandler<TakesNothing> for F
+where
+    F: Fn() -> R + Send + Sync + 'static,
+    R: IntoResponse,
+{
+    fn into_handler(self) -> impl Handler {
+        move |_: Request| self()
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod body_source;
 pub(crate) mod body_writer;
 pub(crate) mod handler;
 pub(crate) mod into_response;
+pub(crate) mod invalid_header;
 pub(crate) mod late_answer;
 pub(crate) mod panic_guard;
 pub(crate) mod query;

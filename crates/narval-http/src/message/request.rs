@@ -80,9 +80,24 @@ impl Request {
         self.head().query()
     }
 
-    /// The value of the first field line with this name.
-    pub fn header(&self, name: &str) -> Option<&[u8]> {
+    /// The value of the first field line with this name, in any case; `None` if there is none, or if it is not UTF-8.
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.head().header(name)
+    }
+
+    /// The value of the first field line with this name, in any case, as it was sent: any bytes but control characters.
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Request};
+    ///
+    /// let head = Bytes::from_static(b"GET / HTTP/1.1\r\nHost: h\r\nX-Text: caf\xc3\xa9\r\nX-Latin: caf\xe9\r\n\r\n");
+    /// let request = Request::parse(head, Bytes::new())?;
+    /// assert_eq!(request.header("x-text"), Some("café"));
+    /// assert_eq!((request.header("x-latin"), request.header_bytes("x-latin")), (None, Some(&b"caf\xe9"[..])));
+    /// # Ok::<(), narval_http::http1::ProtoError>(())
+    /// ```
+    pub fn header_bytes(&self, name: &str) -> Option<&[u8]> {
+        self.head().header_bytes(name)
     }
 
     /// Who sent the request.

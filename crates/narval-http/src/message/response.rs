@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
+use crate::message::invalid_header::{InvalidHeader, header_field};
 use crate::message::responder::Later;
 use crate::{Body, http1, ws};
 
@@ -75,25 +76,81 @@ impl Response {
             .body(Body::bytes(text.into()))
     }
 
-    /// Adds a field line. A field that is there already is kept beside it.
+    /// Adds a field line. Others with this name are kept.
+    ///
+    /// Names and values are strings, bytes, or typed ([`HeaderName`], [`HeaderValue`]). A string that is not allowed there turns the
+    /// response into a 500 ([`failure`](Self::failure) with an [`InvalidHeader`]), and the log says where it was set.
+    ///
+    /// ```
+    /// use narval_http::{Response, StatusCode, header};
+    ///
+    /// let response = Response::text(StatusCode::OK, "{}")
+    ///     .replace_header("content-type", "application/json")
+    ///     .header(header::VARY, "accept")
+    ///     .header("x-request-id", format!("{:x}", 4711))
+    ///     .header("age", 60);
+    /// assert_eq!(response.header_value(&header::AGE).unwrap(), "60");
+    ///
+    /// let wrong = Response::new(StatusCode::OK).header("x-user", "line one\nline two");
+    /// assert_eq!(wrong.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    /// ```
     #[must_use]
-    pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        if self.late.is_some() {
-            return self.map(|answer| answer.header(name, value));
+    #[track_caller]
+    pub fn header<N, V>(self, name: N, value: V) -> Self
+    where
+        N: TryInto<HeaderName, Error: Into<http::Error>>,
+        V: TryInto<HeaderValue, Error: Into<http::Error>>,
+    {
+        match header_field(name, value) {
+            Ok((name, value)) => self.with_field(name, value, false),
+            Err(error) => self.fail_on_header(error),
         }
-        self.plain().0.push((name, value));
+    }
+
+    /// Sets a field line, in place of all with this name. Arguments as of [`header`](Self::header).
+    #[must_use]
+    #[track_caller]
+    pub fn replace_header<N, V>(self, name: N, value: V) -> Self
+    where
+        N: TryInto<HeaderName, Error: Into<http::Error>>,
+        V: TryInto<HeaderValue, Error: Into<http::Error>>,
+    {
+        match header_field(name, value) {
+            Ok((name, value)) => self.with_field(name, value, true),
+            Err(error) => self.fail_on_header(error),
+        }
+    }
+
+    fn with_field(mut self, name: HeaderName, value: HeaderValue, replace: bool) -> Self {
+        if self.late.is_some() {
+            return self.map(move |answer| answer.with_field(name, value, replace));
+        }
+        if self.is_being_failed() {
+            return self;
+        }
+        let headers = self.plain().0;
+        if replace {
+            headers.retain(|(have, _)| *have != name);
+        }
+        headers.push((name, value));
         self
     }
 
-    /// Sets a field line, in place of those with this name.
-    #[must_use]
-    pub fn replace_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        if self.late.is_some() {
-            return self.map(|answer| answer.replace_header(name, value));
+    /// Turns the response into a 500 that ignores what is set from here on, until [`settle`](Self::settle).
+    fn fail_on_header(self, error: InvalidHeader) -> Self {
+        if self.is_being_failed() { self } else { Self::failure(error) }
+    }
+
+    fn is_being_failed(&self) -> bool {
+        let invalid = self.failure.as_ref().and_then(|failure| failure.downcast_ref::<InvalidHeader>());
+        invalid.is_some_and(|invalid| invalid.is_ignoring_changes)
+    }
+
+    /// The handler that built the response has returned it: middlewares may change it again.
+    pub(crate) fn settle(mut self) -> Self {
+        if let Some(invalid) = self.failure.as_mut().and_then(|failure| failure.downcast_mut::<InvalidHeader>()) {
+            invalid.is_ignoring_changes = false;
         }
-        let headers = self.plain().0;
-        headers.retain(|(have, _)| *have != name);
-        headers.push((name, value));
         self
     }
 
@@ -113,6 +170,9 @@ impl Response {
     pub fn body(mut self, new: Body) -> Self {
         if self.late.is_some() {
             return self.map(|answer| answer.body(new));
+        }
+        if self.is_being_failed() {
+            return self;
         }
         *self.plain().1 = new;
         self
@@ -239,6 +299,23 @@ mod tests {
                 },
                 ResponseKind::Prepared(prepared) => prepared.body.clone(),
             }
+        }
+    }
+
+    #[test]
+    fn an_invalid_header_is_a_500_with_nothing_of_the_response_that_was_meant() {
+        for (name, value) in [("x user", "ada"), ("x-user", "a\r\nSet-Cookie: b"), ("", "ada"), ("x-user", "\0")] {
+            let line = line!() + 1;
+            let meant = Response::text(StatusCode::OK, "secret").header(name, value);
+            let meant = meant.header("content-encoding", "gzip").body(Body::bytes("more"));
+            assert_eq!(meant.status(), StatusCode::INTERNAL_SERVER_ERROR, "{name:?} {value:?}");
+            assert_eq!(meant.body_bytes(), "internal server error\n");
+            assert_eq!(meant.header_value(&header::CONTENT_ENCODING), None);
+            // Middlewares may say more.
+            let mut response = meant.settle().header("vary", "origin");
+            assert_eq!(response.header_value(&header::VARY).expect("set"), "origin");
+            let error = response.take_failure().expect("kept for the error handler").to_string();
+            assert!(error.contains(&format!("response.rs:{line}")), "{error}");
         }
     }
 

@@ -40,7 +40,7 @@ pub struct Entry {
 impl Entry {
     /// An entry of a request whose head is complete now.
     pub fn new(head: &HeadRef<'_>) -> Self {
-        let text = |name| head.header(name).map(|value| String::from_utf8_lossy(value).into_owned());
+        let text = |name| head.header_bytes(name).map(|value| String::from_utf8_lossy(value).into_owned());
         Self {
             peer: head.peer().clone(),
             time: SystemTime::now(),

@@ -36,10 +36,10 @@ pub enum LogFormat {
 /// ```no_run
 /// use std::fs::OpenOptions;
 ///
-/// use narval_http::{LogFormat, LogWriter, Request, Server};
+/// use narval_http::{LogFormat, LogWriter, Server};
 ///
 /// let file = OpenOptions::new().append(true).create(true).open("access.log")?;
-/// let server = Server::builder(|_: Request| "hello\n").access_log(LogWriter::new(LogFormat::Combined, file));
+/// let server = Server::builder(|| "hello\n").access_log(LogWriter::new(LogFormat::Combined, file));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::run::server_state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::{Kind, Worker};
 use crate::tls::Acceptor;
-use crate::{Handler, Limits};
+use crate::{Handler, IntoHandler, Limits};
 
 /// The most worker threads.
 const WORKERS_MAX: usize = 4096;
@@ -249,9 +249,9 @@ impl Server {
     /// let server = Server::builder(hello).listen(Listen::Tcp("127.0.0.1:8080".parse().unwrap())).build().unwrap();
     /// server.run().unwrap();
     /// ```
-    pub fn builder(handler: impl Handler) -> Builder {
+    pub fn builder<Form>(handler: impl IntoHandler<Form>) -> Builder {
         Builder {
-            handler: Arc::new(handler),
+            handler: Arc::new(handler.into_handler()),
             listen: Vec::new(),
             workers: None,
             shards: None,

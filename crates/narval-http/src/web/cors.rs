@@ -16,10 +16,10 @@ use crate::{HeadRef, Middleware, Next, Request, Response};
 /// It protects browsers' users, not the server: other clients don't ask.
 ///
 /// ```
-/// use narval_http::{Cors, Method, Request, Router};
+/// use narval_http::{Cors, Method, Router};
 ///
 /// let cors = Cors::origins(["https://app.example"]).methods(&[Method::GET, Method::PUT]).credentials();
-/// let app = Router::new().layer(cors).get("/", |_: Request| "hello\n").build()?;
+/// let app = Router::new().layer(cors).get("/", || "hello\n").build()?;
 /// # Ok::<(), narval_http::RouteError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -90,7 +90,7 @@ impl Cors {
 
     /// The value of `Access-Control-Allow-Origin` for a request; none where it has no origin, or one that may not.
     fn allowed_origin(&self, head: &HeadRef<'_>) -> Option<HeaderValue> {
-        let origin = head.header(ORIGIN.as_str())?;
+        let origin = head.header_bytes(ORIGIN.as_str())?;
         match &self.origins {
             None => Some(HeaderValue::from_static("*")),
             Some(origins) => {
@@ -116,8 +116,9 @@ impl Cors {
         let allowed = self.allowed_origin(head);
         let is_allowed = allowed.is_some();
         let mut response = self.mark(Response::new(StatusCode::NO_CONTENT), allowed);
-        let asked =
-            head.header(ACCESS_CONTROL_REQUEST_HEADERS.as_str()).and_then(|value| HeaderValue::from_bytes(value).ok());
+        let asked = head
+            .header_bytes(ACCESS_CONTROL_REQUEST_HEADERS.as_str())
+            .and_then(|value| HeaderValue::from_bytes(value).ok());
         if self.request_headers.is_none() {
             response = response.header(VARY, HeaderValue::from(ACCESS_CONTROL_REQUEST_HEADERS));
         }
@@ -161,8 +162,8 @@ impl Middleware for Cors {
 
 fn is_preflight(head: &HeadRef<'_>) -> bool {
     *head.method() == Method::OPTIONS
-        && head.header(ORIGIN.as_str()).is_some()
-        && head.header(ACCESS_CONTROL_REQUEST_METHOD.as_str()).is_some()
+        && head.header_bytes(ORIGIN.as_str()).is_some()
+        && head.header_bytes(ACCESS_CONTROL_REQUEST_METHOD.as_str()).is_some()
 }
 
 /// Tokens as a list; a field value can always hold them.
@@ -179,7 +180,7 @@ mod tests {
     use crate::{Bytes, Handler, Router, RoutingTable};
 
     fn table(cors: Cors) -> RoutingTable {
-        Router::new().layer(cors).get("/", |_: Request| "hello").build().expect("valid")
+        Router::new().layer(cors).get("/", || "hello").build().expect("valid")
     }
 
     fn ask(cors: Cors, method: &str, fields: &str) -> Response {

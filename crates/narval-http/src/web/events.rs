@@ -348,7 +348,7 @@ mod tests {
     fn a_silent_stream_beats_and_a_busy_one_does_not() {
         let (events, mut source) = open(EventOptions::default().heartbeat(Duration::from_secs(3600)));
         assert_eq!(filled(&mut *source), (String::new(), Fill::Wait));
-        events.send(&Event::new("x"));
+        assert_eq!(events.send(&Event::new("x")), SendStatus::Queued);
         assert_eq!(filled(&mut *source), ("data: x\n\n".to_owned(), Fill::Wait));
         let (_events, mut source) = open(EventOptions::default().heartbeat(Duration::ZERO));
         std::thread::sleep(Duration::from_millis(2));

@@ -1,24 +1,24 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Handler, HeadRef, Request, Response};
+use crate::{Handler, HeadRef, IntoHandler, Request, Response};
 
 /// What wraps handlers: it sees the request before them and the response behind them, and may answer in their place.
 ///
 /// Every `Fn(Request, Next<'_>) -> Response + Send + Sync` is a middleware.
 ///
 /// ```
-/// use narval_http::{HeaderValue, Next, Request, Response, Router, StatusCode, header};
+/// use narval_http::{Next, Request, Response, Router, StatusCode};
 ///
 /// fn must_know_the_word(request: Request, next: Next<'_>) -> Response {
-///     if request.header("authorization") != Some(b"Bearer sesame") {
+///     if request.header("authorization") != Some("Bearer sesame") {
 ///         return Response::text(StatusCode::UNAUTHORIZED, "who are you?\n")
-///             .header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+///             .header("www-authenticate", "Bearer");
 ///     }
 ///     next.run(request)
 /// }
 ///
-/// let app = Router::new().layer(must_know_the_word).get("/", |_: Request| "welcome\n").build()?;
+/// let app = Router::new().layer(must_know_the_word).get("/", || "welcome\n").build()?;
 /// # Ok::<(), narval_http::RouteError>(())
 /// ```
 pub trait Middleware: Send + Sync + 'static {
@@ -61,6 +61,7 @@ impl<'a> Next<'a> {
             Some((layer, layers)) => layer.handle(request, Next { layers, ..self }),
             None => self.handler.handle(request),
         }
+        .settle()
     }
 
     /// Goes on inline; see [`Handler::inline`].
@@ -85,8 +86,8 @@ pub struct Wrapped<H> {
 }
 
 /// Puts `middleware` around `handler`, where there is no [`Router`](crate::Router) to do it.
-pub fn wrap<H: Handler>(middleware: impl Middleware, handler: H) -> Wrapped<H> {
-    Wrapped { layers: [Arc::new(middleware)], handler }
+pub fn wrap<Form>(middleware: impl Middleware, handler: impl IntoHandler<Form>) -> Wrapped<impl Handler> {
+    Wrapped { layers: [Arc::new(middleware)], handler: handler.into_handler() }
 }
 
 impl<H: Handler> Handler for Wrapped<H> {

@@ -49,7 +49,7 @@ impl Request {
     /// # Errors
     /// The request is not a form (415), or does not say how it is divided (400).
     pub fn multipart(&mut self) -> Result<Multipart<impl Read + '_>, ProtoError> {
-        let boundary = boundary(self.header("content-type").unwrap_or_default())?.to_vec();
+        let boundary = boundary(self.header_bytes("content-type").unwrap_or_default())?.to_vec();
         Ok(Multipart::new(self.body(), &boundary, MultipartLimits::default()))
     }
 }

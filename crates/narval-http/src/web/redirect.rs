@@ -14,9 +14,9 @@ impl Response {
     /// 302 Found: the target is at `location` for now.
     ///
     /// ```
-    /// use narval_http::{Request, Response};
+    /// use narval_http::Response;
     ///
-    /// let old = |_: Request| Response::redirect("/new place?from=old");
+    /// let old = || Response::redirect("/new place?from=old");
     /// ```
     pub fn redirect(location: &str) -> Self {
         Self::redirect_with(StatusCode::FOUND, location)

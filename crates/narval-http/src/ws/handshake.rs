@@ -78,7 +78,7 @@ impl Handshake {
         if !lists_token(head, "upgrade", "websocket") || !lists_token(head, "connection", "upgrade") {
             return Err(UpgradeError::NotAnUpgrade);
         }
-        let has_body = head.header("transfer-encoding").is_some()
+        let has_body = head.header_bytes("transfer-encoding").is_some()
             || head.header_all("content-length").any(|length| length.iter().any(|&digit| digit != b'0'));
         if *head.method() != Method::GET || head.version() != Version::HTTP_11 || has_body {
             return Err(UpgradeError::NotAGet);
@@ -137,7 +137,7 @@ pub(crate) fn negotiate(head: &HeadRef<'_>, context_takeover: bool) -> Result<Op
 
 /// Refuses a request whose `Origin` names another host than `Host` does. Programs other than browsers send none.
 pub(crate) fn check_same_origin(head: &HeadRef<'_>) -> Result<(), UpgradeError> {
-    let Some(origin) = head.header("origin") else { return Ok(()) };
+    let Some(origin) = head.header_bytes("origin") else { return Ok(()) };
     let host = head.host().ok_or(UpgradeError::Origin)?;
     let of_origin = origin.strip_prefix(b"https://").or_else(|| origin.strip_prefix(b"http://"));
     if of_origin.is_some_and(|of_origin| of_origin.eq_ignore_ascii_case(host.as_bytes())) {

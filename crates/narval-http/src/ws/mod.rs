@@ -1,23 +1,24 @@
 //! WebSockets: RFC 6455, with compressed messages (RFC 7692).
 //!
-//! A request becomes a WebSocket by answering it with what [`Upgrade::accept`] gives. From then on a [`WsHandler`] is
-//! called with the events of the connection, one after the other, on worker threads; and any thread that holds a
-//! [`WebSocket`] may send. An open connection on which nothing happens holds no buffer and no thread.
+//! A handler makes the connection of a request a WebSocket by returning the response of [`Upgrade::accept`]. From then on a
+//! [`WsHandler`] is called with the events of the connection, one after the other, on worker threads, and any thread that holds
+//! a [`WebSocket`] may send. An idle connection holds no buffer and no thread.
 //!
 //! ```
-//! use std::sync::Arc;
-//!
-//! use narval_http::ws::{Upgrade, UpgradeError, WebSocket, WsEvent};
+//! use narval_http::ws::{CloseCode, SendStatus, Upgrade, UpgradeError, WebSocket, WsEvent};
 //! use narval_http::{Request, Response};
 //!
 //! fn greet(request: Request) -> Result<Response, UpgradeError> {
-//!     let (response, socket) = Upgrade::new(&request)?.accept(Arc::new(|socket: &WebSocket, event| {
-//!         if let WsEvent::Message(message) = event {
-//!             socket.send(message);
+//!     Ok(Upgrade::new(&request)?.accept(|socket: &WebSocket, event| {
+//!         let status = match event {
+//!             WsEvent::Open => socket.send("welcome"),
+//!             WsEvent::Message(message) => socket.send(message),
+//!             _ => return,
+//!         };
+//!         if status == SendStatus::Dropped {
+//!             socket.close(CloseCode::POLICY_VIOLATION, "too slow");
 //!         }
-//!     }));
-//!     socket.send("welcome"); // waits for the response, then goes out
-//!     Ok(response)
+//!     }))
 //! }
 //! ```
 //!

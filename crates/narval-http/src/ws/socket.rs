@@ -27,8 +27,9 @@ pub struct WebSocket {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What came of sending.
+/// Whether a message was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the message may not have been sent"]
 pub enum SendStatus {
     /// Sent, or queued.
     Queued,
@@ -224,7 +225,7 @@ pub(crate) struct Shared {
     id: u64,
     peer: Peer,
     pub(super) options: Options,
-    pub(super) handler: Arc<dyn WsHandler>,
+    pub(super) handler: Box<dyn WsHandler>,
     pub(super) deflate: Option<Deflate>,
     out: Mutex<Outbox>,
     inbox: Mutex<Inbox>,
@@ -235,7 +236,7 @@ impl Shared {
         peer: Peer,
         options: Options,
         deflate: Option<Deflate>,
-        handler: Arc<dyn WsHandler>,
+        handler: Box<dyn WsHandler>,
     ) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);

@@ -10,19 +10,18 @@ use crate::{Request, Response};
 /// A request to make the connection a WebSocket, checked and to be accepted.
 ///
 /// ```
-/// use std::sync::Arc;
-///
-/// use narval_http::ws::{Upgrade, UpgradeError, WebSocket, WsCompression, WsEvent};
+/// use narval_http::ws::{CloseCode, Upgrade, UpgradeError, WebSocket, WsCompression, WsEvent};
 /// use narval_http::{Request, Response};
 ///
 /// fn echo(request: Request) -> Result<Response, UpgradeError> {
 ///     let upgrade = Upgrade::new(&request)?.compress(WsCompression::default())?;
-///     let (response, _socket) = upgrade.accept(Arc::new(|socket: &WebSocket, event| {
-///         if let WsEvent::Message(message) = event {
-///             socket.send(message);
+///     Ok(upgrade.accept(|socket: &WebSocket, event| {
+///         if let WsEvent::Message(message) = event
+///             && !socket.send(message).is_accepted()
+///         {
+///             socket.close(CloseCode::POLICY_VIOLATION, "too slow");
 ///         }
-///     }));
-///     Ok(response)
+///     }))
 /// }
 /// # let _: &dyn narval_http::Handler = &echo;
 /// ```
@@ -85,12 +84,17 @@ impl<'a> Upgrade<'a> {
         self
     }
 
-    /// The 101 response, to be returned by the request's handler, and the socket, which may be sent to at once: what is
-    /// sent waits for the response. If the response is dropped instead, the socket is closed, and `handler` never hears
-    /// of it.
-    pub fn accept<H: WsHandler>(self, handler: Arc<H>) -> (Response, WebSocket) {
+    /// Returns the 101 response, to be returned by the request's handler. From then on `handler` gets the events of the
+    /// connection, [`WsHandler::open`] first.
+    pub fn accept(self, handler: impl WsHandler) -> Response {
+        self.accept_with_handle(handler).0
+    }
+
+    /// [`accept`](Self::accept), with a handle on the new WebSocket. It may be used at once: messages are sent after the
+    /// response. If the response is dropped, the socket is closed, and `handler` gets no event.
+    pub fn accept_with_handle(self, handler: impl WsHandler) -> (Response, WebSocket) {
         let deflate = self.deflate.map(|(agreed, compression)| Deflate::new(agreed, compression));
-        let shared = Shared::new(self.request.peer().clone(), self.options, deflate, handler);
+        let shared = Shared::new(self.request.peer().clone(), self.options, deflate, Box::new(handler));
         let mut response = self.handshake.response(self.deflate.map(|(agreed, _)| agreed));
         response.upgrade = Some(Accepted { shared: Some(shared.clone()) });
         (response, WebSocket { shared })

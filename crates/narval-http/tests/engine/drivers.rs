@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use crate::harness::Client;
-use crate::stopping::{Process, hello_program};
+use crate::stopping::{Process, example};
 
 /// As the default filters of Docker and containerd do: io_uring_setup, io_uring_enter and io_uring_register fail with EPERM.
 fn spawn_without_uring(driver: &'static str) -> Child {
@@ -17,8 +17,8 @@ fn spawn_without_uring(driver: &'static str) -> Child {
         let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(1), arch).unwrap();
         let program: BpfProgram = filter.try_into().unwrap();
         apply_filter(&program).unwrap();
-        let mut command = Command::new(hello_program());
-        command.args(["--driver", driver]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        let mut command = Command::new(example("client_headers"));
+        command.args(["--port", "0", "--driver", driver]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
     spawned.join().unwrap()
 }

@@ -1,8 +1,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use narval_http::{Body, BodySource, Fill, Request, Response, SegmentBuf, StatusCode};
 
@@ -94,33 +95,50 @@ impl Drop for Process {
     }
 }
 
-pub(crate) fn hello_program() -> std::path::PathBuf {
-    example("hello")
-}
-
-pub(crate) fn example(name: &str) -> std::path::PathBuf {
+/// An example. `cargo test` builds them all, `cargo test --test engine` none: one that is missing, or older than the sources,
+/// is built here.
+pub(crate) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let path = test.parent().unwrap().parent().unwrap().join("examples").join(name);
-    if !path.exists() {
-        // `cargo test` builds the examples; `cargo test --test engine` does not.
-        let build = ["build", "--quiet", "-p", "narval-http", "--example", name];
-        assert!(Command::new(env!("CARGO")).args(build).status().unwrap().success());
+    let profile_dir = test.parent().unwrap().parent().unwrap();
+    let path = profile_dir.join("examples").join(name);
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = ["src", "examples", "Cargo.toml"].map(|part| last_change(&manifest_dir.join(part)));
+    let built = path.metadata().map(|metadata| metadata.modified().unwrap());
+    if !built.is_ok_and(|built| sources.iter().all(|changed| *changed < built)) {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "narval-http", "--example", name]);
+        build.arg("--target-dir").arg(profile_dir.parent().unwrap());
+        if profile_dir.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
     }
     path
+}
+
+/// When the newest file below a folder was changed.
+fn last_change(path: &Path) -> SystemTime {
+    let own = path.metadata().unwrap().modified().unwrap();
+    let Ok(entries) = path.read_dir() else { return own };
+    entries.map(|entry| last_change(&entry.unwrap().path())).max().unwrap_or(own)
 }
 
 #[test]
 fn sigterm_stops_the_process() {
     for driver in drivers() {
         let driver = format!("{driver:?}").to_lowercase();
-        let child = Command::new(hello_program()).args(["--driver", &driver]).stdout(Stdio::piped()).spawn().unwrap();
+        let child = Command::new(example("client_headers"))
+            .args(["--port", "0", "--driver", &driver])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut process = Process { child };
         let mut line = String::new();
         BufReader::new(process.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().rsplit('/').next().unwrap().to_owned();
         let mut client = Client::new(TcpStream::connect(address).unwrap());
         assert_eq!(client.get("/").status, 200);
-        // It serves a moment before it catches signals.
+        // It serves a moment before it handles signals.
         std::thread::sleep(Duration::from_millis(300));
         let pid = process.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -139,7 +157,7 @@ fn a_socket_that_the_parent_hands_over() {
         let script = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" --inherited yes --driver "$1""#;
         let child = Command::new("sh")
             .args(["-c", script])
-            .arg(hello_program())
+            .arg(example("client_headers"))
             .arg(driver)
             .stdin(Stdio::from(OwnedFd::from(listener)))
             .stdout(Stdio::null())

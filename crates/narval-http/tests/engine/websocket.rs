@@ -49,7 +49,7 @@ impl Fixture {
                 // The test may be over.
                 drop(sender.send((socket.clone(), event)));
             };
-            Ok::<_, UpgradeError>(upgrade.accept(Arc::new(handler)).0)
+            Ok::<_, UpgradeError>(upgrade.accept(handler))
         };
         Self { handle: serve(driver, handler), events }
     }
@@ -146,7 +146,8 @@ fn messages_go_both_ways_and_events_come_in_order() {
 fn what_is_sent_before_the_handshake_is_answered_comes_behind_it() {
     on_each_driver(|driver| {
         let handle = serve(driver, |request| {
-            let (response, socket) = Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, _: WsEvent| {}));
+            let upgrade = Upgrade::new(&request).unwrap();
+            let (response, socket) = upgrade.accept_with_handle(|_: &WebSocket, _: WsEvent| {});
             assert_eq!(socket.send("first"), SendStatus::Queued);
             assert_eq!(socket.send(vec![1; 10_000]), SendStatus::Queued);
             socket.close(CloseCode::NORMAL, "that was it");
@@ -181,8 +182,8 @@ fn a_response_that_is_not_sent_closes_its_socket() {
         let (sender, sockets) = channel();
         let sender = Mutex::new(sender);
         let handle = serve(driver, move |request| {
-            let (_response, socket) =
-                Upgrade::new(&request).unwrap().accept(Arc::new(|_: &WebSocket, event: WsEvent| panic!("{event:?}")));
+            let upgrade = Upgrade::new(&request).unwrap();
+            let (_response, socket) = upgrade.accept_with_handle(|_: &WebSocket, event: WsEvent| panic!("{event:?}"));
             sender.lock().unwrap().send(socket).unwrap();
             Response::text(http::StatusCode::FORBIDDEN, "no")
         });

@@ -40,7 +40,7 @@ impl Representation {
             return Ok(response);
         }
         let validators = self.validators_of();
-        let selection = match head.header(header::RANGE.as_str()) {
+        let selection = match head.header_bytes(header::RANGE.as_str()) {
             Some(value) if range_applies(head, &validators) => select(value, self.size),
             _ => Selection::Whole,
         };

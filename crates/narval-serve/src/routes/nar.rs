@@ -229,7 +229,7 @@ fn zstd_representation(route: &NarRoute<'_>, etag: &str, size: u64) -> Represent
 
 /// A NAR is compressed for clients that accept it, but not when they ask for a range: that is how they resume an uncompressed NAR.
 fn asks_for_zstd(head: &HeadRef<'_>) -> bool {
-    head.header(header::RANGE.as_str()).is_none()
+    head.header_bytes(header::RANGE.as_str()).is_none()
         && negotiate_coding(head, &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd)
 }
 

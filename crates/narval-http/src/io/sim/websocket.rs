@@ -36,7 +36,7 @@ pub(super) fn accept(request: &Request, room: usize, tally: &Arc<Tally>) -> Resp
         ..Options::default()
     };
     let echo = Echo { tally: tally.clone(), is_open: AtomicBool::new(false) };
-    upgrade.options(options).accept(Arc::new(echo)).0
+    upgrade.options(options).accept(echo)
 }
 
 impl Echo {

@@ -30,9 +30,9 @@ const AT_ONCE_MAX: u64 = SegmentBuf::QUANTUM as u64;
 /// mattered, and makes a strong `ETag` weak. `text/event-stream` is left alone.
 ///
 /// ```
-/// use narval_http::{Compression, Request, Router};
+/// use narval_http::{Compression, Router};
 ///
-/// let app = Router::new().layer(Compression::default()).get("/", |_: Request| "hello ".repeat(1000)).build()?;
+/// let app = Router::new().layer(Compression::default()).get("/", || "hello ".repeat(1000)).build()?;
 /// # Ok::<(), narval_http::RouteError>(())
 /// ```
 #[derive(Clone, Debug)]

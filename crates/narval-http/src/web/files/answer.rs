@@ -21,7 +21,7 @@ pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource) -> Option<Response
         Outcome::PreconditionFailed => return Some(Response::new(StatusCode::PRECONDITION_FAILED)),
     }
     // Ranges of an encoded file would be ranges of its encoding; a client that resumes wants those of the file it had.
-    let range = (*head.method() == Method::GET).then(|| head.header("range")).flatten();
+    let range = (*head.method() == Method::GET).then(|| head.header_bytes("range")).flatten();
     if let Some(range) = range
         && conditional::range_applies(head, &validators)
     {

@@ -212,7 +212,7 @@ fn is_hidden(path: &Path) -> bool {
 fn wants_page(head: &HeadRef<'_>, path: &Path) -> bool {
     path.extension().is_none()
         && head
-            .header("accept")
+            .header_bytes("accept")
             .is_none_or(|accept| memchr::memmem::find(accept, b"text/html").is_some() || accept == b"*/*")
 }
 

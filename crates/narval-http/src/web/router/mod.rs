@@ -19,7 +19,7 @@ pub use pattern::{Pattern, PatternError};
 
 use crate::http1::ProtoError;
 use crate::http1::path::percent_decode_text;
-use crate::{Handler, HeadRef, Middleware, Next, Request, Response};
+use crate::{Handler, HeadRef, IntoHandler, Middleware, Next, Request, Response};
 
 /// Collects routes; [`build`](Router::build) makes the handler of them.
 ///
@@ -32,12 +32,12 @@ use crate::{Handler, HeadRef, Middleware, Next, Request, Response};
 ///
 /// let api = Router::new()
 ///     .get("/items/@id", |request: Request| format!("item {}\n", request.params().get("id").unwrap_or_default()))
-///     .post("/items", |_: Request| StatusCode::CREATED);
+///     .post("/items", || StatusCode::CREATED);
 /// let app = Router::new()
-///     .get("/", |_: Request| "hello\n")
-///     .get("/styles/*.css", |_: Request| "body {}\n")
+///     .get("/", || "hello\n")
+///     .get("/styles/*.css", || "body {}\n")
 ///     .nest("/api", api)
-///     .not_found(|_: Request| Response::text(StatusCode::NOT_FOUND, "nothing here\n"))
+///     .not_found(|| Response::text(StatusCode::NOT_FOUND, "nothing here\n"))
 ///     .build()?;
 /// # Ok::<(), narval_http::RouteError>(())
 /// ```
@@ -105,56 +105,56 @@ impl Router {
 
     /// Adds a route for GET, and HEAD with it.
     #[must_use]
-    pub fn get(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn get<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::GET, pattern, handler)
     }
 
     /// Adds a route for HEAD alone.
     #[must_use]
-    pub fn head(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn head<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::HEAD, pattern, handler)
     }
 
     /// Adds a route for POST.
     #[must_use]
-    pub fn post(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn post<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::POST, pattern, handler)
     }
 
     /// Adds a route for PUT.
     #[must_use]
-    pub fn put(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn put<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::PUT, pattern, handler)
     }
 
     /// Adds a route for DELETE.
     #[must_use]
-    pub fn delete(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn delete<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::DELETE, pattern, handler)
     }
 
     /// Adds a route for OPTIONS, in place of the automatic answer.
     #[must_use]
-    pub fn options(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn options<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::OPTIONS, pattern, handler)
     }
 
     /// Adds a route for PATCH.
     #[must_use]
-    pub fn patch(self, pattern: &str, handler: impl Handler) -> Self {
+    pub fn patch<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::PATCH, pattern, handler)
     }
 
     /// Adds a route for any method.
     #[must_use]
-    pub fn add(self, method: Method, pattern: &str, handler: impl Handler) -> Self {
-        self.push(method, pattern.to_owned(), Box::new(handler), false)
+    pub fn add<Form>(self, method: Method, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
+        self.push(method, pattern.to_owned(), Box::new(handler.into_handler()), false)
     }
 
     /// Adds a route whose handler is asked to answer [`inline`](Handler::inline) first.
     #[must_use]
-    pub fn add_inline(self, method: Method, pattern: &str, handler: impl Handler) -> Self {
-        self.push(method, pattern.to_owned(), Box::new(handler), true)
+    pub fn add_inline<Form>(self, method: Method, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
+        self.push(method, pattern.to_owned(), Box::new(handler.into_handler()), true)
     }
 
     /// Puts a middleware around everything this router answers, inside of those added before. For a nested router that is: around
@@ -190,15 +190,15 @@ impl Router {
 
     /// What answers when no route has the path. Without: 404.
     #[must_use]
-    pub fn not_found(mut self, handler: impl Handler) -> Self {
-        self.not_found = Some(Box::new(handler));
+    pub fn not_found<Form>(mut self, handler: impl IntoHandler<Form>) -> Self {
+        self.not_found = Some(Box::new(handler.into_handler()));
         self
     }
 
     /// What answers when routes have the path, but not with the method. `Allow` is added to its answer. Without: 405.
     #[must_use]
-    pub fn method_not_allowed(mut self, handler: impl Handler) -> Self {
-        self.method_not_allowed = Some(Box::new(handler));
+    pub fn method_not_allowed<Form>(mut self, handler: impl IntoHandler<Form>) -> Self {
+        self.method_not_allowed = Some(Box::new(handler.into_handler()));
         self
     }
 

@@ -183,9 +183,9 @@ const fn segment_length(text: &[u8]) -> usize {
 /// A route pattern that is checked while compiling.
 ///
 /// ```
-/// use narval_http::{Request, Router, route};
+/// use narval_http::{Router, route};
 ///
-/// let router = Router::new().get(route!("/objects/@id"), |_: Request| "an object\n");
+/// let router = Router::new().get(route!("/objects/@id"), || "an object\n");
 /// ```
 ///
 /// ```compile_fail
