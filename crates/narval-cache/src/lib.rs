@@ -39,6 +39,7 @@ mod error;
 mod folder;
 mod lookup;
 mod wanted;
+pub mod written;
 
 pub use cache::{BATCH_MAX, Cache};
 pub use client::client;

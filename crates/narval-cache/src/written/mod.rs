@@ -1,0 +1,3 @@
+//! The cache that is written.
+
+pub mod oidc;

@@ -1,0 +1,110 @@
+//! Why a token is refused, or a rule can't be.
+
+use thiserror::Error;
+
+use super::{LEEWAY_SECONDS, TOKEN_LEN_MAX};
+
+/// Why a token allows nothing. The messages are for the client: they tell nothing that is not in the token or public.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum OidcError {
+    /// It is not a JWT.
+    #[error("this is not a token of OpenID Connect: {0}")]
+    Malformed(String),
+    /// It is too long.
+    #[error("the token is longer than {TOKEN_LEN_MAX} bytes")]
+    TooLong,
+    /// An algorithm that is not accepted, such as `none` or `HS256`.
+    #[error("tokens signed with '{0}' are not accepted; RS256 and ES256 are")]
+    Algorithm(String),
+    /// Its issuer is not one of those that are accepted.
+    #[error("tokens of the issuer '{0}' are not accepted here")]
+    UnknownIssuer(String),
+    /// The issuer has no such key.
+    #[error("the issuer '{issuer}' has no key '{kid}' for {algorithm}")]
+    UnknownKey {
+        /// The issuer.
+        issuer: String,
+        /// The key id.
+        kid: String,
+        /// The algorithm.
+        algorithm: String,
+    },
+    /// The signature is not the issuer's.
+    #[error("the signature of the token is wrong")]
+    Signature,
+    /// It has expired.
+    #[error("the token has expired (more than {LEEWAY_SECONDS} s ago); request it right before it is used")]
+    Expired,
+    /// It is not valid yet.
+    #[error("the token is not valid yet (by more than {LEEWAY_SECONDS} s); check the clocks")]
+    NotYet,
+    /// It was made for somebody else.
+    #[error("the token is not for the audience '{0}'; request it for that one")]
+    Audience(String),
+    /// A claim that every token must have is missing or malformed.
+    #[error("the claim '{0}' of the token is missing or malformed")]
+    Claim(String),
+    /// No rule allows it anything.
+    #[error("no rule of this server allows the token anything; it is that of {0}")]
+    NoRule(String),
+    /// The keys of the issuer can't be had now. The client may try again.
+    #[error("the keys of the issuer '{issuer}' cannot be fetched now; try again later")]
+    Unavailable {
+        /// The issuer.
+        issuer: String,
+        /// Why, for the log: it may tell of the network that the server is in.
+        reason: String,
+    },
+}
+
+impl OidcError {
+    /// Whether the same token may be accepted later.
+    pub const fn is_temporary(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+}
+
+/// Why an issuer or a rule can't be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RuleError {
+    /// The pattern is malformed.
+    #[error("'{pattern}' is not a pattern for the claim '{claim}': {reason}")]
+    Pattern {
+        /// The claim.
+        claim: String,
+        /// The pattern.
+        pattern: String,
+        /// Why.
+        reason: String,
+    },
+    /// A rule without claims would allow everybody.
+    #[error("a rule needs at least one claim: without, everybody whose platform this is would be allowed")]
+    Empty,
+    /// A rule for a platform that everybody can use does not say whose jobs it means.
+    #[error(
+        "a rule for {issuer} needs a claim that says whose jobs it means, with a pattern that does not begin with a wildcard: \
+         one of {claims}"
+    )]
+    Anybody {
+        /// The issuer.
+        issuer: String,
+        /// The claims.
+        claims: String,
+    },
+    /// The address is none, or not a safe one.
+    #[error("'{url}' can't be an issuer: {reason}")]
+    Address {
+        /// The address.
+        url: String,
+        /// Why.
+        reason: String,
+    },
+    /// Without an audience, a token made for another service would be accepted.
+    #[error("the issuer '{0}' needs an audience: give the address of this server")]
+    NoAudience(String),
+    /// No rule, so that no token is ever accepted.
+    #[error("the issuer '{0}' needs a rule")]
+    NoRules(String),
+}

@@ -1,0 +1,192 @@
+//! The keys of an issuer: fetched when they are needed, remembered, and never asked for more often than is decent.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
+use jsonwebtoken::{Algorithm, DecodingKey};
+use narval_client::{Client, HttpError, Request, Response, Url};
+use serde_json::Value;
+
+use super::error::OidcError;
+use super::issuer::is_safe;
+use super::token::short;
+use super::{
+    DISCOVERY_LEN_MAX, FETCH_TIME_MAX, FETCH_WINDOW, FETCHES_MAX, KEYS_FRESH, KEYS_LEN_MAX, KEYS_MAX, KEYS_STALE_MAX,
+};
+
+type KeySet = HashMap<(String, Algorithm), DecodingKey>;
+
+/// The keys of one issuer.
+pub(super) struct Keys {
+    issuer: String,
+    url: Url,
+    client: Arc<Client>,
+    state: Mutex<State>,
+    fetched: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    keys: Arc<KeySet>,
+    /// When they came.
+    since: Option<Instant>,
+    /// A thread asks the issuer now.
+    fetching: bool,
+    /// When the issuer was asked, within the window.
+    asked: VecDeque<Instant>,
+    /// Why the last asking failed, if it did.
+    failure: Option<String>,
+}
+
+impl Keys {
+    pub(super) fn new(issuer: &str, url: &Url, client: &Arc<Client>) -> Self {
+        let (issuer, url, client) = (issuer.to_owned(), url.clone(), Arc::clone(client));
+        Self { issuer, url, client, state: Mutex::default(), fetched: Condvar::new() }
+    }
+
+    /// The key of this id, for this algorithm. Asks the issuer when it is not known, or when what is known is old.
+    pub(super) fn find(&self, kid: &str, algorithm: Algorithm) -> Result<DecodingKey, OidcError> {
+        let wanted = (kid.to_owned(), algorithm);
+        let mut state = self.lock();
+        if let Some(key) = state.usable(&wanted, KEYS_FRESH) {
+            return Ok(key);
+        }
+        // One asks; the others wait for what it gets.
+        if state.fetching {
+            let waited = self.fetched.wait_timeout_while(state, FETCH_TIME_MAX, |state| state.fetching);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        } else if state.may_ask() {
+            state.fetching = true;
+            drop(state);
+            let result = fetch(&self.client, &self.url, &self.issuer);
+            state = self.lock();
+            state.take(result);
+            self.fetched.notify_all();
+        }
+        if let Some(key) = state.usable(&wanted, KEYS_STALE_MAX) {
+            return Ok(key);
+        }
+        let fresh = state.since.is_some_and(|since| since.elapsed() < KEYS_STALE_MAX);
+        match &state.failure {
+            None if fresh => Err(OidcError::UnknownKey {
+                issuer: self.issuer.clone(),
+                kid: short(kid),
+                algorithm: format!("{algorithm:?}"),
+            }),
+            failure => Err(OidcError::Unavailable {
+                issuer: self.issuer.clone(),
+                reason: failure.clone().unwrap_or_else(|| "it was asked too often".to_owned()),
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn usable(&self, wanted: &(String, Algorithm), age_max: std::time::Duration) -> Option<DecodingKey> {
+        self.since.filter(|since| since.elapsed() < age_max)?;
+        self.keys.get(wanted).cloned()
+    }
+
+    fn may_ask(&mut self) -> bool {
+        while self.asked.front().is_some_and(|asked| asked.elapsed() >= FETCH_WINDOW) {
+            self.asked.pop_front();
+        }
+        let may = self.asked.len() < FETCHES_MAX;
+        if may {
+            self.asked.push_back(Instant::now());
+        }
+        may
+    }
+
+    fn take(&mut self, result: Result<KeySet, String>) {
+        self.fetching = false;
+        match result {
+            Ok(keys) => {
+                self.keys = Arc::new(keys);
+                self.since = Some(Instant::now());
+                self.failure = None;
+            }
+            Err(reason) => {
+                tracing::warn!("OpenID Connect: {reason}");
+                self.failure = Some(reason);
+            }
+        }
+    }
+}
+
+/// Asks the issuer where its keys are (OpenID Connect Discovery 1.0 section 4), and for them.
+fn fetch(client: &Client, url: &Url, issuer: &str) -> Result<KeySet, String> {
+    let discovery = url.child(".well-known/openid-configuration").map_err(|error| error.to_string())?;
+    let document = get(client, &discovery, DISCOVERY_LEN_MAX)?;
+    // Section 4.3: byte for byte.
+    if document.get("issuer").and_then(Value::as_str) != Some(issuer) {
+        return Err(format!("{discovery}: it is the document of another issuer"));
+    }
+    let named = document.get("jwks_uri").and_then(Value::as_str);
+    let keys_url = named.and_then(|named| Url::parse(named).ok()).filter(is_safe);
+    let keys_url = keys_url.ok_or_else(|| format!("{discovery}: its jwks_uri is missing or not https://"))?;
+    let document = get(client, &keys_url, KEYS_LEN_MAX)?;
+    let list = document.get("keys").and_then(Value::as_array);
+    let list = list.ok_or_else(|| format!("{keys_url}: there is no list of keys"))?;
+    if list.len() > KEYS_MAX {
+        return Err(format!("{keys_url}: there are more than {KEYS_MAX} keys"));
+    }
+    let mut keys = KeySet::new();
+    for key in list {
+        // Keys of kinds that are not accepted are none of ours.
+        if let Some((name, key)) = usable_key(key) {
+            keys.entry(name).or_insert(key);
+        }
+    }
+    if keys.is_empty() {
+        return Err(format!("{keys_url}: there is no key for RS256 or ES256"));
+    }
+    Ok(keys)
+}
+
+/// Reads a small JSON file. An issuer that sends a byte now and then is left, too.
+fn get(client: &Client, url: &Url, limit: u64) -> Result<Value, String> {
+    let until = Instant::now() + FETCH_TIME_MAX;
+    let failed = |error: HttpError| format!("{url}: {error}");
+    let Response { head, mut body } = client.send(&Request::get(url)).map_err(failed)?;
+    if head.status != 200 {
+        return Err(format!("{url}: the answer is {}", head.status));
+    }
+    let (mut text, mut buffer) = (Vec::new(), [0; 8 * 1024]);
+    loop {
+        let len = body.read_some(&mut buffer).map_err(failed)?;
+        text.extend_from_slice(buffer.get(..len).unwrap_or_default());
+        match len {
+            0 => break,
+            _ if text.len() as u64 > limit => return Err(format!("{url}: the answer is longer than {limit} bytes")),
+            _ if Instant::now() > until => return Err(format!("{url}: the answer takes too long")),
+            _ => {}
+        }
+    }
+    serde_json::from_slice(&text).map_err(|error| format!("{url}: no JSON: {error}"))
+}
+
+/// A key to verify with, and what it is for. One for RSA never verifies anything else, nor one for a curve.
+fn usable_key(key: &Value) -> Option<((String, Algorithm), DecodingKey)> {
+    let key: Jwk = serde_json::from_value(key.clone()).ok()?;
+    let algorithm = match &key.algorithm {
+        AlgorithmParameters::RSA(_) => Algorithm::RS256,
+        AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => Algorithm::ES256,
+        _ => return None,
+    };
+    let stated = match key.common.key_algorithm {
+        None => true,
+        Some(KeyAlgorithm::RS256) => algorithm == Algorithm::RS256,
+        Some(KeyAlgorithm::ES256) => algorithm == Algorithm::ES256,
+        Some(_) => false,
+    };
+    let signs = key.common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature);
+    let name = (key.common.key_id.clone()?, algorithm);
+    (stated && signs).then(|| DecodingKey::from_jwk(&key).ok()).flatten().map(|key| (name, key))
+}

@@ -1,0 +1,142 @@
+//! Rules: which claims a token must have.
+
+use std::fmt;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use serde_json::{Map, Value};
+
+use super::error::RuleError;
+
+/// The claims of a token whose signature was verified.
+pub type Claims = Map<String, Value>;
+
+/// The longest pattern, in bytes.
+const PATTERN_LEN_MAX: usize = 512;
+/// The longest claim that is compared, in bytes.
+const CLAIM_LEN_MAX: usize = 4096;
+
+/// What a claim must be: one of some patterns.
+///
+/// A pattern is a glob over the whole text: `*` and `?` stand for anything but `/`, `**` for anything. Numbers and booleans are compared as
+/// JSON writes them; of a list, one entry is enough.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    name: Box<str>,
+    patterns: Vec<Box<str>>,
+    globs: GlobSet,
+}
+
+impl Claim {
+    /// The claim `name` is one of `patterns`.
+    ///
+    /// # Errors
+    /// [`RuleError::Pattern`], also for no pattern at all.
+    pub fn new<S: AsRef<str>>(name: &str, patterns: &[S]) -> Result<Self, RuleError> {
+        let wrong = |pattern: &str, reason: &dyn fmt::Display| RuleError::Pattern {
+            claim: name.to_owned(),
+            pattern: pattern.to_owned(),
+            reason: reason.to_string(),
+        };
+        let mut globs = GlobSetBuilder::new();
+        for pattern in patterns.iter().map(AsRef::as_ref) {
+            if pattern.is_empty() || pattern.len() > PATTERN_LEN_MAX {
+                return Err(wrong(pattern, &format!("it must have 1 to {PATTERN_LEN_MAX} bytes")));
+            }
+            let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
+            globs.add(glob.map_err(|error| wrong(pattern, error.kind()))?);
+        }
+        if patterns.is_empty() {
+            return Err(wrong("", &"give at least one"));
+        }
+        let globs = globs.build().map_err(|error| wrong("", error.kind()))?;
+        Ok(Self { name: name.into(), patterns: patterns.iter().map(|text| text.as_ref().into()).collect(), globs })
+    }
+
+    fn is_met(&self, claims: &Claims) -> bool {
+        match claims.get(&*self.name) {
+            Some(Value::Array(values)) => values.iter().any(|value| self.matches(value)),
+            Some(value) => self.matches(value),
+            None => false,
+        }
+    }
+
+    fn matches(&self, value: &Value) -> bool {
+        match value {
+            Value::String(text) => text.len() <= CLAIM_LEN_MAX && self.globs.is_match(text),
+            Value::Bool(_) | Value::Number(_) => self.globs.is_match(value.to_string()),
+            Value::Null | Value::Array(_) | Value::Object(_) => false,
+        }
+    }
+
+    /// Whether it says whose jobs are meant: one of these claims, and no pattern that anybody could meet.
+    pub(super) fn names_somebody(&self, identities: &[&str]) -> bool {
+        let open = |pattern: &str| pattern.starts_with(['*', '?', '[', '{']);
+        identities.contains(&&*self.name) && !self.patterns.iter().any(|pattern| open(pattern))
+    }
+}
+
+/// A rule: all of its claims must be met. `T` is what it then allows.
+#[derive(Clone, Debug)]
+pub struct Rule<T> {
+    pub(super) claims: Vec<Claim>,
+    pub(super) allows: T,
+}
+
+impl<T> Rule<T> {
+    /// Allows something to tokens that meet all claims.
+    ///
+    /// # Errors
+    /// [`RuleError::Empty`]: a rule that anybody meets.
+    pub fn new(claims: Vec<Claim>, allows: T) -> Result<Self, RuleError> {
+        if claims.is_empty() {
+            return Err(RuleError::Empty);
+        }
+        Ok(Self { claims, allows })
+    }
+
+    /// Whether a token meets all claims.
+    pub fn is_met(&self, claims: &Claims) -> bool {
+        self.claims.iter().all(|claim| claim.is_met(claims))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn meets(patterns: &[&str], value: Value) -> bool {
+        let mut claims = Claims::new();
+        claims.insert("claim".to_owned(), value);
+        Claim::new("claim", patterns).unwrap().is_met(&claims)
+    }
+
+    #[test]
+    fn patterns_stand_for_whole_claims() {
+        assert!(meets(&["our-org/*"], json!("our-org/cache")));
+        assert!(
+            !meets(&["our-org/*"], json!("our-org/cache/fork")) && !meets(&["our-org/*"], json!("not-our-org/cache"))
+        );
+        assert!(meets(&["our-org/**"], json!("our-org/cache/fork")));
+        assert!(!meets(&["main"], json!("main2")) && !meets(&["main"], json!("Main")));
+        assert!(meets(&["a", "b"], json!("b")) && !meets(&["a", "b"], json!("c")));
+    }
+
+    #[test]
+    fn what_is_no_text() {
+        assert!(meets(&["true"], json!(true)) && meets(&["true"], json!("true")) && meets(&["17"], json!(17)));
+        assert!(meets(&["admins"], json!(["users", "admins"])) && !meets(&["admins"], json!(["users", ["admins"]])));
+        assert!(!meets(&["**"], json!(null)) && !meets(&["**"], json!({})) && !meets(&["**"], json!([])));
+        assert!(!meets(&["**"], json!("a".repeat(CLAIM_LEN_MAX + 1))));
+        assert!(!Claim::new("claim", &["**"]).unwrap().is_met(&Claims::new()), "absent");
+    }
+
+    #[test]
+    fn what_can_not_be_a_rule() {
+        assert_eq!(Rule::new(Vec::new(), ()).unwrap_err(), RuleError::Empty);
+        for patterns in [&["a[".to_owned()][..], &["".to_owned()], &["a".repeat(513)], &[]] {
+            assert!(matches!(Claim::new("ref", patterns), Err(RuleError::Pattern { .. })), "{patterns:?}");
+        }
+    }
+}

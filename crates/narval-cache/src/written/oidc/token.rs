@@ -1,0 +1,60 @@
+//! The form of a token, before anything of it is believed.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::Algorithm;
+use serde_json::{Map, Value};
+
+use super::TOKEN_LEN_MAX;
+use super::error::OidcError;
+
+/// What a token says of itself. Nothing of it is verified.
+#[derive(Debug)]
+pub(super) struct Unverified {
+    pub(super) algorithm: Algorithm,
+    pub(super) kid: String,
+    pub(super) issuer: String,
+}
+
+impl Unverified {
+    /// Takes the compact form apart (RFC 7515 section 7.1).
+    pub(super) fn parse(token: &str) -> Result<Self, OidcError> {
+        if token.len() > TOKEN_LEN_MAX {
+            return Err(OidcError::TooLong);
+        }
+        let malformed = |what: &str| OidcError::Malformed(what.to_owned());
+        let mut parts = token.split('.');
+        let (Some(header), Some(payload), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(malformed("it has not three parts"));
+        };
+        let header = object(header).ok_or_else(|| malformed("its header is no JSON object"))?;
+        let name =
+            header.get("alg").and_then(Value::as_str).ok_or_else(|| malformed("its header names no algorithm"))?;
+        // The list is ours: the token chooses among it, and the key must be one for what it chose.
+        let algorithm = match name {
+            "RS256" => Algorithm::RS256,
+            "ES256" => Algorithm::ES256,
+            other => return Err(OidcError::Algorithm(short(other))),
+        };
+        // RFC 7515 section 4.1.11: whoever does not understand an extension must refuse the token.
+        if header.contains_key("crit") {
+            return Err(malformed("its header asks for extensions"));
+        }
+        let kid =
+            header.get("kid").and_then(Value::as_str).ok_or_else(|| malformed("its header names no key ('kid')"))?;
+        let claims = object(payload).ok_or_else(|| malformed("its claims are no JSON object"))?;
+        let issuer = claims.get("iss").and_then(Value::as_str).ok_or_else(|| OidcError::Claim("iss".to_owned()))?;
+        Ok(Self { algorithm, kid: kid.to_owned(), issuer: issuer.to_owned() })
+    }
+}
+
+fn object(part: &str) -> Option<Map<String, Value>> {
+    let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// A text of a client as a message may repeat it.
+pub(super) fn short(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(100).collect()
+}
