@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
-use crate::run::incoming_body::{BodyPipe, Buffered};
+use crate::run::body_pipe::{BodyPipe, Buffered};
 use crate::run::informational::{self, Informational};
 use crate::{HeadParts, HeadRef, PathParams, Peer};
 

@@ -3,6 +3,7 @@
 pub(crate) mod admission;
 pub(crate) mod answer_context;
 pub(crate) mod body_memory;
+pub(crate) mod body_pipe;
 pub(crate) mod connection;
 pub(crate) mod incoming_body;
 pub(crate) mod informational;
@@ -10,6 +11,7 @@ pub(crate) mod job;
 pub(crate) mod lease;
 pub(crate) mod mailbox;
 pub(crate) mod pool;
+pub(crate) mod send_piece;
 pub(crate) mod server;
 pub(crate) mod server_state;
 pub(crate) mod shard;

@@ -10,20 +10,19 @@ use std::time::Instant;
 use crossbeam_utils::CachePadded;
 
 use crate::io::out_buf::OutBuf;
-use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN};
+use crate::limits::{BYTES_PER_TURN, SENDFILE_MIN};
 use crate::message::late_answer::LateAnswer;
-use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::informational;
 use crate::run::job::{Call, Job};
-use crate::run::mailbox::Close;
 use crate::run::mailbox::Message;
 use crate::run::pool::{Pool, Sleeper};
+use crate::run::send_piece::{Next, Over, send_piece};
 use crate::run::server_state::ServerState;
-use crate::run::transmit::{Outgoing, Rest, Step, encode};
+use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{Bytes, FileRange, Response, ws};
 
 /// What a thread is for.
@@ -160,12 +159,12 @@ impl Worker {
                 {
                     if self.out.is_empty() {
                         self.server.record(&self.counters, status, length, false, context.watch);
-                        return self.finish(lease, encoded.keep_alive, length);
+                        return self.end(lease, Over::complete(encoded.keep_alive, length));
                     }
                     Outgoing::sealed(std::mem::take(&mut self.out), length)
                 } else {
                     self.server.record(&self.counters, status, 0, true, context.watch);
-                    return lease.finish_with(Some(Close::Abort));
+                    return self.end(lease, Over::ABORTED);
                 }
             }
             // On a TLS connection it is read where it is sealed.
@@ -173,7 +172,7 @@ impl Worker {
                 if let Err(error) = read_file(&range, &mut self.out.memory) {
                     tracing::warn!(%error, "cannot read a file of {} bytes: answer aborted", range.length);
                     self.server.record(&self.counters, status, 0, true, context.watch);
-                    return lease.finish_with(Some(Close::Abort));
+                    return self.end(lease, Over::ABORTED);
                 }
                 Outgoing::memory(std::mem::take(&mut self.out))
             }
@@ -207,33 +206,31 @@ impl Worker {
         if connection.tls.is_some() {
             outgoing.lend(&mut self.wire);
         }
-        let step = loop {
-            match outgoing.drive(connection, BYTES_PER_TURN) {
+        let next = loop {
+            match send_piece(&mut outgoing, connection, BYTES_PER_TURN, &self.server, &self.counters) {
                 // Nobody waits for a worker: going through the queue would only wake another one.
-                Ok(Step::Yield) if !self.server.pool.has_work() => {}
-                step => break step,
+                Next::AtOnce if !self.server.pool.has_work() => {}
+                next => break next,
             }
         };
-        match step {
-            Ok(Step::Complete) => {
-                self.server.record_outgoing(&self.counters, &mut outgoing, false);
-                self.finish(lease, outgoing.keep_alive, outgoing.sent());
-                let (out, wire) = outgoing.into_buffers();
-                if self.out.memory.capacity() == 0 {
-                    self.out = out;
-                }
-                if self.wire.capacity() == 0 {
-                    self.wire = wire;
-                }
+        match next {
+            Next::Over(over) => {
+                self.end(lease, over);
+                self.keep_buffers(*outgoing);
             }
-            Ok(Step::Blocked | Step::Waiting) => lease.hand_back(outgoing),
-            Ok(Step::Yield) => self.server.pool.push_continued(Job::Continue { lease, outgoing }),
-            Err(error) => {
-                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
-                self.counters.panics.add(u64::from(panic_guard::is_panic(&error)));
-                self.server.record_outgoing(&self.counters, &mut outgoing, true);
-                lease.finish_with(Some(Close::Abort));
-            }
+            Next::AtRoom | Next::AtSource => lease.hand_back(outgoing),
+            Next::AtOnce => self.server.pool.push_continued(Job::Continue { lease, outgoing }),
+        }
+    }
+
+    /// Keeps the buffers of an answer that is sent, where this worker has none.
+    fn keep_buffers(&mut self, outgoing: Outgoing) {
+        let (out, wire) = outgoing.into_buffers();
+        if self.out.memory.capacity() == 0 {
+            self.out = out;
+        }
+        if self.wire.capacity() == 0 {
+            self.wire = wire;
         }
     }
 
@@ -247,11 +244,11 @@ impl Worker {
         lease.handshaken(outcome);
     }
 
-    fn finish(&self, lease: TxLease, keep_alive: bool, sent: u64) {
-        if keep_alive {
-            lease.finish(self.server.clock.now(), sent > LARGE_ANSWER);
-        } else {
-            lease.finish_with(Some(Close::after(sent)));
+    /// Gives the lease back when an answer is over.
+    fn end(&self, lease: TxLease, over: Over) {
+        match over.close {
+            None => lease.finish(self.server.clock.now(), over.large),
+            close => lease.finish_with(close),
         }
     }
 }

@@ -324,7 +324,9 @@ mod tests {
     /// A socket counts as writable only when a third of its buffer is free: a slow client's does not for many deadlines.
     #[test]
     fn a_slow_client_is_served_to_the_end_and_one_that_is_too_slow_is_not() {
-        for (at, kind) in ["inline", "at-once", "bytes", "file", "length", "chunked", "mixed"].into_iter().enumerate() {
+        for (at, kind) in
+            ["inline", "at-once", "bytes", "file", "length", "chunked", "mixed", "waits"].into_iter().enumerate()
+        {
             for (bytes, is_served) in [(20_000, true), (10_000, false)] {
                 let mut random = Random::new(at as u64);
                 let mut simulation = Simulation::new(at as u64).unwrap();

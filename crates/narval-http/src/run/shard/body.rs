@@ -4,15 +4,17 @@ use std::io;
 use std::sync::Arc;
 
 use super::serve::Begun;
-use super::slot::Phase;
+use super::slot::{Body, BodyLeft, Phase, Scan, Then, Unread};
 use super::{Shard, millis};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Token};
+use crate::limits::{BODY_SMALL, Limits};
 use crate::message::response::reason_response;
+use crate::run::body_pipe::{BodyPipe, Buffered};
 use crate::run::connection::Connection;
-use crate::run::incoming_body::{BodyPipe, Buffered, IncomingBody, Sink};
+use crate::run::incoming_body::{Fed, IncomingBody};
 use crate::run::lease::Holder;
 use crate::run::mailbox::Close;
 use crate::run::server_state::ServerState;
@@ -31,29 +33,37 @@ impl<D: Driver<Connection>> Shard<D> {
             self.reject_body(token, error, head.parts.method == http::Method::HEAD);
             return input.len();
         }
-        let framing = head.framing;
         let expects = head.expect_continue && input.is_empty();
         let window_end = self.now + millis(limits.body_stall_timeout);
         let body = Buffered::new(&self.server.body_memory);
+        let incoming = Box::new(IncomingBody::new(head.framing, window_end));
         let Some(slot) = self.slots.get(token) else { return 0 };
         if expects && self.server.has_spare_streams() {
             // It gets its `100 Continue` when the handler wants the body, and not before.
             let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), limits.body_window, true, body));
-            slot.incoming = Some(Box::new(IncomingBody::new(framing, Sink::Pipe(pipe.clone()), window_end)));
-            if let Begun::Answered = self.dispatch(token, bytes, head, RequestBody::streamed(pipe.clone()), Some(pipe))
-            {
+            if let Begun::Answered = self.dispatch_streamed(token, bytes, head, incoming, pipe) {
                 return 0;
             }
         } else {
             if expects {
                 slot.connection.send_continue();
             }
-            slot.phase = Phase::Body;
-            let sink = Sink::Buffer { head: bytes, parsed: Box::new(head), body };
-            slot.incoming = Some(Box::new(IncomingBody::new(framing, sink, window_end)));
+            slot.phase = Phase::Body(Box::new(Body { incoming, body, head: bytes, parsed: Box::new(head) }));
         }
         self.watch_body(token);
         if input.is_empty() { 0 } else { self.feed(token, input) }
+    }
+
+    fn dispatch_streamed(
+        &mut self,
+        token: Token,
+        bytes: Bytes,
+        head: ParsedHead,
+        incoming: Box<IncomingBody>,
+        pipe: Arc<BodyPipe>,
+    ) -> Begun {
+        let body = RequestBody::streamed(pipe.clone());
+        self.dispatch(token, bytes, head, body, BodyLeft::Streamed { incoming, pipe })
     }
 
     /// Input while a body is being received.
@@ -65,8 +75,8 @@ impl<D: Driver<Connection>> Shard<D> {
             && !slot.input.is_empty()
         {
             match slot.phase {
-                Phase::Head => self.serve(token, &[]),
-                Phase::Running => self.serve_waiting(token),
+                Phase::Head(_) => self.serve(token, &[]),
+                Phase::Running(_) => self.serve_waiting(token),
                 _ => {}
             }
         }
@@ -76,39 +86,64 @@ impl<D: Driver<Connection>> Shard<D> {
     fn feed(&mut self, token: Token, input: &[u8]) -> usize {
         let limits = &self.server.limits;
         let Some(slot) = self.slots.get(token) else { return input.len() };
-        let Some(incoming) = &mut slot.incoming else { return 0 };
-        let fed = match incoming.feed(input, limits) {
+        match &mut slot.phase {
+            Phase::Body(_) => return self.feed_buffer(token, input),
+            Phase::Running(left @ BodyLeft::Streamed { .. }) => {
+                let BodyLeft::Streamed { incoming, pipe } = left else { return 0 };
+                match incoming.feed(input, limits, |data| pipe.push(data)) {
+                    Ok(Fed { consumed, done }) => {
+                        if done {
+                            pipe.complete(incoming.trailers());
+                            *left = BodyLeft::Nothing;
+                        }
+                        return consumed;
+                    }
+                    Err(error) => pipe.refuse(error),
+                }
+                *left = BodyLeft::Nothing;
+            }
+            Phase::Running(left @ BodyLeft::Unread(_)) => {
+                let BodyLeft::Unread(incoming) = left else { return 0 };
+                match incoming.feed(input, limits, |_| {}) {
+                    Ok(Fed { consumed, done }) => {
+                        if done {
+                            *left = BodyLeft::Nothing;
+                        }
+                        return consumed;
+                    }
+                    Err(_) => *left = BodyLeft::Nothing,
+                }
+            }
+            _ => return 0,
+        }
+        // The handler that reads it finds out, and answers what it wants; the connection ends after that. What the client still
+        // sends is read then, so that the answer is not lost to a reset.
+        slot.read_no_more();
+        input.len()
+    }
+
+    /// Gives input to a body that is received into memory; returns how much of it belongs there.
+    fn feed_buffer(&mut self, token: Token, input: &[u8]) -> usize {
+        let limits = &self.server.limits;
+        let Some(slot) = self.slots.get(token) else { return input.len() };
+        let Phase::Body(request) = &mut slot.phase else { return 0 };
+        let Body { incoming, body, parsed, .. } = &mut **request;
+        let is_head = parsed.parts.method == http::Method::HEAD;
+        let expected = incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
+        let expected = expected.min(limits.body_buffer_max);
+        let fed = match incoming.feed(input, limits, |data| body.push(data, expected)) {
             Ok(fed) => fed,
             Err(error) => {
-                incoming.refuse(error);
-                let (buffered, is_head) = (matches!(incoming.sink, Sink::Buffer { .. }), incoming.is_head());
-                slot.incoming = None;
-                if buffered {
-                    self.reject_body(token, error, is_head);
-                } else {
-                    // The handler that reads it finds out, and answers what it wants; the connection ends after that. What the
-                    // client still sends is read then, so that the answer is not lost to a reset.
-                    slot.must_linger = true;
-                }
+                self.reject_body(token, error, is_head);
                 return input.len();
             }
         };
-        let next = match &incoming.sink {
-            Sink::Buffer { body, .. } => what_next(body, fed.done, &self.server),
-            Sink::Pipe(_) | Sink::Discard if fed.done => {
-                slot.incoming = None;
-                return fed.consumed;
-            }
-            Sink::Pipe(_) | Sink::Discard => Next::Receive,
-        };
-        match next {
+        match what_next(body, fed.done, &self.server) {
             Next::Receive => {}
             Next::Dispatch => self.body_complete(token),
             Next::Stream => self.stream_body(token),
             Next::Refuse => {
                 self.counters.overloaded.add(1);
-                let is_head = incoming.is_head();
-                slot.incoming = None;
                 self.reject_with(token, self.server.overloaded.clone().into(), is_head);
                 return input.len();
             }
@@ -118,76 +153,79 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// The whole body is in memory: the request is dispatched.
     fn body_complete(&mut self, token: Token) {
-        let Some(slot) = self.slots.get(token) else { return };
-        let Some(incoming) = slot.incoming.take() else { return };
-        let trailers = incoming.trailers();
-        let Sink::Buffer { head, parsed, body } = incoming.sink else { return };
-        slot.phase = Phase::Head;
-        self.dispatch(token, head, *parsed, RequestBody::buffered(body, trailers), None);
+        let Some(Body { incoming, body, head, parsed }) = self.take_body(token) else { return };
+        let body = RequestBody::buffered(body, incoming.trailers());
+        self.dispatch(token, head, *parsed, body, BodyLeft::Nothing);
     }
 
     /// As much of a body is in memory as may be: its handler is to read the rest while it comes.
     fn stream_body(&mut self, token: Token) {
         let window = self.server.limits.body_window;
+        let Some(Body { incoming, body, head, parsed }) = self.take_body(token) else { return };
         let Some(slot) = self.slots.get(token) else { return };
-        let Some(mut incoming) = slot.incoming.take() else { return };
-        let Sink::Buffer { head, parsed, body } = incoming.sink else { return };
         let pipe = Arc::new(BodyPipe::new(slot.connection.clone(), window, false, body));
-        incoming.sink = Sink::Pipe(pipe.clone());
-        slot.incoming = Some(incoming);
-        self.dispatch(token, head, *parsed, RequestBody::streamed(pipe.clone()), Some(pipe));
+        self.dispatch_streamed(token, head, *parsed, incoming, pipe);
         self.watch_body(token);
     }
 
-    /// Sees to it that the progress of a body is looked at in time.
-    fn watch_body(&mut self, token: Token) {
-        let now = self.now;
-        if let Some(slot) = self.slots.get(token)
-            && let Some(incoming) = &slot.incoming
-        {
-            slot.deadline = incoming.next_look(now, &self.server.limits);
-            self.watch(token);
+    /// Takes out a request whose body was received; it is about to be dispatched.
+    fn take_body(&mut self, token: Token) -> Option<Body> {
+        let slot = self.slots.get(token)?;
+        match std::mem::replace(&mut slot.phase, Phase::Head(Scan::default())) {
+            Phase::Body(body) => Some(*body),
+            phase => {
+                slot.phase = phase;
+                None
+            }
         }
     }
 
-    /// The progress of a body is to be looked at.
+    /// Has the progress of a body checked in time.
+    fn watch_body(&mut self, token: Token) {
+        let now = self.now;
+        let Some(slot) = self.slots.get(token) else { return };
+        let incoming = match &slot.phase {
+            Phase::Body(body) => &body.incoming,
+            Phase::Running(BodyLeft::Streamed { incoming, .. } | BodyLeft::Unread(incoming)) => incoming,
+            _ => return,
+        };
+        slot.deadline = incoming.next_check(now, &self.server.limits);
+        self.watch(token);
+    }
+
+    /// The progress of a body is to be checked.
     pub(super) fn on_body_deadline(&mut self, token: Token) {
-        let limits = &self.server.limits;
+        let (now, limits) = (self.now, &self.server.limits);
         let short = self.server.is_short_for_bodies();
         let Some(slot) = self.slots.get(token) else { return };
-        let Some(incoming) = &mut slot.incoming else { return self.close(token) };
-        if incoming.progresses(self.now, limits, short) {
-            slot.deadline = incoming.next_look(self.now, limits);
+        let (incoming, is_paused, is_in_demand) = match &mut slot.phase {
+            Phase::Body(body) => {
+                let is_costly = body.body.bytes.len() > BODY_SMALL || !body.body.share.is_fair();
+                (&mut body.incoming, false, short && is_costly)
+            }
+            Phase::Running(BodyLeft::Streamed { incoming, pipe }) => (incoming, pipe.is_paused(), short),
+            Phase::Running(BodyLeft::Unread(incoming)) => (incoming, false, false),
+            _ => return self.close(token),
+        };
+        if incoming.progresses(now, limits, is_paused, is_in_demand) {
+            slot.deadline = incoming.next_check(now, limits);
             return;
         }
         self.counters.timeouts.add(1);
-        incoming.break_off(io::ErrorKind::TimedOut);
-        let is_head = incoming.is_head();
-        slot.incoming = None;
-        if slot.phase == Phase::Body {
-            let reason = "the request body came too slowly";
-            return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason), is_head);
+        match &mut slot.phase {
+            Phase::Body(body) => {
+                let is_head = body.parsed.parts.method == http::Method::HEAD;
+                let reason = "the request body came too slowly";
+                return self.reject_with(token, reason_response(http::StatusCode::REQUEST_TIMEOUT, reason), is_head);
+            }
+            Phase::Running(left) => drop(left.abort(io::ErrorKind::TimedOut)),
+            _ => {}
         }
-        slot.must_linger = true;
-        slot.deadline = self.now + millis(limits.keep_alive_timeout);
+        slot.read_no_more();
+        slot.deadline = now + millis(limits.keep_alive_timeout);
         if slot.connection.lease.wait_for() == Holder::Shard {
             self.close(token);
         }
-    }
-
-    /// More of a body that nobody reads, while its answer goes out or the connection ends.
-    pub(super) fn on_unwanted_body(&mut self, token: Token, bytes: &[u8]) {
-        let limits = &self.server.limits;
-        if let Some(slot) = self.slots.get(token)
-            && let Some(incoming) = &mut slot.incoming
-        {
-            // What is behind it, or can't be understood, is of no use either: the connection ends.
-            match incoming.feed(bytes, limits) {
-                Ok(fed) if !fed.done => {}
-                Ok(_) | Err(_) => slot.incoming = None,
-            }
-        }
-        self.receive(token);
     }
 
     /// Answers a body that breaks a rule, and closes.
@@ -203,13 +241,22 @@ impl<D: Driver<Connection>> Shard<D> {
         let encoded = encode(response, to, &mut out);
         self.counters.status(encoded.status.as_u16());
         if let Some(slot) = self.slots.get(token) {
-            slot.phase = Phase::Head;
-            slot.closing = Some(Close::Clean { large: false });
-            slot.must_linger = true;
+            slot.phase = Phase::Head(Scan::default());
+            slot.read_no_more();
         }
-        if self.send(token, out) {
-            self.after_answer(token);
+        if let Some(then) = self.send(token, out, Then::Close(Close::Clean { large: false })) {
+            self.after_answer(token, then, None);
         }
+    }
+}
+
+/// Receives more of a body that nobody reads, while its answer goes out or the connection ends. What is behind it, or can't be
+/// understood, is of no use either: the connection ends.
+pub(super) fn feed_unread(unread: &mut Unread, bytes: &[u8], limits: &Limits) {
+    if let Some(incoming) = unread
+        && !incoming.feed(bytes, limits, |_| {}).is_ok_and(|fed| !fed.done)
+    {
+        *unread = None;
     }
 }
 

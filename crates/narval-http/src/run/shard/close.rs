@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::slot::Phase;
+use super::slot::{BodyLeft, Phase, Reading, Scan, Unread};
 use super::{Shard, millis};
 use crate::io::clock::Millis;
 use crate::io::driver::{Driver, Token};
@@ -12,6 +12,7 @@ use crate::run::connection::Connection;
 use crate::run::lease::Holder;
 use crate::run::mailbox::Close;
 use crate::run::mailbox::Message;
+use crate::run::transmit::Window;
 use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
@@ -57,37 +58,31 @@ impl<D: Driver<Connection>> Shard<D> {
         let (now, limits) = (self.now, &self.server.limits);
         let keep_alive = millis(limits.keep_alive_timeout);
         let Some(slot) = self.slots.get(token) else { return };
-        match slot.phase {
-            Phase::Head if slot.input.is_empty() => {
-                let large = slot.connection.last_was_large();
-                self.end(token, Close::Clean { large });
-            }
-            Phase::Running if slot.incoming.is_none() => {
+        match &slot.phase {
+            Phase::Head(_) if slot.input.is_empty() => self.end_cleanly(token),
+            Phase::Running(BodyLeft::Nothing) => {
                 let idle_until = slot.connection.idle_since() + keep_alive;
                 match slot.connection.lease.holder() {
-                    Holder::Shard if idle_until <= now => {
-                        let large = slot.connection.last_was_large();
-                        self.end(token, Close::Clean { large });
-                    }
+                    Holder::Shard if idle_until <= now => self.end_cleanly(token),
                     Holder::Shard => slot.deadline = idle_until,
                     Holder::Job => slot.deadline = now + keep_alive,
                 }
             }
-            Phase::Running | Phase::Body => self.on_body_deadline(token),
-            Phase::Draining => self.on_write_deadline(token),
-            Phase::Waiting => self.on_writable(token),
-            Phase::WebSocket => self.look_at_websocket(token, false),
+            Phase::Running(_) | Phase::Body(_) => self.on_body_deadline(token),
+            Phase::Sending { blocked: Some(_), .. } | Phase::Draining { .. } => self.on_write_deadline(token),
+            Phase::Sending { blocked: None, .. } => self.stalled(token),
+            Phase::Waiting { .. } => self.on_writable(token),
+            Phase::WebSocket { .. } => self.look_at_websocket(token, false),
             Phase::Handshake => {
                 self.counters.timeouts.add(1);
-                slot.input_ended = true;
+                slot.end_reading(io::ErrorKind::TimedOut);
                 slot.deadline = now + keep_alive;
                 if slot.connection.lease.wait_for() == Holder::Shard {
                     self.close(token);
                 }
             }
-            Phase::Sending => self.stalled(token),
-            Phase::Lingering => self.on_linger_deadline(token),
-            Phase::Head => {
+            Phase::Lingering { .. } => self.on_linger_deadline(token),
+            Phase::Head(_) => {
                 self.counters.timeouts.add(1);
                 self.close(token);
             }
@@ -98,12 +93,13 @@ impl<D: Driver<Connection>> Shard<D> {
     fn on_linger_deadline(&mut self, token: Token) {
         let (now, limits) = (self.now, &self.server.limits);
         let Some(slot) = self.slots.get(token) else { return };
-        if let Some(incoming) = &mut slot.incoming
-            && incoming.progresses(now, limits, false)
+        let Phase::Lingering { until, unread, .. } = &mut slot.phase else { return };
+        if let Some(incoming) = unread
+            && incoming.progresses(now, limits, false, false)
         {
-            slot.deadline = incoming.next_look(now, limits);
-        } else if now < slot.linger_until && slot.connection.socket.has_in_flight() {
-            slot.deadline = slot.linger_until.min(now + millis(LINGER_LOOK));
+            slot.deadline = incoming.next_check(now, limits);
+        } else if now < *until && slot.connection.socket.has_in_flight() {
+            slot.deadline = (*until).min(now + millis(LINGER_LOOK));
         } else {
             self.close(token);
         }
@@ -114,16 +110,16 @@ impl<D: Driver<Connection>> Shard<D> {
         let (now, limits) = (self.now, &self.server.limits);
         let window = millis(limits.write_stall_timeout);
         let Some(slot) = self.slots.get(token) else { return };
-        let Some(outgoing) = &mut slot.outgoing else { return self.stalled(token) };
-        let had = outgoing.window.map_or(0, |(_, had)| had);
-        if outgoing.sent().saturating_sub(had) >= limits.write_progress_min {
-            outgoing.window = Some((now, outgoing.sent()));
-            outgoing.had_last_try = false;
+        let Some(outgoing) = slot.phase.outgoing() else { return self.stalled(token) };
+        let sent = outgoing.sent();
+        let current = outgoing.window(now);
+        if sent.saturating_sub(current.had) >= limits.write_progress_min {
+            *current = Window { began: now, had: sent, had_last_try: false };
             slot.deadline = now + window;
-        } else if !outgoing.had_last_try {
+        } else if !current.had_last_try {
             // A socket counts as writable only when a third of its buffer is free, which takes a slow client a while. What
             // it has taken meanwhile shows when something is sent.
-            outgoing.had_last_try = true;
+            current.had_last_try = true;
             slot.deadline = now + millis(LAST_TRY);
             self.on_writable(token);
         } else {
@@ -134,25 +130,27 @@ impl<D: Driver<Connection>> Shard<D> {
     /// The client does not take its answer.
     pub(super) fn stalled(&mut self, token: Token) {
         self.counters.timeouts.add(1);
-        if let Some(slot) = self.slots.get(token)
-            && let Some(mut outgoing) = slot.outgoing.take()
-        {
-            self.server.record_outgoing(&self.counters, &mut outgoing, true);
+        if let Some(slot) = self.slots.get(token) {
+            if let Some(outgoing) = slot.phase.outgoing() {
+                self.server.record_outgoing(&self.counters, outgoing, true);
+            }
+            slot.phase = Phase::Head(Scan::default());
         }
-        self.end(token, Close::Abort);
+        self.end(token, Close::Abort, None);
     }
 
-    /// Ends a connection whose client sends no more, and has its answers. The client of a TLS connection is told that this is all.
-    /// The shard holds its lease.
-    pub(super) fn end_behind_input(&mut self, token: Token) {
+    /// Ends a connection whose last answer is out, or whose client sends no more. The client of a TLS connection is told that this is
+    /// all. The shard holds its lease.
+    pub(super) fn end_cleanly(&mut self, token: Token) {
         if let Some(slot) = self.slots.get(token) {
             let large = slot.connection.last_was_large();
-            self.end(token, Close::Clean { large });
+            let unread = slot.phase.take_unread();
+            self.end(token, Close::Clean { large }, unread);
         }
     }
 
-    /// Ends a connection. The shard holds its lease.
-    pub(super) fn end(&mut self, token: Token, close: Close) {
+    /// Ends a connection; `unread` is what is still to come of a request's body. The shard holds its lease.
+    pub(super) fn end(&mut self, token: Token, close: Close, unread: Unread) {
         let limits = &self.server.limits;
         let linger = millis(match close {
             Close::Clean { large: true } => limits.write_stall_timeout,
@@ -170,10 +168,10 @@ impl<D: Driver<Connection>> Shard<D> {
                 slot.connection.socket.abort();
                 self.close(token);
             }
-            Close::Clean { .. } if slot.input_ended => self.close(token),
+            Close::Clean { .. } if slot.has_ended() => self.close(token),
             // All that came was read, and the answer fits into the kernel's buffer: closing does no harm.
             Close::Clean { large: false }
-                if !slot.must_linger && slot.input.is_empty() && !slot.connection.socket.has_unread() =>
+                if slot.reading == Reading::Open && slot.input.is_empty() && !slot.connection.socket.has_unread() =>
             {
                 self.close(token);
             }
@@ -181,9 +179,8 @@ impl<D: Driver<Connection>> Shard<D> {
             // buffer if the client pauses for longer than the kernel cares for a socket without an owner.
             Close::Clean { .. } => {
                 slot.connection.socket.end_output();
-                slot.phase = Phase::Lingering;
+                slot.phase = Phase::Lingering { until: linger_until, discarded: 0, unread };
                 slot.input = Vec::new();
-                slot.linger_until = linger_until;
                 // A client that has everything, and keeps the connection, is not waited for.
                 slot.deadline = if close == (Close::Clean { large: true }) {
                     linger_until.min(now + millis(LINGER_LOOK))
@@ -198,17 +195,18 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Lets go of a connection at once.
     pub(super) fn close(&mut self, token: Token) {
-        let Some(mut slot) = self.slots.remove(token) else { return };
-        if let Some(incoming) = slot.incoming.take() {
-            incoming.break_off(io::ErrorKind::ConnectionReset);
-        }
-        if let Some(stream) = slot.websocket.take() {
-            stream.release(&self.server.pool);
-        }
-        if let Some(mut outgoing) = slot.outgoing.take() {
-            // A stream that goes on until the client leaves is not cut short by that.
-            let aborted = !outgoing.hang_up();
-            self.server.record_outgoing(&self.counters, &mut outgoing, aborted);
+        let Some(slot) = self.slots.remove(token) else { return };
+        match slot.phase {
+            Phase::Running(mut left) => drop(left.abort(io::ErrorKind::ConnectionReset)),
+            Phase::WebSocket { stream, .. } => stream.release(&self.server.pool),
+            Phase::Sending { blocked: Some(mut outgoing), .. }
+            | Phase::Draining { mut outgoing, .. }
+            | Phase::Waiting { mut outgoing, .. } => {
+                // A stream that goes on until the client leaves is not cut short by that.
+                let aborted = !outgoing.hang_up();
+                self.server.record_outgoing(&self.counters, &mut outgoing, aborted);
+            }
+            _ => {}
         }
         self.driver.detach(token);
         self.server.admission.leave(&slot.connection.peer);
@@ -220,7 +218,7 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(crate) fn leave(&mut self) {
         for token in self.slots.tokens() {
             if let Some(slot) = self.slots.get(token)
-                && matches!(slot.phase, Phase::Sending | Phase::Draining | Phase::Waiting)
+                && matches!(slot.phase, Phase::Sending { .. } | Phase::Draining { .. } | Phase::Waiting { .. })
             {
                 slot.connection.socket.abort();
             }
@@ -250,27 +248,26 @@ impl<D: Driver<Connection>> Shard<D> {
         self.resting.clear();
         for token in self.slots.tokens() {
             let Some(slot) = self.slots.get(token) else { continue };
-            if slot.phase == Phase::WebSocket {
-                self.stop_websocket(token);
-                continue;
-            }
-            if slot.phase == Phase::Waiting {
-                self.hang_up(token);
-                continue;
-            }
-            if slot.phase == Phase::Lingering {
-                self.on_linger_deadline(token);
-                self.watch(token);
-                continue;
-            }
-            let idle = match slot.phase {
-                Phase::Head => slot.input.is_empty(),
-                Phase::Running => slot.connection.lease.wait_for() == Holder::Shard,
-                _ => false,
+            let is_idle = match slot.phase {
+                Phase::Head(_) => slot.input.is_empty(),
+                Phase::Running(_) => slot.connection.lease.wait_for() == Holder::Shard,
+                Phase::WebSocket { .. } => {
+                    self.stop_websocket(token);
+                    false
+                }
+                Phase::Waiting { .. } => {
+                    self.hang_up(token);
+                    false
+                }
+                Phase::Lingering { .. } => {
+                    self.on_linger_deadline(token);
+                    self.watch(token);
+                    false
+                }
+                Phase::Handshake | Phase::Body(_) | Phase::Sending { .. } | Phase::Draining { .. } => false,
             };
-            if idle {
-                let large = slot.connection.last_was_large();
-                self.end(token, Close::Clean { large });
+            if is_idle {
+                self.end_cleanly(token);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::slot::Phase;
+use super::slot::{BodyLeft, Phase, Scan, Then};
 use super::{Shard, millis};
 use crate::io::driver::{Driver, Token};
 use crate::run::admission::HandshakePermit;
@@ -19,7 +19,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return };
         let connection = slot.connection.clone();
         let Some(tls) = &connection.tls else { return };
-        if slot.phase == Phase::Handshake {
+        if matches!(slot.phase, Phase::Handshake) {
             slot.input.extend_from_slice(bytes);
             self.shake_hands(token);
             return self.receive(token);
@@ -47,25 +47,21 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.receive(token);
             }
             Err(error) => {
-                if let Some(slot) = self.slots.get(token)
-                    && slot.phase == Phase::Running
+                let Some(slot) = self.slots.get(token) else { return };
+                if matches!(slot.phase, Phase::Running(BodyLeft::Nothing))
                     && slot.connection.lease.wait_for() == Holder::Shard
                 {
                     // The last answer is out, and its worker has given the lease back without a word.
-                    slot.phase = Phase::Head;
+                    slot.phase = Phase::Head(Scan::default());
                 }
-                if let Some(slot) = self.slots.get(token)
-                    && slot.phase == Phase::Head
-                {
-                    slot.closing = Some(Close::Clean { large: false });
-                    slot.must_linger = true;
-                    let out = self.take_out();
-                    if self.send(token, out) {
-                        self.after_answer(token);
-                    }
-                    return;
+                if !matches!(slot.phase, Phase::Head(_)) {
+                    return self.on_broken(token, &error);
                 }
-                self.on_broken(token, &error);
+                slot.read_no_more();
+                let out = self.take_out();
+                if let Some(then) = self.send(token, out, Then::Close(Close::Clean { large: false })) {
+                    self.after_answer(token, then, None);
+                }
             }
         }
     }
@@ -73,11 +69,11 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Sends what receiving had to say, unless an answer is on its way, which will carry it.
     fn send_control(&mut self, token: Token) {
         if let Some(slot) = self.slots.get(token)
-            && slot.phase == Phase::Head
+            && matches!(slot.phase, Phase::Head(_))
             && slot.connection.lease.holder() == Holder::Shard
         {
             let out = self.take_out();
-            self.send(token, out);
+            self.send(token, out, Then::Next);
         }
     }
 
@@ -120,10 +116,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Err(error) => {
                 tracing::debug!("a TLS handshake failed: {error}");
                 // An alert has gone out, which closing at once might take back.
-                slot.must_linger = true;
-                self.end(token, Close::Clean { large: false });
+                slot.read_no_more();
+                self.end(token, Close::Clean { large: false }, None);
             }
-            Ok(_) if is_handshaking && slot.input_ended && slot.input.is_empty() => self.close(token),
+            Ok(_) if is_handshaking && slot.has_ended() && slot.input.is_empty() => self.close(token),
             Ok(_) if is_handshaking => {
                 self.shake_hands(token);
                 self.receive(token);
@@ -131,7 +127,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Ok(mut plaintext) => {
                 let connection = slot.connection.clone();
                 let input = std::mem::take(&mut slot.input);
-                slot.phase = Phase::Head;
+                slot.phase = Phase::Head(Scan::default());
                 slot.deadline = deadline;
                 self.watch(token);
                 // What was received meanwhile comes before anything that is received from now on.
@@ -140,8 +136,8 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.on_opened(token, opened, &plaintext);
                 }
                 // Its end may have come meanwhile, too.
-                if self.slots.get(token).is_some_and(|slot| slot.phase == Phase::Head && slot.input_ended) {
-                    self.end_behind_input(token);
+                if self.slots.get(token).is_some_and(|slot| matches!(slot.phase, Phase::Head(_)) && slot.has_ended()) {
+                    self.end_cleanly(token);
                 }
             }
         }

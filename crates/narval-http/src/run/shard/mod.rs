@@ -14,20 +14,21 @@ mod websocket;
 
 use std::any::Any;
 use std::io;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use self::slot::{Phase, Slots};
+use self::body::feed_unread;
+use self::slot::{BodyLeft, Follow, Phase, Scan, Slots, Then, Unread};
 use crate::http1::date;
 use crate::http1::head::LastHead;
 use crate::io::clock::{Millis, millis};
 use crate::io::driver::{Completion, Driver, Op, Token};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
-use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, LARGE_ANSWER, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_IN_ALL};
-use crate::message::panic_guard;
+use crate::limits::{BYTES_PER_TURN, HANDSHAKE_INPUT_MAX, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_IN_ALL};
 use crate::message::response::Held;
 use crate::observe::counters::ThreadCounters;
 use crate::run::connection::{Connection, TxLease};
@@ -35,9 +36,10 @@ use crate::run::job::Job;
 use crate::run::lease::Holder;
 use crate::run::mailbox::Close;
 use crate::run::mailbox::{Mailbox, Message};
+use crate::run::send_piece::{Next, Over, send_piece};
 use crate::run::server_state::ServerState;
 use crate::run::timers::TimerWheel;
-use crate::run::transmit::{Outgoing, Probes, Step};
+use crate::run::transmit::{Outgoing, Probes};
 
 /// One shard.
 pub(crate) struct Shard<D: Driver<Connection>> {
@@ -185,8 +187,8 @@ impl<D: Driver<Connection>> Shard<D> {
         let tokens = self.slots.tokens();
         let slots = tokens.into_iter().filter_map(|token| {
             let slot = self.slots.get(token)?;
-            let (phase, deadline, now, holder) = (slot.phase, slot.deadline, self.now, slot.connection.lease.holder());
-            Some(format!("{phase:?} ({holder:?}), now {now}, until {deadline}, closing {:?}", slot.closing))
+            let (phase, now, holder) = (&slot.phase, self.now, slot.connection.lease.holder());
+            Some(format!("{phase:?}, {:?} ({holder:?}), now {now}, until {}", slot.reading, slot.deadline))
         });
         slots.collect::<Vec<_>>().join("; ")
     }
@@ -256,32 +258,34 @@ impl<D: Driver<Connection>> Shard<D> {
         self.on_plaintext(token, bytes);
     }
 
-    /// The client has said something.
+    /// The client has sent something.
     #[inline(always)]
     fn on_plaintext(&mut self, token: Token, bytes: &[u8]) {
         let Some(slot) = self.slots.get(token) else { return };
-        match slot.phase {
+        match &mut slot.phase {
             // Nothing is said before the handshake is over.
             Phase::Handshake => {}
-            Phase::Head => self.serve(token, bytes),
-            Phase::Body => self.on_body(token, bytes),
-            Phase::Running if slot.incoming.is_some() => self.on_body(token, bytes),
-            Phase::Running => {
+            Phase::Head(_) => self.serve(token, bytes),
+            Phase::Body(_) => self.on_body(token, bytes),
+            Phase::Running(BodyLeft::Streamed { .. } | BodyLeft::Unread(_)) => self.on_body(token, bytes),
+            Phase::Running(BodyLeft::Nothing) => {
                 if slot.connection.lease.wait_for() == Holder::Shard {
-                    slot.phase = Phase::Head;
+                    slot.phase = Phase::Head(Scan::default());
                     self.serve_again(token, bytes);
                 } else {
                     slot.input.extend_from_slice(bytes);
                 }
             }
-            Phase::Sending | Phase::Draining | Phase::Waiting | Phase::Lingering if slot.incoming.is_some() => {
-                return self.on_unwanted_body(token, bytes);
+            Phase::Draining { unread: unread @ Some(_), .. }
+            | Phase::Waiting { unread: unread @ Some(_), .. }
+            | Phase::Lingering { unread: unread @ Some(_), .. } => feed_unread(unread, bytes, &self.server.limits),
+            Phase::Sending { .. } | Phase::Draining { .. } | Phase::Waiting { .. } => {
+                slot.input.extend_from_slice(bytes)
             }
-            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.extend_from_slice(bytes),
-            Phase::WebSocket => return self.on_websocket_bytes(token, bytes),
-            Phase::Lingering => {
-                slot.discarded += bytes.len();
-                if slot.discarded > self.server.limits.linger_bytes_max {
+            Phase::WebSocket { .. } => return self.on_websocket_bytes(token, bytes),
+            Phase::Lingering { discarded, .. } => {
+                *discarded += bytes.len();
+                if *discarded > self.server.limits.linger_bytes_max {
                     return self.close(token);
                 }
             }
@@ -293,18 +297,26 @@ impl<D: Driver<Connection>> Shard<D> {
     #[inline(always)]
     fn receive(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
-        if slot.receiving || slot.input_ended {
+        if slot.receiving || slot.has_ended() {
             return;
         }
-        let wanted = match slot.phase {
+        let wanted = match &mut slot.phase {
             Phase::Handshake => slot.input.len() < HANDSHAKE_INPUT_MAX,
-            Phase::Head | Phase::Body | Phase::Lingering => true,
-            Phase::Running => match &mut slot.incoming {
-                Some(incoming) => incoming.wants_input(),
-                None => slot.input.is_empty(),
+            Phase::Head(_) | Phase::Body(_) | Phase::Lingering { .. } => true,
+            Phase::Running(left) => match left {
+                BodyLeft::Nothing => slot.input.is_empty(),
+                BodyLeft::Unread(_) => true,
+                BodyLeft::Streamed { incoming, pipe } => {
+                    let has_room = pipe.has_room();
+                    if !has_room {
+                        incoming.pause();
+                    }
+                    has_room
+                }
             },
-            Phase::Sending | Phase::Draining | Phase::Waiting => slot.input.is_empty() || slot.incoming.is_some(),
-            Phase::WebSocket => slot.websocket.as_ref().is_some_and(|stream| stream.wants_input()),
+            Phase::Sending { .. } => slot.input.is_empty(),
+            Phase::Draining { unread, .. } | Phase::Waiting { unread, .. } => slot.input.is_empty() || unread.is_some(),
+            Phase::WebSocket { stream, .. } => stream.wants_input(),
         };
         if wanted {
             slot.receiving = true;
@@ -315,21 +327,18 @@ impl<D: Driver<Connection>> Shard<D> {
     /// The client sends no more. It may still read.
     fn on_input_end(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
-        slot.input_ended = true;
-        if let Some(incoming) = slot.incoming.take() {
-            incoming.break_off(io::ErrorKind::UnexpectedEof);
-        }
+        slot.end_reading(io::ErrorKind::UnexpectedEof);
         match slot.phase {
-            Phase::Head | Phase::Body => self.end_behind_input(token),
-            Phase::Lingering => self.close(token),
-            Phase::Running | Phase::Handshake => {
+            Phase::Head(_) | Phase::Body(_) => self.end_cleanly(token),
+            Phase::Lingering { .. } => self.close(token),
+            Phase::Running(_) | Phase::Handshake => {
                 if slot.connection.lease.wait_for() == Holder::Shard {
-                    self.end_behind_input(token);
+                    self.end_cleanly(token);
                 }
             }
-            Phase::Sending | Phase::Draining => {}
-            Phase::Waiting => self.hang_up(token),
-            Phase::WebSocket => self.on_websocket_end(token),
+            Phase::Sending { .. } | Phase::Draining { .. } => {}
+            Phase::Waiting { .. } => self.hang_up(token),
+            Phase::WebSocket { .. } => self.on_websocket_end(token),
         }
     }
 
@@ -338,142 +347,137 @@ impl<D: Driver<Connection>> Shard<D> {
         tracing::trace!(%error, "a connection broke");
         let Some(slot) = self.slots.get(token) else { return };
         slot.receiving = false;
-        slot.input_ended = true;
-        if let Some(incoming) = slot.incoming.take() {
-            incoming.break_off(io::ErrorKind::ConnectionReset);
-        }
-        if slot.phase == Phase::WebSocket {
-            return self.on_websocket_end(token);
-        }
-        // A job that runs finds out when it sends.
-        if !matches!(slot.phase, Phase::Running | Phase::Handshake) || slot.connection.lease.wait_for() == Holder::Shard
-        {
-            self.close(token);
+        slot.end_reading(io::ErrorKind::ConnectionReset);
+        match slot.phase {
+            Phase::WebSocket { .. } => self.on_websocket_end(token),
+            // A job that runs finds out when it sends.
+            Phase::Running(_) | Phase::Handshake if slot.connection.lease.wait_for() == Holder::Job => {}
+            _ => self.close(token),
         }
     }
 
     /// A job is done, and the lease is back.
     fn on_finished(&mut self, token: Token, close: Option<Close>) {
         let Some(slot) = self.slots.get(token) else { return };
-        slot.connection.lease.take_back();
-        if let Some(incoming) = &mut slot.incoming {
-            incoming.discard();
-            slot.must_linger = true;
-        }
-        slot.closing = close;
-        self.after_answer(token);
+        let unread = slot.take_back_lease();
+        self.after_answer(token, close.map_or(Then::Next, Then::Close), unread);
     }
 
     /// A job could not send everything, and the lease is back.
     fn on_outgoing(&mut self, token: Token, outgoing: Box<Outgoing>) {
         let Some(slot) = self.slots.get(token) else { return };
-        slot.connection.lease.take_back();
-        if let Some(incoming) = &mut slot.incoming {
-            incoming.discard();
-            slot.must_linger = true;
-        }
+        let unread = slot.take_back_lease();
         if outgoing.is_waiting() {
-            return self.wait_for_source(token, outgoing);
+            return self.wait_for_source(token, outgoing, unread);
         }
-        self.drain(token, outgoing);
+        self.drain(token, outgoing, unread);
     }
 
     /// Lets an answer wait for the socket to take more.
-    fn drain(&mut self, token: Token, mut outgoing: Box<Outgoing>) {
+    fn drain(&mut self, token: Token, outgoing: Box<Outgoing>, unread: Unread) {
+        self.await_room(token, outgoing, |outgoing| Phase::Draining { outgoing, unread });
+    }
+
+    /// Waits for the socket to take more of `outgoing`, which goes into the phase.
+    fn await_room(&mut self, token: Token, mut outgoing: Box<Outgoing>, phase: impl FnOnce(Box<Outgoing>) -> Phase) {
         let Some(slot) = self.slots.get(token) else { return };
-        let (began, _) = *outgoing.window.get_or_insert((self.now, outgoing.sent()));
         // It may be over already; then the wheel looks at it next.
-        slot.deadline = began + millis(self.server.limits.write_stall_timeout);
-        slot.outgoing = Some(outgoing);
-        slot.phase = Phase::Draining;
+        slot.deadline = outgoing.window(self.now).began + millis(self.server.limits.write_stall_timeout);
+        slot.phase = phase(outgoing);
         self.watch(token);
         self.submit(Op::AwaitWritable(token));
     }
 
-    /// The socket takes more. What is in memory the shard sends itself; what may have to be read goes to a worker.
+    /// The socket takes more, or the source has more. What is in memory the shard sends itself; what may have to be read goes
+    /// to a worker.
     fn on_writable(&mut self, token: Token) {
         let Some(slot) = self.slots.get(token) else { return };
-        if slot.phase == Phase::WebSocket {
-            return self.look_at_websocket(token, true);
-        }
-        let Some(mut outgoing) = slot.outgoing.take() else { return };
-        let budget = budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now);
-        let Some(budget) = budget.filter(|_| self.file_bytes_left > 0) else {
-            return self.go_on_by_worker(token, outgoing);
+        let (outgoing, is_memory) = match &mut slot.phase {
+            Phase::WebSocket { .. } => return self.look_at_websocket(token, true),
+            Phase::Sending { blocked: Some(outgoing), .. } => (outgoing, true),
+            Phase::Draining { outgoing, .. } | Phase::Waiting { outgoing, .. } => (outgoing, false),
+            _ => return,
         };
+        let budget = match is_memory {
+            true => Some(BYTES_PER_TURN),
+            false => budget_of_shard(outgoing, &slot.connection, &mut self.probes, self.now)
+                .filter(|_| self.file_bytes_left > 0),
+        };
+        let Some(budget) = budget else { return self.go_on_by_worker(token) };
         // What was sealed and not sent counts with what TLS adds to it: there may be less now than before.
         let had = outgoing.sent();
-        let driven = outgoing.drive(&slot.connection, budget);
+        let next = send_piece(outgoing, &slot.connection, budget, &self.server, &self.counters);
         self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent().saturating_sub(had));
-        match driven {
-            Ok(Step::Complete) => {
-                slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
-                if !outgoing.keep_alive {
-                    slot.closing = Some(Close::after(outgoing.sent()));
-                }
-                self.server.record_outgoing(&self.counters, &mut outgoing, false);
-                self.after_answer(token);
+        match next {
+            Next::Over(over) => self.after_outgoing(token, over),
+            Next::AtOnce
+                if !is_memory && budget_of_shard(outgoing, &slot.connection, &mut self.probes, self.now).is_none() =>
+            {
+                self.go_on_by_worker(token);
             }
             // There may be room for more: only a full socket tells when it has room again.
-            Ok(Step::Yield) if budget_of_shard(&outgoing, &slot.connection, &mut self.probes, self.now).is_none() => {
-                self.go_on_by_worker(token, outgoing);
-            }
-            Ok(Step::Blocked | Step::Yield) => {
-                slot.outgoing = Some(outgoing);
-                self.submit(Op::AwaitWritable(token));
-            }
-            Ok(Step::Waiting) => self.wait_for_source(token, outgoing),
-            Err(error) => {
-                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
-                slot.closing = Some(Close::Abort);
-                self.counters.panics.add(u64::from(panic_guard::is_panic(&error)));
-                self.server.record_outgoing(&self.counters, &mut outgoing, true);
-                self.after_answer(token);
+            Next::AtRoom | Next::AtOnce => match slot.phase.take_waiting() {
+                Some((outgoing, unread)) => self.drain(token, outgoing, unread),
+                None => self.submit(Op::AwaitWritable(token)),
+            },
+            Next::AtSource => {
+                if let Some((outgoing, unread)) = slot.phase.take_outgoing() {
+                    self.wait_for_source(token, outgoing, unread);
+                }
             }
         }
     }
 
-    fn go_on_by_worker(&mut self, token: Token, outgoing: Box<Outgoing>) {
-        if let Some(lease) = self.lease_to_job(token) {
+    /// What waited for the socket is sent, or was aborted.
+    fn after_outgoing(&mut self, token: Token, over: Over) {
+        let Some(slot) = self.slots.get(token) else { return };
+        slot.connection.answered(self.now, over.large);
+        let (then, unread) = match mem::replace(&mut slot.phase, Phase::Head(Scan::default())) {
+            Phase::Sending { then, .. } => (then, None),
+            Phase::Draining { unread, .. } | Phase::Waiting { unread, .. } => (Then::Next, unread),
+            _ => (Then::Next, None),
+        };
+        self.after_answer(token, over.close.map_or(then, Then::Close), unread);
+    }
+
+    /// Has a worker make and send the next piece of an answer.
+    fn go_on_by_worker(&mut self, token: Token) {
+        let Some(slot) = self.slots.get(token) else { return };
+        let Some((outgoing, unread)) = slot.phase.take_outgoing() else { return };
+        if let Some(lease) = self.lease_to_job(token, unread.into()) {
             self.server.pool.push_continued(Job::Continue { lease, outgoing });
         }
     }
 
     /// Moves the lease into a job that is about to be queued. Where something waits for its end, it will send a message.
-    fn lease_to_job(&mut self, token: Token) -> Option<TxLease> {
+    fn lease_to_job(&mut self, token: Token, left: BodyLeft) -> Option<TxLease> {
         let stopping = self.stopping;
         let slot = self.slots.get(token)?;
-        slot.phase = Phase::Running;
+        slot.phase = Phase::Running(left);
         let lease = TxLease::dispatch(&slot.connection);
-        if stopping || slot.input_ended || !slot.input.is_empty() {
+        if stopping || slot.has_ended() || !slot.input.is_empty() {
             slot.connection.lease.wait_for();
         }
         Some(lease)
     }
 
     /// Everything made for this connection is sent, and the shard holds the lease: close, or go on with the next request.
-    fn after_answer(&mut self, token: Token) {
+    fn after_answer(&mut self, token: Token, then: Then, unread: Unread) {
         let stopping = self.stopping;
         let Some(slot) = self.slots.get(token) else { return };
-        if slot.late.is_some() {
-            return self.wait_for_late(token);
-        }
-        match slot.closing {
-            Some(close) => return self.end(token, close),
-            None if slot.input_ended && slot.input.is_empty() => return self.end_behind_input(token),
-            None if stopping => {
-                let large = slot.connection.last_was_large();
-                return self.end(token, Close::Clean { large });
+        match slot.follow(then, stopping) {
+            Follow::Late(late) => self.wait_for_late(token, *late),
+            Follow::End(close) => self.end(token, close, unread),
+            Follow::Head => {
+                slot.phase = Phase::Head(Scan::default());
+                slot.deadline = self.now + self.keep_alive_timeout;
+                if !slot.input.is_empty() {
+                    self.serve_again(token, &[]);
+                }
+                self.watch(token);
+                self.receive(token);
             }
-            None => {}
         }
-        slot.phase = Phase::Head;
-        slot.deadline = self.now + self.keep_alive_timeout;
-        if !slot.input.is_empty() {
-            self.serve_again(token, &[]);
-        }
-        self.watch(token);
-        self.receive(token);
     }
 }
 

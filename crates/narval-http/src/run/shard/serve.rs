@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use http::{Method, StatusCode, Version};
 
-use super::slot::{PendingLate, Phase, Slot};
+use super::slot::{BodyLeft, PendingLate, Phase, Scan, Slot, Then};
 use super::{Shard, millis};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
@@ -15,7 +15,6 @@ use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Completion, Driver, Op, Token};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, LARGE_ANSWER, SENDFILE_MIN, SHARD_FILE_BYTES_PER_TURN};
-use crate::message::panic_guard;
 use crate::message::response::reason_response;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
@@ -23,7 +22,8 @@ use crate::run::connection::Connection;
 use crate::run::job::{Call, Job};
 use crate::run::lease::Holder;
 use crate::run::mailbox::Close;
-use crate::run::transmit::{Outgoing, Rest, Step, encode};
+use crate::run::send_piece::{Next, Over, send_piece};
+use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::run::worker;
 use crate::{Bytes, HeadRef, Request, RequestBody, Response};
 
@@ -44,10 +44,8 @@ enum Stop {
     Job(Box<ParsedHead>),
     /// The last answer's body is not in memory.
     Rest { rest: Rest, keep_alive: bool, status: u16, entry: Option<Box<Entry>> },
-    /// The last answer is still to come.
-    Late(Box<PendingLate>),
-    /// The last answer ends the connection.
-    Close,
+    /// Enough has been gathered: send, and then this. The last answer ends the connection, or is still to come.
+    Over(Then),
     /// The input is not HTTP.
     Reject(ProtoError),
 }
@@ -59,6 +57,9 @@ impl<D: Driver<Connection>> Shard<D> {
         let Some(slot) = self.slots.get(token) else { return };
         if slot.input.is_empty() {
             let used = self.serve_input(token, bytes);
+            if used >= bytes.len() {
+                return;
+            }
             self.keep(token, bytes.get(used..).unwrap_or_default());
         } else {
             let mut input = std::mem::take(&mut slot.input);
@@ -77,7 +78,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Keeps what was received and not used yet; nothing comes before it.
     pub(super) fn keep(&mut self, token: Token, rest: &[u8]) {
         if let Some(slot) = self.slots.get(token)
-            && slot.phase != Phase::Lingering
+            && !matches!(slot.phase, Phase::Lingering { .. })
             && !rest.is_empty()
         {
             slot.input.extend_from_slice(rest);
@@ -87,14 +88,13 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Input that waits for a job: asks for a message at its end, or goes on if it has ended. True: look again.
     fn serve_kept(&mut self, token: Token) -> bool {
         let Some(slot) = self.slots.get(token) else { return false };
-        if slot.phase != Phase::Running
-            || slot.incoming.is_some()
+        if !matches!(slot.phase, Phase::Running(BodyLeft::Nothing))
             || slot.input.is_empty()
             || slot.connection.lease.wait_for() == Holder::Job
         {
             return false;
         }
-        slot.phase = Phase::Head;
+        slot.phase = Phase::Head(Scan::default());
         let input = std::mem::take(&mut slot.input);
         let used = self.serve_more(token, &input);
         self.keep(token, input.get(used..).unwrap_or_default());
@@ -118,7 +118,7 @@ impl<D: Driver<Connection>> Shard<D> {
         loop {
             let mut out = self.take_out();
             let stop = self.answer_inline(token, input, &mut used, &mut out);
-            match stop {
+            let stop = match stop {
                 Stop::Rest { rest, keep_alive, status, entry } => {
                     let bytes = std::mem::take(&mut *out);
                     self.give_back(out);
@@ -134,69 +134,67 @@ impl<D: Driver<Connection>> Shard<D> {
                         Begun::Answered => continue,
                     }
                 }
-                Stop::Close => {
-                    out.ends = true;
-                    self.close_after(token, Close::Clean { large: false });
-                }
                 Stop::Reject(error) => {
-                    self.counters.rejected.add(1);
-                    let is_head = begins_with_head(input.get(used..).unwrap_or_default());
-                    let to = AnswerTo { version: Version::HTTP_11, is_head, keep_alive: false };
-                    let encoded = encode(reason_response(error.status, error.reason), to, &mut out);
-                    self.counters.status(encoded.status.as_u16());
-                    // What follows can't be understood; it is only read so that the answer is not lost to a reset.
-                    if let Some(slot) = self.slots.get(token) {
-                        slot.closing = Some(Close::Clean { large: false });
-                        slot.must_linger = true;
-                    }
+                    self.reject_head(token, error, input.get(used..).unwrap_or_default(), &mut out);
                     used = input.len();
+                    Stop::Over(Then::Close(Close::Clean { large: false }))
                 }
-                Stop::Late(late) => {
-                    if let Some(slot) = self.slots.get(token) {
-                        slot.late = Some(late);
-                    }
-                    if self.send(token, out) {
-                        self.wait_for_late(token);
-                    }
-                    return used;
+                stop => stop,
+            };
+            // What ends or interrupts the connection's requests waits with the rest of the bytes, where the socket is full.
+            if let Stop::Over(then) = stop {
+                if let Some(then) = self.send(token, out, then) {
+                    self.after_answer(token, then, None);
                 }
-                Stop::InputUsed | Stop::Flush | Stop::Job(_) => {}
+                return used;
             }
-            if !self.send(token, out) {
+            if self.send(token, out, Then::Next).is_none() {
                 return used;
             }
             match stop {
-                Stop::Flush | Stop::Late(_) => {}
+                Stop::Flush | Stop::Over(_) => {}
                 Stop::Job(head) => match self.begin(token, *head, input, &mut used) {
                     Begun::Elsewhere => return used,
                     Begun::Answered => {}
                 },
-                Stop::Close | Stop::Reject(_) => {
-                    self.after_answer(token);
-                    return used;
-                }
-                Stop::InputUsed | Stop::Rest { .. } => {
-                    self.wait_for_head(token, used < input.len());
+                Stop::InputUsed | Stop::Rest { .. } | Stop::Reject(_) => {
+                    self.wait_for_head(token, used > 0, used < input.len());
                     return used;
                 }
             }
         }
     }
 
-    /// The connection waits for (the rest of) a head.
-    fn wait_for_head(&mut self, token: Token, has_begun: bool) {
+    /// Answers what is no request. What follows it can't be understood; it is only read so that the answer is not lost to a
+    /// reset.
+    #[cold]
+    fn reject_head(&mut self, token: Token, error: ProtoError, input: &[u8], out: &mut OutBuf) {
+        self.counters.rejected.add(1);
+        let to = AnswerTo { version: Version::HTTP_11, is_head: begins_with_head(input), keep_alive: false };
+        let encoded = encode(reason_response(error.status, error.reason), to, out);
+        self.counters.status(encoded.status.as_u16());
+        if let Some(slot) = self.slots.get(token) {
+            slot.read_no_more();
+        }
+    }
+
+    /// The connection waits for (the rest of) a head. `has_answered`: one was answered just now. `has_begun`: some of the next is
+    /// there.
+    fn wait_for_head(&mut self, token: Token, has_answered: bool, has_begun: bool) {
         let now = self.now;
         let Some(slot) = self.slots.get(token) else { return };
-        if slot.input_ended {
-            return self.end_behind_input(token);
+        if slot.has_ended() {
+            return self.end_cleanly(token);
         }
+        let Phase::Head(scan) = &mut slot.phase else { return };
+        let idle_until = now + self.keep_alive_timeout;
         if !has_begun {
-            slot.head_begun = false;
-            slot.deadline = now + self.keep_alive_timeout;
-        } else if !slot.head_begun {
+            slot.deadline = idle_until;
+        } else if !scan.has_begun {
             // Absolute: bytes that trickle in don't move it.
-            slot.head_begun = true;
-            slot.deadline = slot.deadline.min(now + millis(self.server.limits.head_timeout));
+            scan.has_begun = true;
+            let until = if has_answered { idle_until } else { slot.deadline };
+            slot.deadline = until.min(now + millis(self.server.limits.head_timeout));
             self.watch(token);
         }
     }
@@ -205,9 +203,10 @@ impl<D: Driver<Connection>> Shard<D> {
     fn answer_inline(&mut self, token: Token, input: &[u8], used: &mut usize, out: &mut OutBuf) -> Stop {
         let stopping = self.server.is_stopping();
         let Some(slot) = self.slots.get(token) else { return Stop::InputUsed };
-        let idle_until = self.now + self.keep_alive_timeout;
         let peer = slot.connection.peer.clone();
-        let mut scan = std::mem::take(&mut slot.scan);
+        // After an answer it is a fresh one.
+        let Phase::Head(kept) = &mut slot.phase else { return Stop::InputUsed };
+        let mut scan = std::mem::take(kept);
         loop {
             let rest = input.get(*used..).unwrap_or_default();
             if rest.is_empty() {
@@ -215,10 +214,10 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             let limits = &self.server.limits.head;
             let mut for_engine = false;
-            let known = if scan.is_fresh() { self.last_head.read(rest, limits) } else { None };
+            let known = if scan.scan.is_fresh() { self.last_head.read(rest, limits) } else { None };
             let mut head = match known {
                 Some(head) => head,
-                None => match scan.parse_into(rest, limits, &mut self.last_head.spare_fields()) {
+                None => match scan.scan.parse_into(rest, limits, &mut self.last_head.spare_fields()) {
                     Ok(Some(head)) => {
                         for_engine = is_about_the_server(rest, &head) && !limits.asterisk_allowed;
                         self.last_head.learn(rest, &head);
@@ -226,7 +225,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     }
                     Ok(None) => {
                         if let Some(slot) = self.slots.get(token) {
-                            slot.scan = scan;
+                            slot.phase = Phase::Head(scan);
                         }
                         return Stop::InputUsed;
                     }
@@ -243,10 +242,7 @@ impl<D: Driver<Connection>> Shard<D> {
             let Some(response) = answer else { return Stop::Job(head) };
             let entry = self.server.log.is_some().then(|| Box::new(Entry::new(&view)));
             *used += head.head_len;
-            if let Some(slot) = self.slots.get(token) {
-                slot.head_begun = false;
-                slot.deadline = idle_until;
-            }
+            scan.has_begun = false;
             self.counters.requests_inline.add(1);
             if response.late.is_some() {
                 return late(response, &head, entry);
@@ -266,7 +262,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.server.log(entry, status, bytes, false);
             }
             if !encoded.keep_alive {
-                return Stop::Close;
+                out.ends = true;
+                return Stop::Over(Then::Close(Close::after(out.len() as u64)));
             }
             if !out.tail.is_empty() || out.len() > INLINE_BATCH_MAX {
                 return Stop::Flush;
@@ -308,7 +305,12 @@ impl<D: Driver<Connection>> Shard<D> {
         {
             return self.send_at_once(token, outgoing, budget, files_sent);
         }
-        if let Some(lease) = self.lease_to_job(token) {
+        // Looked at from time to time: a job that finishes quietly starts the idle time itself.
+        let idle_until = self.now + self.keep_alive_timeout;
+        if let Some(slot) = self.slots.get(token) {
+            slot.deadline = idle_until;
+        }
+        if let Some(lease) = self.lease_to_job(token, BodyLeft::Nothing) {
             self.server.pool.push_continued(Job::Continue { lease, outgoing: Box::new(outgoing) });
         }
         Begun::Elsewhere
@@ -321,41 +323,28 @@ impl<D: Driver<Connection>> Shard<D> {
         if !outgoing.keep_alive {
             slot.connection.socket.cork(true);
         }
-        let driven = outgoing.drive(&slot.connection, budget);
+        let next = send_piece(&mut outgoing, &slot.connection, budget, &self.server, &self.counters);
         self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent());
-        match driven {
-            Ok(Step::Complete) => {
-                slot.connection.answered(self.now, outgoing.sent() > LARGE_ANSWER);
+        match next {
+            Next::Over(over) => {
+                slot.connection.answered(self.now, over.large);
                 *files_sent += outgoing.sent();
-                let keep_alive = outgoing.keep_alive;
-                if !keep_alive {
-                    slot.closing = Some(Close::after(outgoing.sent()));
-                }
-                self.server.record_outgoing(&self.counters, &mut outgoing, false);
                 self.reuse(outgoing.into_buffers().0);
-                if keep_alive {
-                    return Begun::Answered;
+                match over.close {
+                    None => return Begun::Answered,
+                    Some(close) => self.after_answer(token, Then::Close(close), None),
                 }
-                self.after_answer(token);
             }
-            Ok(Step::Blocked | Step::Yield | Step::Waiting) => self.drain(token, Box::new(outgoing)),
-            Err(error) => {
-                tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
-                slot.closing = Some(Close::Abort);
-                self.counters.panics.add(u64::from(panic_guard::is_panic(&error)));
-                self.server.record_outgoing(&self.counters, &mut outgoing, true);
-                self.after_answer(token);
-            }
+            Next::AtRoom | Next::AtOnce | Next::AtSource => self.drain(token, Box::new(outgoing), None),
         }
         Begun::Elsewhere
     }
 
     /// An inline answer is still to come: until then its job has the connection, though no worker has the job.
-    pub(super) fn wait_for_late(&mut self, token: Token) {
+    pub(super) fn wait_for_late(&mut self, token: Token, late: PendingLate) {
         let idle_until = self.now + self.keep_alive_timeout;
-        let Some(late) = self.slots.get(token).and_then(|slot| slot.late.take()) else { return };
-        let Some(lease) = self.lease_to_job(token) else { return };
-        let PendingLate { later, context } = *late;
+        let Some(lease) = self.lease_to_job(token, BodyLeft::Nothing) else { return };
+        let PendingLate { later, context } = late;
         if let Some(late) = later.wait(lease, context, &self.server) {
             self.server.pool.push_continued(Job::Late(Box::new(late)));
         }
@@ -374,10 +363,10 @@ impl<D: Driver<Connection>> Shard<D> {
             let rest = input.get(*used..).unwrap_or_default();
             *used += self.begin_body(token, bytes, head, rest);
             // All of it was there, and the queue was full: it is answered, and what is behind it is the next request.
-            let is_answered = |slot: &mut Slot| slot.phase == Phase::Head && slot.closing.is_none();
+            let is_answered = |slot: &mut Slot| matches!(slot.phase, Phase::Head(_));
             return if self.slots.get(token).is_some_and(is_answered) { Begun::Answered } else { Begun::Elsewhere };
         }
-        self.dispatch(token, bytes, head, RequestBody::default(), None)
+        self.dispatch(token, bytes, head, RequestBody::default(), BodyLeft::Nothing)
     }
 
     /// Hands a request to the workers.
@@ -387,7 +376,7 @@ impl<D: Driver<Connection>> Shard<D> {
         bytes: Bytes,
         head: ParsedHead,
         body: RequestBody,
-        pipe: Option<std::sync::Arc<crate::run::incoming_body::BodyPipe>>,
+        left: BodyLeft,
     ) -> Begun {
         let Some(slot) = self.slots.get(token) else { return Begun::Elsewhere };
         let connection = slot.connection.clone();
@@ -397,11 +386,14 @@ impl<D: Driver<Connection>> Shard<D> {
         let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
         let entry = self.server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
         let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
-        slot.head_begun = false;
         // Looked at from time to time: a job that finishes quietly starts the idle time itself.
         slot.deadline = self.now + self.keep_alive_timeout;
-        let Some(lease) = self.lease_to_job(token) else { return Begun::Elsewhere };
+        let pipe = match &left {
+            BodyLeft::Streamed { pipe, .. } => Some(pipe.clone()),
+            BodyLeft::Nothing | BodyLeft::Unread(_) => None,
+        };
         let streamed = pipe.is_some();
+        let Some(lease) = self.lease_to_job(token, left) else { return Begun::Elsewhere };
         let call = Call { lease, request, context: AnswerContext { to, body: pipe, watch } };
         let queue = if streamed { &self.server.streams } else { &self.server.pool };
         match queue.push(Box::new(call)) {
@@ -430,105 +422,103 @@ impl<D: Driver<Connection>> Shard<D> {
         let encoded = encode(self.server.overloaded.clone().into(), to, &mut out);
         self.server.record(&self.counters, encoded.status.as_u16(), out.len() as u64, false, watch);
         if let Some(slot) = self.slots.get(token) {
-            slot.phase = Phase::Head;
-            slot.incoming = None;
+            slot.phase = Phase::Head(Scan::default());
             if !encoded.keep_alive {
-                slot.closing = Some(Close::Clean { large: false });
-                slot.must_linger = true;
+                slot.read_no_more();
             }
         }
-        if !self.send(token, out) {
-            return Begun::Elsewhere;
-        }
-        if !encoded.keep_alive {
-            self.after_answer(token);
-            return Begun::Elsewhere;
-        }
-        Begun::Answered
-    }
-
-    fn close_after(&mut self, token: Token, close: Close) {
-        if let Some(slot) = self.slots.get(token) {
-            slot.closing = Some(close);
+        let then = Over::complete(encoded.keep_alive, out.len() as u64).close.map_or(Then::Next, Then::Close);
+        match self.send(token, out, then) {
+            Some(Then::Next) => Begun::Answered,
+            Some(then) => {
+                self.after_answer(token, then, None);
+                Begun::Elsewhere
+            }
+            None => Begun::Elsewhere,
         }
     }
 
-    /// Sends what the shard made. True: it is all out. False: it is being sent (or the connection is gone).
+    /// Sends what the shard made. When all of it is out, returns what follows; until then that is kept with the connection, if
+    /// that is not gone.
     #[inline(always)]
-    pub(super) fn send(&mut self, token: Token, mut out: Box<OutBuf>) -> bool {
-        if let Some(slot) = self.slots.get(token)
-            && let Err(error) = slot.connection.seal(&mut out)
-        {
+    pub(super) fn send(&mut self, token: Token, mut out: Box<OutBuf>, then: Then) -> Option<Then> {
+        let slot = self.slots.get(token)?;
+        if let Err(error) = slot.connection.seal(&mut out) {
             self.on_send_error(token, &error);
-            return false;
+            return None;
         }
-        self.send_sealed(token, out)
+        if !out.is_empty() {
+            slot.connection.answered(self.now, out.len() as u64 > LARGE_ANSWER);
+        }
+        self.send_sealed(token, out, then)
     }
 
     #[inline(always)]
-    fn send_sealed(&mut self, token: Token, mut out: Box<OutBuf>) -> bool {
-        let large = out.len() as u64 > LARGE_ANSWER;
-        if !out.is_empty()
-            && let Some(slot) = self.slots.get(token)
-        {
-            slot.connection.answered(self.now, large);
-        }
+    fn send_sealed(&mut self, token: Token, mut out: Box<OutBuf>, then: Then) -> Option<Then> {
         while !out.is_empty() {
             match self.driver.send_now(token, &mut out) {
                 Some(Ok(())) => continue,
                 Some(Err(error)) => {
-                    self.on_unsent(token, &error, *out);
-                    return false;
+                    self.on_unsent(token, &error, *out, then);
+                    return None;
                 }
                 None => {}
             }
             match self.driver.submit(Op::Send(token, std::mem::take(&mut *out))) {
                 Some(Completion::Sent { result: Ok(()), buf, .. }) => *out = buf,
                 Some(Completion::Sent { result: Err(error), buf, .. }) => {
-                    self.on_unsent(token, &error, buf);
-                    return false;
+                    self.on_unsent(token, &error, buf, then);
+                    return None;
                 }
                 Some(_) | None => {
                     self.give_back(out);
-                    let stall = millis(self.server.limits.write_stall_timeout);
-                    if let Some(slot) = self.slots.get(token) {
-                        slot.phase = Phase::Sending;
-                        slot.deadline = self.now + stall;
-                        self.watch(token);
-                    }
-                    return false;
+                    self.await_sent(token, then);
+                    return None;
                 }
             }
         }
         self.give_back(out);
-        true
+        Some(then)
+    }
+
+    /// The driver sends, and will tell.
+    fn await_sent(&mut self, token: Token, then: Then) {
+        let stall = millis(self.server.limits.write_stall_timeout);
+        if let Some(slot) = self.slots.get(token) {
+            slot.phase = Phase::Sending { blocked: None, then };
+            slot.deadline = self.now + stall;
+            self.watch(token);
+        }
     }
 
     /// A send that took its time is done, wholly or in part.
     pub(super) fn on_sent(&mut self, token: Token, result: io::Result<()>, buf: OutBuf) {
-        if self.slots.get(token).is_none() {
-            return;
-        }
+        let Some(slot) = self.slots.get(token) else { return };
+        let then = slot.phase.take_then();
         if let Err(error) = result {
-            return self.on_unsent(token, &error, buf);
+            return self.on_unsent(token, &error, buf, then);
         }
-        if buf.is_empty() {
+        let then = if buf.is_empty() {
             self.reuse(buf);
-            self.after_answer(token);
-        } else if self.send_sealed(token, Box::new(buf)) {
-            self.after_answer(token);
+            Some(then)
+        } else {
+            self.send_sealed(token, Box::new(buf), then)
+        };
+        if let Some(then) = then {
+            self.after_answer(token, then, None);
         }
     }
 
     /// The socket took nothing: it is full, or broken.
-    fn on_unsent(&mut self, token: Token, error: &io::Error, buf: OutBuf) {
+    #[cold]
+    fn on_unsent(&mut self, token: Token, error: &io::Error, buf: OutBuf, then: Then) {
         if error.kind() != io::ErrorKind::WouldBlock {
             return self.on_send_error(token, error);
         }
         let length = buf.len() as u64;
         let mut outgoing = Outgoing::sealed(buf, length);
         (outgoing.keep_alive, outgoing.is_recorded) = (true, true);
-        self.drain(token, Box::new(outgoing));
+        self.await_room(token, Box::new(outgoing), |outgoing| Phase::Sending { blocked: Some(outgoing), then });
     }
 
     fn on_send_error(&mut self, token: Token, error: &io::Error) {
@@ -576,7 +566,7 @@ fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Sto
     let watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
     let context = AnswerContext { to: answer_to(head), body: None, watch };
     let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
-    late.map_or(Stop::InputUsed, Stop::Late)
+    late.map_or(Stop::InputUsed, |late| Stop::Over(Then::Late(late)))
 }
 
 /// Whether it is `OPTIONS *`, which asks the server as such whether it is there (RFC 9110 section 9.3.7).

@@ -47,15 +47,23 @@ pub(crate) struct Outgoing {
     pub(crate) status: u16,
     /// What is to be noted at its end.
     pub(crate) watch: Option<Box<Watch>>,
-    /// When the present window of the write deadline began, and what had been sent then.
-    pub(crate) window: Option<(Millis, u64)>,
-    /// At the end of that window it was tried to send, whether the socket counted as writable or not.
-    pub(crate) had_last_try: bool,
+    /// The present window of the write deadline, while it waits for the socket.
+    pub(crate) window: Option<Window>,
     is_blocked: bool,
     /// Everything there was is sent, and the source had no more for now.
     is_waiting: bool,
     /// How files are sent, once that has been asked.
     pace: Option<Pace>,
+}
+
+/// A window of the write deadline.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) began: Millis,
+    /// What had been sent then.
+    pub(crate) had: u64,
+    /// At its end it was tried to send, whether the socket counted as writable or not.
+    pub(crate) had_last_try: bool,
 }
 
 /// How the files of a large answer are sent.
@@ -107,6 +115,12 @@ impl Outgoing {
     /// Bytes the socket has taken. (What TLS adds to those that it has not taken yet counts against them.)
     pub(crate) fn sent(&self) -> u64 {
         self.made.saturating_sub(self.wire.len() as u64)
+    }
+
+    /// The window of the write deadline, which begins now if there is none.
+    pub(crate) fn window(&mut self, now: Millis) -> &mut Window {
+        let had = self.sent();
+        self.window.get_or_insert(Window { began: now, had, had_last_try: false })
     }
 
     /// Whether the socket took only a part when last tried.
