@@ -1,3 +1,68 @@
-//! The cache that is written.
+//! The cache that is written: a data folder with named caches, the tokens for them, and an index of it all.
+//!
+//! Knows nothing of HTTP. [`Data`] is an open folder, [`Cache`] one of its caches: [`Cache::begin_nar`] and
+//! [`Cache::commit_narinfos`] write, [`Cache::narinfo`] and [`Cache::nar_file`] read. [`Tokens`] turns what a client presents
+//! into a [`Grant`]; whoever writes needs one. What is refused is a [`Refusal`], with a message for the client.
+//!
+//! ```text
+//! DIR/index.sqlite               the index (SQLite, WAL)
+//! DIR/audit.jsonl                who wrote what
+//! DIR/blobs/<xx>/                NARs by NarHash, each once for all caches
+//! DIR/caches/<name>/             the standard layout of a binary cache: nginx can serve it
+//! DIR/incoming/                  what is being received
+//! ```
+//! A narinfo is visible only when its NAR is durable and verified. The files are the truth: the index can be made from them.
+//!
+//! ```
+//! use narval_cache::written::{Begin, CacheName, CacheSettings, Data, DataOptions, Grant};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! let data = Data::open(folder.path(), DataOptions::default())?;
+//! let cache = data.create_cache(&CacheName::default(), &CacheSettings::default())?;
+//! let grant = Grant::administrator("an example");
+//! let nar = [&narval_nix::nar::wire::HEAD[..], &narval_nix::nar::wire::DIRECTORY, &narval_nix::nar::wire::CLOSE].concat();
+//! let name = format!("{}.nar", narval_nix::Sha256::of(&nar).to_nix32());
+//! let Begin::Receive(upload) = cache.begin_nar(&name, Some(nar.len() as u64), &grant)? else { unreachable!() };
+//! assert_eq!(upload.receive(&mut &nar[..])?.nar_size, 96);
+//! assert!(matches!(cache.begin_nar(&name, None, &grant)?, Begin::Known));
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
+mod audit;
+mod cache;
+mod commit;
+mod data;
+mod grant;
+mod index;
+mod name;
 pub mod oidc;
+mod receive;
+mod reconcile;
+mod refusal;
+mod settings;
+mod small;
+mod storage;
+mod tokens;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use audit::Audit;
+pub use cache::{Cache, Elsewhere, NarFile, Stamp};
+pub use commit::{COMMIT_MAX, Committed, Outcome};
+pub use data::{Data, DataError, DataOptions};
+pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
+pub use index::{IndexError, Usage};
+pub use name::{CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError};
+pub use receive::{Begin, Stored, Upload};
+pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
+pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
+pub use small::{Put, SmallKind};
+pub use tokens::{LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests;

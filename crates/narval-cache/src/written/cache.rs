@@ -1,0 +1,262 @@
+//! One cache of a data folder: reading.
+
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use narval_nix::{HashPart, NarHash, SecretKey};
+use narval_store::TemporaryFile;
+
+use super::data::{DataError, Shared};
+use super::index::{CacheId, Index, IndexError, PathRecord, Usage};
+use super::storage::{self, CacheDirectory, Storage};
+use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
+
+/// The most hash parts in one question.
+const QUESTION_MAX: usize = 1 << 20;
+
+/// What a server may remember answers under: equal stamps, and nothing has changed that a reader of any cache of the folder can
+/// see. To be taken before what is remembered is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stamp(pub(super) u64);
+
+/// Where paths may be that are referred to and not in the cache: its upstreams.
+pub trait Elsewhere: Send + Sync {
+    /// For each hash part, whether a client that uses this cache can have the path.
+    fn have(&self, cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool>;
+}
+
+/// A NAR's file, opened.
+#[derive(Debug)]
+pub struct NarFile {
+    /// The file, from its beginning.
+    pub file: File,
+    /// Its bytes.
+    pub len: u64,
+    /// How it is compressed.
+    pub compression: narval_nix::Compression,
+    /// SHA-256 of the NAR in it.
+    pub nar_hash: NarHash,
+}
+
+/// One cache: cheap to clone, shared by threads.
+#[derive(Clone)]
+pub struct Cache {
+    shared: Arc<Shared>,
+    state: Arc<CacheState>,
+}
+
+/// What the handles of one cache share.
+pub(super) struct CacheState {
+    id: CacheId,
+    name: CacheName,
+    settings: RwLock<Arc<CacheSettings>>,
+    sign_keys: RwLock<Arc<[SecretKey]>>,
+    elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
+    directory: CacheDirectory,
+}
+
+impl CacheState {
+    pub(super) fn new(id: CacheId, name: CacheName, settings: CacheSettings, directory: CacheDirectory) -> Self {
+        Self {
+            id,
+            name,
+            settings: RwLock::new(Arc::new(settings)),
+            sign_keys: RwLock::new(Arc::from([])),
+            elsewhere: RwLock::new(None),
+            directory,
+        }
+    }
+}
+
+impl Cache {
+    pub(super) fn new(shared: Arc<Shared>, state: Arc<CacheState>) -> Self {
+        Self { shared, state }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &CacheName {
+        &self.state.name
+    }
+
+    /// How it behaves.
+    pub fn settings(&self) -> Arc<CacheSettings> {
+        Arc::clone(&self.state.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes how it behaves, here and in the index.
+    ///
+    /// # Errors
+    /// When the index or `nix-cache-info` can't be written.
+    pub fn set_settings(&self, settings: &CacheSettings) -> Result<(), DataError> {
+        self.index().set_settings(self.id(), &settings.to_json())?;
+        *self.state.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings.clone());
+        let path = self.directory().path();
+        self.write_cache_info().map_err(|source| super::data::io_error("write 'nix-cache-info' in", path, source))
+    }
+
+    /// The keys that sign what is uploaded by those who may have it signed. Kept in memory only.
+    pub fn set_sign_keys(&self, keys: Vec<SecretKey>) {
+        *self.state.sign_keys.write().unwrap_or_else(PoisonError::into_inner) = keys.into();
+    }
+
+    /// Where references may lead besides this cache.
+    pub fn set_elsewhere(&self, elsewhere: Option<Arc<dyn Elsewhere>>) {
+        *self.state.elsewhere.write().unwrap_or_else(PoisonError::into_inner) = elsewhere;
+    }
+
+    /// Changes with every change that a reader can see, by whichever process (those of others are seen within 10 ms).
+    pub fn stamp(&self) -> Stamp {
+        Stamp(self.index().stamp())
+    }
+
+    /// The narinfo of a path, as it is served.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<Arc<[u8]>>, IndexError> {
+        Ok(self.index().narinfo(self.id(), hash_part)?.map(Arc::from))
+    }
+
+    /// As [`Cache::narinfo`], of many, in the order of the question.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn narinfos(&self, hash_parts: &[HashPart]) -> Result<Vec<Option<Arc<[u8]>>>, IndexError> {
+        let found = self.index().narinfos(self.id(), hash_parts)?;
+        Ok(found.into_iter().map(|text| text.map(Arc::from)).collect())
+    }
+
+    /// Opens the file of a NAR, by its name below `nar/`; `None` if there is none. One that is not as long as it should be is
+    /// never given out: it is forgotten, with the paths that are served from it, so that they can be pushed again.
+    ///
+    /// # Errors
+    /// When the index or the file can't be read.
+    pub fn nar_file(&self, name: &str) -> Result<Option<NarFile>, Refusal> {
+        let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
+        let name = parsed.to_string();
+        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(None) };
+        let fail = |error: io::Error| Refusal::of_file("open", &name, &error);
+        if let Some(file) = self.directory().open_file(&format!("nar/{name}")).map_err(fail)? {
+            let len = file.metadata().map_err(fail)?.len();
+            if len == nar.file_size {
+                return Ok(Some(NarFile { file, len, compression: nar.compression, nar_hash: nar.nar_hash }));
+            }
+        }
+        self.lost(&name)?;
+        Ok(None)
+    }
+
+    /// Looks again, while nobody writes, whether a file is lost; if so, forgets it.
+    fn lost(&self, name: &str) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
+        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
+        if self.directory().nar_len(name).map_err(fail)? == Some(nar.file_size) {
+            return Ok(());
+        }
+        tracing::error!(
+            "cache '{}': 'nar/{name}' is lost or damaged: it and its paths are forgotten, push them again",
+            self.name()
+        );
+        self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
+        self.index().remove_file(self.id(), name)?;
+        self.shared.reconcile_now()
+    }
+
+    /// Which of these paths are not here, or have lost their NAR, in the order of the question. With `lease_seconds`, those
+    /// that are here stay for so long: the client is told that it need not send them.
+    ///
+    /// # Errors
+    /// When the index or a file can't be looked at, or too many are asked about.
+    pub fn missing(&self, hash_parts: &[HashPart], lease_seconds: Option<u64>) -> Result<Vec<HashPart>, Refusal> {
+        if hash_parts.len() > QUESTION_MAX {
+            let message = format!("more than {QUESTION_MAX} paths in one question");
+            return Err(Refusal::new(super::RefusalKind::TooLarge, message));
+        }
+        // The lease first: what is present afterwards stays.
+        if let Some(seconds) = lease_seconds {
+            self.index().lease(self.id(), hash_parts, self.now().saturating_add(seconds))?;
+        }
+        let present = self.index().present(self.id(), hash_parts)?;
+        Ok(hash_parts.iter().zip(present).filter(|(_, present)| !present).map(|(part, _)| *part).collect())
+    }
+
+    /// How much is in it.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn usage(&self) -> Result<Usage, IndexError> {
+        self.index().usage(self.id())
+    }
+
+    pub(super) fn id(&self) -> CacheId {
+        self.state.id
+    }
+
+    pub(super) fn index(&self) -> &dyn Index {
+        &*self.shared.index
+    }
+
+    pub(super) fn storage(&self) -> &Storage {
+        &self.shared.storage
+    }
+
+    pub(super) fn directory(&self) -> &CacheDirectory {
+        &self.state.directory
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        super::now()
+    }
+
+    pub(super) fn sign_keys(&self) -> Arc<[SecretKey]> {
+        Arc::clone(&self.state.sign_keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn elsewhere(&self) -> Option<Arc<dyn Elsewhere>> {
+        self.state.elsewhere.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Uploads of one NAR give it its names one after another.
+    pub(super) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
+        let [first, ..] = nar_hash.as_bytes();
+        let locks = &self.shared.nar_locks;
+        &locks[usize::from(*first) % locks.len()]
+    }
+
+    pub(super) fn audit(&self, grant: &Grant, action: &str, subject: &str, outcome: &Result<String, String>) {
+        self.shared.audit.note(grant, Some(self.name()), action, subject, outcome);
+    }
+
+    pub(super) fn write_cache_info(&self) -> io::Result<()> {
+        let text = self.settings().cache_info().to_string();
+        storage::write_new(self.storage(), text.as_bytes())?.persist(&self.directory().path().join("nix-cache-info"))
+    }
+
+    /// Writes the narinfo and the listing of a path where the standard layout has them.
+    pub(super) fn publish(&self, record: &PathRecord) -> io::Result<()> {
+        let narinfo = storage::write_new(self.storage(), &record.narinfo)?;
+        self.publish_written(record, narinfo)
+    }
+
+    /// As [`Cache::publish`], of a narinfo that is written already.
+    pub(super) fn publish_written(&self, record: &PathRecord, narinfo: TemporaryFile) -> io::Result<()> {
+        let path = self.directory().path();
+        if record.listing_size.is_some() {
+            let listing = self.storage().blob_listing(&record.nar_hash);
+            match storage::link(&listing, &path.join(format!("{}.ls", record.hash_part))) {
+                // A listing is made again when the NAR is: nobody depends on it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                linked => linked?,
+            }
+        }
+        narinfo.persist(&path.join(format!("{}.narinfo", record.hash_part)))
+    }
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("name", &self.state.name).finish_non_exhaustive()
+    }
+}

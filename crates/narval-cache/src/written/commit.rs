@@ -1,0 +1,374 @@
+//! Committing narinfos: what makes paths visible.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+
+use narval_nix::narinfo::SIGNATURES_MAX;
+use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
+
+use super::index::{Commit, NarRecord, PathRecord};
+use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope, storage};
+
+/// The most narinfos in one commit.
+pub const COMMIT_MAX: usize = 100_000;
+
+/// How often a commit is tried when others change the same paths.
+const ATTEMPTS_MAX: usize = 16;
+
+/// The most missing references that a message names.
+const NAMED_MAX: usize = 3;
+
+/// What a commit did with a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is new.
+    Added,
+    /// It was there; signatures were added to it.
+    Signed,
+    /// It was there as it is.
+    Unchanged,
+    /// It has other contents or references now.
+    Replaced,
+}
+
+impl Outcome {
+    /// As the audit log has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Signed => "signed",
+            Self::Unchanged => "unchanged",
+            Self::Replaced => "replaced",
+        }
+    }
+}
+
+/// A path that is committed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// The path.
+    pub path: StorePath,
+    /// What was done.
+    pub outcome: Outcome,
+    /// Paths of this cache that its contents mention and its narinfo does not name.
+    pub undeclared: Vec<HashPart>,
+}
+
+/// A path about to be committed.
+struct Prepared {
+    record: PathRecord,
+    committed: Committed,
+}
+
+impl Cache {
+    /// Makes paths visible, all or none: their NARs are here, what they refer to is here, in the same commit or in an upstream,
+    /// and their narinfos say what is true. When this returns they are on the disk.
+    ///
+    /// # Errors
+    /// When one of them is refused; the message names it.
+    pub fn commit_narinfos(&self, narinfos: &[(HashPart, Vec<u8>)], grant: &Grant) -> Result<Vec<Committed>, Refusal> {
+        let result = grant.require(self.name(), Scope::Push).and_then(|()| self.try_commit(narinfos, grant));
+        match &result {
+            Ok(committed) => {
+                for Committed { path, outcome, undeclared } in committed {
+                    if !undeclared.is_empty() {
+                        tracing::warn!(
+                            "cache '{}': {path} mentions {undeclared:?}, which its narinfo does not name",
+                            self.name()
+                        );
+                    }
+                    self.audit(grant, "narinfo", path.base_name(), &Ok(outcome.name().to_owned()));
+                }
+            }
+            Err(refusal) => {
+                let first = narinfos.first().map(|(part, _)| part.to_string()).unwrap_or_default();
+                self.audit(grant, "narinfo", &first, &Err(refusal.to_string()));
+            }
+        }
+        result
+    }
+
+    fn try_commit(&self, narinfos: &[(HashPart, Vec<u8>)], grant: &Grant) -> Result<Vec<Committed>, Refusal> {
+        if narinfos.len() > COMMIT_MAX {
+            return Err(Refusal::new(
+                RefusalKind::TooLarge,
+                format_args!("more than {COMMIT_MAX} narinfos in one commit"),
+            ));
+        }
+        let settings = self.settings();
+        let mut batch = HashMap::new();
+        for (part, text) in narinfos {
+            let info = parse(part, text, &settings)?;
+            if batch.insert(*part, info).is_some() {
+                return Err(Refusal::new(RefusalKind::Malformed, format_args!("'{part}' comes twice in one commit")));
+            }
+        }
+        let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
+        let _no_collection = self.storage().lock_shared().map_err(failed)?;
+        self.check_references(&batch, &settings)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let mut prepared = Vec::with_capacity(narinfos.len());
+            for info in narinfos.iter().filter_map(|(part, _)| batch.get(part)) {
+                prepared.push(self.prepare(info, &batch, &settings, grant)?);
+            }
+            let changed: Vec<&Prepared> =
+                prepared.iter().filter(|prepared| prepared.committed.outcome != Outcome::Unchanged).collect();
+            if changed.is_empty() || self.publish_all(&changed)? == Commit::Done {
+                return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
+            }
+        }
+        Err(Refusal::new(RefusalKind::Conflict, "others are committing the same paths; try again"))
+    }
+
+    /// Files are written before the index says that they are there, and get their names after.
+    fn publish_all(&self, changed: &[&Prepared]) -> Result<Commit, Refusal> {
+        let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
+        // A large commit has its files written after it: each is open until it has its name.
+        let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
+        let mut written = Vec::with_capacity(early.len());
+        for prepared in early {
+            written.push(storage::write_new(self.storage(), &prepared.record.narinfo).map_err(failed)?);
+        }
+        self.directory().sync_nars().map_err(failed)?;
+        let records = changed.iter().map(|prepared| prepared.record.clone()).collect();
+        if self.index().commit(self.id(), records, self.now())? == Commit::Changed {
+            return Ok(Commit::Changed);
+        }
+        let mut written = written.into_iter();
+        for prepared in changed {
+            let published = match written.next() {
+                Some(file) => self.publish_written(&prepared.record, file),
+                None => self.publish(&prepared.record),
+            };
+            if let Err(error) = published {
+                // It is committed: the index serves it, and the file is made at the next start.
+                tracing::warn!("cannot write '{}.narinfo': {error}", prepared.record.hash_part);
+            }
+        }
+        Ok(Commit::Done)
+    }
+
+    /// Each reference is in this cache, in the same commit, or in an upstream.
+    fn check_references(&self, batch: &HashMap<HashPart, NarInfo>, settings: &CacheSettings) -> Result<(), Refusal> {
+        let wanted: BTreeSet<&StorePath> = batch
+            .values()
+            .flat_map(|info| &info.references)
+            .filter(|reference| !batch.contains_key(&reference.hash_part()))
+            .collect();
+        let keep = |wanted: Vec<&StorePath>, have: Vec<bool>| -> Vec<StorePath> {
+            let have = have.into_iter().chain(std::iter::repeat(false));
+            wanted.into_iter().zip(have).filter(|(_, have)| !have).map(|(path, _)| path.clone()).collect()
+        };
+        let parts = |paths: &mut dyn Iterator<Item = &StorePath>| -> Vec<HashPart> {
+            paths.map(StorePath::hash_part).collect()
+        };
+        let present = self.index().present(self.id(), &parts(&mut wanted.iter().copied()))?;
+        let mut missing = keep(wanted.into_iter().collect(), present);
+        if !missing.is_empty()
+            && let Some(elsewhere) = self.elsewhere()
+        {
+            let have = elsewhere.have(self.name(), &parts(&mut missing.iter()));
+            missing = keep(missing.iter().collect(), have);
+        }
+        let Some(first) = missing.first() else { return Ok(()) };
+        let referrer = batch.values().find(|info| info.references.contains(first));
+        let referrer = referrer.map(|info| settings.store_dir.display(&info.path).to_string()).unwrap_or_default();
+        let named: Vec<&str> = missing.iter().take(NAMED_MAX).map(StorePath::base_name).collect();
+        let more = missing.len().saturating_sub(NAMED_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let message = format!(
+            "'{referrer}' is not kept: its closure lacks {}{more}. Push the whole closure; if Nix believes that it is here \
+             already, use 'nix copy --refresh'",
+            named.join(", ")
+        );
+        Err(Refusal::new(RefusalKind::Conflict, message))
+    }
+
+    fn prepare(
+        &self,
+        claimed: &NarInfo,
+        batch: &HashMap<HashPart, NarInfo>,
+        settings: &CacheSettings,
+        grant: &Grant,
+    ) -> Result<Prepared, Refusal> {
+        let part = claimed.path.hash_part();
+        let (file, nar) = self.nar_of(claimed)?;
+        let undeclared = self.undeclared(claimed, &nar, batch)?;
+        if settings.strict_references
+            && let Some(first) = undeclared.first()
+        {
+            let message = format!(
+                "'{}' refers to {first} and {} others, which its narinfo does not name",
+                claimed.path,
+                undeclared.len() - 1
+            );
+            return Err(Refusal::new(RefusalKind::Unprocessable, message));
+        }
+        let mut info = NarInfo::new(&claimed.path_info(0), format!("nar/{file}"), nar.compression);
+        info.file_hash = Some(nar.file_hash.into());
+        info.file_size = Some(nar.file_size);
+        let old = self.index().path(self.id(), &part)?;
+        let mut outcome = Outcome::Added;
+        if let Some(old) = &old {
+            let before = NarInfo::parse(&old.narinfo, &settings.store_dir).ok();
+            match before.filter(|before| is_same(before, &info)) {
+                Some(before) => {
+                    // It stays as it is, with what is new about it.
+                    let signatures = std::mem::replace(&mut info, before);
+                    merge(&mut info, &signatures.signatures);
+                    info.ca = info.ca.or(signatures.ca);
+                    info.deriver = info.deriver.take().or(signatures.deriver);
+                    outcome = Outcome::Unchanged;
+                }
+                None if grant.allows(self.name(), Scope::Replace) => outcome = Outcome::Replaced,
+                None => return Err(differs(old, &info)),
+            }
+        }
+        self.check_and_sign(&mut info, claimed, settings, grant)?;
+        let text = info.render(&settings.store_dir).into_bytes();
+        if outcome == Outcome::Unchanged && old.as_ref().is_some_and(|old| old.narinfo != text) {
+            outcome = Outcome::Signed;
+        }
+        let record = PathRecord {
+            hash_part: part,
+            path: info.path.to_string(),
+            nar_hash: info.nar_hash,
+            file: info.url.strip_prefix("nar/").unwrap_or(&info.url).to_owned(),
+            narinfo: text,
+            references: info
+                .references
+                .iter()
+                .map(StorePath::hash_part)
+                .filter(|reference| *reference != part)
+                .collect(),
+            listing_size: nar.listing_size,
+            version: old.map_or(0, |old| old.version),
+        };
+        Ok(Prepared { record, committed: Committed { path: info.path, outcome, undeclared } })
+    }
+
+    /// The NAR that a narinfo means: one that is here, and is what the narinfo says.
+    fn nar_of(&self, info: &NarInfo) -> Result<(String, NarRecord), Refusal> {
+        let path = &info.path;
+        let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
+        let name = name.and_then(|name| NarFileName::parse(name).ok()).ok_or_else(|| {
+            let message = format!(
+                "'{path}': its URL '{}' is not 'nar/<FileHash>.nar' with the extension of a compression",
+                info.url
+            );
+            Refusal::new(RefusalKind::Unprocessable, message)
+        })?;
+        let name = name.to_string();
+        let absent = || {
+            let message =
+                format!("'{path}': its NAR 'nar/{name}' is not here; push the path again (with 'nix copy --refresh')");
+            Refusal::new(RefusalKind::Conflict, message)
+        };
+        let nar = self.index().file(self.id(), &name)?.ok_or_else(absent)?;
+        let len = self.directory().nar_len(&name).map_err(|error| Refusal::of_file("look at", &name, &error))?;
+        if len != Some(nar.file_size) {
+            return Err(absent());
+        }
+        if (info.nar_hash, info.nar_size) != (nar.nar_hash, nar.nar_size) {
+            let message = format!(
+                "'{path}': its NAR has {} and {} bytes, and the narinfo says {} and {}: the store that it comes from is damaged \
+                 ('nix-store --verify-path' says so)",
+                nar.nar_hash, nar.nar_size, info.nar_hash, info.nar_size
+            );
+            return Err(Refusal::new(RefusalKind::Unprocessable, message));
+        }
+        Ok((name, nar))
+    }
+
+    /// Paths that are here, or come with the same commit, and that the NAR mentions although the narinfo does not.
+    fn undeclared(
+        &self,
+        info: &NarInfo,
+        nar: &NarRecord,
+        batch: &HashMap<HashPart, NarInfo>,
+    ) -> Result<Vec<HashPart>, Refusal> {
+        let declared: HashSet<HashPart> = info.references.iter().map(StorePath::hash_part).collect();
+        let others: Vec<HashPart> = nar.found.iter().filter(|part| !declared.contains(*part)).copied().collect();
+        let present = self.index().present(self.id(), &others)?;
+        let known = |(part, present): &(HashPart, bool)| *present || batch.contains_key(part);
+        Ok(others.into_iter().zip(present).filter(known).map(|(part, _)| part).collect())
+    }
+
+    /// Has the cache's keys sign a path, if that is due; refuses one without a signature that the cache requires.
+    fn check_and_sign(
+        &self,
+        info: &mut NarInfo,
+        claimed: &NarInfo,
+        settings: &CacheSettings,
+        grant: &Grant,
+    ) -> Result<(), Refusal> {
+        let fingerprint = info.fingerprint(&settings.store_dir);
+        // Only what this upload brings counts: what others have signed before says nothing about it.
+        let is_signed_by = |keys: &[narval_nix::PublicKey]| {
+            let keys: TrustedKeys = keys.iter().cloned().collect();
+            keys.find_valid(fingerprint.as_bytes(), &claimed.signatures).is_some()
+        };
+        if !settings.required_keys.is_empty() && !is_signed_by(&settings.required_keys) {
+            let names: Vec<&str> = settings.required_keys.iter().map(narval_nix::PublicKey::name).collect();
+            let message = format!(
+                "'{}' has no valid signature of {}, which this cache requires: sign it ('nix store sign') and push again",
+                info.path,
+                names.join(" or ")
+            );
+            return Err(Refusal::new(RefusalKind::Unprocessable, message));
+        }
+        if grant.allows(self.name(), Scope::Sign) || is_signed_by(&settings.trusted_keys) {
+            let signatures: Vec<Signature> =
+                self.sign_keys().iter().map(|key| key.sign(fingerprint.as_bytes())).collect();
+            merge(info, &signatures);
+        }
+        Ok(())
+    }
+}
+
+/// The most files that are written, and open, before their commit.
+const WRITTEN_EARLY_MAX: usize = 128;
+
+fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarInfo, Refusal> {
+    let invalid = |reason: &dyn std::fmt::Display| {
+        Refusal::new(RefusalKind::Unprocessable, format_args!("'{part}.narinfo' is refused: {reason}"))
+    };
+    let info = NarInfo::parse(text, &settings.store_dir).map_err(|error| invalid(&error))?;
+    if info.path.hash_part() != *part {
+        return Err(invalid(&format_args!("it is one of '{}'", info.path)));
+    }
+    if let Some(ca) = &info.ca
+        && !ca.names(&settings.store_dir, &info.path, &info.reference_set())
+    {
+        return Err(invalid(&format_args!("'{}' is not the path of its CA '{ca}'", info.path)));
+    }
+    Ok(info)
+}
+
+/// Whether two narinfos speak of the same contents and references: what signatures cover.
+fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
+    one.path == other.path
+        && (one.nar_hash, one.nar_size) == (other.nar_hash, other.nar_size)
+        && one.reference_set() == other.reference_set()
+}
+
+/// Adds signatures that are not there yet. Sorted, as Nix writes them.
+fn merge(info: &mut NarInfo, signatures: &[Signature]) {
+    let mut all: BTreeSet<Signature> = info.signatures.iter().cloned().collect();
+    for signature in signatures {
+        if all.len() < SIGNATURES_MAX {
+            all.insert(signature.clone());
+        }
+    }
+    info.signatures = all.into_iter().collect();
+}
+
+fn differs(old: &PathRecord, info: &NarInfo) -> Refusal {
+    let what = if old.nar_hash == info.nar_hash { "other references" } else { "other contents" };
+    let message = format!(
+        "'{}' is here with {what} ({}): it was built twice with different results; delete it ('narval cache delete'), or push with \
+         a token that may replace",
+        info.path, old.nar_hash
+    );
+    Refusal::new(RefusalKind::Conflict, message)
+}

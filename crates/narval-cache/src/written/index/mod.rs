@@ -1,0 +1,202 @@
+//! The index of a data folder: what there is, and who may do what with it.
+//!
+//! A trait, because one machine has it in SQLite and many share one in PostgreSQL. Each method is one transaction: done as a
+//! whole when it returns, or not at all. What is said to be durable then survives a loss of power, too.
+
+mod sqlite;
+
+use std::path::PathBuf;
+
+use narval_nix::{Compression, HashPart, NarHash, Sha256};
+use thiserror::Error;
+
+use super::CacheName;
+
+pub(crate) use sqlite::{NOTICED_AFTER, Sqlite};
+
+/// Why the index could not be asked or changed.
+#[derive(Debug, Clone, Error)]
+pub enum IndexError {
+    /// The database fails.
+    #[error("the index '{}' fails: {reason}", path.display())]
+    Database {
+        /// Its file.
+        path: PathBuf,
+        /// What it says.
+        reason: String,
+        /// Whether there is no room for it.
+        full: bool,
+    },
+    /// It was made by a later version.
+    #[error("the index '{}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one", path.display())]
+    Newer {
+        /// Its file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The version that is known.
+        known: u32,
+    },
+    /// The thread that writes it is gone.
+    #[error("the index '{}' is closed", path.display())]
+    Closed {
+        /// Its file.
+        path: PathBuf,
+    },
+}
+
+impl IndexError {
+    /// Whether there is no room for it.
+    pub const fn is_full(&self) -> bool {
+        matches!(self, Self::Database { full: true, .. })
+    }
+}
+
+/// The number of a cache in the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct CacheId(pub(crate) i64);
+
+/// A cache as it is recorded.
+#[derive(Debug, Clone)]
+pub(crate) struct CacheRecord {
+    pub(crate) id: CacheId,
+    pub(crate) name: CacheName,
+    /// JSON.
+    pub(crate) settings: String,
+}
+
+/// One stored form of a NAR: there is one file for each NarHash and compression.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NarRecord {
+    pub(crate) nar_hash: NarHash,
+    pub(crate) nar_size: u64,
+    pub(crate) compression: Compression,
+    pub(crate) file_hash: Sha256,
+    pub(crate) file_size: u64,
+    /// Bytes of its listing, if there is one.
+    pub(crate) listing_size: Option<u64>,
+    /// Hash parts that the scan of its contents found.
+    pub(crate) found: Vec<HashPart>,
+}
+
+/// A path of a cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PathRecord {
+    pub(crate) hash_part: HashPart,
+    /// Base name.
+    pub(crate) path: String,
+    pub(crate) nar_hash: NarHash,
+    /// The file of its NAR, below `nar/`.
+    pub(crate) file: String,
+    /// The text that is served.
+    pub(crate) narinfo: Vec<u8>,
+    /// Hash parts of what it refers to, without itself.
+    pub(crate) references: Vec<HashPart>,
+    /// Bytes of its listing.
+    pub(crate) listing_size: Option<u64>,
+    /// Changes with every change of the row; 0 for one that is new.
+    pub(crate) version: i64,
+}
+
+/// What came of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Commit {
+    /// All of it is visible, and durable.
+    Done,
+    /// Somebody else changed one of these paths meanwhile: nothing was done.
+    Changed,
+}
+
+/// A token as it is recorded.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenRecord {
+    pub(crate) id: String,
+    /// SHA-256 of the whole token.
+    pub(crate) hash: [u8; 32],
+    pub(crate) label: String,
+    /// Names of scopes, separated by commas.
+    pub(crate) scopes: String,
+    /// Patterns, separated by blanks.
+    pub(crate) caches: String,
+    pub(crate) created: u64,
+    pub(crate) expires: Option<u64>,
+    pub(crate) last_used: Option<u64>,
+    pub(crate) revoked: Option<u64>,
+}
+
+/// How much is in a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Paths with a narinfo.
+    pub paths: u64,
+    /// Names of NARs, aliases among them.
+    pub files: u64,
+    /// Bytes of NARs as they are stored, each counted once.
+    pub bytes: u64,
+}
+
+/// Something about files that the index says and that files may not show yet, if a process was killed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// The narinfo and the listing of this hash part.
+    Path(HashPart),
+    /// The file of this name below `nar/`.
+    File(String),
+    /// The file of a NAR, and its listing, that no cache may have any more.
+    Blob(NarHash, Compression),
+}
+
+/// The index. Times are seconds since 1970.
+pub(crate) trait Index: Send + Sync {
+    /// A number that grows with every change that a reader can see, by whichever process.
+    fn stamp(&self) -> u64;
+
+    /// All caches.
+    fn caches(&self) -> Result<Vec<CacheRecord>, IndexError>;
+    /// Makes a cache; one of this name that is there stays as it is, and is returned.
+    fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError>;
+    /// Changes the settings of a cache.
+    fn set_settings(&self, cache: CacheId, settings: &str) -> Result<(), IndexError>;
+    /// How much is in a cache.
+    fn usage(&self, cache: CacheId) -> Result<Usage, IndexError>;
+
+    /// The stored form of a NAR, in whichever cache.
+    fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError>;
+    /// What a name below `nar/` means in a cache.
+    fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
+    /// Gives a name to a stored NAR. Durable with the next commit.
+    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError>;
+    /// Forgets a name below `nar/`, whose file is gone.
+    fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
+
+    /// The narinfo of a path.
+    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError>;
+    /// The narinfos of paths, in the order of the question.
+    fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError>;
+    /// What is recorded of a path.
+    fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError>;
+    /// Which of these paths are there.
+    fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
+    /// Makes paths visible, all at once and durably, or none: each must still have the version of its record.
+    fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError>;
+    /// Keeps these paths until then, whatever collects garbage.
+    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError>;
+
+    /// What may not be as the index says, the oldest first.
+    fn pending(&self) -> Result<Vec<(CacheId, Pending)>, IndexError>;
+    /// What was pending up to this number is durable.
+    fn settle(&self, up_to: i64) -> Result<(), IndexError>;
+    /// The greatest number that is pending.
+    fn pending_max(&self) -> Result<Option<i64>, IndexError>;
+
+    /// Records a token.
+    fn add_token(&self, token: TokenRecord) -> Result<(), IndexError>;
+    /// A token.
+    fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError>;
+    /// All tokens, the oldest first.
+    fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError>;
+    /// Revokes a token; false when there is none of this id.
+    fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError>;
+    /// Notes when tokens were last used.
+    fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError>;
+}

@@ -1,0 +1,242 @@
+//! The index in SQLite: WAL, any number of readers, one thread that writes.
+//!
+//! Writers hand a function to the thread and wait. It takes all that wait into one transaction, so that one `fsync` makes
+//! many commits durable. Processes beside this one (administration commands) write the same database in turns.
+
+mod nars;
+mod paths;
+mod schema;
+mod tokens;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use narval_nix::{Compression, HashPart, NarHash};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use self::writer::{Durability, Writer};
+use super::{CacheId, CacheRecord, Commit, Index, IndexError, NarRecord, PathRecord, Pending, TokenRecord, Usage};
+use crate::written::CacheName;
+
+/// Idle connections kept for readers.
+const IDLE_MAX: usize = 16;
+
+/// How long SQLite waits for another process's transaction.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Prepared statements kept per connection.
+const STATEMENTS_MAX: usize = 48;
+
+/// SQLite's page cache per connection, in KiB. Small: the kernel's page cache is behind it.
+const PAGE_CACHE_KIB: i64 = 1024;
+
+/// Changes by other processes are looked for at most this often. A command that changes something waits for twice as long
+/// before it ends, so that no server answers from before it afterwards.
+pub(crate) const NOTICED_AFTER: Duration = Duration::from_millis(10);
+
+/// The index in SQLite.
+pub(crate) struct Sqlite {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    writer: Writer,
+    /// The stamp as far as this process knows.
+    stamp: std::sync::Arc<AtomicU64>,
+    others: Mutex<Others>,
+}
+
+/// What tells that another process has changed the index.
+struct Others {
+    connection: Connection,
+    /// SQLite's `data_version` when it was last looked at.
+    version: i64,
+    looked: Instant,
+}
+
+impl Sqlite {
+    /// Opens the index, and makes it when it is missing.
+    pub(crate) fn open(path: &Path) -> Result<Self, IndexError> {
+        let mut connection = connect(path)?;
+        schema::prepare(&mut connection, path)?;
+        let others = connect(path)?;
+        let fail = |error| sql_error(path, &error);
+        let stamp = std::sync::Arc::new(AtomicU64::new(schema::stamp(&others).map_err(fail)?));
+        let version = data_version(&others).map_err(fail)?;
+        let writer = Writer::start(connection, path, std::sync::Arc::clone(&stamp))?;
+        Ok(Self {
+            path: path.to_owned(),
+            idle: Mutex::new(Vec::new()),
+            writer,
+            stamp,
+            others: Mutex::new(Others { connection: others, version, looked: Instant::now() }),
+        })
+    }
+
+    fn read<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, IndexError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => connect(&self.path)?,
+        };
+        let answer = ask(&connection).map_err(|error| sql_error(&self.path, &error));
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_MAX {
+            idle.push(connection);
+        }
+        answer
+    }
+
+    fn write<T: Send + 'static>(
+        &self,
+        durability: Durability,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, IndexError> {
+        self.writer.write(durability, change)
+    }
+}
+
+impl Index for Sqlite {
+    fn stamp(&self) -> u64 {
+        // Somebody else is just looking: what they find counts from then on.
+        if let Ok(mut others) = self.others.try_lock()
+            && others.looked.elapsed() >= NOTICED_AFTER
+        {
+            others.looked = Instant::now();
+            // Without an answer every memo is stale: a number that never was.
+            match data_version(&others.connection) {
+                Ok(version) if version == others.version => {}
+                Ok(version) => match schema::stamp(&others.connection) {
+                    Ok(stamp) => {
+                        others.version = version;
+                        self.stamp.fetch_max(stamp, Ordering::AcqRel);
+                    }
+                    Err(_) => return u64::MAX,
+                },
+                Err(_) => return u64::MAX,
+            }
+        }
+        self.stamp.load(Ordering::Acquire)
+    }
+
+    fn caches(&self) -> Result<Vec<CacheRecord>, IndexError> {
+        self.read(schema::caches)
+    }
+
+    fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError> {
+        let (name, settings) = (name.clone(), settings.to_owned());
+        self.write(Durability::Full, move |connection| schema::create_cache(connection, &name, &settings, now))
+    }
+
+    fn set_settings(&self, cache: CacheId, settings: &str) -> Result<(), IndexError> {
+        let settings = settings.to_owned();
+        self.write(Durability::Full, move |connection| schema::set_settings(connection, cache, &settings))
+    }
+
+    fn usage(&self, cache: CacheId) -> Result<Usage, IndexError> {
+        self.read(|connection| nars::usage(connection, cache))
+    }
+
+    fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError> {
+        self.read(|connection| nars::nar(connection, nar_hash, compression))
+    }
+
+    fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError> {
+        self.read(|connection| nars::file(connection, cache, name))
+    }
+
+    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
+        let (name, nar) = (name.to_owned(), nar.clone());
+        self.write(Durability::Later, move |connection| nars::add_file(connection, cache, &name, &nar, now))
+    }
+
+    fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+        let name = name.to_owned();
+        self.write(Durability::Later, move |connection| nars::remove_file(connection, cache, &name))
+    }
+
+    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {
+        self.read(|connection| paths::narinfo(connection, cache, hash_part))
+    }
+
+    fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
+        self.read(|connection| hash_parts.iter().map(|part| paths::narinfo(connection, cache, part)).collect())
+    }
+
+    fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError> {
+        self.read(|connection| paths::path(connection, cache, hash_part))
+    }
+
+    fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError> {
+        self.read(|connection| hash_parts.iter().map(|part| paths::is_present(connection, cache, part)).collect())
+    }
+
+    fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError> {
+        self.write(Durability::Full, move |connection| paths::commit(connection, cache, &paths, now))
+    }
+
+    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError> {
+        let hash_parts = hash_parts.to_vec();
+        self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))
+    }
+
+    fn pending(&self) -> Result<Vec<(CacheId, Pending)>, IndexError> {
+        self.read(schema::pending)
+    }
+
+    fn settle(&self, up_to: i64) -> Result<(), IndexError> {
+        self.write(Durability::Later, move |connection| schema::settle(connection, up_to))
+    }
+
+    fn pending_max(&self) -> Result<Option<i64>, IndexError> {
+        self.read(schema::pending_max)
+    }
+
+    fn add_token(&self, token: TokenRecord) -> Result<(), IndexError> {
+        self.write(Durability::Full, move |connection| tokens::add(connection, &token))
+    }
+
+    fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError> {
+        self.read(|connection| tokens::get(connection, id))
+    }
+
+    fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError> {
+        self.read(tokens::all)
+    }
+
+    fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError> {
+        let id = id.to_owned();
+        self.write(Durability::Full, move |connection| tokens::revoke(connection, &id, now))
+    }
+
+    fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError> {
+        self.write(Durability::Later, move |connection| tokens::used(connection, &used))
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, IndexError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let set_up = |connection: Connection| {
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+        connection.pragma_update(None, "journal_mode", "wal")?;
+        connection.pragma_update(None, "synchronous", "normal")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        connection.pragma_update(None, "cache_size", -PAGE_CACHE_KIB)?;
+        Ok(connection)
+    };
+    Connection::open_with_flags(path, flags).and_then(set_up).map_err(|error| sql_error(path, &error))
+}
+
+fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.prepare_cached("pragma data_version")?.query_row([], |row| row.get(0))
+}
+
+fn sql_error(path: &Path, error: &rusqlite::Error) -> IndexError {
+    let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+    IndexError::Database { path: path.to_owned(), reason: error.to_string(), full }
+}
+
+#[cfg(test)]
+mod tests;

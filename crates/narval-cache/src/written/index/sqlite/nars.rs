@@ -1,0 +1,137 @@
+//! Stored NARs and their names.
+
+use narval_nix::{Compression, NarHash, Sha256};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::schema::{add_pending, is_visible, join, parsed, split};
+use crate::written::index::{CacheId, NarRecord, Usage};
+
+const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
+
+fn record(row: &Row<'_>) -> rusqlite::Result<NarRecord> {
+    let found: String = row.get(6)?;
+    Ok(NarRecord {
+        nar_hash: Sha256::from_bytes(row.get(0)?),
+        nar_size: row.get(1)?,
+        compression: parsed(row, 2)?,
+        file_hash: Sha256::from_bytes(row.get(3)?),
+        file_size: row.get(4)?,
+        listing_size: row.get(5)?,
+        found: split(&found),
+    })
+}
+
+pub(super) fn nar(
+    connection: &Connection,
+    nar_hash: &NarHash,
+    compression: Compression,
+) -> rusqlite::Result<Option<NarRecord>> {
+    let query = format!("select {COLUMNS} from nars n where nar_hash = ? and compression = ?");
+    let mut statement = connection.prepare_cached(&query)?;
+    statement.query_row(params![nar_hash.as_bytes(), compression.name()], record).optional()
+}
+
+pub(super) fn file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Option<NarRecord>> {
+    let query = format!("select {COLUMNS} from files f join nars n on n.id = f.nar where f.cache = ? and f.name = ?");
+    connection.prepare_cached(&query)?.query_row(params![cache.0, name], record).optional()
+}
+
+/// Gives a name to a NAR. Where a row has another file's hash, that file is lost and this one takes its place: what was named
+/// after the lost one is forgotten, since its narinfos say what is no longer true.
+pub(super) fn add_file(
+    connection: &Connection,
+    cache: CacheId,
+    name: &str,
+    nar: &NarRecord,
+    now: u64,
+) -> rusqlite::Result<()> {
+    let query = "select id, file_hash, file_size from nars where nar_hash = ? and compression = ?";
+    let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, [u8; 32]>(1)?, row.get::<_, u64>(2)?));
+    let key = params![nar.nar_hash.as_bytes(), nar.compression.name()];
+    let known = connection.prepare_cached(query)?.query_row(key, row).optional()?;
+    let id = match known {
+        Some((id, file_hash, file_size)) if file_hash == *nar.file_hash.as_bytes() && file_size == nar.file_size => id,
+        Some((id, ..)) => {
+            forget_names(connection, id)?;
+            insert(connection, nar)?
+        }
+        None => insert(connection, nar)?,
+    };
+    if !is_in_cache(connection, cache, id)? {
+        add_bytes(connection, cache, i64::try_from(nar.file_size).unwrap_or(i64::MAX))?;
+    }
+    let add = "insert into files (cache, name, nar, added, used, orphaned) values (?1, ?2, ?3, ?4, ?4, ?4) \
+         on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, \
+         orphaned = iif(orphaned is null, null, excluded.orphaned)";
+    connection.prepare_cached(add)?.execute(params![cache.0, name, id, now])?;
+    add_pending(connection, cache, "file", name)
+}
+
+fn insert(connection: &Connection, nar: &NarRecord) -> rusqlite::Result<i64> {
+    let insert = "insert into nars (nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
+         values (?, ?, ?, ?, ?, ?, ?) returning id";
+    connection.prepare_cached(insert)?.query_row(
+        params![
+            nar.nar_hash.as_bytes(),
+            nar.compression.name(),
+            nar.nar_size,
+            nar.file_hash.as_bytes(),
+            nar.file_size,
+            nar.listing_size,
+            join(&nar.found)
+        ],
+        |row| row.get(0),
+    )
+}
+
+fn is_in_cache(connection: &Connection, cache: CacheId, nar: i64) -> rusqlite::Result<bool> {
+    connection.prepare_cached("select 1 from files where nar = ? and cache = ?")?.exists(params![nar, cache.0])
+}
+
+fn add_bytes(connection: &Connection, cache: CacheId, bytes: i64) -> rusqlite::Result<()> {
+    let add = "update caches set bytes = max(0, bytes + ?) where id = ?";
+    connection.prepare_cached(add)?.execute(params![bytes, cache.0]).map(drop)
+}
+
+/// Forgets every name of a NAR, and the paths that are served from it.
+fn forget_names(connection: &Connection, nar: i64) -> rusqlite::Result<()> {
+    let names: Vec<(i64, String)> = connection
+        .prepare_cached("select cache, name from files where nar = ?")?
+        .query_map([nar], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    names.iter().try_for_each(|(cache, name)| remove_file(connection, CacheId(*cache), name))
+}
+
+/// Forgets a name, whose file is gone, and the paths that are served from it.
+pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<()> {
+    let query = "select n.id, n.file_size from files f join nars n on n.id = f.nar where f.cache = ? and f.name = ?";
+    let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+    let found = connection.prepare_cached(query)?.query_row(params![cache.0, name], row).optional()?;
+    let Some((nar, file_size)) = found else { return Ok(()) };
+    let paths: Vec<String> = connection
+        .prepare_cached("delete from paths where cache = ? and file = ? returning hash_part")?
+        .query_map(params![cache.0, name], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    for part in &paths {
+        add_pending(connection, cache, "path", part)?;
+    }
+    connection.prepare_cached("delete from files where cache = ? and name = ?")?.execute(params![cache.0, name])?;
+    add_pending(connection, cache, "file", name)?;
+    if !is_in_cache(connection, cache, nar)? {
+        add_bytes(connection, cache, -file_size)?;
+    }
+    let last = "delete from nars where id = ?1 and not exists (select 1 from files where nar = ?1) \
+         returning nar_hash, compression";
+    let blob = |row: &Row<'_>| Ok(format!("{} {}", Sha256::from_bytes(row.get(0)?), row.get::<_, String>(1)?));
+    if let Some(blob) = connection.prepare_cached(last)?.query_row([nar], blob).optional()? {
+        add_pending(connection, cache, "blob", &blob)?;
+    }
+    if paths.is_empty() { Ok(()) } else { is_visible(connection) }
+}
+
+pub(super) fn usage(connection: &Connection, cache: CacheId) -> rusqlite::Result<Usage> {
+    let count = "select (select count(*) from paths where cache = ?1), (select count(*) from files where cache = ?1), \
+         (select bytes from caches where id = ?1)";
+    let usage = |row: &Row<'_>| Ok(Usage { paths: row.get(0)?, files: row.get(1)?, bytes: row.get(2)? });
+    connection.prepare_cached(count)?.query_row([cache.0], usage)
+}

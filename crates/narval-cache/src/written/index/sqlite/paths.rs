@@ -1,0 +1,121 @@
+//! Paths, their references, and leases.
+
+use narval_nix::{HashPart, Sha256};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::schema::{add_pending, is_visible, parsed};
+use crate::written::index::{CacheId, Commit, PathRecord};
+
+pub(super) fn narinfo(
+    connection: &Connection,
+    cache: CacheId,
+    hash_part: &HashPart,
+) -> rusqlite::Result<Option<Vec<u8>>> {
+    let query = "select narinfo from paths where cache = ? and hash_part = ?";
+    connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], |row| row.get(0)).optional()
+}
+
+pub(super) fn is_present(connection: &Connection, cache: CacheId, hash_part: &HashPart) -> rusqlite::Result<bool> {
+    let query = "select 1 from paths where cache = ? and hash_part = ?";
+    connection.prepare_cached(query)?.exists(params![cache.0, hash_part.as_str()])
+}
+
+pub(super) fn path(
+    connection: &Connection,
+    cache: CacheId,
+    hash_part: &HashPart,
+) -> rusqlite::Result<Option<PathRecord>> {
+    let query = "select id, path, nar_hash, file, narinfo, listing_size, version from paths \
+         where cache = ? and hash_part = ?";
+    let found = connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], |row| {
+        let record = PathRecord {
+            hash_part: *hash_part,
+            path: row.get(1)?,
+            nar_hash: Sha256::from_bytes(row.get(2)?),
+            file: row.get(3)?,
+            narinfo: row.get(4)?,
+            references: Vec::new(),
+            listing_size: row.get(5)?,
+            version: row.get(6)?,
+        };
+        Ok((row.get::<_, i64>(0)?, record))
+    });
+    let Some((id, mut record)) = found.optional()? else { return Ok(None) };
+    let mut references = connection.prepare_cached("select reference from refs where referrer = ? order by 1")?;
+    record.references = references.query_map([id], |row| parsed(row, 0))?.collect::<Result<_, _>>()?;
+    Ok(Some(record))
+}
+
+pub(super) fn commit(
+    connection: &Connection,
+    cache: CacheId,
+    paths: &[PathRecord],
+    now: u64,
+) -> rusqlite::Result<Commit> {
+    // All are looked at before the first is changed: what has changed undoes nothing then.
+    for path in paths {
+        let query = "select version from paths where cache = ? and hash_part = ?";
+        let mut statement = connection.prepare_cached(query)?;
+        let version: Option<i64> =
+            statement.query_row(params![cache.0, path.hash_part.as_str()], |row| row.get(0)).optional()?;
+        if version.unwrap_or(0) != path.version {
+            return Ok(Commit::Changed);
+        }
+    }
+    for path in paths {
+        write(connection, cache, path, now)?;
+    }
+    is_visible(connection)?;
+    Ok(Commit::Done)
+}
+
+fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -> rusqlite::Result<()> {
+    let part = path.hash_part.as_str();
+    let old: Option<String> = connection
+        .prepare_cached("select file from paths where cache = ? and hash_part = ?")?
+        .query_row(params![cache.0, part], |row| row.get(0))
+        .optional()?;
+    let upsert = "insert into paths \
+         (cache, hash_part, path, nar_hash, file, narinfo, listing_size, version, added, used) \
+         values (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8, ?8) on conflict (cache, hash_part) do update set \
+         path = excluded.path, nar_hash = excluded.nar_hash, file = excluded.file, narinfo = excluded.narinfo, \
+         listing_size = excluded.listing_size, version = version + 1, used = excluded.used returning id";
+    let id: i64 = connection.prepare_cached(upsert)?.query_row(
+        params![cache.0, part, path.path, path.nar_hash.as_bytes(), path.file, path.narinfo, path.listing_size, now],
+        |row| row.get(0),
+    )?;
+    connection.prepare_cached("delete from refs where referrer = ?")?.execute([id])?;
+    let mut add =
+        connection.prepare_cached("insert into refs (referrer, reference) values (?, ?) on conflict do nothing")?;
+    for reference in &path.references {
+        add.execute(params![id, reference.as_str()])?;
+    }
+    let adopt = "update files set orphaned = null, used = ? where cache = ? and name = ?";
+    connection.prepare_cached(adopt)?.execute(params![now, cache.0, path.file])?;
+    if let Some(old) = old.filter(|old| *old != path.file) {
+        orphan(connection, cache, &old, now)?;
+    }
+    add_pending(connection, cache, "path", part)
+}
+
+/// Notes that no narinfo names a file any more, if that is so.
+pub(super) fn orphan(connection: &Connection, cache: CacheId, file: &str, now: u64) -> rusqlite::Result<()> {
+    let orphan = "update files set orphaned = ?1 where cache = ?2 and name = ?3 \
+         and not exists (select 1 from paths where cache = ?2 and file = ?3)";
+    connection.prepare_cached(orphan)?.execute(params![now, cache.0, file]).map(drop)
+}
+
+pub(super) fn lease(
+    connection: &Connection,
+    cache: CacheId,
+    hash_parts: &[HashPart],
+    until: u64,
+) -> rusqlite::Result<()> {
+    let lease = "insert into leases (cache, hash_part, until) values (?, ?, ?) \
+         on conflict do update set until = max(until, excluded.until)";
+    let mut statement = connection.prepare_cached(lease)?;
+    for part in hash_parts {
+        statement.execute(params![cache.0, part.as_str(), until])?;
+    }
+    Ok(())
+}

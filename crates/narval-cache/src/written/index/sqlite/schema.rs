@@ -1,0 +1,203 @@
+//! Tables, caches, and what files may not show yet.
+
+use std::path::Path;
+
+use narval_nix::HashPart;
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::sql_error;
+use crate::written::CacheName;
+use crate::written::index::{CacheId, CacheRecord, IndexError, Pending};
+
+/// The version of [`SCHEMA`], in SQLite's `user_version`.
+const VERSION: u32 = 1;
+
+/// Times are seconds since 1970; hash parts are their 32 characters.
+const SCHEMA: &str = "
+create table meta (key text primary key not null, value integer not null) without rowid;
+insert into meta values ('stamp', 1);
+
+create table caches (
+  id integer primary key autoincrement not null, name text unique not null, settings text not null,
+  created integer not null,
+  -- Bytes of NARs in it, each counted once.
+  bytes integer not null default 0);
+
+-- One row for each NarHash and compression: one file below blobs/.
+create table nars (
+  id integer primary key autoincrement not null,
+  nar_hash blob not null, compression text not null, nar_size integer not null,
+  file_hash blob not null, file_size integer not null, listing_size integer,
+  -- Hash parts that the scan found, one after another.
+  found text not null,
+  unique (nar_hash, compression));
+
+-- Names below a cache's nar/. Several may mean one NAR.
+create table files (
+  cache integer not null references caches (id), name text not null, nar integer not null references nars (id),
+  added integer not null, used integer not null,
+  -- Since when no narinfo names it; null while one does.
+  orphaned integer,
+  primary key (cache, name)) without rowid;
+create index files_by_nar on files (nar, cache);
+create index files_orphaned on files (orphaned) where orphaned is not null;
+
+create table paths (
+  id integer primary key autoincrement not null,
+  cache integer not null references caches (id), hash_part text not null, path text not null,
+  nar_hash blob not null, file text not null, narinfo blob not null, listing_size integer,
+  version integer not null, added integer not null, used integer not null,
+  unique (cache, hash_part));
+create index paths_by_file on paths (cache, file);
+
+-- A reference names a hash part: it may be a path of an upstream.
+create table refs (
+  referrer integer not null references paths (id) on delete cascade, reference text not null,
+  primary key (referrer, reference)) without rowid;
+create index refs_by_reference on refs (reference);
+
+create table leases (
+  cache integer not null references caches (id), hash_part text not null, until integer not null,
+  primary key (cache, hash_part)) without rowid;
+
+create table pins (
+  id integer primary key autoincrement not null,
+  cache integer not null references caches (id), name text not null, hash_part text not null, path text not null,
+  created integer not null, until integer, keep integer);
+create index pins_by_name on pins (cache, name);
+
+create table tokens (
+  id text primary key not null, hash blob not null, label text not null, scopes text not null, caches text not null,
+  created integer not null, expires integer, last_used integer, revoked integer) without rowid;
+
+-- What a process that is killed may have left undone with files.
+create table pending (
+  id integer primary key autoincrement not null, cache integer not null references caches (id),
+  kind text not null, name text not null);
+";
+
+/// Makes the tables when they are missing.
+pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
+    let fail = |error| sql_error(path, &error);
+    let version = |connection: &Connection| -> rusqlite::Result<u32> {
+        connection.pragma_query_value(None, "user_version", |row| row.get(0))
+    };
+    let mut found = version(connection).map_err(fail)?;
+    if found == 0 {
+        let transaction =
+            connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(fail)?;
+        // Another process may have been faster.
+        found = version(&transaction).map_err(fail)?;
+        if found == 0 {
+            transaction.execute_batch(SCHEMA).map_err(fail)?;
+            transaction.pragma_update(None, "user_version", VERSION).map_err(fail)?;
+            found = VERSION;
+        }
+        transaction.commit().map_err(fail)?;
+    }
+    if found > VERSION {
+        return Err(IndexError::Newer { path: path.to_owned(), found, known: VERSION });
+    }
+    Ok(())
+}
+
+pub(super) fn stamp(connection: &Connection) -> rusqlite::Result<u64> {
+    connection.prepare_cached("select value from meta where key = 'stamp'")?.query_row([], |row| row.get(0))
+}
+
+/// To be done in every transaction that changes what a reader can see.
+pub(super) fn is_visible(connection: &Connection) -> rusqlite::Result<()> {
+    connection.prepare_cached("update meta set value = value + 1 where key = 'stamp'")?.execute([]).map(drop)
+}
+
+pub(super) fn caches(connection: &Connection) -> rusqlite::Result<Vec<CacheRecord>> {
+    let mut statement = connection.prepare_cached("select id, name, settings from caches order by name")?;
+    statement.query_map([], cache)?.collect()
+}
+
+fn cache(row: &Row<'_>) -> rusqlite::Result<CacheRecord> {
+    Ok(CacheRecord { id: CacheId(row.get(0)?), name: parsed(row, 1)?, settings: row.get(2)? })
+}
+
+pub(super) fn create_cache(
+    connection: &Connection,
+    name: &CacheName,
+    settings: &str,
+    now: u64,
+) -> rusqlite::Result<CacheRecord> {
+    connection.execute(
+        "insert into caches (name, settings, created) values (?, ?, ?) on conflict do nothing",
+        params![name.as_str(), settings, now],
+    )?;
+    is_visible(connection)?;
+    connection.query_row("select id, name, settings from caches where name = ?", [name.as_str()], cache)
+}
+
+pub(super) fn set_settings(connection: &Connection, id: CacheId, settings: &str) -> rusqlite::Result<()> {
+    connection.execute("update caches set settings = ? where id = ?", params![settings, id.0])?;
+    is_visible(connection)
+}
+
+/// Notes that files may not be as the index says from now on.
+pub(super) fn add_pending(connection: &Connection, cache: CacheId, kind: &str, name: &str) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached("insert into pending (cache, kind, name) values (?, ?, ?)")?;
+    statement.execute(params![cache.0, kind, name]).map(drop)
+}
+
+pub(super) fn pending(connection: &Connection) -> rusqlite::Result<Vec<(CacheId, Pending)>> {
+    let mut statement = connection.prepare_cached("select cache, kind, name from pending order by id")?;
+    let rows = statement.query_map([], |row| {
+        let pending = match row.get::<_, String>(1)?.as_str() {
+            "path" => Pending::Path(parsed(row, 2)?),
+            "file" => Pending::File(row.get(2)?),
+            _ => {
+                let name: String = row.get(2)?;
+                let (hash, compression) = name.split_once(' ').unwrap_or_default();
+                Pending::Blob(convert(hash.parse(), 2)?, convert(compression.parse(), 2)?)
+            }
+        };
+        Ok((CacheId(row.get(0)?), pending))
+    })?;
+    rows.collect()
+}
+
+pub(super) fn settle(connection: &Connection, up_to: i64) -> rusqlite::Result<()> {
+    connection.execute("delete from pending where id <= ?", [up_to]).map(drop)
+}
+
+pub(super) fn pending_max(connection: &Connection) -> rusqlite::Result<Option<i64>> {
+    connection
+        .prepare_cached("select max(id) from pending")?
+        .query_row([], |row| row.get(0))
+        .optional()
+        .map(Option::flatten)
+}
+
+/// A column that holds the text of something.
+pub(super) fn parsed<T>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    convert(row.get::<_, String>(column)?.parse(), column)
+}
+
+fn convert<T, E>(parsed: Result<T, E>, column: usize) -> rusqlite::Result<T>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    parsed.map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
+}
+
+/// Hash parts, one after another.
+pub(super) fn join(parts: &[HashPart]) -> String {
+    parts.iter().map(HashPart::as_str).collect()
+}
+
+/// The reverse of [`join`].
+pub(super) fn split(text: &str) -> Vec<HashPart> {
+    text.as_bytes()
+        .chunks(narval_nix::store_path::HASH_PART_LEN)
+        .filter_map(|part| HashPart::parse(part).ok())
+        .collect()
+}

@@ -1,0 +1,170 @@
+//! Receiving NARs.
+//!
+//! An upload is written to a file of its own while one pass verifies it: SHA-256 of the file, a bounded decoder, the NAR's
+//! grammar, SHA-256 of the NAR, its listing, the store paths that it mentions. What passes is made durable, recorded and given
+//! its names, in this order; what does not leaves nothing. One thread does all of it, the one that has the body.
+
+mod listing;
+mod pass;
+mod scan;
+mod tee;
+
+use std::io::Read;
+use std::sync::PoisonError;
+
+use narval_nix::{Compression, NarHash, Sha256};
+use narval_store::TemporaryFile;
+
+use self::pass::{Claims, Verified, verify};
+use super::index::NarRecord;
+use super::storage::{self, file_len};
+use super::{Cache, Grant, NarFileName, Refusal, RefusalKind, Scope};
+
+/// What becomes of an upload that begins.
+#[derive(Debug)]
+pub enum Begin {
+    /// The cache has this file: nothing need be sent.
+    Known,
+    /// It is to be sent.
+    Receive(Box<Upload>),
+}
+
+/// An upload that may come.
+#[derive(Debug)]
+pub struct Upload {
+    cache: Cache,
+    name: NarFileName,
+    length: Option<u64>,
+    grant: Grant,
+}
+
+/// A NAR that is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// SHA-256 of the NAR.
+    pub nar_hash: NarHash,
+    /// Bytes of the NAR.
+    pub nar_size: u64,
+    /// How its file is compressed.
+    pub compression: Compression,
+    /// SHA-256 of the file that is kept: of another one if this NAR was there already.
+    pub file_hash: Sha256,
+    /// Bytes of the file that is kept.
+    pub file_size: u64,
+}
+
+impl Cache {
+    /// Begins the upload of a NAR, named as below `nar/`, of so many bytes. To be asked before the body is read.
+    ///
+    /// # Errors
+    /// A name that is none, a token that may not push, a file that is too large or for which there is no room.
+    pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
+        grant.require(self.name(), Scope::Push)?;
+        let name = NarFileName::parse(name)
+            .map_err(|error| Refusal::new(RefusalKind::Malformed, format_args!("'{name}': {error}")))?;
+        let settings = self.settings();
+        if length.is_some_and(|length| length > settings.nar_size_max) {
+            let message = format!(
+                "'{name}' is larger than {} bytes, the largest NAR that this cache takes",
+                settings.nar_size_max
+            );
+            return Err(Refusal::new(RefusalKind::TooLarge, message));
+        }
+        if self.has_file(&name)? {
+            return Ok(Begin::Known);
+        }
+        if let Some(quota) = settings.quota {
+            let bytes = self.usage()?.bytes;
+            if bytes.saturating_add(length.unwrap_or(0)) > quota {
+                let message = format!(
+                    "the cache '{}' is full: {bytes} of {quota} bytes are used; delete paths or raise its quota",
+                    self.name()
+                );
+                return Err(Refusal::new(RefusalKind::NoSpace, message));
+            }
+        }
+        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), name, length, grant: grant.clone() })))
+    }
+
+    /// Whether a name below `nar/` is one of this cache, and its file is there.
+    fn has_file(&self, name: &NarFileName) -> Result<bool, Refusal> {
+        let name = name.to_string();
+        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(false) };
+        let len = self.directory().nar_len(&name).map_err(|error| Refusal::of_file("look at", &name, &error))?;
+        Ok(len == Some(nar.file_size))
+    }
+}
+
+impl Upload {
+    /// Receives, verifies and stores the file. When this returns, its bytes are on the disk.
+    ///
+    /// # Errors
+    /// When the body ends early or is not what its name and length say, or is no NAR, or there is no room. Nothing is left.
+    pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
+        let result = self.receive_and_store(body);
+        let outcome = result.as_ref().map(|stored| stored.nar_hash.to_string()).map_err(ToString::to_string);
+        self.cache.audit(&self.grant, "nar", &self.name.to_string(), &outcome);
+        result
+    }
+
+    fn receive_and_store(&self, body: &mut dyn Read) -> Result<Stored, Refusal> {
+        let create =
+            || self.cache.storage().incoming().map_err(|error| Refusal::of_file("create", "incoming/", &error));
+        let (file, listing) = (create()?, create()?);
+        let claims = Claims { name: &self.name, length: self.length, nar_size_max: self.cache.settings().nar_size_max };
+        let verified = verify(&claims, body, file.file(), listing.file())?;
+        self.store(verified, file, listing)
+    }
+
+    fn store(&self, verified: Verified, file: TemporaryFile, listing: TemporaryFile) -> Result<Stored, Refusal> {
+        let failed = |error: std::io::Error| Refusal::of_file("store", self.name, &error);
+        let (cache, storage) = (&self.cache, self.cache.storage());
+        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
+        let fresh = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        // Before the lock: it is what takes time. For nothing, if it turns out that the NAR is there.
+        if cache.stored(&fresh)?.is_none() {
+            file.file().sync_all().map_err(failed)?;
+        }
+        let _no_collection = storage.lock_shared().map_err(failed)?;
+        let _one_by_one = cache.nar_lock(&nar_hash).lock().unwrap_or_else(PoisonError::into_inner);
+        let name = self.name.to_string();
+        let blob = storage.blob(&nar_hash, compression);
+        let record = match cache.stored(&fresh)? {
+            Some(kept) => {
+                cache.index().add_file(cache.id(), &name, &kept, cache.now())?;
+                kept
+            }
+            None => {
+                // The row first: what is recorded and has no file is found at the next start.
+                cache.index().add_file(cache.id(), &name, &fresh, cache.now())?;
+                let place = || {
+                    if fresh.listing_size.is_some() {
+                        storage::persist(listing, &storage.blob_listing(&nar_hash))?;
+                    }
+                    // Once more, if another upload's file was there a moment ago and is lost now. Costs nothing else.
+                    file.file().sync_all()?;
+                    storage::persist(file, &blob)
+                };
+                if let Err(error) = place() {
+                    // The first error counts; if this fails, too, the next start finds the row.
+                    cache.index().remove_file(cache.id(), &name).ok();
+                    return Err(failed(error));
+                }
+                fresh
+            }
+        };
+        storage::link(&blob, &cache.directory().path().join("nar").join(&name)).map_err(failed)?;
+        let NarRecord { nar_hash, nar_size, compression, file_hash, file_size, .. } = record;
+        Ok(Stored { nar_hash, nar_size, compression, file_hash, file_size })
+    }
+}
+
+impl Cache {
+    /// The stored form of this NAR, if its file is there as recorded.
+    fn stored(&self, nar: &NarRecord) -> Result<Option<NarRecord>, Refusal> {
+        let Some(kept) = self.index().nar(&nar.nar_hash, nar.compression)? else { return Ok(None) };
+        let blob = self.storage().blob(&nar.nar_hash, nar.compression);
+        let len = file_len(&blob).map_err(|error| Refusal::of_file("look at", blob.display(), &error))?;
+        Ok(Some(kept).filter(|kept| len == Some(kept.file_size)))
+    }
+}

@@ -1,0 +1,210 @@
+//! The one pass over a NAR that is uploaded.
+
+use std::fs::File;
+use std::io::{BufRead, Read};
+
+use narval_nix::nar::{Decoder as NarDecoder, Event};
+use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
+
+use super::listing::{ListingWriter, NoListing};
+use super::scan::Scan;
+use super::tee::{Tee, TeeError};
+use crate::decode::{Decoder, OUTPUT_LEN};
+use crate::written::{NarFileName, Refusal, RefusalKind};
+
+/// What an upload may be.
+pub(super) struct Claims<'a> {
+    pub(super) name: &'a NarFileName,
+    /// Bytes that were announced.
+    pub(super) length: Option<u64>,
+    pub(super) nar_size_max: u64,
+}
+
+/// What an upload is.
+pub(super) struct Verified {
+    pub(super) file_hash: Sha256,
+    pub(super) file_size: u64,
+    pub(super) nar_hash: NarHash,
+    pub(super) nar_size: u64,
+    pub(super) compression: Compression,
+    pub(super) listing_size: Option<u64>,
+    pub(super) found: Vec<HashPart>,
+}
+
+/// Reads an upload to its end: writes it to a file and its listing to another, and verifies it.
+///
+/// Memory: one buffer before and one behind the decoder, the decoder's window, and what [`Scan`] finds.
+pub(super) fn verify(
+    claims: &Claims<'_>,
+    body: &mut dyn Read,
+    file: &File,
+    listing: &File,
+) -> Result<Verified, Refusal> {
+    // A compressed file may be a little larger than what is in it.
+    let file_size_max =
+        claims.length.unwrap_or_else(|| claims.nar_size_max.saturating_add(claims.nar_size_max / 64 + 4096));
+    let mut tee = Tee::new(body, file, file_size_max);
+    let decoded = decode(claims, &mut tee, listing);
+    match tee.take_failure() {
+        Some(TeeError::Body(error)) => {
+            return Err(Refusal::new(
+                RefusalKind::Malformed,
+                format_args!("the upload of '{}' ended early: {error}", claims.name),
+            ));
+        }
+        Some(TeeError::File(error)) => return Err(Refusal::of_file("write", claims.name, &error)),
+        Some(TeeError::TooLong) if claims.length.is_none() => return Err(too_large(claims)),
+        Some(TeeError::TooLong) => return Err(wrong_length(claims)),
+        None => {}
+    }
+    let decoded = decoded?;
+    let (file_hash, file_size) = tee.finish();
+    if claims.length.is_some_and(|length| length != file_size) {
+        return Err(wrong_length(claims));
+    }
+    if file_hash != *claims.name.file_hash() {
+        let message = format!(
+            "the file '{}' has the SHA-256 {}: it was damaged on its way; push again",
+            claims.name,
+            file_hash.to_nix32()
+        );
+        return Err(Refusal::new(RefusalKind::Unprocessable, message));
+    }
+    let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
+    let Decoded { nar_size, compression, listing_size, found, .. } = decoded;
+    Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found })
+}
+
+struct Decoded {
+    /// `None` without compression: it is the file's.
+    nar_hash: Option<NarHash>,
+    nar_size: u64,
+    compression: Compression,
+    listing_size: Option<u64>,
+    found: Vec<HashPart>,
+}
+
+fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Decoded, Refusal> {
+    let invalid = |reason: &dyn std::fmt::Display| {
+        Refusal::new(RefusalKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.name))
+    };
+    let first = tee.fill_buf().map_err(|error| invalid(&error))?;
+    let compression = match claims.name.compression() {
+        Some(compression) => compression,
+        None => sniff(first).ok_or_else(|| invalid(&"it is neither a NAR nor compressed in a known way"))?,
+    };
+    let mut decoder = Decoder::new(&compression, &mut *tee, 1).map_err(|error| invalid(&error))?;
+    let mut nar = NarDecoder::new();
+    let mut hasher = (compression != Compression::None).then(Sha256Hasher::new);
+    let mut listing = Listing::begin(listing)?;
+    let (mut scan, mut nar_size, mut buffer) = (Scan::default(), 0, vec![0; OUTPUT_LEN]);
+    loop {
+        let len = decoder.read(&mut buffer).map_err(|error| invalid(&error))?;
+        let piece = buffer.get(..len).unwrap_or_default();
+        if piece.is_empty() {
+            break;
+        }
+        nar_size += len as u64;
+        if nar_size > claims.nar_size_max {
+            return Err(too_large(claims));
+        }
+        if let Some(hasher) = &mut hasher {
+            hasher.update(piece);
+        }
+        scan.update(piece);
+        parse(&mut nar, piece, &mut listing, &invalid)?;
+    }
+    nar.finish().map_err(|error| invalid(&error))?;
+    if !decoder.source_mut().fill_buf().map_err(|error| invalid(&error))?.is_empty() {
+        return Err(invalid(&"there are bytes after the end of the compressed data"));
+    }
+    drop(decoder);
+    let nar_hash = hasher.map(Sha256Hasher::finish);
+    Ok(Decoded { nar_hash, nar_size, compression, listing_size: listing.finish()?, found: scan.finish() })
+}
+
+fn parse(
+    nar: &mut NarDecoder,
+    piece: &[u8],
+    listing: &mut Listing<'_>,
+    invalid: &dyn Fn(&dyn std::fmt::Display) -> Refusal,
+) -> Result<(), Refusal> {
+    let mut rest = piece;
+    while let (used, Some(event)) = nar.next(rest).map_err(|error| invalid(&error))? {
+        match event {
+            Event::Contents(_) | Event::EndRegular => {}
+            Event::Regular { executable, size } => {
+                let offset = nar.offset();
+                listing.push(&Event::Regular { executable, size }, offset)?;
+            }
+            event => listing.push(&event, 0)?,
+        }
+        rest = rest.get(used..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// A listing, as long as there can be one.
+struct Listing<'a>(Option<ListingWriter<&'a File>>);
+
+impl<'a> Listing<'a> {
+    fn begin(file: &'a File) -> Result<Self, Refusal> {
+        match ListingWriter::new(file) {
+            Ok(writer) => Ok(Self(Some(writer))),
+            Err(error) => Self(None).without(error),
+        }
+    }
+
+    fn push(&mut self, event: &Event<'_>, offset: u64) -> Result<(), Refusal> {
+        if let Some(writer) = &mut self.0
+            && let Err(error) = writer.push(event, offset)
+        {
+            *self = Self(None).without(error)?;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Option<u64>, Refusal> {
+        match self.0.map(ListingWriter::finish) {
+            None => Ok(None),
+            Some(Ok(len)) => Ok(Some(len)),
+            Some(Err(error)) => Self(None).without(error).map(|_| None),
+        }
+    }
+
+    /// Without a listing, if JSON can't express it; Nix has none then either.
+    fn without(self, error: NoListing) -> Result<Self, Refusal> {
+        match error {
+            NoListing::Inexpressible => Ok(self),
+            NoListing::Io(error) => Err(Refusal::of_file("write", "a listing", &error)),
+        }
+    }
+}
+
+/// The compression of a file whose name does not tell it.
+fn sniff(first: &[u8]) -> Option<Compression> {
+    const MAGICS: [(&[u8], Compression); 5] = [
+        (b"\x0d\0\0\0\0\0\0\0nix-archive-1", Compression::None),
+        (b"\x1f\x8b", Compression::Gzip),
+        (b"\x1f\x9d", Compression::Compress),
+        (b"\x5d\0\0", Compression::Lzma),
+        (b"LZIP", Compression::Lzip),
+    ];
+    MAGICS.into_iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, compression)| compression)
+}
+
+fn too_large(claims: &Claims<'_>) -> Refusal {
+    let message = format!(
+        "'{}' is larger than {} bytes, the largest NAR that this cache takes",
+        claims.name, claims.nar_size_max
+    );
+    Refusal::new(RefusalKind::TooLarge, message)
+}
+
+fn wrong_length(claims: &Claims<'_>) -> Refusal {
+    let length = claims.length.unwrap_or_default();
+    Refusal::new(
+        RefusalKind::Malformed,
+        format_args!("the upload of '{}' has not the {length} bytes that were announced", claims.name),
+    )
+}

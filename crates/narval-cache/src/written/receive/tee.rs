@@ -1,0 +1,115 @@
+//! The bytes of an upload on their way: counted, hashed and written to a file before a decoder sees them.
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+
+use narval_nix::{Sha256, Sha256Hasher};
+
+use crate::decode::INPUT_LEN;
+
+/// Why no more bytes come.
+#[derive(Debug)]
+pub(super) enum TeeError {
+    /// The sender has failed.
+    Body(io::Error),
+    /// The file can't be written.
+    File(io::Error),
+    /// There are more bytes than there should be.
+    TooLong,
+}
+
+/// A body that is kept while it is read.
+pub(super) struct Tee<'a> {
+    body: &'a mut dyn Read,
+    file: &'a File,
+    hasher: Sha256Hasher,
+    buffer: Box<[u8]>,
+    at: usize,
+    end: usize,
+    len: u64,
+    len_max: u64,
+    ended: bool,
+    /// Why reading failed; the decoder only knows that it did.
+    failure: Option<TeeError>,
+}
+
+impl<'a> Tee<'a> {
+    pub(super) fn new(body: &'a mut dyn Read, file: &'a File, len_max: u64) -> Self {
+        Self {
+            body,
+            file,
+            hasher: Sha256Hasher::new(),
+            buffer: vec![0; INPUT_LEN].into(),
+            at: 0,
+            end: 0,
+            len: 0,
+            len_max,
+            ended: false,
+            failure: None,
+        }
+    }
+
+    /// What made reading fail, if anything but the decoder did.
+    pub(super) fn take_failure(&mut self) -> Option<TeeError> {
+        self.failure.take()
+    }
+
+    /// Hash and size of all that came.
+    pub(super) fn finish(self) -> (Sha256, u64) {
+        (self.hasher.finish(), self.len)
+    }
+
+    /// Fills the buffer: whole, as long as there is more, so that the file is written in large pieces.
+    fn fill(&mut self) -> Result<(), TeeError> {
+        (self.at, self.end) = (0, 0);
+        while let Some(room) = self.buffer.get_mut(self.end..).filter(|room| !room.is_empty()) {
+            match self.body.read(room) {
+                Ok(0) => {
+                    self.ended = true;
+                    break;
+                }
+                Ok(len) => self.end += len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(TeeError::Body(error)),
+            }
+        }
+        let fresh = self.buffer.get(..self.end).unwrap_or_default();
+        self.len += fresh.len() as u64;
+        if self.len > self.len_max {
+            return Err(TeeError::TooLong);
+        }
+        self.hasher.update(fresh);
+        self.file.write_all(fresh).map_err(TeeError::File)
+    }
+}
+
+impl Read for Tee<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let input = self.fill_buf()?;
+        let len = input.len().min(out.len());
+        if let (Some(to), Some(from)) = (out.get_mut(..len), input.get(..len)) {
+            to.copy_from_slice(from);
+        }
+        self.consume(len);
+        Ok(len)
+    }
+}
+
+impl BufRead for Tee<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.at == self.end
+            && !self.ended
+            && let Err(failure) = self.fill()
+        {
+            self.ended = true;
+            (self.at, self.end) = (0, 0);
+            self.failure = Some(failure);
+            return Err(io::Error::other("the upload has failed"));
+        }
+        Ok(self.buffer.get(self.at..self.end).unwrap_or_default())
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.at = (self.at + len).min(self.end);
+    }
+}

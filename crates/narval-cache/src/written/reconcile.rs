@@ -1,0 +1,73 @@
+//! Making files as the index says, where a process was killed between the two.
+
+use std::io;
+
+use super::data::{Data, DataError, io_error};
+use super::index::{CacheId, Pending};
+use super::storage::{self, file_len};
+use super::{Cache, DataError as Error};
+
+impl Data {
+    /// Looks at everything that the index has as pending. Waits for those who are writing files: what they have not finished is
+    /// not mistaken for something left behind.
+    pub(super) fn reconcile(&self) -> Result<(), DataError> {
+        let shared = self.shared();
+        if shared.index.pending_max()?.is_none() {
+            return Ok(());
+        }
+        let path = shared.storage.path();
+        let _alone = shared.storage.lock_exclusive().map_err(|source| io_error("lock", path, source))?;
+        self.reconcile_locked()
+    }
+
+    /// As [`Data::reconcile`], for somebody who has the exclusive lock.
+    pub(super) fn reconcile_locked(&self) -> Result<(), DataError> {
+        let caches = self.caches()?;
+        let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
+        for (id, pending) in self.shared().index.pending()? {
+            if let Some(cache) = cache_of(id) {
+                cache.reconcile(&pending)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Cache {
+    /// Makes one thing as the index says.
+    pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), Error> {
+        let path = self.directory().path();
+        let fail = |source: io::Error| io_error("put in order", path, source);
+        match pending {
+            Pending::Path(part) => match self.index().path(self.id(), part)? {
+                Some(record) => self.publish(&record).map_err(fail),
+                None => {
+                    self.directory().remove(&format!("{part}.narinfo")).map_err(fail)?;
+                    self.directory().remove(&format!("{part}.ls")).map_err(fail)
+                }
+            },
+            Pending::File(name) => {
+                let Some(nar) = self.index().file(self.id(), name)? else {
+                    return self.directory().remove(&format!("nar/{name}")).map_err(fail);
+                };
+                if self.directory().nar_len(name).map_err(fail)? == Some(nar.file_size) {
+                    return Ok(());
+                }
+                let blob = self.storage().blob(&nar.nar_hash, nar.compression);
+                if file_len(&blob).map_err(fail)? == Some(nar.file_size) {
+                    return storage::link(&blob, &path.join("nar").join(name)).map_err(fail);
+                }
+                tracing::info!("cache '{}': '{name}' was not received to its end, and is forgotten", self.name());
+                Ok(self.index().remove_file(self.id(), name)?)
+            }
+            Pending::Blob(nar_hash, compression) => {
+                if self.index().nar(nar_hash, *compression)?.is_some() {
+                    return Ok(());
+                }
+                storage::remove_file(&self.storage().blob(nar_hash, *compression)).map_err(fail)?;
+                // Another form of the NAR may have the same listing; it is made again with the next upload.
+                storage::remove_file(&self.storage().blob_listing(nar_hash)).map_err(fail)
+            }
+        }
+    }
+}

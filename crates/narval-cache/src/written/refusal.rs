@@ -1,0 +1,125 @@
+//! Why something was not done, as a client is told.
+
+use std::fmt;
+use std::io;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::index::IndexError;
+
+/// The longest message, in bytes. Nix shows bodies of less than 1 KB to its user.
+pub const MESSAGE_LEN_MAX: usize = 1000;
+
+/// What kind of refusal it is: each stands for one HTTP status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RefusalKind {
+    /// 400: what was sent is malformed.
+    Malformed,
+    /// 401: nobody, or a token that is unknown, expired or revoked.
+    Unauthorized,
+    /// 403: the token lacks a scope.
+    Forbidden,
+    /// 404: there is nothing of that name.
+    NotFound,
+    /// 405: this cache takes none of these.
+    NotAllowed,
+    /// 409: it contradicts what is there.
+    Conflict,
+    /// 413: larger than what is taken.
+    TooLarge,
+    /// 422: well-formed, and not what it claims to be.
+    Unprocessable,
+    /// 507: no room. Not an answer to a PUT of an old Nix: stop reading instead.
+    NoSpace,
+    /// 500: a file or the index fails.
+    Failed,
+}
+
+impl RefusalKind {
+    /// The status that stands for it.
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::Malformed => 400,
+            Self::Unauthorized => 401,
+            Self::Forbidden => 403,
+            Self::NotFound => 404,
+            Self::NotAllowed => 405,
+            Self::Conflict => 409,
+            Self::TooLarge => 413,
+            Self::Unprocessable => 422,
+            Self::Failed => 500,
+            Self::NoSpace => 507,
+        }
+    }
+}
+
+/// Why something was not done. The message is for the client: one line, what is wrong and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// The kind.
+    pub kind: RefusalKind,
+    /// At most [`MESSAGE_LEN_MAX`] bytes.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal with this message; what is too long of it is cut off.
+    pub fn new(kind: RefusalKind, message: impl fmt::Display) -> Self {
+        let mut message = message.to_string();
+        if message.len() > MESSAGE_LEN_MAX {
+            let end = (0..=MESSAGE_LEN_MAX - '…'.len_utf8()).rev().find(|at| message.is_char_boundary(*at));
+            message.truncate(end.unwrap_or(0));
+            message.push('…');
+        }
+        Self { kind, message }
+    }
+
+    /// A file of the cache fails: the details go to the log, since they are not the client's business.
+    pub(super) fn of_file(action: &str, what: impl fmt::Display, error: &io::Error) -> Self {
+        tracing::error!("cannot {action} '{what}': {error}");
+        if is_full(error) {
+            Self::no_space()
+        } else {
+            Self::new(RefusalKind::Failed, format_args!("the cache cannot {action} a file"))
+        }
+    }
+
+    /// There is no room left.
+    pub(super) fn no_space() -> Self {
+        Self::new(
+            RefusalKind::NoSpace,
+            "the cache's disk is full: nothing was kept; free space or run 'narval cache gc', then push again",
+        )
+    }
+}
+
+/// Whether a file system has no room: ENOSPC, or a quota that is used up.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    let codes = [Errno::NOSPC, Errno::DQUOT].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+impl From<IndexError> for Refusal {
+    fn from(error: IndexError) -> Self {
+        tracing::error!("{error}");
+        if error.is_full() {
+            Self::no_space()
+        } else {
+            Self::new(RefusalKind::Failed, "the cache's index fails; its log says why")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_messages_are_cut() {
+        let refusal = Refusal::new(RefusalKind::Conflict, "é".repeat(2000));
+        assert!(refusal.message.len() <= MESSAGE_LEN_MAX && refusal.message.ends_with("é…"));
+        assert_eq!(Refusal::new(RefusalKind::Conflict, "short").message, "short");
+    }
+}

@@ -1,0 +1,184 @@
+//! How one cache behaves.
+
+use narval_nix::{CacheInfo, PublicKey, StoreDir};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A NAR larger than this is refused, if nothing else is said: 64 GiB. Decoding a hostile file costs at most as much.
+pub const NAR_SIZE_MAX: u64 = 64 << 30;
+
+/// How long what nobody asked for is kept, if nothing else is said, in days.
+pub const RETENTION_DAYS: u32 = 90;
+
+/// Nix remembers for so long that a path is in a cache, in days: with a shorter retention clients believe in paths that are gone.
+pub const RETENTION_DAYS_SAFE: u32 = 30;
+
+/// How a cache behaves. Kept in the index, so that commands beside a server know it too; secret keys are not among it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheSettings {
+    /// The store directory of its paths.
+    pub store_dir: StoreDir,
+    /// `Priority` in `nix-cache-info`; the lowest wins.
+    pub priority: u32,
+    /// Whether everybody may read.
+    pub public: bool,
+    /// An upload that one of these has signed is signed by the cache, too.
+    pub trusted_keys: Vec<PublicKey>,
+    /// If there are any, an upload must be signed by one of them.
+    pub required_keys: Vec<PublicKey>,
+    /// Whether a path is refused when its contents refer to a path of this cache that its narinfo does not name. Nix itself
+    /// makes such paths (sources that mention store paths, `unsafeDiscardReferences`), so they are reported only by default.
+    pub strict_references: bool,
+    /// What nobody asked for during so many days is forgotten; `None`: nothing is.
+    pub retention_days: Option<u32>,
+    /// More bytes of NARs than this are not kept: the least recently used go first.
+    pub size_max: Option<u64>,
+    /// With more bytes of NARs than this, uploads are refused.
+    pub quota: Option<u64>,
+    /// The largest NAR that is taken, in bytes, uncompressed.
+    pub nar_size_max: u64,
+}
+
+impl Default for CacheSettings {
+    fn default() -> Self {
+        Self {
+            store_dir: StoreDir::default(),
+            priority: 40,
+            public: true,
+            trusted_keys: Vec::new(),
+            required_keys: Vec::new(),
+            strict_references: false,
+            retention_days: Some(RETENTION_DAYS),
+            size_max: None,
+            quota: None,
+            nar_size_max: NAR_SIZE_MAX,
+        }
+    }
+}
+
+/// Kept settings can't be read.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the settings in the index cannot be read: {0}")]
+pub struct SettingsError(String);
+
+impl CacheSettings {
+    /// What `nix-cache-info` says.
+    pub fn cache_info(&self) -> CacheInfo {
+        CacheInfo {
+            store_dir: self.store_dir.clone(),
+            want_mass_query: true,
+            priority: Some(self.priority.into()),
+            unknown: Vec::new(),
+        }
+    }
+
+    /// The warning that these settings deserve, if any.
+    pub fn warning(&self) -> Option<String> {
+        let days = self.retention_days.filter(|days| *days < RETENTION_DAYS_SAFE)?;
+        Some(format!(
+            "a retention of {days} days is shorter than Nix's memory of {RETENTION_DAYS_SAFE} days: \
+             clients will ask for paths that are gone, until 'nix copy --refresh'"
+        ))
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        let keys = |keys: &[PublicKey]| keys.iter().map(ToString::to_string).collect();
+        let record = Record {
+            store_dir: self.store_dir.to_string(),
+            priority: self.priority,
+            public: self.public,
+            trusted_keys: keys(&self.trusted_keys),
+            required_keys: keys(&self.required_keys),
+            strict_references: self.strict_references,
+            retention_days: self.retention_days,
+            size_max: self.size_max,
+            quota: self.quota,
+            nar_size_max: self.nar_size_max,
+        };
+        // Such a structure has nothing that JSON has not.
+        serde_json::to_string(&record).unwrap_or_default()
+    }
+
+    pub(super) fn from_json(json: &str) -> Result<Self, SettingsError> {
+        fn failed(error: impl ToString) -> SettingsError {
+            SettingsError(error.to_string())
+        }
+        let record: Record = serde_json::from_str(json).map_err(failed)?;
+        let keys = |keys: Vec<String>| -> Result<Vec<PublicKey>, SettingsError> {
+            keys.iter().map(|key| key.parse().map_err(failed)).collect()
+        };
+        Ok(Self {
+            store_dir: record.store_dir.parse().map_err(failed)?,
+            priority: record.priority,
+            public: record.public,
+            trusted_keys: keys(record.trusted_keys)?,
+            required_keys: keys(record.required_keys)?,
+            strict_references: record.strict_references,
+            retention_days: record.retention_days,
+            size_max: record.size_max,
+            quota: record.quota,
+            nar_size_max: record.nar_size_max,
+        })
+    }
+}
+
+/// The settings as they are kept.
+#[derive(Serialize, Deserialize)]
+#[serde(default)]
+struct Record {
+    store_dir: String,
+    priority: u32,
+    public: bool,
+    trusted_keys: Vec<String>,
+    required_keys: Vec<String>,
+    strict_references: bool,
+    retention_days: Option<u32>,
+    size_max: Option<u64>,
+    quota: Option<u64>,
+    nar_size_max: u64,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        let settings = CacheSettings::default();
+        Self {
+            store_dir: settings.store_dir.to_string(),
+            priority: settings.priority,
+            public: settings.public,
+            trusted_keys: Vec::new(),
+            required_keys: Vec::new(),
+            strict_references: settings.strict_references,
+            retention_days: settings.retention_days,
+            size_max: None,
+            quota: None,
+            nar_size_max: settings.nar_size_max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_and_read_again() {
+        let key = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
+        let settings = CacheSettings {
+            public: false,
+            trusted_keys: vec![key.parse().unwrap()],
+            retention_days: None,
+            size_max: Some(1 << 40),
+            ..CacheSettings::default()
+        };
+        assert_eq!(CacheSettings::from_json(&settings.to_json()), Ok(settings));
+        assert_eq!(CacheSettings::from_json("{}"), Ok(CacheSettings::default()));
+        assert!(CacheSettings::from_json("{").is_err());
+    }
+
+    #[test]
+    fn a_short_retention_is_warned_of() {
+        let days = |days| CacheSettings { retention_days: Some(days), ..CacheSettings::default() };
+        assert!(days(29).warning().unwrap().contains("--refresh"));
+        assert_eq!((days(30).warning(), CacheSettings::default().warning()), (None, None));
+    }
+}

@@ -1,0 +1,179 @@
+//! What a cache has besides narinfos and NARs: listings, logs, realisations, debug information.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use narval_nix::listing::LISTING_LEN_MAX;
+use narval_nix::{HashPart, StorePath};
+
+use super::{Cache, Grant, Refusal, RefusalKind, Scope, storage};
+
+/// The longest build log that is taken, in bytes.
+const LOG_LEN_MAX: u64 = 256 << 20;
+
+/// The longest file of the other kinds.
+const OTHER_LEN_MAX: u64 = 1 << 20;
+
+/// The kinds of small files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SmallKind {
+    /// `<hash part>.ls`; the name is the hash part. Made by the cache from the NAR that it has verified: one that is uploaded
+    /// is read and dropped.
+    Listing,
+    /// `log/<base name of a derivation>`.
+    Log,
+    /// `realisations/<algorithm>:<hash>!<output>.doi`.
+    Realisation,
+    /// `build-trace-v2/<base name of a derivation>/<output>.doi`.
+    BuildTrace,
+    /// `debuginfo/<build id>`.
+    DebugInfo,
+    /// `nix-cache-info`; the name is empty. Made by the cache.
+    CacheInfo,
+}
+
+/// What was done with a small file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    /// It is new, or has replaced another.
+    Written,
+    /// There was one, which stays; or the cache makes such files itself.
+    Kept,
+}
+
+impl SmallKind {
+    /// Where the file is in the cache's folder; `None` for a name that is none.
+    fn path(self, name: &str) -> Option<String> {
+        match self {
+            Self::Listing => name.parse::<HashPart>().ok().map(|part| format!("{part}.ls")),
+            Self::Log => StorePath::parse(name).ok().map(|path| format!("log/{path}")),
+            Self::Realisation => is_realisation(name).then(|| format!("realisations/{name}")),
+            Self::BuildTrace => {
+                let (derivation, output) = name.split_once('/')?;
+                let output = output.strip_suffix(".doi").filter(|output| is_word(output, "+-._?="))?;
+                let derivation = StorePath::parse(derivation).ok()?;
+                Some(format!("build-trace-v2/{derivation}/{output}.doi"))
+            }
+            Self::DebugInfo => {
+                let id = name.strip_suffix(".debug").unwrap_or(name);
+                let legal =
+                    (2..=128).contains(&id.len()) && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+                legal.then(|| format!("debuginfo/{name}"))
+            }
+            Self::CacheInfo => name.is_empty().then(|| "nix-cache-info".to_owned()),
+        }
+    }
+
+    const fn len_max(self) -> u64 {
+        match self {
+            Self::Log => LOG_LEN_MAX,
+            Self::Listing => LISTING_LEN_MAX as u64,
+            _ => OTHER_LEN_MAX,
+        }
+    }
+
+    const fn is_made_here(self) -> bool {
+        matches!(self, Self::Listing | Self::CacheInfo)
+    }
+}
+
+impl Cache {
+    /// Opens a small file, with its length; `None` if there is none, or the name is none.
+    ///
+    /// # Errors
+    /// When it is there and can't be read.
+    pub fn small_file(&self, kind: SmallKind, name: &str) -> Result<Option<(File, u64)>, Refusal> {
+        let Some(path) = kind.path(name) else { return Ok(None) };
+        let fail = |error: io::Error| Refusal::of_file("open", &path, &error);
+        let Some(file) = self.directory().open_file(&path).map_err(fail)? else { return Ok(None) };
+        let len = file.metadata().map_err(fail)?.len();
+        if kind == SmallKind::Listing {
+            // A loss of power may have left it empty: it is not synchronised, since nothing depends on it.
+            let part = name.parse::<HashPart>().ok();
+            let record = part.map(|part| self.index().path(self.id(), &part)).transpose()?.flatten();
+            if record.and_then(|record| record.listing_size) != Some(len) {
+                return Ok(None);
+            }
+        }
+        Ok(Some((file, len)))
+    }
+
+    /// Keeps a small file. One that is there stays, unless the token may replace, or it is a realisation of the same path
+    /// (signatures may have been added to it).
+    ///
+    /// # Errors
+    /// A name that is none, a token that may not push, a file that is too large, or no room.
+    pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
+        let result = self.try_put(kind, name, body, grant);
+        if !kind.is_made_here() || result.is_err() {
+            let outcome = result.as_ref().map(|put| format!("{put:?}").to_lowercase()).map_err(ToString::to_string);
+            self.audit(grant, "file", &kind.path(name).unwrap_or_default(), &outcome);
+        }
+        result
+    }
+
+    fn try_put(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
+        grant.require(self.name(), Scope::Push)?;
+        let path = kind.path(name).ok_or_else(|| {
+            Refusal::new(RefusalKind::NotFound, format_args!("'{name}' is not the name of such a file"))
+        })?;
+        let mut body = body.take(kind.len_max() + 1);
+        let ended = |error: io::Error| {
+            Refusal::new(RefusalKind::Malformed, format_args!("the upload of '{path}' ended early: {error}"))
+        };
+        let too_large = || {
+            let message = format!("'{path}' is larger than {} bytes", kind.len_max());
+            Refusal::new(RefusalKind::TooLarge, message)
+        };
+        if kind.is_made_here() {
+            let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
+            return if len > kind.len_max() { Err(too_large()) } else { Ok(Put::Kept) };
+        }
+        let fail = |error: io::Error| Refusal::of_file("write", &path, &error);
+        let file = self.storage().incoming().map_err(fail)?;
+        let (mut buffer, mut len) = (vec![0; 64 * 1024], 0);
+        loop {
+            let read = match body.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(ended(error)),
+            };
+            len += read as u64;
+            if len > kind.len_max() {
+                return Err(too_large());
+            }
+            file.file().write_all(buffer.get(..read).unwrap_or_default()).map_err(fail)?;
+        }
+        let to = self.directory().path().join(&path);
+        if to.exists() && !grant.allows(self.name(), Scope::Replace) {
+            let is_trace = matches!(kind, SmallKind::Realisation | SmallKind::BuildTrace);
+            if !is_trace || out_path(&to) != out_path(file.path()) {
+                return Ok(Put::Kept);
+            }
+        }
+        storage::persist(file, &to).map_err(fail)?;
+        Ok(Put::Written)
+    }
+}
+
+/// What a realisation is a realisation of.
+fn out_path(path: &Path) -> Option<String> {
+    let text = fs::read(path).ok()?;
+    let json: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    json.get("outPath")?.as_str().map(ToOwned::to_owned)
+}
+
+/// `<algorithm>:<digits>!<output>.doi`.
+fn is_realisation(name: &str) -> bool {
+    let parts = name.strip_suffix(".doi").and_then(|name| name.split_once('!'));
+    let Some((id, output)) = parts else { return false };
+    let Some((algorithm, hash)) = id.split_once(':') else { return false };
+    name.len() <= 255 && is_word(algorithm, "") && is_word(hash, "") && is_word(output, "+-._?=")
+}
+
+fn is_word(text: &str, also: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || also.as_bytes().contains(&byte);
+    !text.is_empty() && text.len() <= 211 && text.bytes().all(legal)
+}

@@ -1,0 +1,192 @@
+//! Uploads of NARs.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use super::*;
+
+fn send(cache: &Cache, name: &str, bytes: &[u8]) -> Result<Stored, Refusal> {
+    match cache.begin_nar(name, Some(bytes.len() as u64), &pusher())? {
+        Begin::Known => panic!("'{name}' is known"),
+        Begin::Receive(upload) => upload.receive(&mut &bytes[..]),
+    }
+}
+
+fn named(bytes: &[u8], extension: &str) -> String {
+    format!("{}.nar{extension}", Sha256::of(bytes).to_nix32())
+}
+
+#[test]
+fn every_compression() {
+    let fixture = Fixture::new();
+    let kinds = [
+        Compression::None,
+        Compression::Zstd,
+        Compression::Xz,
+        Compression::Bzip2,
+        Compression::Gzip,
+        Compression::Lz4,
+    ];
+    for compression in kinds {
+        let path = TestPath::with_contents("a", &[], &compression.to_string().repeat(50_000).into_bytes());
+        let stored = path.send(&fixture.cache, compression).unwrap().unwrap();
+        assert_eq!((stored.nar_hash, stored.nar_size), (path.info.nar_hash, path.info.nar_size), "{compression}");
+        assert_eq!(stored.compression, compression);
+        assert_eq!(path.send(&fixture.cache, compression).unwrap(), None, "it is known now");
+        let file = fixture.cache.nar_file(&path.file_name(compression)).unwrap().unwrap();
+        assert_eq!(read_all(file.file), path.file(compression));
+        // A NAR without a narinfo is no path.
+        assert_eq!(fixture.cache.narinfo(&path.part()).unwrap(), None);
+    }
+    assert!(fixture.files("incoming").is_empty());
+}
+
+/// cachix#251: corrupt or truncated uploads were accepted.
+#[test]
+fn cachix_251_damaged_uploads_are_refused_and_leave_nothing() {
+    let fixture = Fixture::new();
+    let nar = nar_of(&b"contents ".repeat(50_000));
+    let zstd = compress(&nar, Compression::Zstd);
+    let mut flipped = nar.clone();
+    flipped[200] ^= 1;
+    let mut magic = nar.clone();
+    magic[10] ^= 1;
+    let padded = [&nar[..], b"\0"].concat();
+    let trailing = [&zstd[..], b"trailing"].concat();
+    let cases: [(String, &[u8]); 9] = [
+        // Not what the name says.
+        (named(&nar, ""), &flipped),
+        (named(&nar, ""), &nar[..nar.len() - 8]),
+        (named(&zstd, ".zst"), &zstd[..zstd.len() - 1]),
+        // What the name says, and no NAR.
+        (named(&magic, ""), &magic),
+        (named(&padded, ""), &padded),
+        (named(&nar[..nar.len() - 8], ""), &nar[..nar.len() - 8]),
+        (named(&zstd[..zstd.len() - 1], ".zst"), &zstd[..zstd.len() - 1]),
+        (named(&trailing, ".zst"), &trailing),
+        (named(&nar, ".zst"), &nar),
+    ];
+    for (name, bytes) in cases {
+        let refusal = send(&fixture.cache, &name, bytes).unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Unprocessable, "{name}: {refusal}");
+        assert!(fixture.cache.nar_file(&name).unwrap().is_none());
+    }
+    for (announced, sent) in [(nar.len() + 1, nar.len()), (nar.len() - 1, nar.len())] {
+        let Begin::Receive(upload) =
+            fixture.cache.begin_nar(&named(&nar, ""), Some(announced as u64), &pusher()).unwrap()
+        else {
+            panic!()
+        };
+        assert_eq!(upload.receive(&mut &nar[..sent]).unwrap_err().kind, RefusalKind::Malformed);
+    }
+    let empty: Vec<String> = Vec::new();
+    assert_eq!((fixture.files("incoming"), fixture.files("blobs")), (empty.clone(), empty));
+    assert_eq!(fixture.cache.usage().unwrap(), Usage::default());
+}
+
+#[test]
+fn bombs_end_at_the_limit() {
+    let settings = CacheSettings { nar_size_max: 1 << 20, ..CacheSettings::default() };
+    let fixture = Fixture::with(&settings);
+    let nar = nar_of(&vec![0; 8 << 20]);
+    for compression in [Compression::Zstd, Compression::Xz, Compression::Bzip2, Compression::Gzip] {
+        let bomb = compress(&nar, compression);
+        assert!(bomb.len() < 1 << 20);
+        let name = NarFileName::new(Sha256::of(&bomb), compression).to_string();
+        assert_eq!(send(&fixture.cache, &name, &bomb).unwrap_err().kind, RefusalKind::TooLarge, "{compression}");
+    }
+    // What is announced as too large is refused before it is sent.
+    let refusal = fixture.cache.begin_nar(&named(&nar, ""), Some(nar.len() as u64), &pusher()).unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::TooLarge);
+    let Begin::Receive(upload) = fixture.cache.begin_nar(&named(&nar, ""), None, &pusher()).unwrap() else { panic!() };
+    assert_eq!(upload.receive(&mut &nar[..]).unwrap_err().kind, RefusalKind::TooLarge);
+}
+
+#[test]
+fn names_that_lead_elsewhere() {
+    let fixture = Fixture::new();
+    for name in
+        ["", "..", "../../etc/passwd", "a.nar", "/etc/passwd", "x.nar.xz\0", &format!("{}.nar.exe", "0".repeat(52))]
+    {
+        assert_eq!(
+            fixture.cache.begin_nar(name, None, &pusher()).unwrap_err().kind,
+            RefusalKind::Malformed,
+            "{name:?}"
+        );
+        assert!(fixture.cache.nar_file(name).unwrap().is_none());
+    }
+    let link = fixture.folder.path().join("caches/default/log").join(store_path("a.drv").to_string());
+    std::os::unix::fs::symlink("/etc/passwd", link).unwrap();
+    let name = store_path("a.drv").to_string();
+    assert!(fixture.cache.small_file(SmallKind::Log, &name).unwrap().is_none());
+    for name in ["", "../nix-cache-info", "..", "a"] {
+        let put = fixture.cache.put_small(SmallKind::Log, name, &mut &b""[..], &pusher());
+        assert_eq!(put.unwrap_err().kind, RefusalKind::NotFound);
+    }
+}
+
+/// One file on the disk for one NAR, whoever has sent it; but nobody gets at it by its name alone.
+#[test]
+fn one_file_for_all_caches_after_proof_of_possession() {
+    let fixture = Fixture::new();
+    let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
+    let path = TestPath::new("a", &[]);
+    path.send(&fixture.cache, Compression::Xz).unwrap().unwrap();
+    let name = path.file_name(Compression::Xz);
+    assert!(other.nar_file(&name).unwrap().is_none());
+    assert!(matches!(other.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
+    path.send(&other, Compression::Xz).unwrap().unwrap();
+    let inode = |cache: &Cache| fs::metadata(cache.directory().path().join("nar").join(&name)).unwrap().ino();
+    assert_eq!(inode(&fixture.cache), inode(&other));
+    // Another form of the same kind: its name is an alias, and its bytes decode as the name says.
+    let again = zstd::encode_all(&path.nar[..], 19).unwrap();
+    path.send(&other, Compression::Zstd).unwrap();
+    let alias = named(&again, ".zst");
+    if alias != path.file_name(Compression::Zstd) {
+        let stored = send(&other, &alias, &again).unwrap();
+        assert_eq!(stored.file_hash, Sha256::of(&path.file(Compression::Zstd)), "the first one is kept");
+        let file = other.nar_file(&alias).unwrap().unwrap();
+        assert_eq!(zstd::decode_all(file.file).unwrap(), path.nar);
+        assert!(matches!(other.begin_nar(&alias, None, &pusher()).unwrap(), Begin::Known), "HEAD finds it");
+    }
+    assert_eq!(fixture.files("blobs").iter().filter(|name| !name.ends_with(".ls")).count(), 2);
+}
+
+#[test]
+fn without_the_scope_nothing_is_taken() {
+    let fixture = Fixture::new();
+    let path = TestPath::new("a", &[]);
+    let grant = with_scopes("pull,sign,delete");
+    let name = path.file_name(Compression::None);
+    assert_eq!(fixture.cache.begin_nar(&name, None, &grant).unwrap_err().kind, RefusalKind::Forbidden);
+    let narinfo = path.narinfo(Compression::None);
+    assert_eq!(fixture.cache.commit_narinfos(&[narinfo], &grant).unwrap_err().kind, RefusalKind::Forbidden);
+    let put = fixture.cache.put_small(SmallKind::CacheInfo, "", &mut &b"StoreDir: /nix/store\n"[..], &grant);
+    assert_eq!(put.unwrap_err().kind, RefusalKind::Forbidden);
+}
+
+#[test]
+fn small_files() {
+    let fixture = Fixture::new();
+    let (cache, grant) = (&fixture.cache, pusher());
+    let put = |kind, name: &str, text: &str| cache.put_small(kind, name, &mut text.as_bytes(), &grant).unwrap();
+    let get = |kind, name: &str| cache.small_file(kind, name).unwrap().map(|(file, _)| read_all(file));
+    let log = store_path("a.drv").to_string();
+    assert_eq!(put(SmallKind::Log, &log, "built"), Put::Written);
+    assert_eq!(put(SmallKind::Log, &log, "other"), Put::Kept);
+    assert_eq!(get(SmallKind::Log, &log).unwrap(), b"built");
+    let trace = format!("{log}/out.doi");
+    let json = |path: &str, signatures: &str| format!("{{\"outPath\":\"{path}\",\"signatures\":[{signatures}]}}");
+    assert_eq!(put(SmallKind::BuildTrace, &trace, &json("x", "")), Put::Written);
+    assert_eq!(put(SmallKind::BuildTrace, &trace, &json("y", "")), Put::Kept);
+    assert_eq!(put(SmallKind::BuildTrace, &trace, &json("x", "1")), Put::Written, "signatures are added");
+    assert_eq!(get(SmallKind::BuildTrace, &trace).unwrap(), json("x", "1").into_bytes());
+    assert_eq!(put(SmallKind::Realisation, &format!("sha256:{}!out.doi", "0".repeat(64)), "{}"), Put::Written);
+    assert_eq!(put(SmallKind::DebugInfo, &"ab".repeat(20), "{}"), Put::Written);
+    assert_eq!(put(SmallKind::CacheInfo, "", "StoreDir: /elsewhere\n"), Put::Kept);
+    assert!(get(SmallKind::CacheInfo, "").unwrap().starts_with(b"StoreDir: /nix/store\n"));
+    let huge = vec![b'x'; 2 << 20];
+    let refusal = cache.put_small(SmallKind::DebugInfo, &"cd".repeat(20), &mut &huge[..], &grant).unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::TooLarge);
+    assert!(fixture.files("incoming").is_empty());
+}

@@ -1,0 +1,225 @@
+//! Tokens: who may do what.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use narval_nix::{Sha256, nix32};
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+use super::data::Shared;
+use super::grant::{CachePatterns, Grant, PatternError, Scopes, UnknownScope};
+use super::index::{IndexError, TokenRecord};
+
+/// What every token begins with.
+pub const TOKEN_PREFIX: &str = "nv1_";
+
+/// Bytes of a token's id.
+const ID_LEN: usize = 10;
+
+/// Bytes of a token's secret.
+const SECRET_LEN: usize = 32;
+
+/// The longest label, in bytes.
+pub const LABEL_LEN_MAX: usize = 128;
+
+/// Last uses that wait to be recorded; more are not.
+const USED_MAX: usize = 4096;
+
+/// The tokens of a data folder.
+#[derive(Clone)]
+pub struct Tokens {
+    shared: Arc<Shared>,
+}
+
+/// What a token is to be.
+#[derive(Debug, Clone)]
+pub struct NewToken {
+    /// What it is called, in lists and in the audit log.
+    pub label: String,
+    /// Which caches it is for.
+    pub caches: CachePatterns,
+    /// What it allows there.
+    pub scopes: Scopes,
+    /// When it ends, in seconds since 1970.
+    pub expires: Option<u64>,
+}
+
+/// What is known of a token; not the token, which nobody knows but who has it.
+#[derive(Debug, Clone)]
+pub struct TokenInfo {
+    /// Its id, the part between the first two underscores.
+    pub id: String,
+    /// What it is called.
+    pub label: String,
+    /// Which caches it is for.
+    pub caches: Vec<String>,
+    /// What it allows there.
+    pub scopes: Scopes,
+    /// When it was made, in seconds since 1970, as all times here.
+    pub created: u64,
+    /// When it ends.
+    pub expires: Option<u64>,
+    /// When it was last used, to the minute.
+    pub last_used: Option<u64>,
+    /// When it was revoked.
+    pub revoked: Option<u64>,
+}
+
+/// Why a token can't be made or found.
+#[derive(Debug, Error)]
+pub enum TokenError {
+    /// The index fails.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// The label is too long or has control characters.
+    #[error("a token's label has 1 to {LABEL_LEN_MAX} bytes and no control characters")]
+    Label,
+    /// It would allow nothing.
+    #[error("a token allows something: give at least one of pull, push, sign, pin, delete, replace, admin")]
+    NoScope,
+    /// The system gives no random numbers.
+    #[error("no random numbers from the system: {0}")]
+    Random(String),
+    /// What is recorded can't be read.
+    #[error("token '{id}' in the index cannot be read: {reason}")]
+    Record {
+        /// Its id.
+        id: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Tokens {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Makes a token, and shows it this once.
+    ///
+    /// # Errors
+    /// When it can't be what is wanted, or can't be recorded.
+    pub fn create(&self, new: &NewToken) -> Result<(TokenInfo, Zeroizing<String>), TokenError> {
+        if new.label.is_empty() || new.label.len() > LABEL_LEN_MAX || new.label.chars().any(char::is_control) {
+            return Err(TokenError::Label);
+        }
+        if new.scopes.is_empty() {
+            return Err(TokenError::NoScope);
+        }
+        let (mut id, mut secret) = ([0; ID_LEN], Zeroizing::new([0; SECRET_LEN]));
+        let fill = |bytes: &mut [u8]| getrandom::fill(bytes).map_err(|error| TokenError::Random(error.to_string()));
+        fill(&mut id)?;
+        fill(secret.as_mut_slice())?;
+        let id = nix32::encode(&id);
+        let secret = Zeroizing::new(nix32::encode(secret.as_slice()));
+        let text = Zeroizing::new(format!("{TOKEN_PREFIX}{id}_{}", secret.as_str()));
+        let record = TokenRecord {
+            id,
+            hash: *Sha256::of(text.as_bytes()).as_bytes(),
+            label: new.label.clone(),
+            scopes: new.scopes.to_string(),
+            caches: new.caches.texts().join(" "),
+            created: super::now(),
+            expires: new.expires,
+            last_used: None,
+            revoked: None,
+        };
+        self.shared.index.add_token(record.clone())?;
+        Ok((info(record)?, text))
+    }
+
+    /// All tokens, the oldest first, revoked ones too.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn list(&self) -> Result<Vec<TokenInfo>, TokenError> {
+        self.shared.index.tokens()?.into_iter().map(info).collect()
+    }
+
+    /// Revokes a token: from now on it is refused, by every process that serves this folder. False: there is none of this id.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn revoke(&self, id: &str) -> Result<bool, TokenError> {
+        Ok(self.shared.index.revoke_token(id, super::now())?)
+    }
+
+    /// What a token allows; `None` for one that is unknown, expired or revoked. Nothing about it is remembered between calls.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn verify(&self, presented: &[u8]) -> Result<Option<Grant>, TokenError> {
+        let Some(id) = id_of(presented) else { return Ok(None) };
+        let record = self.shared.index.token(id)?;
+        // Also of a token that is unknown: that it is, the time taken does not tell.
+        let hash = Sha256::of(presented);
+        let known = record.as_ref().map_or([0; 32], |record| record.hash);
+        let is_same = equal(&known, hash.as_bytes());
+        let Some(record) = record.filter(|_| is_same) else { return Ok(None) };
+        let now = super::now();
+        if record.revoked.is_some() || record.expires.is_some_and(|expires| expires <= now) {
+            return Ok(None);
+        }
+        self.shared.tokens_used.note(&record.id, now);
+        let unreadable = |reason: String| TokenError::Record { id: record.id.clone(), reason };
+        let caches: Vec<&str> = record.caches.split(' ').filter(|text| !text.is_empty()).collect();
+        Ok(Some(Grant {
+            caches: CachePatterns::new(&caches).map_err(|error: PatternError| unreadable(error.to_string()))?,
+            scopes: record.scopes.parse().map_err(|error: UnknownScope| unreadable(error.to_string()))?,
+            token: record.id,
+            label: record.label,
+            expires: record.expires,
+            peer: None,
+        }))
+    }
+}
+
+/// Last uses of tokens that are not recorded yet.
+#[derive(Debug, Default)]
+pub(super) struct TokensUsed(Mutex<HashMap<String, u64>>);
+
+impl TokensUsed {
+    fn note(&self, id: &str, now: u64) {
+        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.len() < USED_MAX || used.contains_key(id) {
+            used.insert(id.to_owned(), now);
+        }
+    }
+
+    pub(super) fn take(&self) -> Vec<(String, u64)> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
+    }
+}
+
+/// The id in a token of the right form.
+fn id_of(presented: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(presented).ok()?.strip_prefix(TOKEN_PREFIX)?;
+    let (id, secret) = text.split_once('_')?;
+    let is_digits = |text: &str| text.bytes().all(nix32::is_digit);
+    let legal = id.len() == nix32::encoded_len(ID_LEN) && secret.len() == nix32::encoded_len(SECRET_LEN);
+    (legal && is_digits(id) && is_digits(secret)).then_some(id)
+}
+
+/// Compares in a time that does not depend on where they differ.
+fn equal(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    let difference = one.iter().zip(other).fold(0, |difference, (one, other)| difference | (one ^ other));
+    std::hint::black_box(difference) == 0
+}
+
+fn info(record: TokenRecord) -> Result<TokenInfo, TokenError> {
+    let scopes = record
+        .scopes
+        .parse()
+        .map_err(|error: UnknownScope| TokenError::Record { id: record.id.clone(), reason: error.to_string() })?;
+    Ok(TokenInfo {
+        id: record.id,
+        label: record.label,
+        caches: record.caches.split(' ').map(ToOwned::to_owned).collect(),
+        scopes,
+        created: record.created,
+        expires: record.expires,
+        last_used: record.last_used,
+        revoked: record.revoked,
+    })
+}
