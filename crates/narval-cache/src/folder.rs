@@ -14,11 +14,13 @@ use std::time::Duration;
 
 use narval_nix::cache_info::{CACHE_INFO_LEN_MAX, CacheInfoError};
 use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
-use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher, StoreDir};
+use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, SecretKey, Sha256, Sha256Hasher, StoreDir};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::encode::Encoding;
+use crate::folder_sink::FolderSink;
 use narval_store::{TemporaryFile, open_beneath, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.
@@ -179,6 +181,12 @@ impl CacheFolder {
         }
     }
 
+    /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source keeps in files are taken
+    /// over as they are.
+    pub const fn sink<'a>(&'a self, encoding: Encoding, key: Option<&'a SecretKey>) -> FolderSink<'a> {
+        FolderSink { folder: self, encoding, key }
+    }
+
     /// Begins a NAR, to be written as it is compressed.
     ///
     /// # Errors
@@ -197,6 +205,10 @@ impl CacheFolder {
     pub fn write_narinfo(&self, info: &NarInfo) -> Result<(), CacheFolderError> {
         let name = format!("{}.narinfo", info.path.hash_part());
         self.write_file(&name, info.render(&self.store_dir).as_bytes())
+    }
+
+    pub(crate) fn write_error(&self, error: io::Error) -> CacheFolderError {
+        io_error("write a NAR to", &self.path, error)
     }
 
     fn write_file(&self, name: &str, contents: &[u8]) -> Result<(), CacheFolderError> {

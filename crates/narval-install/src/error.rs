@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use narval_nix::StorePath;
-use narval_store::{LocalStoreError, StoreError, UnpackError};
+use narval_store::{DaemonError, LocalStoreError, StoreError, UnpackError};
 
 use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::UrlError;
@@ -175,6 +175,12 @@ impl From<UrlError> for Error {
 impl From<WantedError> for Error {
     fn from(error: WantedError) -> Self {
         Self::Usage(error.to_string())
+    }
+}
+
+impl From<DaemonError> for Error {
+    fn from(error: DaemonError) -> Self {
+        Self::Store(error.into())
     }
 }
 

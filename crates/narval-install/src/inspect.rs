@@ -28,7 +28,7 @@ pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
         return Ok(listing);
     }
     let mut builder = ListingBuilder::new();
-    read_nar(&found, caches.store_dir(), None, &mut |event, offset| {
+    read_nar(&found, caches.store_dir(), &mut |event, offset| {
         builder.push(&event, offset).map_err(|error| damaged(&found, error.to_string()))
     })?;
     builder.finish().map_err(|error| damaged(&found, error.to_string()))
@@ -61,7 +61,7 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
     }
     let (mut names, mut last, mut writes) = (Vec::<Vec<u8>>::new(), Vec::new(), false);
     let wanted: Vec<&[u8]> = below.split('/').filter(|name| !name.is_empty()).map(str::as_bytes).collect();
-    read_nar(&found, caches.store_dir(), None, &mut |event, _| {
+    read_nar(&found, caches.store_dir(), &mut |event, _| {
         match event {
             Event::Entry { name } => last = name.to_vec(),
             Event::Directory => names.push(std::mem::take(&mut last)),

@@ -6,7 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-mod between;
 mod copy;
 mod destination;
 mod error;
@@ -20,11 +19,11 @@ mod repair;
 mod resolve;
 pub mod run;
 mod trace;
+mod transfer;
 mod unpack;
 mod verify;
 
-pub use between::copy_between_stores;
-pub use copy::{copy_from_caches, copy_from_store};
+pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, listing};

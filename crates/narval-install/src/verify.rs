@@ -6,9 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
-use narval_store::NarReader;
+use narval_store::{Hashed, Hashes, NarReader};
 
-use crate::fetch::{Hashed, Hashes};
 use crate::{Destination, Error};
 
 /// What is wrong with a path.

@@ -3,12 +3,14 @@
 //! - [`StoreConfig`]: which store, from a URI and the environment.
 //! - [`Store`]: what is valid and what is known of it, from the [`database`](Database) or the [`daemon`](Daemon).
 //! - [`LocalStore`]: a real Nix store written without Nix; [`Unpack`]: a NAR onto the disk.
+//! - [`Source`] and [`Sink`]: where store paths come from and where they go.
 //! - [`NarLayout`], [`NarStream`], [`NarReader`]: the files of a path as a NAR, from any offset.
 
 mod config;
 mod daemon;
 mod database;
 mod error;
+mod hashes;
 mod local;
 mod logs;
 mod nar;
@@ -17,6 +19,7 @@ mod remove;
 mod settings;
 mod store;
 mod temporary;
+mod transfer;
 mod unpack;
 
 pub use config::{Access, ConfigError, Environment, StoreConfig};
@@ -25,6 +28,7 @@ pub use daemon::read_anything;
 pub use daemon::{Collected, Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireError};
 pub use database::{Database, Stamp};
 pub use error::StoreError;
+pub use hashes::{Hashed, Hashes};
 pub use local::{
     Garbage, GarbageCollector, GarbageOptions, Incoming, LeftOut, LocalRoots, LocalStore, LocalStoreError, PathLock,
     Prepared, Root, Unregistered, lock_file,
@@ -38,4 +42,5 @@ pub use realisation::Realisation;
 pub use settings::GarbageSettings;
 pub use store::Store;
 pub use temporary::{TemporaryFile, is_temporary_name, remove_leftovers, remove_leftovers_if, temporary_name};
+pub use transfer::{Sink, Source, TransferError, Visible};
 pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

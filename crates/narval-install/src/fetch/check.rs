@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use narval_cache::{CacheError, Found};
 use narval_nix::{Algorithm, Compression, NarInfo, Sha256};
+use narval_store::Hashed;
 
-use super::hashes::Hashed;
 use super::input::Input;
 use crate::Error;
 

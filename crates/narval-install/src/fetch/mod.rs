@@ -2,12 +2,10 @@
 
 mod check;
 mod cores;
-mod hashes;
 mod input;
 mod nar;
 
 pub(crate) use check::{check_file, check_hashes, damaged, mismatch};
 pub(crate) use cores::Cores;
-pub(crate) use hashes::{Hashed, Hashes};
-pub(crate) use input::{Input, Surroundings};
+pub(crate) use input::{Alone, Input, Surroundings};
 pub(crate) use nar::{VerifiedNar, decode, read_nar, request};

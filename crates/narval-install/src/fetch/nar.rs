@@ -8,9 +8,9 @@ use narval_cache::{CacheError, Found};
 use narval_client::ResumingBody;
 use narval_nix::StoreDir;
 use narval_nix::nar::{Decoder as NarDecoder, Event, NarError};
+use narval_store::Hashes;
 
 use super::check::{check_file, check_hashes, damaged, hashes_file, mismatch};
-use super::hashes::Hashes;
 use super::input::{Alone, Input, Surroundings};
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress};
@@ -51,23 +51,20 @@ pub(crate) fn decode<'a>(
     Ok(decoder)
 }
 
-/// Reads a NAR of a cache to its end, checked as if it were installed. `take` gets each event, and the offset after it; the
-/// file is written to `copy_to`.
+/// Reads a NAR of a cache to its end, checked as if it were installed. `take` gets each event, and the offset after
+/// it.
 ///
 /// # Errors
 /// Whatever is wrong with the NAR, and the errors of `take`.
 pub(crate) fn read_nar(
     found: &Found,
     store_dir: &StoreDir,
-    copy_to: Option<&mut (dyn Write + Send)>,
     take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let invalid = |error: NarError| damaged(found, format!("it is no valid NAR: {error}"));
     let alone = Alone::default();
     let around = alone.surroundings();
-    // The lifetime of a trait object in an `Option` is shortened by hand.
-    let copy_to = copy_to.map(|to| -> &mut (dyn Write + Send) { to });
-    let mut nar = VerifiedNar::open(found, store_dir, &around, copy_to)?;
+    let mut nar = VerifiedNar::open(found, store_dir, &around, None)?;
     let (mut parser, mut offset) = (NarDecoder::with_nar_size(found.info.nar_size), 0);
     let mut buffer = vec![0; OUTPUT_LEN];
     loop {

@@ -4,14 +4,14 @@ use std::io::Read;
 use std::sync::Arc;
 
 use narval_nix::PathInfo;
-use narval_store::{Incoming, LocalStoreError, Prepared, UnpackError};
+use narval_store::{Hashed, Hashes, Incoming, LocalStoreError, Prepared, UnpackError};
 
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
 use narval_cache::{Cache, Found};
 use narval_client::ResumingBody;
 
 use super::Pipeline;
-use crate::fetch::{Hashed, Hashes, Input, Surroundings, check_file, check_hashes, damaged, decode, mismatch, request};
+use crate::fetch::{Input, Surroundings, check_file, check_hashes, damaged, decode, mismatch, request};
 use crate::trace::Span;
 use crate::{Error, Wanted, now};
 

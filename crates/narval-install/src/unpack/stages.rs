@@ -6,11 +6,11 @@ use std::thread::ScopedJoinHandle;
 
 use narval_cache::Found;
 use narval_cache::decode::{Decoder, OUTPUT_LEN};
-use narval_store::Incoming;
+use narval_store::{Hashed, Hashes, Incoming};
 
 use super::one::Job;
 use crate::Error;
-use crate::fetch::{Hashed, Hashes, Input};
+use crate::fetch::Input;
 use crate::trace::{Span, Trace};
 
 /// Buffers that go round: 4 MiB.

@@ -1,16 +1,18 @@
 //! Adding paths through the daemon: a NAR, or many, in frames without padding.
 
-use std::io::{Read, Write};
+use std::collections::HashSet;
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use narval_nix::{PathInfo, StoreDir};
+use narval_nix::{PathInfo, StoreDir, StorePath};
 
 use super::connection::Connection;
 use super::wire::{Request, WireError};
 use super::{Daemon, DaemonError, Operation};
 use crate::database::join_signatures;
+use crate::transfer::{Sink, Source, TransferError, Visible};
 
 /// How long an upload may take in all.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
@@ -43,7 +45,7 @@ impl Daemon {
     pub fn add_multiple_to_store<N: Read>(
         &self,
         count: u64,
-        paths: impl Iterator<Item = std::io::Result<(PathInfo, N)>>,
+        paths: impl Iterator<Item = io::Result<(PathInfo, N)>>,
         check_signatures: bool,
     ) -> Result<(), DaemonError> {
         self.ask_once(|mut connection| {
@@ -59,6 +61,60 @@ impl Daemon {
                 Ok(())
             })
         })
+    }
+}
+
+/// A path is valid as soon as it has been put. Signatures are the caller's to check: a daemon that does not trust this user
+/// checks them all the same.
+impl Sink for Daemon {
+    type Put = ();
+    type Error = DaemonError;
+
+    const VISIBLE: Visible = Visible::WhenPut;
+
+    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, DaemonError> {
+        let mut missing: HashSet<_> = paths.iter().map(|info| info.path.clone()).collect();
+        for valid in self.valid_paths(&missing.iter().cloned().collect::<Vec<_>>())? {
+            missing.remove(&valid);
+        }
+        Ok(missing)
+    }
+
+    fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<(), TransferError<S::Error, DaemonError>> {
+        let nar = source.nar(entry, None).map_err(TransferError::Source)?;
+        self.add_to_store_nar(source.info(entry), nar, false).map_err(transfer_error)
+    }
+
+    /// In one stream.
+    fn put_in_order<S: Source>(
+        &self,
+        source: &S,
+        entries: &[S::Entry],
+    ) -> Result<(), TransferError<S::Error, DaemonError>> {
+        let mut failed = None;
+        let nars = entries.iter().map(|entry| match source.nar(entry, None) {
+            Ok(nar) => Ok((source.info(entry).clone(), nar)),
+            Err(error) => {
+                failed = Some(error);
+                Err(io::ErrorKind::Other.into())
+            }
+        });
+        let added = self.add_multiple_to_store(entries.len() as u64, nars, false);
+        match failed {
+            Some(error) => Err(TransferError::Source(error)),
+            None => added.map_err(transfer_error),
+        }
+    }
+
+    fn commit(&self, _: Vec<()>) -> Result<(), DaemonError> {
+        Ok(())
+    }
+}
+
+fn transfer_error<S>(error: DaemonError) -> TransferError<S, DaemonError> {
+    match error {
+        DaemonError::Source(error) => TransferError::Nar(error),
+        error => TransferError::Sink(error),
     }
 }
 
@@ -134,7 +190,7 @@ impl Frames<'_> {
             match source.read(&mut buffer) {
                 Ok(0) => return Ok(()),
                 Ok(read) => self.write(buffer.get(..read).unwrap_or_default())?,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(DaemonError::Source(error)),
             }
         }

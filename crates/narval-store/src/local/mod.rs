@@ -14,6 +14,7 @@ mod process_roots;
 mod register;
 mod roots;
 mod schema;
+mod sink;
 mod temporary_roots;
 
 use std::collections::BTreeMap;

@@ -1,7 +1,6 @@
 //! `narval copy`: closures between caches, folders and stores.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use narval_cache::CacheFolder;
 use narval_cache::Caches;
@@ -148,7 +147,7 @@ fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDi
         Source::Store(from) => {
             let infos = closure_of(from, wanted)?;
             let key = args.sign_key.as_deref().map(key::read_secret_key).transpose()?;
-            Ok(copy_from_store(from, &infos, &open()?, !args.no_compression, key.as_ref())?)
+            Ok(copy_from_store(from, infos, &open()?, !args.no_compression, key.as_ref())?)
         }
         Source::Caches => {
             let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
@@ -164,7 +163,7 @@ fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Fa
     match source {
         Source::Store(from) => {
             let keys = options.check_signatures.then_some(&options.keys);
-            Ok(copy_between_stores(from, &closure_of(from, wanted)?, &to, keys)?)
+            Ok(copy_between_stores(from, closure_of(from, wanted)?, &to, keys)?)
         }
         Source::Caches => {
             let client = args.client.caches.client()?;
@@ -173,7 +172,7 @@ fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Fa
     }
 }
 
-fn closure_of(from: &Destination, wanted: &[Wanted]) -> Result<Vec<Arc<PathInfo>>, Failure> {
+fn closure_of(from: &Destination, wanted: &[Wanted]) -> Result<Vec<PathInfo>, Failure> {
     let closure = Closure::in_store(from, wanted)?;
-    Ok(closure.nodes.into_values().map(|node| Arc::new(node.info)).collect())
+    Ok(closure.nodes.into_values().map(|node| node.info).collect())
 }
