@@ -20,7 +20,7 @@ use crate::rows::{Placement, Row, Run, Settings};
 use crate::server::{Server, free_port};
 use crate::static_rows::{self, FileSets};
 use crate::tls::Certificate;
-use crate::{Context, Result, echo, failure, https_rows, nginx, websocket};
+use crate::{Context, Result, echo, failure, https_rows, nginx, push, websocket};
 
 const HELLO_REQUESTS: usize = 20_000;
 const OPEN_FILES: usize = 16 * 1024;
@@ -99,6 +99,10 @@ enum What {
         #[arg(long, default_value_t = 10_000)]
         connections: usize,
     },
+    /// Pushing to a binary cache: what it costs servers, by a recorded push of real Nix that is sent again
+    PushServer(push::ServerArgs),
+    /// Pushing to a binary cache: what it costs clients, each by its command
+    PushClient(push::ClientArgs),
     /// A TCP proxy that delays, and cuts connections
     Proxy {
         /// Where to listen
@@ -198,6 +202,8 @@ pub fn run() -> Result<()> {
             websocket::raise_file_limit(connections + 100)?;
             peers(&common)?.iter().try_for_each(|server| websocket::run(server, connections))
         }
+        What::PushServer(arguments) => push::server_rows::run(&arguments),
+        What::PushClient(arguments) => push::client_rows::run(&arguments),
         What::Proxy { listen, to, round_trip_ms, cut_after_bytes } => proxy(ProxyOptions {
             listen,
             round_trip: Duration::from_millis(round_trip_ms),
@@ -357,7 +363,11 @@ fn measure(common: &Common, servers: &[Server], rows: impl FnOnce(&mut Run<'_>) 
     write_json(common.json.as_deref(), &run.report)
 }
 
-fn write_json(file: Option<&Path>, figures: &impl serde::Serialize) -> Result<()> {
+/// Writes all figures of a run to a file, if there is one.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_json(file: Option<&Path>, figures: &impl serde::Serialize) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let text = serde_json::to_vec_pretty(figures).context(|| "cannot write JSON".to_owned())?;
     fs::write(file, text).context(|| format!("cannot write {}", file.display()))

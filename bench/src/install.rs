@@ -91,7 +91,11 @@ pub fn run(
     Ok(rows)
 }
 
-fn once(client: &Client, values: &[(&str, String)], scratch: &Path) -> Result<Installed> {
+/// One run of one client.
+///
+/// # Errors
+/// When it fails; its output is in the message.
+pub fn once(client: &Client, values: &[(&str, String)], scratch: &Path) -> Result<Installed> {
     let dest = scratch.join(format!("narval-bench-{}", std::process::id()));
     fs::create_dir_all(&dest).context(|| format!("cannot make {}", dest.display()))?;
     let mut command = client.command.replace("{dest}", &dest.display().to_string());

@@ -1,7 +1,8 @@
 //! Measures any HTTP server by its base URL and any installing client by its command, side by side
 //! in one run, and prints medians and ratios; `docs/performance.md` has the method.
 //!
-//! It knows none of the workspace's own crates, so that every server is measured alike.
+//! A server or client under measurement is a URL or a command, the workspace's own as any other; only what a push cannot
+//! do without ([`push::floor`]) uses the workspace's crates.
 //! [`proxy`] is for tests too: a TCP proxy that delays and cuts.
 
 pub mod cache_rows;
@@ -16,6 +17,7 @@ pub mod load;
 pub mod nginx;
 pub mod process;
 pub mod proxy;
+pub mod push;
 pub mod report;
 pub mod response;
 pub mod rows;

@@ -1,5 +1,6 @@
 //! nginx over prepared files: the peer that is always there.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,8 +44,50 @@ fn start_with(folders: &[(&str, &Path)], work: &Path, tls: Option<(&Certificate,
     Ok(server)
 }
 
+/// The arguments of an nginx that takes what is sent by PUT into a folder, and serves it from there: its DAV module, which
+/// writes a body beside the folder and renames it. It verifies nothing and makes nothing durable.
+///
+/// # Errors
+/// When the configuration cannot be written.
+pub fn dav_arguments(data: &Path, work: &Path, port: u16) -> Result<Vec<OsString>> {
+    let work = fs::canonicalize(work).context(|| format!("cannot use {}", work.display()))?;
+    let data = work.join(data.file_name().unwrap_or_default());
+    fs::create_dir_all(&data).context(|| format!("cannot make {}", data.display()))?;
+    let configuration = work.join("nginx.conf");
+    fs::write(&configuration, dav_text(&data, &work, port))
+        .context(|| format!("cannot write {}", configuration.display()))?;
+    let log = work.join("nginx-error.log").into_os_string();
+    Ok(vec!["-p".into(), work.into_os_string(), "-c".into(), configuration.into_os_string(), "-e".into(), log])
+}
+
+fn dav_text(data: &Path, work: &Path, port: u16) -> String {
+    let (data, work) = (data.display(), work.display());
+    let user = user();
+    format!(
+        "{user} worker_processes 1; daemon off; pid {work}/nginx.pid; error_log {work}/nginx-error.log crit;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; tcp_nodelay on; default_type application/octet-stream;
+  keepalive_requests 1000000000; keepalive_timeout 600s;
+  client_body_temp_path {work}/nginx-body; client_max_body_size 0; client_body_buffer_size 128k;
+  proxy_temp_path {work}/nginx-tmp; fastcgi_temp_path {work}/nginx-tmp; uwsgi_temp_path {work}/nginx-tmp;
+  scgi_temp_path {work}/nginx-tmp;
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{ root {data}; dav_methods PUT; create_full_put_path on; }}
+  }}
+}}
+"
+    )
+}
+
+/// Started by root, the worker would become a user that may not read the folders.
+fn user() -> &'static str {
+    if rustix::process::geteuid().is_root() { "user root;" } else { "" }
+}
+
 /// Debian has it where an ordinary user's PATH does not lead.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let sbin = PathBuf::from("/usr/sbin/nginx");
     if sbin.exists() { sbin } else { PathBuf::from("nginx") }
 }
@@ -53,8 +96,7 @@ fn program() -> PathBuf {
 /// files that do not change.
 fn text(folders: &[(&str, &Path)], work: &Path, port: u16, tls: Option<(&Certificate, bool)>) -> String {
     let work = work.display();
-    // started by root, the worker would become a user that may not read the folders
-    let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
+    let user = user();
     let locations =
         folders.iter().map(|(prefix, folder)| format!("    location {prefix} {{ alias {}/; }}\n", folder.display()));
     let locations = locations.collect::<String>();

@@ -69,6 +69,7 @@ struct Shared {
     connections: AtomicU64,
     cuts: AtomicU64,
     bytes_back: AtomicU64,
+    turns: AtomicU64,
 }
 
 impl Proxy {
@@ -85,6 +86,7 @@ impl Proxy {
             connections: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
             bytes_back: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
@@ -121,6 +123,11 @@ impl Proxy {
     pub fn bytes_back(&self) -> u64 {
         self.shared.bytes_back.load(Ordering::SeqCst)
     }
+
+    /// How often a client has waited for the target: bytes that a connection began with, or that followed an answer on it.
+    pub fn turns(&self) -> u64 {
+        self.shared.turns.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Proxy {
@@ -142,6 +149,7 @@ impl Shared {
             let _ = socket.set_nodelay(true);
         }
         let half = self.options.round_trip / 2;
+        let asked = AtomicBool::new(false);
         let mut left = self.options.cut_after_bytes;
         let passes = |bytes: &[u8]| {
             let allowed = left.map_or(bytes.len(), |left| usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len()));
@@ -149,10 +157,17 @@ impl Shared {
             let count = if whole { bytes.len() } else { allowed };
             left = left.map(|left| left.saturating_sub(count as u64));
             self.bytes_back.fetch_add(count as u64, Ordering::SeqCst);
+            asked.store(false, Ordering::SeqCst);
             count
         };
+        let asks = |bytes: &[u8]| {
+            if !asked.swap(true, Ordering::SeqCst) {
+                self.turns.fetch_add(1, Ordering::SeqCst);
+            }
+            bytes.len()
+        };
         thread::scope(|scope| {
-            scope.spawn(|| delayed(&client, &server, half * 3, half, <[u8]>::len));
+            scope.spawn(|| delayed(&client, &server, half * 3, half, asks));
             delayed(&server, &client, half, half, passes);
         });
     }
@@ -241,6 +256,7 @@ mod tests {
             assert_eq!(&answer, b"hello");
             assert!(started.elapsed() >= expected, "{:?} < {expected:?}", started.elapsed());
         }
+        assert_eq!(proxy.turns(), 3);
     }
 
     #[test]

@@ -81,8 +81,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Ends it, if the harness has started it.
+    pub fn end(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         // SIGTERM: nginx's master has to end its workers
         let id = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
@@ -96,6 +97,12 @@ impl Drop for Server {
         }
         // nobody is left to be told
         let _ = (child.kill(), child.wait());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
