@@ -24,7 +24,7 @@
 //! let name = format!("{}.nar", narval_nix::Sha256::of(&nar).to_nix32());
 //! let Begin::Receive(upload) = cache.begin_nar(&name, Some(nar.len() as u64), &grant)? else { unreachable!() };
 //! assert_eq!(upload.receive(&mut &nar[..])?.nar_size, 96);
-//! assert!(matches!(cache.begin_nar(&name, None, &grant)?, Begin::Known));
+//! assert!(matches!(cache.begin_nar(&name, None, &grant)?, Begin::Known(_)));
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
@@ -52,7 +52,9 @@ pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::{Data, DataError, DataOptions};
 pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
 pub use index::{IndexError, Usage};
-pub use name::{CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError};
+pub use name::{
+    CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
+};
 pub use receive::{Begin, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};

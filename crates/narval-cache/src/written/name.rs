@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use narval_nix::nix32::Nix32Error;
-use narval_nix::{Compression, Sha256};
+use narval_nix::{Compression, NarHash, Sha256};
 use thiserror::Error;
 
 /// The longest name of a cache, in bytes.
@@ -138,6 +138,39 @@ impl FromStr for NarFileName {
 
     fn from_str(text: &str) -> Result<Self, NarFileNameError> {
         Self::parse(text)
+    }
+}
+
+/// What a client that uploads a NAR says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NarTarget {
+    /// The hash of its file, as Nix does.
+    File(NarFileName),
+    /// The hash of the NAR: the file can be made while it is sent.
+    Nar {
+        /// SHA-256 of the NAR.
+        nar_hash: NarHash,
+        /// How the file is compressed.
+        compression: Compression,
+    },
+}
+
+impl NarTarget {
+    /// The compression, if it is known beforehand.
+    pub fn compression(&self) -> Option<Compression> {
+        match self {
+            Self::File(name) => name.compression(),
+            Self::Nar { compression, .. } => Some(*compression),
+        }
+    }
+}
+
+impl fmt::Display for NarTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(name) => name.fmt(f),
+            Self::Nar { nar_hash, compression } => NarFileName::new(*nar_hash, *compression).fmt(f),
+        }
     }
 }
 

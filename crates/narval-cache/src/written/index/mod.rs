@@ -164,6 +164,8 @@ pub(crate) trait Index: Send + Sync {
     fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError>;
     /// What a name below `nar/` means in a cache.
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
+    /// The names of a NAR in a cache, in whichever form.
+    fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// Gives a name to a stored NAR. Durable with the next commit.
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError>;
     /// Forgets a name below `nar/`, whose file is gone.

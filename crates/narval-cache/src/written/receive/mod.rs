@@ -9,7 +9,8 @@ mod pass;
 mod scan;
 mod tee;
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::sync::PoisonError;
 
 use narval_nix::{Compression, NarHash, Sha256};
@@ -18,13 +19,13 @@ use narval_store::TemporaryFile;
 use self::pass::{Claims, Verified, verify};
 use super::index::NarRecord;
 use super::storage::{self, file_len};
-use super::{Cache, Grant, NarFileName, Refusal, RefusalKind, Scope};
+use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};
 
 /// What becomes of an upload that begins.
 #[derive(Debug)]
 pub enum Begin {
-    /// The cache has this file: nothing need be sent.
-    Known,
+    /// The cache has this NAR: nothing need be sent.
+    Known(Stored),
     /// It is to be sent.
     Receive(Box<Upload>),
 }
@@ -33,7 +34,7 @@ pub enum Begin {
 #[derive(Debug)]
 pub struct Upload {
     cache: Cache,
-    name: NarFileName,
+    target: NarTarget,
     length: Option<u64>,
     grant: Grant,
 }
@@ -41,6 +42,8 @@ pub struct Upload {
 /// A NAR that is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
+    /// The name of its file, below `nar/`.
+    pub name: NarFileName,
     /// SHA-256 of the NAR.
     pub nar_hash: NarHash,
     /// Bytes of the NAR.
@@ -53,45 +56,79 @@ pub struct Stored {
     pub file_size: u64,
 }
 
+impl Stored {
+    fn new(name: NarFileName, nar: &NarRecord) -> Self {
+        let NarRecord { nar_hash, nar_size, compression, file_hash, file_size, .. } = *nar;
+        Self { name, nar_hash, nar_size, compression, file_hash, file_size }
+    }
+}
+
 impl Cache {
-    /// Begins the upload of a NAR, named as below `nar/`, of so many bytes. To be asked before the body is read.
+    /// Begins the upload of a NAR of so many bytes, named by its file's hash as below `nar/`. To be asked before the body is read.
     ///
     /// # Errors
     /// A name that is none, a token that may not push, a file that is too large or for which there is no room.
     pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
-        let name = NarFileName::parse(name)
-            .map_err(|error| Refusal::new(RefusalKind::Malformed, format_args!("'{name}': {error}")))?;
+        let parsed = NarFileName::parse(name);
+        let name = parsed.map_err(|error| Refusal::new(RefusalKind::Malformed, format_args!("'{name}': {error}")))?;
+        self.begin(NarTarget::File(name), length, grant)
+    }
+
+    /// As [`Cache::begin_nar`], named by either hash. For a NAR's hash, a file with another compression is known, too.
+    ///
+    /// # Errors
+    /// As [`Cache::begin_nar`].
+    pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
+        grant.require(self.name(), Scope::Push)?;
         let settings = self.settings();
         if length.is_some_and(|length| length > settings.nar_size_max) {
-            let message = format!(
-                "'{name}' is larger than {} bytes, the largest NAR that this cache takes",
-                settings.nar_size_max
-            );
+            let max = settings.nar_size_max;
+            let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache takes");
             return Err(Refusal::new(RefusalKind::TooLarge, message));
         }
-        if self.has_file(&name)? {
-            return Ok(Begin::Known);
+        if let Some(stored) = self.known(&target)? {
+            return Ok(Begin::Known(stored));
         }
         if let Some(quota) = settings.quota {
             let bytes = self.usage()?.bytes;
             if bytes.saturating_add(length.unwrap_or(0)) > quota {
+                let cache = self.name();
                 let message = format!(
-                    "the cache '{}' is full: {bytes} of {quota} bytes are used; delete paths or raise its quota",
-                    self.name()
+                    "the cache '{cache}' is full: {bytes} of {quota} bytes are used; delete paths or raise its quota"
                 );
                 return Err(Refusal::new(RefusalKind::NoSpace, message));
             }
         }
-        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), name, length, grant: grant.clone() })))
+        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone() })))
     }
 
-    /// Whether a name below `nar/` is one of this cache, and its file is there.
-    fn has_file(&self, name: &NarFileName) -> Result<bool, Refusal> {
-        let name = name.to_string();
-        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(false) };
-        let len = self.directory().nar_len(&name).map_err(|error| Refusal::of_file("look at", &name, &error))?;
-        Ok(len == Some(nar.file_size))
+    /// What this cache has of what an upload would bring, if its file is there.
+    fn known(&self, target: &NarTarget) -> Result<Option<Stored>, Refusal> {
+        let candidates = match target {
+            NarTarget::File(name) => {
+                let name = name.to_string();
+                self.index().file(self.id(), &name)?.map(|nar| (name, nar)).into_iter().collect()
+            }
+            NarTarget::Nar { nar_hash, .. } => self.index().files_of(self.id(), nar_hash)?,
+        };
+        for (name, nar) in candidates {
+            let len = self.directory().nar_len(&name).map_err(|error| Refusal::of_file("look at", &name, &error))?;
+            if len == Some(nar.file_size)
+                && let Ok(name) = NarFileName::parse(&name)
+            {
+                return Ok(Some(Stored::new(name, &nar)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A file of the data folder to receive into, for [`Upload::adopt`]. It is removed when dropped.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn incoming_file(&self) -> Result<TemporaryFile, Refusal> {
+        self.storage().incoming().map_err(|error| Refusal::of_file("create", "incoming/", &error))
     }
 }
 
@@ -101,23 +138,39 @@ impl Upload {
     /// # Errors
     /// When the body ends early or is not what its name and length say, or is no NAR, or there is no room. Nothing is left.
     pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
-        let result = self.receive_and_store(body);
+        let result = self.cache.incoming_file().and_then(|file| {
+            let verified = self.verify(body, Some(file.file()))?;
+            self.store(verified.0, file, verified.1)
+        });
+        self.note(result)
+    }
+
+    /// As [`Upload::receive`], of a file of [`Cache::incoming_file`] that was received already: it is read, and not copied.
+    ///
+    /// # Errors
+    /// As [`Upload::receive`].
+    pub fn adopt(self, file: TemporaryFile) -> Result<Stored, Refusal> {
+        let rewind = || file.file().rewind().map_err(|error| Refusal::of_file("read", self.target, &error));
+        let verified = rewind().and_then(|()| self.verify(&mut file.file(), None));
+        let result = verified.and_then(|verified| self.store(verified.0, file, verified.1));
+        self.note(result)
+    }
+
+    fn note(&self, result: Result<Stored, Refusal>) -> Result<Stored, Refusal> {
         let outcome = result.as_ref().map(|stored| stored.nar_hash.to_string()).map_err(ToString::to_string);
-        self.cache.audit(&self.grant, "nar", &self.name.to_string(), &outcome);
+        self.cache.audit(&self.grant, "nar", &self.target.to_string(), &outcome);
         result
     }
 
-    fn receive_and_store(&self, body: &mut dyn Read) -> Result<Stored, Refusal> {
-        let create =
-            || self.cache.storage().incoming().map_err(|error| Refusal::of_file("create", "incoming/", &error));
-        let (file, listing) = (create()?, create()?);
-        let claims = Claims { name: &self.name, length: self.length, nar_size_max: self.cache.settings().nar_size_max };
-        let verified = verify(&claims, body, file.file(), listing.file())?;
-        self.store(verified, file, listing)
+    fn verify(&self, body: &mut dyn Read, file: Option<&File>) -> Result<(Verified, TemporaryFile), Refusal> {
+        let listing = self.cache.incoming_file()?;
+        let nar_size_max = self.cache.settings().nar_size_max;
+        let claims = Claims { target: &self.target, length: self.length, nar_size_max };
+        Ok((verify(&claims, body, file, listing.file())?, listing))
     }
 
     fn store(&self, verified: Verified, file: TemporaryFile, listing: TemporaryFile) -> Result<Stored, Refusal> {
-        let failed = |error: std::io::Error| Refusal::of_file("store", self.name, &error);
+        let failed = |error: std::io::Error| Refusal::of_file("store", self.target, &error);
         let (cache, storage) = (&self.cache, self.cache.storage());
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
         let fresh = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
@@ -127,7 +180,15 @@ impl Upload {
         }
         let _no_collection = storage.lock_shared().map_err(failed)?;
         let _one_by_one = cache.nar_lock(&nar_hash).lock().unwrap_or_else(PoisonError::into_inner);
-        let name = self.name.to_string();
+        let parsed = match &self.target {
+            NarTarget::File(name) => *name,
+            // The name of the file that is kept, if there is one already.
+            NarTarget::Nar { .. } => {
+                let kept = cache.stored(&fresh)?.map_or(file_hash, |kept| kept.file_hash);
+                NarFileName::new(kept, compression)
+            }
+        };
+        let name = parsed.to_string();
         let blob = storage.blob(&nar_hash, compression);
         let record = match cache.stored(&fresh)? {
             Some(kept) => {
@@ -154,8 +215,7 @@ impl Upload {
             }
         };
         storage::link(&blob, &cache.directory().path().join("nar").join(&name)).map_err(failed)?;
-        let NarRecord { nar_hash, nar_size, compression, file_hash, file_size, .. } = record;
-        Ok(Stored { nar_hash, nar_size, compression, file_hash, file_size })
+        Ok(Stored::new(parsed, &record))
     }
 }
 

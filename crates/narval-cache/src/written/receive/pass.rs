@@ -10,11 +10,11 @@ use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
 use crate::decode::{Decoder, OUTPUT_LEN};
-use crate::written::{NarFileName, Refusal, RefusalKind};
+use crate::written::{NarTarget, Refusal, RefusalKind};
 
 /// What an upload may be.
 pub(super) struct Claims<'a> {
-    pub(super) name: &'a NarFileName,
+    pub(super) target: &'a NarTarget,
     /// Bytes that were announced.
     pub(super) length: Option<u64>,
     pub(super) nar_size_max: u64,
@@ -31,13 +31,13 @@ pub(super) struct Verified {
     pub(super) found: Vec<HashPart>,
 }
 
-/// Reads an upload to its end: writes it to a file and its listing to another, and verifies it.
+/// Reads an upload to its end: writes it to a file, if it does not come from there, and its listing to another, and verifies it.
 ///
 /// Memory: one buffer before and one behind the decoder, the decoder's window, and what [`Scan`] finds.
 pub(super) fn verify(
     claims: &Claims<'_>,
     body: &mut dyn Read,
-    file: &File,
+    file: Option<&File>,
     listing: &File,
 ) -> Result<Verified, Refusal> {
     // A compressed file may be a little larger than what is in it.
@@ -49,10 +49,10 @@ pub(super) fn verify(
         Some(TeeError::Body(error)) => {
             return Err(Refusal::new(
                 RefusalKind::Malformed,
-                format_args!("the upload of '{}' ended early: {error}", claims.name),
+                format_args!("the upload of '{}' ended early: {error}", claims.target),
             ));
         }
-        Some(TeeError::File(error)) => return Err(Refusal::of_file("write", claims.name, &error)),
+        Some(TeeError::File(error)) => return Err(Refusal::of_file("write", claims.target, &error)),
         Some(TeeError::TooLong) if claims.length.is_none() => return Err(too_large(claims)),
         Some(TeeError::TooLong) => return Err(wrong_length(claims)),
         None => {}
@@ -62,15 +62,16 @@ pub(super) fn verify(
     if claims.length.is_some_and(|length| length != file_size) {
         return Err(wrong_length(claims));
     }
-    if file_hash != *claims.name.file_hash() {
-        let message = format!(
-            "the file '{}' has the SHA-256 {}: it was damaged on its way; push again",
-            claims.name,
-            file_hash.to_nix32()
-        );
+    let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
+    let (claimed, found) = match claims.target {
+        NarTarget::File(name) => (*name.file_hash(), file_hash),
+        NarTarget::Nar { nar_hash: claimed, .. } => (*claimed, nar_hash),
+    };
+    if claimed != found {
+        let message =
+            format!("'{}' has the SHA-256 {}: it was damaged on its way; push again", claims.target, found.to_nix32());
         return Err(Refusal::new(RefusalKind::Unprocessable, message));
     }
-    let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
     let Decoded { nar_size, compression, listing_size, found, .. } = decoded;
     Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found })
 }
@@ -86,10 +87,10 @@ struct Decoded {
 
 fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Decoded, Refusal> {
     let invalid = |reason: &dyn std::fmt::Display| {
-        Refusal::new(RefusalKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.name))
+        Refusal::new(RefusalKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.target))
     };
     let first = tee.fill_buf().map_err(|error| invalid(&error))?;
-    let compression = match claims.name.compression() {
+    let compression = match claims.target.compression() {
         Some(compression) => compression,
         None => sniff(first).ok_or_else(|| invalid(&"it is neither a NAR nor compressed in a known way"))?,
     };
@@ -196,7 +197,7 @@ fn sniff(first: &[u8]) -> Option<Compression> {
 fn too_large(claims: &Claims<'_>) -> Refusal {
     let message = format!(
         "'{}' is larger than {} bytes, the largest NAR that this cache takes",
-        claims.name, claims.nar_size_max
+        claims.target, claims.nar_size_max
     );
     Refusal::new(RefusalKind::TooLarge, message)
 }
@@ -205,6 +206,6 @@ fn wrong_length(claims: &Claims<'_>) -> Refusal {
     let length = claims.length.unwrap_or_default();
     Refusal::new(
         RefusalKind::Malformed,
-        format_args!("the upload of '{}' has not the {length} bytes that were announced", claims.name),
+        format_args!("the upload of '{}' has not the {length} bytes that were announced", claims.target),
     )
 }

@@ -18,10 +18,10 @@ pub(super) enum TeeError {
     TooLong,
 }
 
-/// A body that is kept while it is read.
+/// A body that is kept while it is read, if it is not kept already.
 pub(super) struct Tee<'a> {
     body: &'a mut dyn Read,
-    file: &'a File,
+    file: Option<&'a File>,
     hasher: Sha256Hasher,
     buffer: Box<[u8]>,
     at: usize,
@@ -34,7 +34,7 @@ pub(super) struct Tee<'a> {
 }
 
 impl<'a> Tee<'a> {
-    pub(super) fn new(body: &'a mut dyn Read, file: &'a File, len_max: u64) -> Self {
+    pub(super) fn new(body: &'a mut dyn Read, file: Option<&'a File>, len_max: u64) -> Self {
         Self {
             body,
             file,
@@ -79,7 +79,7 @@ impl<'a> Tee<'a> {
             return Err(TeeError::TooLong);
         }
         self.hasher.update(fresh);
-        self.file.write_all(fresh).map_err(TeeError::File)
+        self.file.map_or(Ok(()), |mut file| file.write_all(fresh)).map_err(TeeError::File)
     }
 }
 

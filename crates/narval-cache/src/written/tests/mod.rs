@@ -141,7 +141,7 @@ impl TestPath {
     pub(super) fn send(&self, cache: &Cache, compression: Compression) -> Result<Option<Stored>, Refusal> {
         let file = self.file(compression);
         match cache.begin_nar(&self.file_name(compression), Some(file.len() as u64), &pusher())? {
-            Begin::Known => Ok(None),
+            Begin::Known(_) => Ok(None),
             Begin::Receive(upload) => upload.receive(&mut &file[..]).map(Some),
         }
     }

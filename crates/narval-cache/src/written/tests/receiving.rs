@@ -7,7 +7,7 @@ use super::*;
 
 fn send(cache: &Cache, name: &str, bytes: &[u8]) -> Result<Stored, Refusal> {
     match cache.begin_nar(name, Some(bytes.len() as u64), &pusher())? {
-        Begin::Known => panic!("'{name}' is known"),
+        Begin::Known(_) => panic!("'{name}' is known"),
         Begin::Receive(upload) => upload.receive(&mut &bytes[..]),
     }
 }
@@ -147,7 +147,7 @@ fn one_file_for_all_caches_after_proof_of_possession() {
         assert_eq!(stored.file_hash, Sha256::of(&path.file(Compression::Zstd)), "the first one is kept");
         let file = other.nar_file(&alias).unwrap().unwrap();
         assert_eq!(zstd::decode_all(file.file).unwrap(), path.nar);
-        assert!(matches!(other.begin_nar(&alias, None, &pusher()).unwrap(), Begin::Known), "HEAD finds it");
+        assert!(matches!(other.begin_nar(&alias, None, &pusher()).unwrap(), Begin::Known(_)), "HEAD finds it");
     }
     assert_eq!(fixture.files("blobs").iter().filter(|name| !name.ends_with(".ls")).count(), 2);
 }
@@ -189,4 +189,30 @@ fn small_files() {
     let refusal = cache.put_small(SmallKind::DebugInfo, &"cd".repeat(20), &mut &huge[..], &grant).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::TooLarge);
     assert!(fixture.files("incoming").is_empty());
+}
+
+/// A client that compresses while it sends knows the hash of the NAR beforehand, and of the file afterwards.
+#[test]
+fn named_by_the_hash_of_the_nar() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let path = TestPath::new("a", &[]);
+    let target = |compression| NarTarget::Nar { nar_hash: path.info.nar_hash, compression };
+    let begin = |compression| cache.begin(target(compression), None, &pusher()).unwrap();
+    let Begin::Receive(upload) = begin(Compression::Zstd) else { panic!() };
+    let refusal = upload.receive(&mut &compress(&nar_of(b"other"), Compression::Zstd)[..]).unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::Unprocessable);
+    let Begin::Receive(upload) = begin(Compression::Zstd) else { panic!() };
+    // What was received before is taken as it is.
+    let mut parts = cache.incoming_file().unwrap();
+    path.file(Compression::Zstd).chunks(10).for_each(|part| parts.file().write_all(part).unwrap());
+    let inode = parts.file().metadata().unwrap().ino();
+    let stored = upload.adopt(std::mem::replace(&mut parts, cache.incoming_file().unwrap())).unwrap();
+    assert_eq!(stored.name.to_string(), path.file_name(Compression::Zstd));
+    let file = cache.nar_file(&stored.name.to_string()).unwrap().unwrap();
+    assert_eq!(file.file.metadata().unwrap().ino(), inode);
+    // In whichever form.
+    let Begin::Known(known) = begin(Compression::Xz) else { panic!() };
+    assert_eq!(known, stored);
+    cache.commit_narinfos(&[path.narinfo(Compression::Zstd)], &pusher()).unwrap();
 }

@@ -146,6 +146,10 @@ impl Index for Sqlite {
         self.read(|connection| nars::file(connection, cache, name))
     }
 
+    fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError> {
+        self.read(|connection| nars::files_of(connection, cache, nar_hash))
+    }
+
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
         let (name, nar) = (name.to_owned(), nar.clone());
         self.write(Durability::Later, move |connection| nars::add_file(connection, cache, &name, &nar, now))

@@ -36,6 +36,19 @@ pub(super) fn file(connection: &Connection, cache: CacheId, name: &str) -> rusql
     connection.prepare_cached(&query)?.query_row(params![cache.0, name], record).optional()
 }
 
+pub(super) fn files_of(
+    connection: &Connection,
+    cache: CacheId,
+    nar_hash: &NarHash,
+) -> rusqlite::Result<Vec<(String, NarRecord)>> {
+    let query = format!(
+        "select {COLUMNS}, f.name from nars n join files f on f.nar = n.id and f.cache = ? where n.nar_hash = ? order by f.name"
+    );
+    let mut statement = connection.prepare_cached(&query)?;
+    let rows = statement.query_map(params![cache.0, nar_hash.as_bytes()], |row| Ok((row.get(7)?, record(row)?)))?;
+    rows.collect()
+}
+
 /// Gives a name to a NAR. Where a row has another file's hash, that file is lost and this one takes its place: what was named
 /// after the lost one is forgotten, since its narinfos say what is no longer true.
 pub(super) fn add_file(
