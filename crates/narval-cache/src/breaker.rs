@@ -16,7 +16,7 @@ struct State {
 
 /// Counts failures of one cache.
 #[derive(Default)]
-pub(super) struct Breaker(Mutex<State>);
+pub(crate) struct Breaker(Mutex<State>);
 
 impl Breaker {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -24,7 +24,7 @@ impl Breaker {
     }
 
     /// Whether to leave the cache alone. When the time is over, exactly one caller is told to try.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         let mut state = self.lock();
         match state.open_until {
             Some(until) if Instant::now() < until => true,
@@ -37,12 +37,12 @@ impl Breaker {
     }
 
     /// Says that the cache answered.
-    pub(super) fn succeeded(&self) {
+    pub(crate) fn succeeded(&self) {
         *self.lock() = State::default();
     }
 
     /// Says that it did not; whether the breaker is open now.
-    pub(super) fn failed(&self) -> bool {
+    pub(crate) fn failed(&self) -> bool {
         let mut state = self.lock();
         state.failures += 1;
         if state.failures >= FAILURES_MAX {
@@ -52,7 +52,7 @@ impl Breaker {
     }
 
     /// Opens it at once.
-    pub(super) fn trip(&self) {
+    pub(crate) fn trip(&self) {
         *self.lock() = State { failures: FAILURES_MAX, open_until: Some(Instant::now() + OPEN_FOR) };
     }
 }

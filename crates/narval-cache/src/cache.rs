@@ -76,6 +76,12 @@ impl Cache {
         Ok(Self { url, client: Arc::clone(client), store_dir: store_dir.clone(), priority, batch, breaker, silent })
     }
 
+    /// A cache that is taken as it is, without asking for its `nix-cache-info`.
+    pub(crate) fn unasked(url: Url, client: &Arc<Client>, store_dir: &StoreDir, priority: i64) -> Self {
+        let (client, store_dir, breaker) = (Arc::clone(client), store_dir.clone(), Breaker::default());
+        Self { url, client, store_dir, priority, batch: None, breaker, silent: false }
+    }
+
     /// Its address, without secrets.
     pub const fn url(&self) -> &Url {
         &self.url
@@ -135,7 +141,7 @@ impl Cache {
 
     /// Parses a narinfo, and checks that it is the one asked for: by its whole name where that is known, as Nix does
     /// (`binary-cache-store.cc`). One of another name would be dropped later as nothing that anybody refers to.
-    fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, CacheError> {
+    pub(crate) fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, CacheError> {
         let (cache, hash_part) = (self.url.to_string(), wanted.hash_part());
         let info =
             NarInfo::parse(text, &self.store_dir).map_err(|error| CacheError::narinfo(&cache, hash_part, &error))?;

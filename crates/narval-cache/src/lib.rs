@@ -39,6 +39,7 @@ mod error;
 mod folder;
 mod folder_sink;
 mod lookup;
+pub mod upstream;
 mod wanted;
 pub mod written;
 

@@ -1,0 +1,49 @@
+//! Fetches narinfos ahead: whoever asks for a path asks for its references next.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+
+use narval_nix::{HashPart, NarInfo};
+
+use super::lookup::Shared;
+use super::{AHEAD_MAX, AHEAD_THREADS};
+
+/// What waits to be fetched.
+pub(super) struct Ahead(SyncSender<HashPart>);
+
+impl Ahead {
+    /// Starts the threads; they end with the upstreams.
+    pub(super) fn start(shared: &Weak<Shared>) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(AHEAD_MAX);
+        let receiver = Arc::new(Mutex::new(receiver));
+        for at in 0..AHEAD_THREADS {
+            let (shared, receiver) = (Weak::clone(shared), Arc::clone(&receiver));
+            thread::Builder::new().name(format!("ahead-{at}")).spawn(move || run(&shared, &receiver))?;
+        }
+        Ok(Self(sender))
+    }
+
+    /// Fetches nothing.
+    pub(super) fn none() -> Self {
+        Self(sync_channel(0).0)
+    }
+
+    /// Has the references of a path asked for, as far as there is room.
+    pub(super) fn references(&self, info: &NarInfo) {
+        let own = info.path.hash_part();
+        for reference in info.references.iter().map(narval_nix::StorePath::hash_part).filter(|part| *part != own) {
+            if self.0.try_send(reference).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn run(shared: &Weak<Shared>, receiver: &Mutex<Receiver<HashPart>>) {
+    loop {
+        let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let (Ok(hash_part), Some(shared)) = (next, shared.upgrade()) else { return };
+        shared.look_ahead(hash_part);
+    }
+}

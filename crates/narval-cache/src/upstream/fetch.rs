@@ -1,0 +1,221 @@
+//! Fetches a NAR: from the upstream into the file that its readers follow, verified on the way.
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+use std::sync::Arc;
+
+use narval_client::{HttpError, ResumingBody};
+use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
+use narval_store::TemporaryFile;
+
+use super::fill::{Fill, FillEnd, Start};
+use super::remote::Remote;
+use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
+
+/// What a file may be longer than its NAR, where the narinfo does not say how long it is: compression makes little of what can't be
+/// compressed, and never much more.
+const EXPANSION_MAX: u64 = 1024 * 1024;
+
+/// A NAR to be fetched.
+pub(super) struct Fetch {
+    pub(super) remote: Arc<Remote>,
+    pub(super) info: Arc<NarInfo>,
+    pub(super) fill: Arc<Fill>,
+}
+
+/// How a fetch ended without a NAR.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The upstream does not have the file.
+    Absent,
+    /// The upstream could not be asked, or broke off.
+    Unavailable(HttpError),
+    /// What came is not what the narinfo says.
+    Wrong(String),
+    /// It could not be written.
+    Disk(io::Error),
+}
+
+impl Fetch {
+    /// Fetches it into the file. The readers know the end when this returns.
+    pub(super) fn run(&self, file: &TemporaryFile) -> Result<(), Trouble> {
+        let result = self.fetch(file.file());
+        match &result {
+            Ok(()) => self.fill.ends(FillEnd::Complete),
+            Err(trouble) => {
+                let url = self.remote.url();
+                let (path, log) = (&self.info.path, format!("upstream {url}"));
+                let (start, reason) = match trouble {
+                    Trouble::Absent => {
+                        tracing::warn!("{log}: has the narinfo of {path} and not its NAR");
+                        (Start::Absent, "the upstream does not have it".to_owned())
+                    }
+                    Trouble::Unavailable(error) => {
+                        tracing::warn!("{log}: the NAR of {path} was not fetched: {error}");
+                        (Start::Unavailable(error.to_string()), error.to_string())
+                    }
+                    Trouble::Wrong(reason) => {
+                        tracing::error!(
+                            "{log}: the NAR of {path} is not what its narinfo says: {reason}; it is not kept"
+                        );
+                        (Start::Absent, reason.clone())
+                    }
+                    Trouble::Disk(error) => {
+                        tracing::error!("upstreams: the NAR of {path} cannot be written: {error}");
+                        (Start::Unavailable("it cannot be written".to_owned()), error.to_string())
+                    }
+                };
+                self.fill.starts(start);
+                self.fill.ends(FillEnd::Failed(reason.into()));
+            }
+        }
+        result
+    }
+
+    fn fetch(&self, file: &File) -> Result<(), Trouble> {
+        let info = &*self.info;
+        let url = self.remote.nar_url(info).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        let opened = ResumingBody::open(&self.remote.nars, &url).map_err(|error| {
+            self.remote.cache.breaker.failed();
+            Trouble::Unavailable(error)
+        })?;
+        self.remote.cache.breaker.succeeded();
+        let body = opened.ok_or(Trouble::Absent)?;
+        let length = body.total_len();
+        if let (Some(length), Some(said)) = (length, info.file_size)
+            && length != said
+        {
+            return Err(Trouble::Wrong(format!("FileSize is {length}, and the narinfo says {said}")));
+        }
+        let hasher = info.file_hash.and_then(|hash| Hasher::new(hash.algorithm()));
+        let length_max = info.file_size.or(length).unwrap_or_else(|| info.nar_size.saturating_add(EXPANSION_MAX));
+        let tee = Tee {
+            body,
+            file,
+            fill: &self.fill,
+            hasher,
+            written: 0,
+            length_max,
+            trouble: None,
+            buffer: Vec::new(),
+            at: 0,
+        };
+        let mut decoder = Decoder::new(&info.compression, tee, 1).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        // Only now is there nothing left that would be better said by a status.
+        self.fill.starts(Start::Comes(info.file_size.or(length)));
+        self.verify(&mut decoder)
+    }
+
+    fn verify(&self, decoder: &mut Decoder<Tee<'_>>) -> Result<(), Trouble> {
+        let info = &*self.info;
+        let (mut hasher, mut size) = (Sha256Hasher::new(), 0);
+        let mut buffer = vec![0; OUTPUT_LEN];
+        loop {
+            let read = decoder.read(&mut buffer);
+            let len = read.map_err(|error| {
+                decoder.source_mut().trouble.take().unwrap_or_else(|| Trouble::Wrong(error.to_string()))
+            })?;
+            if len == 0 {
+                break;
+            }
+            size += len as u64;
+            if size > info.nar_size {
+                return Err(Trouble::Wrong(format!("NarSize is more than {}", info.nar_size)));
+            }
+            hasher.update(buffer.get(..len).unwrap_or_default());
+        }
+        let tee = decoder.source_mut();
+        // A compressed file ends where its format does: what is behind it belongs to no NAR.
+        match tee.fill_buf() {
+            Ok([]) => {}
+            Ok(_) => return Err(Trouble::Wrong("there is something behind the NAR".to_owned())),
+            Err(error) => return Err(tee.trouble.take().unwrap_or_else(|| Trouble::Wrong(error.to_string()))),
+        }
+        let differs = |what: &str, is: String, said: String| {
+            Err(Trouble::Wrong(format!("{what} is {is}, and the narinfo says {said}")))
+        };
+        let (file_size, file_hash) = (tee.written, tee.hasher.take().map(Hasher::finish));
+        let nar_hash = Hash::from(hasher.finish());
+        if size != info.nar_size {
+            return differs("NarSize", size.to_string(), info.nar_size.to_string());
+        }
+        if nar_hash != Hash::from(info.nar_hash) {
+            return differs("NarHash", nar_hash.to_string(), info.nar_hash.to_string());
+        }
+        if let Some(said) = info.file_size.filter(|said| *said != file_size) {
+            return differs("FileSize", file_size.to_string(), said.to_string());
+        }
+        if let (Some(said), Some(is)) = (info.file_hash, file_hash)
+            && said != is
+        {
+            return differs("FileHash", is.to_string(), said.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// What is read is also written, hashed, and told to the readers.
+struct Tee<'a> {
+    body: ResumingBody,
+    file: &'a File,
+    fill: &'a Fill,
+    hasher: Option<Hasher>,
+    written: u64,
+    length_max: u64,
+    /// Why a read failed, where it was not the decoder.
+    trouble: Option<Trouble>,
+    buffer: Vec<u8>,
+    at: usize,
+}
+
+impl Tee<'_> {
+    fn more(&mut self) -> Result<(), Trouble> {
+        self.buffer.resize(INPUT_LEN, 0);
+        let read = self.body.read_some(&mut self.buffer);
+        let len = read.map_err(|error| match error {
+            HttpError::Changed => Trouble::Wrong("it changed while it was fetched".to_owned()),
+            error => Trouble::Unavailable(error),
+        });
+        self.buffer.truncate(*len.as_ref().unwrap_or(&0));
+        self.at = 0;
+        let len = len? as u64;
+        if len == 0 {
+            return Ok(());
+        }
+        if self.written + len > self.length_max {
+            return Err(Trouble::Wrong(format!("FileSize is more than {}", self.length_max)));
+        }
+        (&*self.file).write_all(&self.buffer).map_err(Trouble::Disk)?;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&self.buffer);
+        }
+        self.written += len;
+        self.fill.wrote(self.written);
+        Ok(())
+    }
+}
+
+impl BufRead for Tee<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.at >= self.buffer.len()
+            && let Err(trouble) = self.more()
+        {
+            self.buffer.clear();
+            self.trouble.get_or_insert(trouble);
+            return Err(io::Error::other("the upstream"));
+        }
+        Ok(self.buffer.get(self.at..).unwrap_or_default())
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.at += amount;
+    }
+}
+
+impl Read for Tee<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = self.fill_buf()?.read(out)?;
+        self.consume(len);
+        Ok(len)
+    }
+}

@@ -1,0 +1,256 @@
+//! The folder of what is kept, and its budget: what was used longest ago goes first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
+use rustix::fs::FlockOperation;
+
+/// What the files that are being written begin with.
+const INCOMING: &str = "incoming-";
+/// The folders.
+const FOLDERS: [&str; 3] = ["narinfo", "nar", "small"];
+/// What a file takes on a disk is a multiple of this.
+const BLOCK: u64 = 4096;
+/// How exact the time of the last use is on the disk, in milliseconds: a write for each use would cost more than it tells.
+const USE_WRITTEN_AFTER_MS: u64 = 3_600_000;
+
+/// The folder. Names are relative to it: `nar/….nar.xz`.
+#[derive(Debug)]
+pub(super) struct Kept {
+    folder: PathBuf,
+    bytes_max: u64,
+    state: Mutex<State>,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<Arc<str>, Entry>,
+    /// By last use; a number makes each unique.
+    by_use: BTreeMap<(u64, u64), Arc<str>>,
+    uses: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    size: u64,
+    used: (u64, u64),
+    /// The last use as the disk has it, in milliseconds.
+    written_ms: u64,
+}
+
+impl Kept {
+    /// Opens the folder, makes it if it is not there, and looks at what is in it.
+    pub(super) fn open(folder: &Path, bytes_max: u64) -> io::Result<Self> {
+        for name in FOLDERS {
+            fs::create_dir_all(folder.join(name))?;
+        }
+        let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"))?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+            rustix::io::Errno::WOULDBLOCK => io::Error::other("another process uses it"),
+            error => error.into(),
+        })?;
+        remove_leftovers(folder, |name| is_temporary_name(name, INCOMING))?;
+        let mut state = State::default();
+        for name in FOLDERS {
+            for entry in fs::read_dir(folder.join(name))? {
+                let entry = entry?;
+                let meta = entry.metadata()?;
+                if let Some(file) = entry.file_name().to_str().filter(|_| meta.is_file()) {
+                    let used = meta.modified().map_or(0, ms);
+                    state.add(format!("{name}/{file}").into(), meta.len(), used);
+                }
+            }
+        }
+        let kept = Self { folder: folder.to_owned(), bytes_max, state: Mutex::new(state), _lock: lock };
+        kept.make_room(&mut kept.lock());
+        Ok(kept)
+    }
+
+    /// Bytes of all files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lock().bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.lock().files.contains_key(name)
+    }
+
+    /// A file, with its length; it counts as used.
+    pub(super) fn get(&self, name: &str) -> Option<(File, u64)> {
+        let size = self.lock().touch(name)?;
+        let opened = File::open(self.folder.join(name));
+        let Ok(file) = opened else {
+            // Somebody has removed it.
+            self.lock().remove(name);
+            return None;
+        };
+        if let Some(time) = self.lock().use_to_write(name) {
+            // Only how long it stays depends on it.
+            let _ = file.set_modified(time);
+        }
+        Some((file, size))
+    }
+
+    /// A small file.
+    pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let (mut file, size) = self.get(name)?;
+        let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+        io::Read::read_to_end(&mut file, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// A file to be written, without a name yet.
+    pub(super) fn create(&self) -> io::Result<TemporaryFile> {
+        TemporaryFile::create(&self.folder, INCOMING, 0o644)
+    }
+
+    /// Brings a file to the disk, names it, and makes room.
+    pub(super) fn keep(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
+        file.file().sync_data()?;
+        self.name(name, file)
+    }
+
+    fn name(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
+        let size = file.file().metadata()?.len();
+        if size.next_multiple_of(BLOCK) > self.bytes_max {
+            return Ok(());
+        }
+        file.persist(&self.folder.join(name))?;
+        let mut state = self.lock();
+        state.remove(name);
+        state.add(name.into(), size, ms(SystemTime::now()));
+        self.make_room(&mut state);
+        Ok(())
+    }
+
+    /// Keeps a small file. It is not brought to the disk at once: a crash may leave it empty, and whoever reads it must find that out.
+    pub(super) fn keep_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let file = self.create()?;
+        io::Write::write_all(&mut file.file(), bytes)?;
+        self.name(name, file)
+    }
+
+    pub(super) fn forget(&self, name: &str) {
+        if self.lock().remove(name) {
+            // What can't be removed is found at the next start.
+            let _ = fs::remove_file(self.folder.join(name));
+        }
+    }
+
+    fn make_room(&self, state: &mut State) {
+        while state.bytes > self.bytes_max {
+            let Some((_, name)) = state.by_use.first_key_value() else { return };
+            let name = Arc::clone(name);
+            state.remove(&name);
+            tracing::debug!("upstreams: {name} is removed, for its room");
+            if let Err(error) = fs::remove_file(self.folder.join(&*name)) {
+                tracing::warn!("upstreams: cannot remove '{}': {error}", self.folder.join(&*name).display());
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn add(&mut self, name: Arc<str>, size: u64, used_ms: u64) {
+        self.uses += 1;
+        let used = (used_ms, self.uses);
+        self.by_use.insert(used, Arc::clone(&name));
+        self.files.insert(name, Entry { size, used, written_ms: used_ms });
+        self.bytes += size.next_multiple_of(BLOCK);
+    }
+
+    fn remove(&mut self, name: &str) -> bool {
+        let Some(entry) = self.files.remove(name) else { return false };
+        self.by_use.remove(&entry.used);
+        self.bytes -= entry.size.next_multiple_of(BLOCK);
+        true
+    }
+
+    fn touch(&mut self, name: &str) -> Option<u64> {
+        let entry = self.files.get_mut(name)?;
+        self.uses += 1;
+        let used = (ms(SystemTime::now()), self.uses);
+        if let Some(name) = self.by_use.remove(&entry.used) {
+            self.by_use.insert(used, name);
+        }
+        entry.used = used;
+        Some(entry.size)
+    }
+
+    /// The time of the last use, if the disk has an old one.
+    fn use_to_write(&mut self, name: &str) -> Option<SystemTime> {
+        let entry = self.files.get_mut(name)?;
+        let (now, _) = entry.used;
+        if now.saturating_sub(entry.written_ms) < USE_WRITTEN_AFTER_MS {
+            return None;
+        }
+        entry.written_ms = now;
+        Some(UNIX_EPOCH + Duration::from_millis(now))
+    }
+}
+
+fn ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(kept: &Kept) -> u64 {
+        kept.bytes() / BLOCK
+    }
+
+    #[test]
+    fn what_was_used_longest_ago_goes_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Kept::open(folder.path(), 3 * BLOCK).unwrap();
+        for name in ["nar/a", "nar/b", "narinfo/c"] {
+            kept.keep_bytes(name, name.as_bytes()).unwrap();
+        }
+        assert_eq!((blocks(&kept), kept.read("nar/a").unwrap().as_slice()), (3, &b"nar/a"[..]));
+        kept.keep_bytes("nar/d", &[0; 100]).unwrap();
+        assert!(kept.has("nar/a") && !kept.has("nar/b") && kept.has("narinfo/c") && kept.has("nar/d"));
+        assert!(!folder.path().join("nar/b").exists());
+        // More than the whole budget is not kept, and nothing goes for it.
+        kept.keep_bytes("nar/e", &vec![0; 4 * BLOCK as usize]).unwrap();
+        assert!(!kept.has("nar/e") && blocks(&kept) == 3);
+        // The same name again counts once.
+        kept.keep_bytes("nar/d", &[0; 5000]).unwrap();
+        assert_eq!(blocks(&kept), 3);
+        assert!(!kept.has("narinfo/c"));
+    }
+
+    #[test]
+    fn what_is_there_is_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
+        kept.keep_bytes("nar/a", b"a").unwrap();
+        assert_eq!(Kept::open(folder.path(), 1).unwrap_err().to_string(), "another process uses it");
+        let left = kept.create().unwrap();
+        fs::copy(left.path(), folder.path().join("incoming-0123456789abcdef")).unwrap();
+        drop((kept, left));
+        let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
+        assert_eq!(kept.read("nar/a").unwrap(), b"a");
+        assert!(!folder.path().join("incoming-0123456789abcdef").exists());
+        fs::remove_file(folder.path().join("nar/a")).unwrap();
+        assert!(kept.get("nar/a").is_none() && kept.bytes() == 0);
+        kept.keep_bytes("nar/b", b"b").unwrap();
+        drop(kept);
+        // A smaller budget than before.
+        assert!(!Kept::open(folder.path(), BLOCK - 1).unwrap().has("nar/b"));
+    }
+}

@@ -1,0 +1,460 @@
+//! Looking things up: in memory, in what is kept, then upstream by upstream.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir};
+use quick_cache::sync::Cache as Memory;
+
+use super::ahead::Ahead;
+use super::fetch::{Fetch, Trouble};
+use super::fill::{Fill, FillEnd, Start};
+use super::kept::Kept;
+use super::name::NarName;
+use super::options::UpstreamsOptions;
+use super::permits::Permits;
+use super::remote::Remote;
+use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable, WAITING_MAX};
+use crate::CacheError;
+use crate::written::{CacheName, Elsewhere};
+
+/// The longest wait for a narinfo that another thread asks for, and for the beginning of a NAR.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Threads that ask whether the references of what is pushed are there.
+const ELSEWHERE_THREADS: usize = 8;
+
+/// Upstreams, and what is kept of them. Cheap to clone: clones share everything.
+#[derive(Clone)]
+pub struct Upstreams {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Why upstreams can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamsError {
+    /// The folder can't be used.
+    #[error("cannot use the folder of upstreams '{}': {error}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's reason.
+        error: io::Error,
+    },
+    /// No thread can be started.
+    #[error("cannot start threads: {0}")]
+    Threads(io::Error),
+}
+
+/// What is known of a path.
+#[derive(Clone, Debug)]
+pub enum Lookup {
+    /// Its narinfo, as it is to be served.
+    Found(Arc<[u8]>),
+    /// No upstream has it.
+    Absent,
+}
+
+/// A NAR.
+#[derive(Debug)]
+pub enum NarAnswer {
+    /// It is kept: a file of this length.
+    File(File, u64),
+    /// It is on its way; its length, if that is known.
+    Fill(Arc<Fill>, Option<u64>),
+}
+
+pub(super) struct Shared {
+    pub(super) remotes: Vec<Arc<Remote>>,
+    pub(super) kept: Kept,
+    /// Threads of the server that may wait.
+    pub(super) waiting: Permits,
+    fetches: Permits,
+    store_dir: StoreDir,
+    sign_keys: Vec<SecretKey>,
+    narinfos: Memory<HashPart, Arc<Known>>,
+    /// By what a cache calls them: since when.
+    absent: Memory<Box<str>, Instant>,
+    asking: Mutex<HashMap<HashPart, Arc<Question>>>,
+    fills: Mutex<HashMap<String, Arc<Fill>>>,
+    ahead: Ahead,
+}
+
+/// A narinfo that was verified.
+struct Known {
+    info: Arc<NarInfo>,
+    remote: Arc<Remote>,
+    name: NarName,
+    text: Arc<[u8]>,
+}
+
+/// A narinfo that a thread is asking for.
+#[derive(Default)]
+struct Question {
+    answer: Mutex<Option<Result<Option<Arc<Known>>, Unavailable>>>,
+    answered: Condvar,
+}
+
+impl Upstreams {
+    /// Opens the folder. No upstream is asked for anything yet: they may all be away.
+    ///
+    /// # Errors
+    /// The folder can't be used, or no thread can be started.
+    pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
+        let UpstreamsOptions { folder, bytes_max, mut upstreams, store_dir, sign_keys } = options;
+        let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
+        upstreams.sort_by_key(|upstream| upstream.priority);
+        let mut threads = Ok(());
+        let shared = Arc::new_cyclic(|shared| {
+            let ahead = Ahead::start(shared);
+            Shared {
+                remotes: upstreams.into_iter().map(|one| Arc::new(Remote::new(one, &store_dir))).collect(),
+                kept,
+                waiting: Permits::new(WAITING_MAX),
+                fetches: Permits::new(FETCHES_MAX),
+                store_dir,
+                sign_keys,
+                narinfos: Memory::new(NARINFOS_MAX),
+                absent: Memory::new(ABSENT_MAX),
+                asking: Mutex::default(),
+                fills: Mutex::default(),
+                ahead: ahead.unwrap_or_else(|error| {
+                    threads = Err(error);
+                    Ahead::none()
+                }),
+            }
+        });
+        threads.map_err(UpstreamsError::Threads)?;
+        Ok(Self { shared })
+    }
+
+    /// What memory knows of a path: no wait, no disk.
+    pub fn remembered(&self, hash_part: &HashPart) -> Option<Lookup> {
+        if let Some(known) = self.shared.narinfos.get(hash_part) {
+            return Some(Lookup::Found(Arc::clone(&known.text)));
+        }
+        self.shared.is_absent(hash_part.as_str()).then_some(Lookup::Absent)
+    }
+
+    /// What is kept of a path. No upstream is asked, whatever happens: for the presence check before a push.
+    pub fn kept(&self, hash_part: &HashPart) -> Option<Arc<[u8]>> {
+        self.shared.known(hash_part).map(|known| Arc::clone(&known.text))
+    }
+
+    /// The narinfo of a path. It may wait for the upstreams.
+    ///
+    /// # Errors
+    /// [`Unavailable`]: no upstream has it that could be asked, and not all could.
+    pub fn narinfo(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
+        let found = self.shared.lookup(hash_part)?;
+        Ok(found.map_or(Lookup::Absent, |known| Lookup::Found(Arc::clone(&known.text))))
+    }
+
+    /// The length of a NAR, as its narinfo says it, without fetching the NAR: `None` for no such NAR, `Some(None)` for an unknown length.
+    ///
+    /// # Errors
+    /// As [`narinfo`](Self::narinfo).
+    pub fn nar_length(&self, name: &str) -> Result<Option<Option<u64>>, Unavailable> {
+        let known = self.shared.by_name(name)?;
+        Ok(known.map(|known| known.info.file_size.or_else(|| known.plain_size())))
+    }
+
+    /// A NAR by its name below `nar/`: from what is kept, from a fetch that is under way, or from one that begins now.
+    ///
+    /// # Errors
+    /// As [`narinfo`](Self::narinfo).
+    pub fn nar(&self, name: &str) -> Result<Option<NarAnswer>, Unavailable> {
+        match self.shared.by_name(name)? {
+            Some(known) => self.shared.nar(&known),
+            None => Ok(None),
+        }
+    }
+
+    /// Bytes of what is kept.
+    pub fn kept_bytes(&self) -> u64 {
+        self.shared.kept.bytes()
+    }
+}
+
+impl Elsewhere for Upstreams {
+    /// Asks for those that are not known, several at once. One that can't be asked for counts as not there: a closure is kept whole.
+    fn have(&self, _cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
+        let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
+        let has = |hash_part: &HashPart| self.shared.lookup(hash_part).is_ok_and(|found| found.is_some());
+        thread::scope(|scope| {
+            let ask = |part: &'_ [HashPart]| part.iter().map(has).collect::<Vec<_>>();
+            let threads: Vec<_> = hash_parts.chunks(size).map(|part| (part, scope.spawn(move || ask(part)))).collect();
+            // A thread that panicked knows of none.
+            threads.into_iter().flat_map(|(part, thread)| thread.join().unwrap_or(vec![false; part.len()])).collect()
+        })
+    }
+}
+
+impl std::fmt::Debug for Upstreams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.shared.remotes.iter().map(|remote| remote.url().to_string())).finish()
+    }
+}
+
+impl Known {
+    /// A NAR that is not compressed is its own file.
+    fn plain_size(&self) -> Option<u64> {
+        (self.info.compression == narval_nix::Compression::None).then_some(self.info.nar_size)
+    }
+}
+
+impl Shared {
+    pub(super) fn busy() -> Unavailable {
+        Unavailable::new(1, "too many requests wait for them already")
+    }
+
+    pub(super) fn is_absent(&self, what: &str) -> bool {
+        self.absent.get(what).is_some_and(|since| since.elapsed() < ABSENT_FOR)
+    }
+
+    pub(super) fn note_absent(&self, what: &str) {
+        self.absent.insert(what.into(), Instant::now());
+    }
+
+    /// Asks for a path that a client will probably ask for.
+    pub(super) fn look_ahead(&self, hash_part: HashPart) {
+        if self.known(&hash_part).is_none() && !self.is_absent(hash_part.as_str()) {
+            // Whoever asks for it hears of what is wrong.
+            let _ = self.ask_once(hash_part);
+        }
+    }
+
+    /// What memory or the disk knows.
+    fn known(&self, hash_part: &HashPart) -> Option<Arc<Known>> {
+        if let Some(known) = self.narinfos.get(hash_part) {
+            return Some(known);
+        }
+        let name = kept_name(hash_part);
+        let bytes = self.kept.read(&name)?;
+        let taken_up = self.take_up(*hash_part, &bytes);
+        if taken_up.is_none() {
+            self.kept.forget(&name);
+        }
+        taken_up
+    }
+
+    /// A kept narinfo, if its upstream is still one of ours and its signature still trusted.
+    fn take_up(&self, hash_part: HashPart, bytes: &[u8]) -> Option<Arc<Known>> {
+        let text = str::from_utf8(bytes).ok()?;
+        let (url, text) = text.strip_prefix(KEPT_FIRST)?.split_once("\n\n")?;
+        let remote = self.remotes.iter().find(|remote| remote.url().to_string() == url)?;
+        let info = remote.take_up(hash_part, text.as_bytes()).ok()?;
+        Some(self.remember(info, remote))
+    }
+
+    fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
+        let name = NarName::of(&info);
+        let mut served = info.clone();
+        served.url = format!("nar/{name}");
+        if remote.is_signed() {
+            let fingerprint = info.fingerprint(&self.store_dir);
+            for key in &self.sign_keys {
+                let signature = key.sign(fingerprint.as_bytes());
+                if !served.signatures.contains(&signature) {
+                    served.signatures.push(signature);
+                }
+            }
+        }
+        let text = served.render(&self.store_dir).into_bytes().into();
+        let known = Arc::new(Known { info: Arc::new(info), remote: Arc::clone(remote), name, text });
+        self.narinfos.insert(known.info.path.hash_part(), Arc::clone(&known));
+        known
+    }
+
+    fn lookup(&self, hash_part: &HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
+        if let Some(known) = self.known(hash_part) {
+            return Ok(Some(known));
+        }
+        if self.is_absent(hash_part.as_str()) {
+            return Ok(None);
+        }
+        let _permit = self.waiting.take().ok_or_else(Self::busy)?;
+        self.ask_once(*hash_part)
+    }
+
+    /// Asks the upstreams, or waits for the thread that does.
+    fn ask_once(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
+        let (question, is_ours) = {
+            let mut asking = lock(&self.asking);
+            match asking.get(&hash_part) {
+                Some(question) => (Arc::clone(question), false),
+                None => {
+                    let question = Arc::new(Question::default());
+                    asking.insert(hash_part, Arc::clone(&question));
+                    (question, true)
+                }
+            }
+        };
+        if is_ours {
+            let answer = self.ask(hash_part);
+            lock(&self.asking).remove(&hash_part);
+            *lock(&question.answer) = Some(answer.clone());
+            question.answered.notify_all();
+            return answer;
+        }
+        let waited = question.answered.wait_timeout_while(lock(&question.answer), PATIENCE, |answer| answer.is_none());
+        let answer = waited.unwrap_or_else(PoisonError::into_inner).0.clone();
+        answer.unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))
+    }
+
+    fn ask(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
+        let mut failed = None;
+        for remote in &self.remotes {
+            let url = remote.url();
+            if self.is_absent(&wrong_name(remote, &hash_part)) {
+                continue;
+            }
+            if remote.cache.breaker.is_open() {
+                failed.get_or_insert_with(|| Unavailable::new(10, format!("{url} does not answer")));
+                continue;
+            }
+            match remote.narinfo(hash_part) {
+                Ok(Some(info)) => {
+                    let known = self.remember(info, remote);
+                    self.keep(&known);
+                    self.ahead.references(&known.info);
+                    return Ok(Some(known));
+                }
+                Ok(None) => {}
+                Err(error @ CacheError::Fetch { .. }) => {
+                    tracing::warn!("upstream {error}");
+                    failed.get_or_insert_with(|| Unavailable::new(5, error.to_string()));
+                }
+                // It has said something that is not taken: for us it has none.
+                Err(error) => tracing::warn!("upstream {error}"),
+            }
+        }
+        match failed {
+            Some(unavailable) => Err(unavailable),
+            None => {
+                self.note_absent(hash_part.as_str());
+                Ok(None)
+            }
+        }
+    }
+
+    fn keep(&self, known: &Known) {
+        let name = kept_name(&known.info.path.hash_part());
+        let text = format!("{KEPT_FIRST}{}\n\n{}", known.remote.url(), known.info.render(&self.store_dir));
+        if let Err(error) = self.kept.keep_bytes(&name, text.as_bytes()) {
+            tracing::warn!("upstreams: the narinfo of {} is not kept: {error}", known.info.path);
+        }
+    }
+
+    fn forget(&self, known: &Known) {
+        let hash_part = known.info.path.hash_part();
+        self.narinfos.remove(&hash_part);
+        self.kept.forget(&kept_name(&hash_part));
+    }
+
+    /// The path that a name of a NAR belongs to.
+    fn by_name(&self, name: &str) -> Result<Option<Arc<Known>>, Unavailable> {
+        let Some(hash_part) = NarName::hash_part(name) else { return Ok(None) };
+        let known = self.lookup(&hash_part)?;
+        Ok(known.filter(|known| known.name.to_string() == name))
+    }
+
+    fn nar(self: &Arc<Self>, known: &Arc<Known>) -> Result<Option<NarAnswer>, Unavailable> {
+        let kept = format!("nar/{}", known.name.file);
+        let fill = {
+            let mut fills = lock(&self.fills);
+            if let Some(fill) = fills.get(&kept) {
+                Arc::clone(fill)
+            } else if let Some((file, length)) = self.kept.get(&kept) {
+                // A file that somebody has cut is none of ours.
+                if known.info.file_size.or_else(|| known.plain_size()).is_none_or(|said| said == length) {
+                    return Ok(Some(NarAnswer::File(file, length)));
+                }
+                self.kept.forget(&kept);
+                self.begin(known, &kept, &mut fills)?
+            } else {
+                self.begin(known, &kept, &mut fills)?
+            }
+        };
+        let start = match fill.start(Duration::ZERO) {
+            Some(start) => Some(start),
+            None => {
+                let _permit = self.waiting.take().ok_or_else(Self::busy)?;
+                fill.start(PATIENCE)
+            }
+        };
+        if let Some(FillEnd::Failed(reason)) = fill.progress().end
+            && start != Some(Start::Absent)
+        {
+            return Err(Unavailable::new(1, &*reason));
+        }
+        match start {
+            Some(Start::Comes(length)) => Ok(Some(NarAnswer::Fill(fill, length))),
+            Some(Start::Absent) => Ok(None),
+            Some(Start::Unavailable(reason)) => Err(Unavailable::new(5, reason)),
+            None => Err(Unavailable::new(5, "they take too long")),
+        }
+    }
+
+    /// Begins to fetch a NAR, on a thread of its own.
+    fn begin(
+        self: &Arc<Self>,
+        known: &Arc<Known>,
+        kept: &str,
+        fills: &mut HashMap<String, Arc<Fill>>,
+    ) -> Result<Arc<Fill>, Unavailable> {
+        if known.remote.cache.breaker.is_open() {
+            return Err(Unavailable::new(10, format!("{} does not answer", known.remote.url())));
+        }
+        let permit = self.fetches.take().ok_or_else(Self::busy)?;
+        let failed = |error: io::Error| {
+            tracing::error!("upstreams: cannot fetch: {error}");
+            Unavailable::new(5, error.to_string())
+        };
+        let file = self.kept.create().map_err(failed)?;
+        let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
+        let fetch = Fetch { remote: Arc::clone(&known.remote), info: Arc::clone(&known.info), fill: Arc::clone(&fill) };
+        let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
+        let run = move || {
+            let _permit = permit;
+            match fetch.run(&file) {
+                Ok(()) => {
+                    if let Err(error) = shared.kept.keep(&name, file) {
+                        tracing::error!("upstreams: the NAR of {} is not kept: {error}", known.info.path);
+                    }
+                }
+                // A narinfo without a NAR is worse than none.
+                Err(Trouble::Absent | Trouble::Wrong(_)) => {
+                    shared.note_absent(&wrong_name(&known.remote, &known.info.path.hash_part()));
+                    shared.forget(&known);
+                }
+                Err(Trouble::Unavailable(_) | Trouble::Disk(_)) => {}
+            }
+            lock(&shared.fills).remove(&name);
+        };
+        thread::Builder::new().name("upstream".into()).spawn(run).map_err(failed)?;
+        fills.insert(kept.to_owned(), Arc::clone(&fill));
+        Ok(fill)
+    }
+}
+
+/// What a kept narinfo begins with.
+const KEPT_FIRST: &str = "Upstream: ";
+
+fn kept_name(hash_part: &HashPart) -> String {
+    format!("narinfo/{hash_part}")
+}
+
+/// Under which a path is remembered that this upstream had no right NAR of.
+fn wrong_name(remote: &Remote, hash_part: &HashPart) -> String {
+    format!("{hash_part} {}", remote.url())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

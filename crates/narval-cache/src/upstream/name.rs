@@ -1,0 +1,39 @@
+//! The names of NARs.
+
+use std::fmt;
+
+use narval_nix::{Algorithm, HashPart, NarInfo};
+
+/// The name of a NAR below `nar/`: `<hash part>-<hash>.nar.xz`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NarName {
+    hash_part: HashPart,
+    /// Its file: the same for all paths that share it.
+    pub(super) file: String,
+}
+
+impl NarName {
+    pub(super) fn of(info: &NarInfo) -> Self {
+        let file_hash = info.file_hash.filter(|hash| hash.algorithm() == Algorithm::Sha256);
+        let hash = file_hash.map_or_else(|| info.nar_hash.to_nix32(), |hash| hash.to_nix32());
+        // Some compressions have no extension in Nix: their names must not be those of other files.
+        let extension = match (info.compression, info.compression.file_extension()) {
+            (narval_nix::Compression::None, _) => String::new(),
+            (other, "") => format!(".{}", other.name()),
+            (_, extension) => extension.to_owned(),
+        };
+        Self { hash_part: info.path.hash_part(), file: format!("{hash}.nar{extension}") }
+    }
+
+    /// The hash part in a name, if it can be one of ours.
+    pub(super) fn hash_part(name: &str) -> Option<HashPart> {
+        let (hash_part, file) = name.split_once('-')?;
+        file.contains(".nar").then(|| HashPart::parse(hash_part.as_bytes()).ok()).flatten()
+    }
+}
+
+impl fmt::Display for NarName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.hash_part, self.file)
+    }
+}

@@ -1,0 +1,29 @@
+//! A bound on how many do something at once. Nobody waits: who gets no permit does something else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// So many permits.
+#[derive(Debug)]
+pub(super) struct Permits(Arc<AtomicUsize>);
+
+/// Returned when dropped.
+#[derive(Debug)]
+pub(super) struct Permit(Arc<AtomicUsize>);
+
+impl Permits {
+    pub(super) fn new(permits: usize) -> Self {
+        Self(Arc::new(AtomicUsize::new(permits)))
+    }
+
+    pub(super) fn take(&self) -> Option<Permit> {
+        let taken = self.0.try_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
+        taken.ok().map(|_| Permit(Arc::clone(&self.0)))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,89 @@
+//! One upstream, as it is asked.
+
+use std::sync::Arc;
+
+use narval_client::{Client, ClientOptions, Credentials, Proxies, RetryPolicy, Scheme, Url};
+use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
+
+use super::options::UpstreamOptions;
+use crate::lookup::Trust;
+use crate::{Cache, CacheError, Wanted, client};
+
+/// One upstream. It has a client for narinfos, which are wanted soon, and one for NARs, which may take their time.
+pub(super) struct Remote {
+    pub(super) cache: Cache,
+    pub(super) nars: Arc<Client>,
+    trust: Trust,
+}
+
+impl Remote {
+    pub(super) fn new(options: UpstreamOptions, store_dir: &StoreDir) -> Self {
+        let UpstreamOptions { url, keys, priority, credentials, timeout, stall_timeout } = options;
+        let make = |stall_timeout, retry| {
+            Arc::new(client(ClientOptions {
+                credentials: Credentials::new(credentials.clone(), std::slice::from_ref(&url)),
+                proxies: Proxies::from_env(),
+                connect_timeout: timeout,
+                stall_timeout,
+                retry,
+                ..ClientOptions::default()
+            }))
+        };
+        let once = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
+        let (narinfos, nars) = (make(timeout, once), make(stall_timeout, RetryPolicy { attempts: 3, ..once }));
+        let trust = Trust {
+            check_signatures: keys.is_some(),
+            keys: keys.unwrap_or_else(TrustedKeys::new),
+            store_dir: store_dir.clone(),
+        };
+        Self { cache: Cache::unasked(url, &narinfos, store_dir, priority), nars, trust }
+    }
+
+    pub(super) fn url(&self) -> &Url {
+        self.cache.url()
+    }
+
+    /// Whether what comes from it is signed by a key that is trusted for it.
+    pub(super) const fn is_signed(&self) -> bool {
+        self.trust.check_signatures
+    }
+
+    /// Its narinfo of a path, with the text as it came; `None` if it has none.
+    pub(super) fn narinfo(&self, hash_part: HashPart) -> Result<Option<NarInfo>, CacheError> {
+        match self.cache.narinfo(&Wanted::HashPart(hash_part), false)? {
+            Some(mut info) => self.check(&mut info).map(|()| Some(info)),
+            None => Ok(None),
+        }
+    }
+
+    /// A narinfo that was kept, if it is still trusted.
+    pub(super) fn take_up(&self, hash_part: HashPart, text: &[u8]) -> Result<NarInfo, CacheError> {
+        let mut info = self.cache.parse(&Wanted::HashPart(hash_part), text)?;
+        self.check(&mut info)?;
+        Ok(info)
+    }
+
+    /// A signature is asked for even where the contents determine the name: whoever gets the narinfo from us checks nothing of that.
+    fn check(&self, info: &mut NarInfo) -> Result<(), CacheError> {
+        self.trust.check(&self.cache, info)?;
+        let fingerprint = info.fingerprint(&self.trust.store_dir);
+        if self.is_signed() && self.trust.keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_none() {
+            let signers = info.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
+            return Err(CacheError::Untrusted { cache: self.url().to_string(), path: info.path.clone(), signers });
+        }
+        Ok(())
+    }
+
+    /// Where its NAR is. The URL is signed by nobody: it may lead to a content delivery network, and not into our own.
+    pub(super) fn nar_url(&self, info: &NarInfo) -> Result<Url, CacheError> {
+        let url = self.cache.nar_url(info)?;
+        if url.origin() == self.url().origin() || url.scheme() == Scheme::Https {
+            return Ok(url);
+        }
+        Err(CacheError::NarInfo {
+            cache: self.url().to_string(),
+            what: info.path.hash_part(),
+            reason: format!("its URL leads to another host without https ({url})"),
+        })
+    }
+}

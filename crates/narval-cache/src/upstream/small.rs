@@ -1,0 +1,81 @@
+//! Listings and build logs: small, signed by nobody, and kept all the same.
+
+use narval_nix::{HashPart, StorePath};
+
+use super::lookup::{Shared, Upstreams};
+use super::{SMALL_LEN_MAX, Unavailable};
+
+/// A small file of a binary cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Small {
+    /// `/<hash part>.ls`
+    Listing(HashPart),
+    /// `/log/<derivation>`
+    Log(StorePath),
+}
+
+impl Small {
+    /// Below the address of a cache.
+    fn url(&self) -> String {
+        match self {
+            Self::Listing(hash_part) => format!("{hash_part}.ls"),
+            Self::Log(path) => format!("log/{}", path.base_name()),
+        }
+    }
+
+    /// In the folder of what is kept.
+    fn kept(&self) -> String {
+        match self {
+            Self::Listing(hash_part) => format!("small/{hash_part}.ls"),
+            Self::Log(path) => format!("small/{}.log", path.base_name()),
+        }
+    }
+}
+
+impl Upstreams {
+    /// A small file, from what is kept or from the first upstream that has it. It is decoded if it came encoded.
+    ///
+    /// # Errors
+    /// [`Unavailable`]: no upstream has it that could be asked, and not all could.
+    pub fn small(&self, small: &Small) -> Result<Option<Vec<u8>>, Unavailable> {
+        let shared = &*self.shared;
+        // An empty one was not on the disk yet when the machine went down.
+        if let Some(bytes) = shared.kept.read(&small.kept()).filter(|bytes| !bytes.is_empty()) {
+            return Ok(Some(bytes));
+        }
+        if shared.is_absent(&small.url()) {
+            return Ok(None);
+        }
+        let _permit = shared.waiting.take().ok_or_else(Shared::busy)?;
+        let mut failed = None;
+        for remote in &shared.remotes {
+            if remote.cache.breaker.is_open() {
+                failed = Some(format!("{} does not answer", remote.url()));
+                continue;
+            }
+            let url = remote.url().child(&small.url());
+            let Ok(url) = url else { continue };
+            match remote.cache.client().metadata_once(&url, SMALL_LEN_MAX) {
+                Ok(answer) => {
+                    remote.cache.breaker.succeeded();
+                    let Some(bytes) = answer else { continue };
+                    if let Err(error) = shared.kept.keep_bytes(&small.kept(), &bytes) {
+                        tracing::warn!("upstreams: '{}' is not kept: {error}", small.kept());
+                    }
+                    return Ok(Some(bytes));
+                }
+                Err(error) => {
+                    remote.cache.breaker.failed();
+                    failed = Some(format!("{}: {error}", remote.url()));
+                }
+            }
+        }
+        match failed {
+            Some(reason) => Err(Unavailable::new(5, reason)),
+            None => {
+                shared.note_absent(&small.url());
+                Ok(None)
+            }
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! Upstreams, against caches that run here: one fetch for many, what is kept, what is refused, who is away.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use narval_cache::upstream::{
+    Fill, FillEnd, Lookup, NarAnswer, Small, UpstreamOptions, Upstreams, UpstreamsError, UpstreamsOptions,
+};
+use narval_client::{Netrc, Url};
+use narval_http::{Body, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
+use narval_nix::nar::{Encoder, Event};
+use narval_nix::{HashPart, NarInfo, SecretKey, Sha256, StoreDir, StorePath, TrustedKeys};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a cache does when it is asked for a file.
+#[derive(Clone)]
+enum File {
+    Bytes(Vec<u8>),
+    /// The first part, then the rest when the test says so.
+    Gated(Vec<u8>, usize, Arc<Mutex<Receiver<()>>>),
+    Status(u16),
+    /// Nothing, for as long as the test runs.
+    Silence,
+}
+
+#[derive(Default)]
+struct State {
+    files: HashMap<String, File>,
+    asked: HashMap<String, usize>,
+    /// The field `Authorization` of the last request.
+    authorization: Option<String>,
+}
+
+/// A binary cache.
+struct Upstream {
+    server: Option<ServerHandle>,
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+    key: SecretKey,
+}
+
+impl Upstream {
+    fn start(key: &str) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), SecretKey::generate(key).unwrap())
+    }
+
+    fn start_at(address: SocketAddr, key: SecretKey) -> Self {
+        let state = Arc::new(Mutex::new(State::default()));
+        let shared = Arc::clone(&state);
+        let handler = move |request: Request| {
+            let path = request.path().to_owned();
+            let file = {
+                let mut state = shared.lock().unwrap();
+                *state.asked.entry(path.clone()).or_default() += 1;
+                state.authorization = request.header("authorization").map(str::to_owned);
+                state.files.get(&path).cloned()
+            };
+            match file {
+                None => Response::text(StatusCode::NOT_FOUND, "no"),
+                Some(File::Status(status)) => Response::text(StatusCode::from_u16(status).unwrap(), "no"),
+                Some(File::Bytes(bytes)) => Response::new(StatusCode::OK).body(Body::bytes(bytes)),
+                Some(File::Silence) => {
+                    std::thread::sleep(Duration::from_secs(20));
+                    Response::text(StatusCode::NOT_FOUND, "late")
+                }
+                Some(File::Gated(bytes, first, gate)) => {
+                    let (body, mut writer) = Body::writer(Some(bytes.len() as u64));
+                    std::thread::spawn(move || {
+                        writer.write_all(&bytes[..first])?;
+                        writer.flush()?;
+                        gate.lock().unwrap().recv().map_err(std::io::Error::other)?;
+                        writer.write_all(&bytes[first..])?;
+                        writer.finish()
+                    });
+                    Response::new(StatusCode::OK).body(body)
+                }
+            }
+        };
+        let server = Server::builder(handler).workers(16).listen(Listen::Tcp(address)).build().unwrap();
+        let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("no TCP") };
+        Self { server: Some(server.spawn().unwrap()), address, state, key }
+    }
+
+    fn url(&self) -> Url {
+        Url::parse(&format!("http://{}", self.address)).unwrap()
+    }
+
+    fn put(&self, path: &str, file: File) {
+        self.state.lock().unwrap().files.insert(path.to_owned(), file);
+    }
+
+    fn asked(&self, path: &str) -> usize {
+        self.state.lock().unwrap().asked.get(path).copied().unwrap_or_default()
+    }
+
+    fn asked_in_all(&self) -> usize {
+        self.state.lock().unwrap().asked.values().sum()
+    }
+
+    /// Offers a path, signed; returns its narinfo.
+    fn offer(&self, path: &TestPath) -> NarInfo {
+        let info = path.narinfo(&self.key);
+        self.put(
+            &format!("/{}.narinfo", path.path.hash_part()),
+            File::Bytes(info.render(&StoreDir::default()).into_bytes()),
+        );
+        self.put(&format!("/{}", info.url), File::Bytes(path.file.clone()));
+        info
+    }
+
+    fn options(&self) -> UpstreamOptions {
+        let keys = TrustedKeys::from_iter([self.key.public_key()]);
+        UpstreamOptions { timeout: Duration::from_millis(500), ..UpstreamOptions::new(self.url(), Some(keys)) }
+    }
+
+    fn stop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown(Duration::from_secs(5));
+        }
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A store path of one file.
+struct TestPath {
+    path: StorePath,
+    nar: Vec<u8>,
+    file: Vec<u8>,
+    references: Vec<StorePath>,
+    compressed: bool,
+}
+
+impl TestPath {
+    fn new(name: &str, contents: &[u8], compressed: bool) -> Self {
+        let digest: [u8; 20] = Sha256::of(name.as_bytes()).as_bytes()[..20].try_into().unwrap();
+        let path = StorePath::parse(&format!("{}-{name}", HashPart::from_digest(&digest))).unwrap();
+        let (mut nar, mut encoder) = (Vec::new(), Encoder::new());
+        let size = contents.len() as u64;
+        for event in [Event::Regular { executable: false, size }, Event::Contents(contents), Event::EndRegular] {
+            encoder.push(event, &mut nar).unwrap();
+        }
+        let file = if compressed { zstd::encode_all(&nar[..], 1).unwrap() } else { nar.clone() };
+        Self { path, nar, file, references: Vec::new(), compressed }
+    }
+
+    fn narinfo(&self, key: &SecretKey) -> NarInfo {
+        let dir = StoreDir::default();
+        let (compression, extension) = if self.compressed { ("zstd", ".zst") } else { ("none", "") };
+        let file_hash = Sha256::of(&self.file).to_nix32();
+        let references = self.references.iter().map(|path| path.base_name().to_owned()).collect::<Vec<_>>().join(" ");
+        let text = format!(
+            "StorePath: {}\nURL: nar/{file_hash}.nar{extension}\nCompression: {compression}\nFileHash: sha256:{file_hash}\nFileSize: {}\n\
+             NarHash: sha256:{}\nNarSize: {}\nReferences: {references}\n",
+            dir.display(&self.path),
+            self.file.len(),
+            Sha256::of(&self.nar).to_nix32(),
+            self.nar.len(),
+        );
+        let mut info = NarInfo::parse(text.as_bytes(), &dir).unwrap();
+        info.signatures.push(key.sign(info.fingerprint(&dir).as_bytes()));
+        info
+    }
+
+    fn hash_part(&self) -> HashPart {
+        self.path.hash_part()
+    }
+}
+
+/// Bytes that do not compress to nothing.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 7_u64;
+    std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u8
+    })
+    .take(len)
+    .collect()
+}
+
+fn open(folder: &Path, upstreams: Vec<UpstreamOptions>) -> Upstreams {
+    open_with(folder, upstreams, 1 << 30, Vec::new()).unwrap()
+}
+
+fn open_with(
+    folder: &Path,
+    upstreams: Vec<UpstreamOptions>,
+    bytes_max: u64,
+    sign_keys: Vec<SecretKey>,
+) -> Result<Upstreams, UpstreamsError> {
+    let store_dir = StoreDir::default();
+    Upstreams::open(UpstreamsOptions { folder: folder.to_owned(), bytes_max, upstreams, store_dir, sign_keys })
+}
+
+fn found(lookup: Lookup) -> NarInfo {
+    let Lookup::Found(text) = lookup else { panic!("absent") };
+    NarInfo::parse(&text, &StoreDir::default()).unwrap()
+}
+
+/// The name of the NAR of a path that is there.
+fn name(upstreams: &Upstreams, path: &TestPath) -> String {
+    let info = found(upstreams.narinfo(&path.hash_part()).unwrap());
+    assert_eq!(info.path, path.path);
+    info.url.strip_prefix("nar/").unwrap().to_owned()
+}
+
+/// Reads a fill as a server does, to its end.
+fn follow(fill: &Fill) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    loop {
+        let progress = fill.progress();
+        let have = bytes.len();
+        if progress.readable > have as u64 {
+            bytes.resize(progress.readable as usize, 0);
+            fill.file().read_exact_at(&mut bytes[have..], have as u64).unwrap();
+            continue;
+        }
+        match progress.end {
+            Some(FillEnd::Complete) => return Ok(bytes),
+            Some(FillEnd::Failed(reason)) => return Err(reason.to_string()),
+            None => {
+                let (sender, receiver) = channel();
+                fill.when_beyond(have as u64, move || sender.send(()).unwrap_or_default());
+                receiver.recv_timeout(PATIENCE).unwrap();
+            }
+        }
+    }
+}
+
+fn read(answer: NarAnswer) -> Result<Vec<u8>, String> {
+    match answer {
+        NarAnswer::File(mut file, length) => {
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+            assert_eq!(bytes.len() as u64, length);
+            Ok(bytes)
+        }
+        NarAnswer::Fill(fill, _) => follow(&fill),
+    }
+}
+
+/// Until a fetch has put its file where it is kept.
+fn until_kept(upstreams: &Upstreams, name: &str) {
+    let until = Instant::now() + PATIENCE;
+    while !matches!(upstreams.nar(name), Ok(Some(NarAnswer::File(..)))) {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_an_upstream_has_is_served_kept_and_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut upstream = Upstream::start("up-1");
+    let own = SecretKey::generate("own-1").unwrap();
+    let paths = [TestPath::new("plain", &noise(300_000), false), TestPath::new("packed", &noise(300_000), true)];
+    let start =
+        |upstream: &Upstream| open_with(folder.path(), vec![upstream.options()], 1 << 30, vec![own.clone()]).unwrap();
+    let upstreams = start(&upstream);
+    for path in &paths {
+        let theirs = upstream.offer(path);
+        let info = found(upstreams.narinfo(&path.hash_part()).unwrap());
+        // As it came, but for the name of the NAR and our signature.
+        let fingerprint = info.fingerprint(&StoreDir::default());
+        for key in [&upstream.key, &own] {
+            let keys = TrustedKeys::from_iter([key.public_key()]);
+            assert!(keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some());
+        }
+        assert_eq!((info.file_hash, info.file_size), (theirs.file_hash, theirs.file_size));
+        assert_ne!(info.url, theirs.url);
+        let name = name(&upstreams, path);
+        assert_eq!(upstreams.nar_length(&name).unwrap(), Some(theirs.file_size));
+        assert_eq!(upstream.asked(&format!("/{}", theirs.url)), 0, "asking for the length fetches nothing");
+        assert!(read(upstreams.nar(&name).unwrap().unwrap()).unwrap() == path.file);
+        until_kept(&upstreams, &name);
+        assert!(matches!(upstreams.remembered(&path.hash_part()), Some(Lookup::Found(_))));
+        assert!(upstreams.nar(&format!("x{name}")).unwrap().is_none());
+    }
+    // The upstream goes away, and this server starts again.
+    let before = upstream.asked_in_all();
+    let names: Vec<_> = paths.iter().map(|path| name(&upstreams, path)).collect();
+    drop(upstreams);
+    upstream.stop();
+    let upstreams = start(&upstream);
+    for (path, name) in paths.iter().zip(&names) {
+        assert!(upstreams.remembered(&path.hash_part()).is_none() && upstreams.kept(&path.hash_part()).is_some());
+        assert!(read(upstreams.nar(name).unwrap().unwrap()).unwrap() == path.file);
+    }
+    assert_eq!(upstream.asked_in_all(), before);
+    // The rest can't be had now.
+    let missing = upstreams.narinfo(&TestPath::new("other", b"", false).hash_part()).unwrap_err();
+    assert!(missing.retry_after >= Duration::from_secs(1), "{missing}");
+}
+
+/// ncps#20: a NAR was fetched whole before its first byte. And one request of the upstream, however many ask.
+#[test]
+fn sixty_four_clients_one_fetch_and_the_first_byte_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let path = TestPath::new("large", &noise(2_000_000), true);
+    let info = upstream.offer(&path);
+    let (open_gate, gate): (Sender<()>, _) = channel();
+    upstream.put(&format!("/{}", info.url), File::Gated(path.file.clone(), 600_000, Arc::new(Mutex::new(gate))));
+    let upstreams = open(folder.path(), vec![upstream.options()]);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..64)
+            .map(|_| {
+                scope.spawn(|| {
+                    let name = name(&upstreams, &path);
+                    let Some(NarAnswer::Fill(fill, length)) = upstreams.nar(&name).unwrap() else {
+                        panic!("it is kept")
+                    };
+                    assert_eq!(length, Some(path.file.len() as u64));
+                    // The upstream has not sent the rest yet.
+                    let (sender, receiver) = channel();
+                    fill.when_beyond(100_000, move || sender.send(()).unwrap_or_default());
+                    receiver.recv_timeout(PATIENCE).unwrap();
+                    assert!(fill.progress().readable > 100_000 && fill.progress().end.is_none(), "{fill:?}");
+                    fill
+                })
+            })
+            .collect();
+        let fills: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        open_gate.send(()).unwrap();
+        for fill in fills {
+            let path = &path;
+            scope.spawn(move || assert!(follow(&fill).unwrap() == path.file));
+        }
+    });
+    assert_eq!(upstream.asked(&format!("/{}.narinfo", path.hash_part())), 1);
+    assert_eq!(upstream.asked(&format!("/{}", info.url)), 1);
+}
+
+/// What comes is not what the narinfo says: the last byte is never given out, nothing is kept, and another upstream is asked next.
+#[test]
+fn an_upstream_that_lies() {
+    let path = TestPath::new("lied-about", &noise(500_000), false);
+    let mut flipped = path.file.clone();
+    flipped[250_000] ^= 1;
+    let other = TestPath::new("lied-about", b"another NAR", false);
+    let longer = [&path.file[..], b"more"].concat();
+    let shorter = path.file[..400_000].to_vec();
+    for (what, lie) in [("NarHash", flipped), ("FileSize", other.file), ("FileSize", longer), ("FileSize", shorter)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (liar, honest) = (Upstream::start("liar-1"), Upstream::start("honest-1"));
+        let info = liar.offer(&path);
+        liar.put(&format!("/{}", info.url), File::Bytes(lie));
+        honest.offer(&path);
+        let second = UpstreamOptions { priority: 60, ..honest.options() };
+        let upstreams = open(folder.path(), vec![second, liar.options()]);
+        let name = name(&upstreams, &path);
+        match upstreams.nar(&name) {
+            Ok(Some(NarAnswer::Fill(fill, length))) => {
+                let reason = follow(&fill).unwrap_err();
+                assert!(reason.contains(what), "{what}: {reason}");
+                assert!(fill.progress().readable < length.unwrap(), "{what}");
+            }
+            // It was known before the first byte.
+            Ok(None) | Err(_) => {}
+            Ok(Some(NarAnswer::File(..))) => panic!("{what}: it is kept"),
+        }
+        let until = Instant::now() + PATIENCE;
+        while upstreams.kept_bytes() > 0 {
+            assert!(Instant::now() < until, "{what}: something is kept");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(std::fs::read_dir(folder.path().join("nar")).unwrap().count(), 0);
+        // The other one has it.
+        let name = self::name(&upstreams, &path);
+        assert!(read(upstreams.nar(&name).unwrap().unwrap()).unwrap() == path.file);
+        assert!(honest.asked(&format!("/{}.narinfo", path.hash_part())) == 1, "{what}");
+    }
+}
+
+/// A key counts for its own upstream only.
+#[test]
+fn narinfos_are_verified_against_the_keys_of_their_upstream() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (Upstream::start("one-1"), Upstream::start("two-1"));
+    let path = TestPath::new("signed", b"contents", false);
+    // Signed by the key of the other one, by nobody, under a name that is trusted, and that of another path.
+    let text = |info: &NarInfo| File::Bytes(info.render(&StoreDir::default()).into_bytes());
+    let at = format!("/{}.narinfo", path.hash_part());
+    let mut unsigned = path.narinfo(&one.key);
+    unsigned.signatures.clear();
+    let impostor = SecretKey::generate("one-1").unwrap();
+    let mut moved = TestPath::new("moved", b"contents", false).narinfo(&one.key);
+    moved.path = path.path.clone();
+    for (what, info) in [
+        ("the other's key", path.narinfo(&two.key)),
+        ("no signature", unsigned.clone()),
+        ("an impostor", path.narinfo(&impostor)),
+        ("another path", moved),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        one.put(&at, text(&info));
+        let upstreams = open(folder.path(), vec![one.options(), two.options()]);
+        assert!(matches!(upstreams.narinfo(&path.hash_part()).unwrap(), Lookup::Absent), "{what}");
+        assert_eq!(upstreams.kept_bytes(), 0, "{what}");
+    }
+    // Where signatures are not asked for, ours is not added: it would make trusted what nobody has vouched for.
+    one.put(&at, text(&unsigned));
+    let own = SecretKey::generate("own-1").unwrap();
+    let trusting = UpstreamOptions { keys: None, ..one.options() };
+    let upstreams = open_with(folder.path(), vec![trusting], 1 << 30, vec![own]).unwrap();
+    assert!(found(upstreams.narinfo(&path.hash_part()).unwrap()).signatures.is_empty());
+    drop(upstreams);
+    // And what was kept then is not served once they are asked for.
+    let upstreams = open(folder.path(), vec![one.options()]);
+    assert!(upstreams.kept(&path.hash_part()).is_none());
+}
+
+/// ncps#259, #298, #631: an upstream that is down stops nothing else. A timeout is no absence.
+#[test]
+fn upstreams_that_are_away_stall_or_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut away, stalling, broken, working) =
+        (Upstream::start("a-1"), Upstream::start("b-1"), Upstream::start("c-1"), Upstream::start("d-1"));
+    away.stop();
+    let (there, missing) = (TestPath::new("there", b"contents", false), TestPath::new("missing", b"", false));
+    for path in [&there, &missing] {
+        let at = format!("/{}.narinfo", path.hash_part());
+        stalling.put(&at, File::Silence);
+        broken.put(&at, File::Status(500));
+    }
+    working.offer(&there);
+    let all = || vec![away.options(), stalling.options(), broken.options(), working.options()];
+    let upstreams = open(folder.path(), all());
+    let name = name(&upstreams, &there);
+    assert_eq!(read(upstreams.nar(&name).unwrap().unwrap()).unwrap(), there.file);
+    let unavailable = upstreams.narinfo(&missing.hash_part()).unwrap_err();
+    assert!(unavailable.to_string().contains("try again in"), "{unavailable}");
+    assert!(upstreams.remembered(&missing.hash_part()).is_none(), "a timeout is no absence");
+    // The stalling one, asked often enough, is asked no more: the answer comes before its time-out.
+    let asked = |path: &TestPath| stalling.asked(&format!("/{}.narinfo", path.hash_part()));
+    for _ in 0..2 {
+        upstreams.narinfo(&missing.hash_part()).unwrap_err();
+    }
+    let before = asked(&missing);
+    upstreams.narinfo(&missing.hash_part()).unwrap_err();
+    assert_eq!(asked(&missing), before);
+    assert_eq!(read(upstreams.nar(&name).unwrap().unwrap()).unwrap(), there.file);
+}
+
+#[test]
+fn absences_are_remembered_when_all_have_said_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (Upstream::start("one-1"), Upstream::start("two-1"));
+    let upstreams = open(folder.path(), vec![one.options(), two.options()]);
+    let path = TestPath::new("missing", b"contents", false);
+    let at = format!("/{}.narinfo", path.hash_part());
+    for _ in 0..3 {
+        assert!(matches!(upstreams.narinfo(&path.hash_part()).unwrap(), Lookup::Absent));
+        assert!(matches!(upstreams.remembered(&path.hash_part()), Some(Lookup::Absent)));
+    }
+    assert_eq!((one.asked(&at), two.asked(&at)), (1, 1));
+}
+
+/// nix#15249, ncps#907: the presence check before a push made a cache fetch from its upstream.
+#[test]
+fn looking_at_what_is_kept_asks_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let path = TestPath::new("there", b"contents", false);
+    upstream.offer(&path);
+    let upstreams = open(folder.path(), vec![upstream.options()]);
+    assert!(upstreams.kept(&path.hash_part()).is_none() && upstreams.remembered(&path.hash_part()).is_none());
+    assert_eq!(upstream.asked_in_all(), 0);
+}
+
+#[test]
+fn the_first_by_priority_is_asked_and_credentials_go_to_their_upstream_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (Upstream::start("first-1"), Upstream::start("second-1"));
+    let path = TestPath::new("there", b"contents", false);
+    first.offer(&path);
+    second.offer(&path);
+    let netrc = || Netrc::parse("machine 127.0.0.1 login me password secret");
+    let options = vec![
+        UpstreamOptions { priority: 50, ..second.options() },
+        UpstreamOptions { priority: 40, credentials: netrc(), ..first.options() },
+    ];
+    let upstreams = open(folder.path(), options);
+    read(upstreams.nar(&name(&upstreams, &path)).unwrap().unwrap()).unwrap();
+    assert_eq!(second.asked_in_all(), 0);
+    assert_eq!(first.state.lock().unwrap().authorization.as_deref(), Some("Basic bWU6c2VjcmV0"));
+    let only_second = TestPath::new("only-second", b"contents", false);
+    second.offer(&only_second);
+    name(&upstreams, &only_second);
+    assert_eq!(second.state.lock().unwrap().authorization, None);
+}
+
+/// ncps#470: shared NARs were miscounted.
+#[test]
+fn the_budget_counts_a_shared_nar_once_and_drops_what_was_used_longest_ago() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let contents = noise(100_000);
+    let paths = [TestPath::new("same-a", &contents, false), TestPath::new("same-b", &contents, false)];
+    let later = TestPath::new("later", &noise(120_000), false);
+    paths.iter().chain([&later]).for_each(|path| drop(upstream.offer(path)));
+    // Room for one NAR and some narinfos.
+    let upstreams = open_with(folder.path(), vec![upstream.options()], 150_000, Vec::new()).unwrap();
+    let names: Vec<_> = paths.iter().map(|path| name(&upstreams, path)).collect();
+    for name in &names {
+        read(upstreams.nar(name).unwrap().unwrap()).unwrap();
+        until_kept(&upstreams, name);
+    }
+    let count = || std::fs::read_dir(folder.path().join("nar")).unwrap().count();
+    assert_eq!(count(), 1);
+    assert!(upstreams.kept_bytes() < 130_000, "{}", upstreams.kept_bytes());
+    let later_name = name(&upstreams, &later);
+    read(upstreams.nar(&later_name).unwrap().unwrap()).unwrap();
+    until_kept(&upstreams, &later_name);
+    assert!(count() == 1 && upstreams.kept_bytes() <= 150_000);
+    // What went is fetched again.
+    assert_eq!(read(upstreams.nar(&names[0]).unwrap().unwrap()).unwrap(), paths[0].file);
+}
+
+/// ncps#50: a narinfo that is there with a NAR that is not.
+#[test]
+fn a_narinfo_without_its_nar_is_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let path = TestPath::new("gone", b"contents", false);
+    let info = upstream.offer(&path);
+    upstream.put(&format!("/{}", info.url), File::Status(404));
+    let upstreams = open(folder.path(), vec![upstream.options()]);
+    let name = name(&upstreams, &path);
+    assert!(upstreams.nar(&name).unwrap().is_none());
+    let until = Instant::now() + PATIENCE;
+    while upstreams.kept(&path.hash_part()).is_some() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(matches!(upstreams.narinfo(&path.hash_part()).unwrap(), Lookup::Absent));
+}
+
+#[test]
+fn listings_and_logs() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let path = TestPath::new("there", b"contents", false);
+    let log = Small::Log(StorePath::parse(&format!("{}-there.drv", path.hash_part())).unwrap());
+    let listing = Small::Listing(path.hash_part());
+    upstream.put(&format!("/{}.ls", path.hash_part()), File::Bytes(b"{}".to_vec()));
+    let upstreams = open(folder.path(), vec![upstream.options()]);
+    for _ in 0..3 {
+        assert_eq!(upstreams.small(&listing).unwrap().as_deref(), Some(&b"{}"[..]));
+        assert_eq!(upstreams.small(&log).unwrap(), None);
+    }
+    assert_eq!(upstream.asked_in_all(), 2);
+    drop(upstream);
+    assert!(upstreams.small(&listing).unwrap().is_some());
+}
+
+/// Whoever asks for a path asks for its references next.
+#[test]
+fn narinfos_of_a_closure_are_fetched_ahead() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let mut paths: Vec<_> = (0..20).map(|at| TestPath::new(&format!("chain-{at}"), b"contents", false)).collect();
+    for at in 0..19 {
+        paths[at].references = vec![paths[at + 1].path.clone()];
+    }
+    paths.iter().for_each(|path| drop(upstream.offer(path)));
+    let upstreams = open(folder.path(), vec![upstream.options()]);
+    name(&upstreams, &paths[0]);
+    let until = Instant::now() + PATIENCE;
+    while upstreams.remembered(&paths[19].hash_part()).is_none() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let before = upstream.asked_in_all();
+    paths.iter().for_each(|path| drop(name(&upstreams, path)));
+    assert_eq!(upstream.asked_in_all(), before);
+}
+
+#[test]
+fn one_process_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstreams = open(folder.path(), Vec::new());
+    let second = open_with(folder.path(), Vec::new(), 1, Vec::new()).unwrap_err();
+    assert!(second.to_string().ends_with("another process uses it"), "{second}");
+    drop(upstreams);
+    open(folder.path(), Vec::new());
+}
