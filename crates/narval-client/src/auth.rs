@@ -61,20 +61,36 @@ impl Netrc {
         }
     }
 
-    /// Reads the first that exists of: the file named, `$NETRC`, `~/.netrc`, `/etc/nix/netrc`. A named file must exist.
-    pub fn load(named: Option<&Path>) -> io::Result<Self> {
+    /// Reads the file named, which must exist, and nothing else. Without one: `$NETRC`, `~/.netrc`, the file that Nix is set to
+    /// (`netrc-file`) and `/etc/nix/netrc`, as far as they can be read; the first entry for a host counts.
+    ///
+    /// # Errors
+    /// When a file can't be read, is too large or no text.
+    pub fn load(named: Option<&Path>, of_nix: Option<&Path>) -> io::Result<Self> {
         if let Some(path) = named {
             return read(path);
         }
         let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".netrc"));
-        let usual = [std::env::var_os("NETRC").map(PathBuf::from), home, Some("/etc/nix/netrc".into())];
+        let of_nix = of_nix.map(Path::to_owned);
+        let usual = [std::env::var_os("NETRC").map(PathBuf::from), home, of_nix, Some("/etc/nix/netrc".into())];
+        let mut all = Self::default();
         for path in usual.into_iter().flatten() {
             match read(&path) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
-                other => return other,
+                netrc => all = all.or(netrc?),
             }
         }
-        Ok(Self::default())
+        Ok(all)
+    }
+
+    /// Adds the entries of another netrc for hosts that this one has none for.
+    #[must_use]
+    pub fn or(mut self, other: Self) -> Self {
+        for (host, login) in other.machines {
+            self.machines.entry(host).or_insert(login);
+        }
+        self.default = self.default.or(other.default);
+        self
     }
 
     /// Login and password for a host, from the entry with its name or from the default entry.
@@ -201,6 +217,14 @@ mod tests {
         assert_eq!(netrc.login("other"), Some(("d", "e")));
         assert_eq!(netrc.login("a").unwrap().0, "x");
         assert!(!netrc.machines.contains_key("evil"));
+    }
+
+    #[test]
+    fn the_first_netrc_counts_and_others_add_to_it() {
+        let first = Netrc::parse("machine a login one password x");
+        let both =
+            first.or(Netrc::parse("machine a login two password x\nmachine b login two password x\ndefault login d"));
+        assert_eq!(["a", "b", "c"].map(|host| both.login(host).unwrap().0), ["one", "two", "d"]);
     }
 
     #[test]

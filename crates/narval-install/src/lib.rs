@@ -18,6 +18,7 @@ mod register;
 mod repair;
 mod resolve;
 pub mod run;
+pub mod settings;
 mod trace;
 mod transfer;
 mod unpack;

@@ -39,7 +39,7 @@ pub use nar::{
     WHOLE_FILE_MIN, open_beneath, open_in_folder,
 };
 pub use realisation::Realisation;
-pub use settings::GarbageSettings;
+pub use settings::{CacheSettings, GarbageSettings, system_nix_folder, user_nix_conf};
 pub use store::Store;
 pub use temporary::{TemporaryFile, is_temporary_name, remove_leftovers, remove_leftovers_if, temporary_name};
 pub use transfer::{Sink, Source, TransferError, Visible};

@@ -1,4 +1,4 @@
-//! Settings of Nix that a writer of its store must heed: `nix.conf`, the user's own files and `NIX_CONFIG`.
+//! Settings of Nix: `nix.conf`, the user's own files and `NIX_CONFIG`.
 //!
 //! Rules: Nix `libutil/configuration.cc`, `libstore/globals.cc`.
 
@@ -31,26 +31,141 @@ impl Default for GarbageSettings {
 impl GarbageSettings {
     /// The settings of this process's environment. What can't be read is not set.
     pub fn of_process() -> Self {
-        Self::of(&|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+        Self::of(&Assignments::of(&of_process))
     }
 
-    fn of(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
+    fn of(assignments: &Assignments) -> Self {
         let mut settings = Self::default();
-        let folder = variable("NIX_CONF_DIR").map_or_else(|| PathBuf::from("/etc/nix"), PathBuf::from);
-        settings.read(&folder.join("nix.conf"), 0);
-        let split = |list: OsString| std::env::split_paths(&list).collect::<Vec<_>>();
-        let files = variable("NIX_USER_CONF_FILES").map(split).unwrap_or_else(|| {
-            let home = variable("XDG_CONFIG_HOME").map(PathBuf::from);
-            let home = home.or_else(|| Some(PathBuf::from(variable("HOME")?).join(".config")));
-            let others = variable("XDG_CONFIG_DIRS").unwrap_or_else(|| "/etc/xdg".into());
-            home.into_iter().chain(split(others)).map(|folder| folder.join("nix/nix.conf")).collect()
-        });
-        // The first one counts most.
-        files.iter().rev().for_each(|file| settings.read(file, 0));
-        if let Some(text) = variable("NIX_CONFIG") {
-            settings.apply(&text.to_string_lossy(), Path::new("/"), 0);
+        for (name, values) in &assignments.0 {
+            let Some(value) = values.first().filter(|_| values.len() == 1).and_then(|value| boolean(value)) else {
+                continue;
+            };
+            match name.as_str() {
+                "keep-outputs" | "gc-keep-outputs" => settings.keep_outputs = value,
+                "keep-derivations" | "gc-keep-derivations" => settings.keep_derivations = value,
+                _ => {}
+            }
         }
         settings
+    }
+}
+
+fn boolean(value: &str) -> Option<bool> {
+    match value {
+        "true" | "yes" | "1" => Some(true),
+        "false" | "no" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// What Nix's files say of binary caches: which are asked, whose signatures count, with which credentials.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CacheSettings {
+    /// The caches that are asked; `None` as long as no file sets them, and then it is cache.nixos.org.
+    pub substituters: Option<Vec<String>>,
+    /// Caches that are asked besides (`extra-substituters`).
+    pub extra_substituters: Vec<String>,
+    /// Caches that users whom the daemon does not trust may ask for.
+    pub trusted_substituters: Vec<String>,
+    /// Public keys, `name:base64`, without that of cache.nixos.org if no file sets them.
+    pub trusted_public_keys: Vec<String>,
+    /// The file with credentials, if one is set. Nix's own default is `netrc` beside the system's `nix.conf`.
+    pub netrc_file: Option<PathBuf>,
+    /// Users, `@group`s or `*` that the daemon trusts; `None` as long as no file sets them, and then it is root.
+    pub trusted_users: Option<Vec<String>>,
+}
+
+impl CacheSettings {
+    /// The settings of this process's environment: the system's file, the user's files, `NIX_CONFIG`. What can't be read is
+    /// not set.
+    pub fn of_process() -> Self {
+        Self::of(&Assignments::of(&of_process))
+    }
+
+    /// The settings that the daemon starts with: those of the system's `nix.conf` alone.
+    pub fn of_system() -> Self {
+        let mut assignments = Assignments::default();
+        assignments.read(&system_folder(&of_process).join("nix.conf"), 0);
+        Self::of(&assignments)
+    }
+
+    /// The caches that are asked, as far as files name them: `substituters`, then `extra-substituters`.
+    pub fn caches(&self) -> impl Iterator<Item = &String> {
+        self.substituters.iter().flatten().chain(&self.extra_substituters)
+    }
+
+    fn of(assignments: &Assignments) -> Self {
+        let mut settings = Self::default();
+        for (name, values) in &assignments.0 {
+            let values = || values.iter().cloned();
+            match name.as_str() {
+                // What was added before is replaced, too.
+                "substituters" | "binary-caches" => {
+                    settings.substituters = Some(values().collect());
+                    settings.extra_substituters.clear();
+                }
+                "extra-substituters" | "extra-binary-caches" => settings.extra_substituters.extend(values()),
+                "trusted-substituters" | "trusted-binary-caches" => settings.trusted_substituters = values().collect(),
+                "extra-trusted-substituters" => settings.trusted_substituters.extend(values()),
+                "trusted-public-keys" | "binary-cache-public-keys" => {
+                    settings.trusted_public_keys = values().collect();
+                }
+                "extra-trusted-public-keys" => settings.trusted_public_keys.extend(values()),
+                "netrc-file" => settings.netrc_file = Some(values().collect::<Vec<_>>().join(" ").into()),
+                "trusted-users" => settings.trusted_users = Some(values().collect()),
+                "extra-trusted-users" => {
+                    settings.trusted_users.get_or_insert_with(|| vec!["root".to_owned()]).extend(values());
+                }
+                _ => {}
+            }
+        }
+        settings
+    }
+}
+
+/// The `nix.conf` of this user that counts most, which need not exist: the first of `NIX_USER_CONF_FILES`, otherwise
+/// `$XDG_CONFIG_HOME/nix/nix.conf`. `None` without a home.
+pub fn user_nix_conf() -> Option<PathBuf> {
+    user_files(&of_process).into_iter().next()
+}
+
+/// The folder of the system's `nix.conf`: `NIX_CONF_DIR`, otherwise `/etc/nix`.
+pub fn system_nix_folder() -> PathBuf {
+    system_folder(&of_process)
+}
+
+fn of_process(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn system_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+    variable("NIX_CONF_DIR").map_or_else(|| PathBuf::from("/etc/nix"), PathBuf::from)
+}
+
+/// The user's files. The first one counts most.
+fn user_files(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let split = |list: OsString| std::env::split_paths(&list).collect::<Vec<_>>();
+    variable("NIX_USER_CONF_FILES").map(split).unwrap_or_else(|| {
+        let home = variable("XDG_CONFIG_HOME").map(PathBuf::from);
+        let home = home.or_else(|| Some(PathBuf::from(variable("HOME")?).join(".config")));
+        let others = variable("XDG_CONFIG_DIRS").unwrap_or_else(|| "/etc/xdg".into());
+        home.into_iter().chain(split(others)).map(|folder| folder.join("nix/nix.conf")).collect()
+    })
+}
+
+/// `name = values`, in the order in which Nix takes them.
+#[derive(Default)]
+struct Assignments(Vec<(String, Vec<String>)>);
+
+impl Assignments {
+    fn of(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
+        let mut this = Self::default();
+        this.read(&system_folder(variable).join("nix.conf"), 0);
+        user_files(variable).iter().rev().for_each(|file| this.read(file, 0));
+        if let Some(text) = variable("NIX_CONFIG") {
+            this.apply(&text.to_string_lossy(), Path::new("/"), 0);
+        }
+        this
     }
 
     fn read(&mut self, path: &Path, depth: usize) {
@@ -65,24 +180,13 @@ impl GarbageSettings {
     fn apply(&mut self, text: &str, folder: &Path, depth: usize) {
         for line in text.lines() {
             let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_ascii_whitespace().collect();
-            match *words.as_slice() {
+            match words.as_slice() {
                 ["include" | "!include", file] if depth < DEPTH_MAX => self.read(&folder.join(file), depth + 1),
-                [name, "=", value] => self.set(name, value),
+                [name, "=", values @ ..] => {
+                    self.0.push(((*name).to_owned(), values.iter().map(|&value| value.to_owned()).collect()));
+                }
                 _ => {}
             }
-        }
-    }
-
-    fn set(&mut self, name: &str, value: &str) {
-        let value = match value {
-            "true" | "yes" | "1" => true,
-            "false" | "no" | "0" => false,
-            _ => return,
-        };
-        match name {
-            "keep-outputs" | "gc-keep-outputs" => self.keep_outputs = value,
-            "keep-derivations" | "gc-keep-derivations" => self.keep_derivations = value,
-            _ => {}
         }
     }
 }
@@ -96,18 +200,57 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         write("nix.conf", "# keep-outputs = false\nkeep-outputs = true # for builders\n!include none\ninclude more\n");
-        write("more", "gc-keep-derivations = false\nkeep-outputs true\n");
+        write("more", "gc-keep-derivations = false\nkeep-outputs true\nkeep-outputs = no and no\n");
         write("user", "keep-derivations = yes\n");
         let of = |user: &str, config: &str| {
-            GarbageSettings::of(&|name| match name {
+            GarbageSettings::of(&Assignments::of(&|name| match name {
                 "NIX_CONF_DIR" => Some(dir.path().into()),
                 "NIX_USER_CONF_FILES" => Some(dir.path().join(user).into()),
                 "NIX_CONFIG" => Some(config.into()),
                 _ => None,
-            })
+            }))
         };
         assert_eq!(of("none", ""), GarbageSettings { keep_outputs: true, keep_derivations: false });
         assert_eq!(of("user", "keep-outputs = 0"), GarbageSettings { keep_outputs: false, keep_derivations: true });
-        assert_eq!(GarbageSettings::of(&|_| Some("/nonexistent".into())), GarbageSettings::default());
+        let nowhere = Assignments::of(&|_| Some("/nonexistent".into()));
+        assert_eq!(GarbageSettings::of(&nowhere), GarbageSettings::default());
+    }
+
+    #[test]
+    fn caches_are_replaced_and_added() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write("nix.conf", "substituters = https://a https://b\ntrusted-public-keys = a:A=\nextra-trusted-users = me\n");
+        write(
+            "first",
+            "extra-substituters = https://c\nextra-substituters = https://d\nnetrc-file = /home/a b/netrc\n",
+        );
+        write("second", "substituters = https://e\nextra-trusted-public-keys = e:E=\nnetrc-file = /other\n");
+        let list = format!("{0}/first:{0}/second", dir.path().display());
+        let settings = CacheSettings::of(&Assignments::of(&|name| match name {
+            "NIX_CONF_DIR" => Some(dir.path().into()),
+            "NIX_USER_CONF_FILES" => Some(list.clone().into()),
+            _ => None,
+        }));
+        let expected = CacheSettings {
+            substituters: Some(vec!["https://e".into()]),
+            extra_substituters: vec!["https://c".into(), "https://d".into()],
+            trusted_substituters: vec![],
+            trusted_public_keys: vec!["a:A=".into(), "e:E=".into()],
+            netrc_file: Some("/home/a b/netrc".into()),
+            trusted_users: Some(vec!["root".into(), "me".into()]),
+        };
+        assert_eq!(settings, expected);
+    }
+
+    #[test]
+    fn the_users_file_is_where_nix_looks() {
+        let of = |set: &[(&str, &str)]| {
+            let find = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+            user_files(&find).into_iter().next()
+        };
+        assert_eq!(of(&[("HOME", "/h")]), Some("/h/.config/nix/nix.conf".into()));
+        assert_eq!(of(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")]), Some("/x/nix/nix.conf".into()));
+        assert_eq!(of(&[("HOME", "/h"), ("NIX_USER_CONF_FILES", "/u:/v")]), Some("/u".into()));
     }
 }

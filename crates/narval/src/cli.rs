@@ -7,7 +7,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::{
     bench, cat, completions, config, copy, demo, doctor, enter, gc, install, key, ls, man, nar, path_info, profiles,
-    remove, rollback, run, serve, shell, static_site, verify, warm,
+    remove, rollback, run, serve, shell, static_site, use_cache, verify, warm,
 };
 use crate::ui::{log, output};
 
@@ -33,7 +33,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "ls", "cat"]),
-    ("Caches", &["copy"]),
+    ("Caches", &["use", "copy"]),
     ("Maintain", &["verify", "gc", "doctor"]),
     ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
 ];
@@ -59,6 +59,8 @@ enum Command {
     Run(run::Args),
     Shell(shell::Args),
     Copy(copy::Args),
+    #[command(name = "use")]
+    Use(use_cache::Args),
     Verify(verify::Args),
     PathInfo(path_info::Args),
     Ls(ls::Args),
@@ -111,6 +113,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(args),
         Command::Shell(args) => shell::run(args),
         Command::Copy(args) => copy::run(args),
+        Command::Use(args) => use_cache::run(args),
         Command::Verify(args) => verify::run(args),
         Command::PathInfo(args) => path_info::run(args),
         Command::Ls(args) => ls::run(args),

@@ -3,19 +3,26 @@
 use std::sync::Arc;
 
 use narval_http::{Prepared, StatusCode};
-use narval_nix::CacheInfo;
+use narval_nix::{CacheInfo, SecretKey};
 use narval_store::Store;
 
 use super::batch;
 use crate::prepared::prepared;
 use crate::{Config, Face};
 
+/// The key of the lines that tell clients (`narval use`) what paths are signed with.
+const PUBLIC_KEY: &str = "PublicKey";
+
 /// The answer, which never changes while the service runs.
 pub(crate) fn prepare(config: &Config, store: &Store) -> Arc<Prepared> {
     // Clients ignore unknown keys.
     let unknown = match config.face {
         Face::NixServe => Vec::new(),
-        Face::Narval => vec![(batch::CACHE_INFO_KEY.to_owned(), batch::PATH.to_owned())],
+        Face::Narval => {
+            let batch = (batch::CACHE_INFO_KEY.to_owned(), batch::PATH.to_owned());
+            let public_key = |key: &SecretKey| (PUBLIC_KEY.to_owned(), key.public_key().to_string());
+            std::iter::once(batch).chain(config.sign_keys.iter().map(public_key)).collect()
+        }
     };
     let info = CacheInfo {
         store_dir: store.store_dir().clone(),

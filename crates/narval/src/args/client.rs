@@ -8,7 +8,7 @@ use std::time::Duration;
 use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
 use narval_install::{Destination, Error, Options};
 use narval_nix::{PublicKey, TrustedKeys};
-use narval_store::{Environment, StoreConfig};
+use narval_store::{CacheSettings, Environment, StoreConfig};
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
@@ -94,8 +94,8 @@ fn default_root() -> Result<PathBuf, Failure> {
 /// The caches to take from.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Binary cache: an http://, https:// or file:// URL. Repeatable; caches are asked by priority [default:
-    /// cache.nixos.org]
+    /// Binary cache: an http://, https:// or file:// URL. Repeatable; caches are asked by priority [default: those of
+    /// nix.conf, otherwise cache.nixos.org]
     #[arg(
         long,
         value_name = "URL",
@@ -105,7 +105,7 @@ pub struct CacheArgs {
         help_heading = "Caches"
     )]
     pub from: Vec<String>,
-    /// Public key to trust besides that of cache.nixos.org (trusted-public-keys in nix.conf). Repeatable
+    /// Public key to trust besides that of cache.nixos.org and the trusted-public-keys of nix.conf. Repeatable
     #[arg(
         long,
         value_name = "NAME:KEY",
@@ -118,7 +118,7 @@ pub struct CacheArgs {
     /// Accept paths without a trusted signature. Only for caches and networks that you trust
     #[arg(long, help_heading = "Caches")]
     pub no_check_sigs: bool,
-    /// File with credentials [default: $NETRC, ~/.netrc, then /etc/nix/netrc]
+    /// File with credentials [default: $NETRC, ~/.netrc, the netrc-file of nix.conf, and /etc/nix/netrc]
     #[arg(long, value_name = "FILE", help_heading = "Caches")]
     pub netrc_file: Option<PathBuf>,
     /// Header field to send with every request to the caches, and to nobody else. Repeatable
@@ -142,15 +142,21 @@ impl CacheArgs {
     /// The addresses of the caches.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
         if self.from.is_empty() {
-            return Ok(vec![parse_cache(CACHE_NIXOS_ORG)?]);
+            let settings = CacheSettings::of_process();
+            let listed = settings.substituters.unwrap_or_else(|| vec![CACHE_NIXOS_ORG.to_owned()]);
+            // Nix has stores of other kinds, too, which can't be asked here.
+            let of_nix = listed.iter().chain(&settings.extra_substituters).filter_map(|text| Url::parse(text).ok());
+            let of_nix: Vec<Url> = of_nix.collect();
+            return Ok(if of_nix.is_empty() { vec![parse_cache(CACHE_NIXOS_ORG)?] } else { of_nix });
         }
         self.from.iter().map(|text| parse_cache(text)).collect()
     }
 
     /// The client to ask them with.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
-        let netrc =
-            Netrc::load(self.netrc_file.as_deref()).map_err(|error| Failure::usage(format!("netrc: {error}")))?;
+        let of_nix = CacheSettings::of_process().netrc_file;
+        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
+            .map_err(|error| Failure::usage(format!("netrc: {error}")))?;
         let mut credentials = Credentials::new(netrc, &self.urls()?);
         for header in &self.header {
             credentials.add_header(header).map_err(Failure::usage)?;
@@ -172,7 +178,10 @@ impl CacheArgs {
         let parse = |text: &str| -> Result<PublicKey, Failure> {
             text.parse().map_err(|error| Failure::usage(format!("option --trusted-public-key '{text}': {error}")))
         };
-        all.map(parse).collect()
+        // Nix would refuse its own file for a key that is none; here the other keys still count.
+        let of_nix = CacheSettings::of_process().trusted_public_keys;
+        let of_nix = of_nix.iter().filter_map(|text| text.parse().ok()).map(Ok);
+        all.map(parse).chain(of_nix).collect()
     }
 
     /// From where and how to install.

@@ -3,6 +3,8 @@
 use std::process::Command;
 
 use narval_client::{Proxies, TrustedCertificates};
+use narval_install::settings::{UserTrust, user_trust};
+use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
 use serde_json::json;
 
 use crate::Failure;
@@ -32,6 +34,7 @@ struct Finding {
 pub fn run(args: &Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let mut findings = vec![disk(args)?, namespaces(args)?, certificates()];
+    findings.extend(daemon());
     findings.extend(caches(args)?);
     for found in &findings {
         if args.client.output.json {
@@ -105,6 +108,31 @@ fn certificates() -> Finding {
         }
     }
     Finding { what: "certificates", good: trusted.expired < trusted.usable, text }
+}
+
+/// Whether the daemon of this machine's Nix, if there is one, heeds the caches of this user's own `nix.conf`.
+fn daemon() -> Option<Finding> {
+    let finding = |good, text: String| Some(Finding { what: "nix daemon", good, text });
+    let config = match StoreConfig::from_environment(&Environment::of_process()) {
+        Ok(config) => config,
+        Err(error) => return finding(false, error.to_string()),
+    };
+    let system = CacheSettings::of_system();
+    let version = match user_trust(&config, &system) {
+        Ok(UserTrust::NoDaemon) => return None,
+        Ok(UserTrust::Trusted(version)) => return finding(true, format!("{version} trusts you")),
+        Ok(UserTrust::NotTrusted(version)) => version,
+        Err(error) => return finding(false, error.to_string()),
+    };
+    let allowed = system.caches().chain(system.trusted_substituters.iter()).collect::<Vec<_>>();
+    let settings = CacheSettings::of_process();
+    let ignored: Vec<&str> = settings.caches().filter(|url| !allowed.contains(url)).map(String::as_str).collect();
+    if ignored.is_empty() {
+        return finding(true, format!("{version} does not trust you, and you have no caches of your own"));
+    }
+    let file = system_nix_folder().join("nix.conf");
+    let (ignored, file) = (ignored.join(", "), file.display());
+    finding(false, format!("{version} does not trust you and ignores {ignored}: an administrator can add it in {file}"))
 }
 
 fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {

@@ -22,5 +22,6 @@ pub mod run;
 pub mod serve;
 pub mod shell;
 pub mod static_site;
+pub mod use_cache;
 pub mod verify;
 pub mod warm;

@@ -1,0 +1,330 @@
+//! `narval use`: makes Nix and Narval of this user take from a cache.
+
+use std::io::{self, BufRead, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use narval_client::{Client, ClientOptions, Credentials, HttpError, Netrc, Scheme, Url};
+use narval_install::settings::{CacheBlock, NetrcEntry, NixConfError, Settled, UserTrust, diff, replace, user_trust};
+use narval_nix::{CacheInfo, PublicKey};
+use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder, user_nix_conf};
+
+use crate::Failure;
+use crate::args::client::OutputArgs;
+use crate::ui::output::{note, out};
+
+/// The user name that goes with a token: the password alone counts.
+const LOGIN: &str = "narval";
+
+/// The longest token that is read, in bytes.
+const TOKEN_LEN_MAX: u64 = 16 * 1024;
+
+/// The longest `nix-cache-info` that is read, in bytes.
+const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
+
+/// The key of the lines in which a cache tells the public keys that it signs with.
+const PUBLIC_KEY: &str = "PublicKey";
+
+/// Let this user's Nix and Narval take from a cache
+///
+/// Writes the cache and its public key into your nix.conf and a token into your netrc file. The change is shown first, and made
+/// once you agree. Nothing else in these files is touched.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The cache: an http://, https:// or file:// URL
+    #[arg(value_name = "URL")]
+    url: String,
+    /// Public key of its signatures [default: what the cache tells]. Repeatable
+    #[arg(long, value_name = "NAME:KEY")]
+    public_key: Vec<String>,
+    /// File with a token for the cache; `-` for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "undo")]
+    token_file: Option<PathBuf>,
+    /// Take the cache out of the files again
+    #[arg(long, conflicts_with = "public_key")]
+    undo: bool,
+    /// Make the change without asking
+    #[arg(long, short)]
+    yes: bool,
+    /// Only show the change
+    #[arg(long, conflicts_with = "yes")]
+    dry_run: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  narval use http://cache:5000
+  narval use https://cache.example.org --token-file token --yes
+  narval use --undo http://cache:5000";
+
+/// A file as it is and as it is to be.
+struct Change {
+    file: Settled,
+    after: String,
+    mode: u32,
+    show: fn(&str) -> String,
+}
+
+/// The files that are to change, and what is to be said with them.
+struct Plan {
+    conf: Change,
+    netrc: Change,
+    block: Option<CacheBlock>,
+    notes: Vec<String>,
+}
+
+/// Runs `narval use`.
+///
+/// # Errors
+/// When the cache does not answer, the files can't be changed, or the user does not agree.
+pub fn run(args: Args) -> Result<(), Failure> {
+    OutputArgs { quiet: false, json: false }.start_log();
+    let (url, parsed) = address(&args.url)?;
+    let plan = if args.undo { plan_undo(&url, &parsed)? } else { plan_use(&args, &url, &parsed)? };
+    let changes: Vec<&Change> = [&plan.netrc, &plan.conf].into_iter().filter(|change| change.is_one()).collect();
+    changes.iter().for_each(|change| change.print());
+    plan.notes.iter().for_each(|text| note!("Note: {text}"));
+    if changes.is_empty() {
+        note!("Nothing to change: {url} is {}", if args.undo { "not in your settings" } else { "in your settings" });
+    } else if args.dry_run {
+        note!("Nothing was changed (--dry-run)");
+    } else {
+        if !args.yes {
+            agree()?;
+        }
+        for change in changes {
+            change.make()?;
+        }
+        note!("{} {url}", if args.undo { "No longer uses" } else { "Uses" });
+    }
+    if let Some(block) = &plan.block {
+        advise(block)?;
+    }
+    Ok(())
+}
+
+/// The address as it is written into the file.
+fn address(text: &str) -> Result<(String, Url), Failure> {
+    let parsed = crate::args::client::parse_cache(text)?;
+    if parsed.userinfo().is_some() {
+        return Err(Failure::usage(format!(
+            "{parsed}: a password in the address would be readable by all; give it with --token-file"
+        )));
+    }
+    let written = if parsed.scheme() == Scheme::File { parsed.to_string() } else { text.to_owned() };
+    Ok((written.trim_end_matches('/').to_owned(), parsed))
+}
+
+fn nix_conf() -> Result<Settled, Failure> {
+    let path = user_nix_conf()
+        .ok_or_else(|| Failure::usage("HOME is not set: say where your nix.conf is with NIX_USER_CONF_FILES"))?;
+    Ok(Settled::read(&path)?)
+}
+
+/// Your own netrc file, beside your nix.conf.
+fn own_netrc(conf: &Settled) -> PathBuf {
+    conf.path.with_file_name("netrc")
+}
+
+/// Where a token goes: into the file that Nix reads already if this user may write it, otherwise into one of the user's own.
+fn netrc_place(own: &Path, settings: &CacheSettings, notes: &mut Vec<String>) -> PathBuf {
+    let read_now = settings.netrc_file.clone().unwrap_or_else(|| system_nix_folder().join("netrc"));
+    let may = |access| rustix::fs::access(&read_now, access).is_ok();
+    if read_now == own || may(rustix::fs::Access::WRITE_OK) {
+        return read_now;
+    }
+    if may(rustix::fs::Access::READ_OK) {
+        let (read_now, own) = (read_now.display(), own.display());
+        notes.push(format!("your Nix now reads {own} in place of {read_now}; copy the entries that you need"));
+    }
+    own.to_owned()
+}
+
+fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
+    let (conf, settings, mut notes) = (nix_conf()?, CacheSettings::of_process(), Vec::new());
+    let own = own_netrc(&conf);
+    let host = &parsed.origin().host;
+    let token = args.token_file.as_deref().map(read_token).transpose()?;
+    let place = match &token {
+        Some(_) => netrc_place(&own, &settings, &mut notes),
+        None => own.clone(),
+    };
+    let netrc = Settled::read(&place)?;
+    let after = match token {
+        Some(password) => NetrcEntry { host: host.clone(), login: LOGIN.to_owned(), password }
+            .put_into(&netrc.text)
+            .ok_or_else(|| Failure::usage("the token has a character that no token has: look at the file"))?,
+        None => netrc.text.clone(),
+    };
+    let is_needed = place == own && Netrc::parse(&after).login(host).is_some();
+    let netrc_file = is_needed.then(|| own.display().to_string());
+    let client = client(parsed, &after, &settings)?;
+    let told = ask(&client, parsed, args.token_file.is_some())?;
+    let public_keys = public_keys(&args.public_key, &told, parsed, &mut notes)?;
+    let block = CacheBlock { url: url.to_owned(), public_keys, netrc_file };
+    let text = block.put_into(&conf.text).map_err(|error| in_file(&conf, error))?;
+    let conf = Change { file: conf, after: text, mode: 0o644, show: str::to_owned };
+    let netrc = Change { file: netrc, after, mode: 0o600, show: NetrcEntry::masked };
+    Ok(Plan { conf, netrc, block: Some(block), notes })
+}
+
+fn plan_undo(url: &str, parsed: &Url) -> Result<Plan, Failure> {
+    let (conf, settings) = (nix_conf()?, CacheSettings::of_process());
+    let text = CacheBlock::take_from(&conf.text, url).map_err(|error| in_file(&conf, error))?;
+    let place = netrc_place(&own_netrc(&conf), &settings, &mut Vec::new());
+    let netrc = Settled::read(&place)?;
+    let left = CacheBlock::urls_in(&text).map_err(|error| in_file(&conf, error))?;
+    let host = &parsed.origin().host;
+    // One entry serves all caches of a host.
+    let is_shared = left.iter().any(|other| Url::parse(other).is_ok_and(|other| other.origin().host == *host));
+    let was_used = text != conf.text;
+    let after = match was_used && !is_shared {
+        true => NetrcEntry::take_from(&netrc.text, host, LOGIN),
+        false => netrc.text.clone(),
+    };
+    let conf = Change { file: conf, after: text, mode: 0o644, show: str::to_owned };
+    let netrc = Change { file: netrc, after, mode: 0o600, show: NetrcEntry::masked };
+    Ok(Plan { conf, netrc, block: None, notes: Vec::new() })
+}
+
+fn in_file(conf: &Settled, error: NixConfError) -> Failure {
+    Failure::usage(format!("{}: {error}", conf.path.display()))
+}
+
+/// Reads a token: one word.
+fn read_token(path: &Path) -> Result<String, Failure> {
+    let shown = format!("token file '{}'", path.display());
+    let mut text = String::new();
+    let read = if path == Path::new("-") {
+        io::stdin().lock().take(TOKEN_LEN_MAX).read_to_string(&mut text)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(TOKEN_LEN_MAX).read_to_string(&mut text))
+    };
+    read.map_err(|error| Failure::of_file(&shown, &error))?;
+    match text.split_whitespace().collect::<Vec<_>>().as_slice() {
+        [token] => Ok((*token).to_owned()),
+        _ => Err(Failure::usage(format!("{shown}: expected one line with a token"))),
+    }
+}
+
+/// A client with the credentials that there will be.
+fn client(url: &Url, netrc: &str, settings: &CacheSettings) -> Result<Arc<Client>, Failure> {
+    let usual = Netrc::load(None, settings.netrc_file.as_deref());
+    let usual = usual.map_err(|error| Failure::usage(format!("netrc: {error}")))?;
+    let credentials = Credentials::new(Netrc::parse(netrc).or(usual), std::slice::from_ref(url));
+    Ok(Arc::new(narval_cache::client(ClientOptions { credentials, ..ClientOptions::default() })))
+}
+
+/// Reads the `nix-cache-info`.
+fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure> {
+    let place = url.child("nix-cache-info").map_err(Failure::usage)?;
+    let text = client.metadata(&place, CACHE_INFO_LEN_MAX).map_err(|error| {
+        let hint = match (error.is_auth(), has_token) {
+            (true, false) => "; give a token with --token-file",
+            (true, true) => "; the cache does not take this token",
+            _ => "",
+        };
+        Failure::Coded(if matches!(error, HttpError::File { .. }) { 2 } else { 5 }, format!("{url}: {error}{hint}"))
+    })?;
+    let text = text.ok_or_else(|| Failure::Coded(3, format!("{url}: has no nix-cache-info; is it a cache?")))?;
+    let info = CacheInfo::parse(&text).map_err(|error| Failure::runtime(format!("{url}: {error}")))?;
+    let ours = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?.store_dir;
+    if info.store_dir != ours {
+        let theirs = &info.store_dir;
+        return Err(Failure::runtime(format!(
+            "{url}: is a cache for the store {theirs}, and this machine's is {ours}"
+        )));
+    }
+    Ok(info)
+}
+
+/// The keys given, otherwise those that the cache tells.
+fn public_keys(given: &[String], told: &CacheInfo, url: &Url, notes: &mut Vec<String>) -> Result<Vec<String>, Failure> {
+    let parse = |text: &String| match text.parse::<PublicKey>() {
+        Ok(key) => Ok(key.to_string()),
+        Err(error) => Err(Failure::usage(format!("public key '{text}': {error}"))),
+    };
+    if !given.is_empty() {
+        return given.iter().map(parse).collect();
+    }
+    let told = told.unknown.iter().filter(|(key, _)| key == PUBLIC_KEY).map(|(_, value)| value);
+    let told: Vec<String> = told.map(parse).collect::<Result<_, _>>()?;
+    if told.is_empty() {
+        notes.push(format!(
+            "{url} does not tell a public key; give it with --public-key if its paths have a signature of its own"
+        ));
+    } else if url.scheme() == Scheme::Http {
+        notes.push(
+            "the public key came over an unencrypted connection; compare it with 'narval key public' on the server"
+                .to_owned(),
+        );
+    }
+    Ok(told)
+}
+
+impl Change {
+    fn is_one(&self) -> bool {
+        self.file.text != self.after
+    }
+
+    fn print(&self) {
+        out!("{}", self.file.path.display());
+        for (mark, line) in diff::lines(&self.file.text, &self.after, self.show) {
+            out!("{mark} {line}");
+        }
+    }
+
+    fn make(&self) -> Result<(), Failure> {
+        if self.file.path.starts_with("/nix/store") {
+            return Err(Failure::usage(format!(
+                "{} is in the Nix store: put the lines above where it is made (Home Manager: nix.settings)",
+                self.file.path.display()
+            )));
+        }
+        Ok(replace(&self.file, &self.after, self.mode)?)
+    }
+}
+
+/// Asks on the terminal.
+fn agree() -> Result<(), Failure> {
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return Err(Failure::usage("nothing was changed: give --yes to make this change without a terminal"));
+    }
+    crate::ui::output::to_stderr(format_args!("Make this change? [y/N] "));
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(|error| Failure::runtime(format!("standard input: {error}")))?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Failure::runtime("nothing was changed")),
+    }
+}
+
+/// Says what an administrator has to do where the daemon ignores the user's settings.
+fn advise(block: &CacheBlock) -> Result<(), Failure> {
+    let system = CacheSettings::of_system();
+    let config = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?;
+    match user_trust(&config, &system) {
+        Ok(UserTrust::NotTrusted(_)) if !is_allowed(block, &system) => {}
+        Ok(_) => return Ok(()),
+        Err(error) => {
+            note!("Note: whether the Nix daemon heeds your settings is unknown: {error}");
+            return Ok(());
+        }
+    }
+    let folder = system_nix_folder();
+    note!("The Nix daemon does not trust you and ignores these settings. An administrator can put them into");
+    note!("{} and restart it (systemctl restart nix-daemon):", folder.join("nix.conf").display());
+    let lines = CacheBlock { netrc_file: None, ..block.clone() }.lines();
+    lines.lines().for_each(|line| note!("  {line}"));
+    if block.netrc_file.is_some() {
+        note!("and the line of your netrc file into {}.", folder.join("netrc").display());
+    }
+    Ok(())
+}
+
+/// Whether the system's settings have the cache and its keys.
+fn is_allowed(block: &CacheBlock, system: &CacheSettings) -> bool {
+    let mut listed = system.caches().chain(&system.trusted_substituters).map(|url| url.trim_end_matches('/'));
+    listed.any(|url| url == block.url) && block.public_keys.iter().all(|key| system.trusted_public_keys.contains(key))
+}

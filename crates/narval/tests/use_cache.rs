@@ -1,0 +1,273 @@
+//! `narval use` changes the files of this user, and real Nix reads them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{NARVAL, Nix, Server, Store, stdout};
+
+/// A home with a store, a key and a server over it.
+struct Home {
+    store: Store,
+    server: Server,
+    public: String,
+}
+
+impl Home {
+    fn new() -> Self {
+        let store = Store::new();
+        let (file, public) = store.key("test-1");
+        let server = Server::narval(&store, &["--sign-key", file.to_str().unwrap()]);
+        std::fs::create_dir(store.path("etc")).unwrap();
+        std::fs::write(store.path("etc/nix.conf"), "substituters =\ntrusted-public-keys =\n").unwrap();
+        Self { store, server, public }
+    }
+
+    fn conf(&self) -> PathBuf {
+        self.store.path("config/nix/nix.conf")
+    }
+
+    fn env(&self) -> [(String, PathBuf); 3] {
+        let env = |name: &str, below: &str| (name.to_owned(), self.store.path(below));
+        [env("XDG_CONFIG_HOME", "config"), env("NIX_CONF_DIR", "etc"), env("HOME", "home")]
+    }
+
+    fn narval(&self, args: &[&str], input: &str) -> Output {
+        let mut command = Command::new(NARVAL);
+        command.args(args).envs(self.env()).env_remove("NIX_USER_CONF_FILES").env_remove("NETRC");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A program that refuses its arguments reads nothing.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+        child.wait_with_output().unwrap()
+    }
+
+    fn use_cache(&self, args: &[&str]) -> Output {
+        let url = self.server.url();
+        self.narval(&[&["use", &url], args].concat(), "")
+    }
+
+    /// What a Nix makes of a setting.
+    fn setting(&self, nix: Nix, name: &str) -> String {
+        let env = self.env();
+        let env: Vec<_> = env.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        let shown = stdout(nix.nix_with(self.store.dir.path(), &env, &["show-config"]));
+        let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" ="));
+        line.unwrap_or_default().trim().to_owned()
+    }
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn mode(path: &PathBuf) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn both_nixes_read_what_was_written_and_undo_removes_it() {
+    let home = Home::new();
+    std::fs::create_dir_all(home.conf().parent().unwrap()).unwrap();
+    let own = "# mine\ncores = 3\nextra-substituters = https://other.example.org\n";
+    std::fs::write(home.conf(), own).unwrap();
+    std::fs::set_permissions(home.conf(), PermissionsExt::from_mode(0o640)).unwrap();
+    let url = home.server.url();
+    let shown = stdout(home.use_cache(&["--yes"]));
+    assert!(shown.contains(&format!("+ extra-substituters = {url}")), "{shown}");
+    assert!(shown.contains("  cores = 3") && !shown.contains("# mine\n-"), "{shown}");
+    assert_eq!(mode(&home.conf()), 0o640);
+    for nix in Nix::BOTH {
+        let listed = home.setting(nix, "substituters");
+        assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), ["https://other.example.org", &url], "{nix:?}");
+        assert_eq!(home.setting(nix, "trusted-public-keys"), home.public, "{nix:?}");
+        assert_eq!(home.setting(nix, "cores"), "3");
+    }
+    let written = std::fs::read_to_string(home.conf()).unwrap();
+    assert!(written.starts_with(own));
+    let again = home.use_cache(&["--yes"]);
+    assert!(error(&again).contains("Nothing to change"), "{}", error(&again));
+    assert_eq!(std::fs::read_to_string(home.conf()).unwrap(), written);
+    stdout(home.use_cache(&["--undo", "--yes"]));
+    assert_eq!(std::fs::read_to_string(home.conf()).unwrap(), own);
+    assert!(error(&home.use_cache(&["--undo", "--yes"])).contains("Nothing to change"));
+}
+
+#[test]
+fn nix_and_narval_install_from_the_cache_without_further_options() {
+    let home = Home::new();
+    let path = home.store.add_tree("tree");
+    stdout(home.use_cache(&["--yes"]));
+    let to = home.store.path("installed");
+    let installed = home.narval(&["install", "--store", to.to_str().unwrap(), &path], "");
+    assert!(installed.status.success(), "{}", error(&installed));
+    assert!(to.join(&path[1..]).join("bin/run").exists());
+    let env = home.env();
+    let env: Vec<_> = env.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    for nix in Nix::BOTH {
+        let to = home.store.path(&format!("{nix:?}"));
+        let args = ["build", "--no-link", "--store", to.to_str().unwrap(), &path];
+        let built = nix.nix_with(home.store.dir.path(), &env, &args);
+        assert!(built.status.success(), "{}", error(&built));
+        assert!(to.join(&path[1..]).join("bin/run").exists());
+    }
+}
+
+#[test]
+fn a_token_goes_into_a_netrc_that_nix_reads_and_nobody_else() {
+    let home = Home::new();
+    let url = home.server.url();
+    let netrc = home.store.path("config/nix/netrc");
+    let used = home.narval(&["use", &url, "--yes", "--token-file", "-"], "nv1_id_secret\n");
+    let shown = stdout(used);
+    assert!(!shown.contains("secret"), "{shown}");
+    assert_eq!(std::fs::read_to_string(&netrc).unwrap(), "machine 127.0.0.1 login narval password nv1_id_secret\n");
+    assert_eq!(mode(&netrc), 0o600);
+    for nix in Nix::BOTH {
+        assert_eq!(home.setting(nix, "netrc-file"), netrc.to_str().unwrap(), "{nix:?}");
+    }
+    assert!(error(&home.use_cache(&["--yes"])).contains("Nothing to change"), "the token stays");
+    // Another cache of the same host has the same entry, which goes with the last of them.
+    let other = Server::narval(&home.store, &[]);
+    let token = home.store.path("token");
+    std::fs::write(&token, "nv1_id_newer").unwrap();
+    std::fs::write(&netrc, "machine a login b password c\nmachine 127.0.0.1 login narval password nv1_id_secret\n")
+        .unwrap();
+    let args = ["use", &other.url(), "--yes", "--token-file", token.to_str().unwrap()];
+    let shown = stdout(home.narval(&args, ""));
+    assert!(shown.contains("- machine 127.0.0.1 login narval password …\n+ machine 127.0.0.1"), "{shown}");
+    stdout(home.use_cache(&["--undo", "--yes"]));
+    assert!(std::fs::read_to_string(&netrc).unwrap().contains("nv1_id_newer"));
+    for nix in Nix::BOTH {
+        assert_eq!(home.setting(nix, "netrc-file"), netrc.to_str().unwrap(), "{nix:?}");
+    }
+    stdout(home.narval(&["use", &other.url(), "--undo", "--yes"], ""));
+    assert_eq!(std::fs::read_to_string(&netrc).unwrap(), "machine a login b password c\n");
+    assert!(!std::fs::read_to_string(home.conf()).unwrap().contains("netrc-file"));
+}
+
+#[test]
+fn a_netrc_that_is_set_already_gets_the_token() {
+    let home = Home::new();
+    let netrc = home.store.path("my-netrc");
+    std::fs::write(&netrc, "machine a login b password c").unwrap();
+    std::fs::write(home.store.path("etc/nix.conf"), format!("netrc-file = {}\n", netrc.display())).unwrap();
+    let url = home.server.url();
+    stdout(home.narval(&["use", &url, "--yes", "--token-file", "-"], "t"));
+    assert_eq!(
+        std::fs::read_to_string(&netrc).unwrap(),
+        "machine a login b password c\nmachine 127.0.0.1 login narval password t\n"
+    );
+    assert_eq!(mode(&netrc), 0o600);
+    assert!(!std::fs::read_to_string(home.conf()).unwrap().contains("netrc-file"));
+}
+
+#[test]
+fn nothing_is_changed_unasked_or_for_what_is_no_cache() {
+    let home = Home::new();
+    let unasked = home.use_cache(&[]);
+    assert_eq!(unasked.status.code(), Some(2));
+    assert!(error(&unasked).contains("--yes"), "{}", error(&unasked));
+    assert!(String::from_utf8_lossy(&unasked.stdout).contains("+ extra-substituters"));
+    assert!(home.use_cache(&["--dry-run"]).status.success());
+    let cases: [(&[&str], i32); 6] = [
+        (&["use", "http://127.0.0.1:1", "--yes"], 5),
+        (&["use", &format!("{}/none", home.server.url()), "--yes"], 3),
+        (&["use", &home.server.url(), "--yes", "--public-key", "nonsense"], 2),
+        (&["use", "http://me:secret@127.0.0.1:1", "--yes"], 2),
+        (&["use", &home.server.url(), "--yes", "--token-file", "/nonexistent"], 2),
+        (&["use", "ssh://host", "--yes"], 2),
+    ];
+    for (args, code) in cases {
+        let output = home.narval(args, "");
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", error(&output));
+        assert!(!error(&output).contains("secret"));
+    }
+    assert!(!home.store.path("config").exists());
+}
+
+#[test]
+fn a_file_that_home_manager_made_is_left_alone() {
+    let home = Home::new();
+    std::fs::create_dir_all(home.conf().parent().unwrap()).unwrap();
+    let managed = "/nix/store/00000000000000000000000000000000-home-manager-files/nix.conf";
+    std::os::unix::fs::symlink(managed, home.conf()).unwrap();
+    let refused = home.use_cache(&["--yes"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", error(&refused));
+    assert!(error(&refused).contains("Home Manager"), "{}", error(&refused));
+    assert!(home.conf().is_symlink());
+}
+
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The daemon of either Nix, which trusts root alone, and its socket. The old one does not tell whom it trusts.
+fn daemon(home: &Home, nix: Nix) -> (Daemon, PathBuf) {
+    let socket = home.store.path(&format!("{nix:?}.socket"));
+    let mut command = Command::new(if nix == Nix::Old { "nix-old-daemon" } else { "nix-daemon" });
+    command.env("NIX_DAEMON_SOCKET_PATH", &socket).env("NIX_REMOTE", home.store.uri());
+    command.env("HOME", home.store.dir.path()).env("NIX_CONFIG", "trusted-users = root");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let daemon = Daemon(command.spawn().unwrap());
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < until, "the daemon does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    (daemon, socket)
+}
+
+/// The user whom the daemon does not trust; only root can become another one.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn a_user_whom_the_daemon_does_not_trust_is_told_what_an_administrator_can_do() {
+    if stdout(Command::new("id").arg("-u").output().unwrap()) != "0" {
+        return;
+    }
+    for nix in Nix::BOTH {
+        let home = Home::new();
+        let (_daemon, socket) = daemon(&home, nix);
+        std::fs::set_permissions(home.store.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        // It was run in a folder that only root may enter.
+        let program = home.store.path("narval");
+        std::fs::copy(NARVAL, &program).unwrap();
+        let run = |user: u32, args: &[&str]| {
+            let mut command = Command::new(&program);
+            command.args(args).envs(home.env()).env("NIX_DAEMON_SOCKET_PATH", &socket).uid(user).gid(user);
+            command.output().unwrap()
+        };
+        let url = home.server.url();
+        let said = error(&run(NOBODY, &["use", &url, "--yes"]));
+        assert!(said.contains(&format!("  extra-substituters = {url}")), "{nix:?}: {said}");
+        assert!(said.contains("does not trust you") && said.contains("etc/nix.conf"), "{nix:?}: {said}");
+        assert!(!error(&run(0, &["use", &url, "--dry-run"])).contains("trust you"), "{nix:?}: root is trusted");
+        let check = |user: u32| {
+            let output = run(user, &["doctor", "--offline"]);
+            let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+            shown.lines().find(|line| line.contains("nix daemon")).unwrap().to_owned()
+        };
+        let line = check(NOBODY);
+        assert!(line.starts_with("FAIL") && line.contains(&url), "{nix:?}: {line}");
+        assert!(check(0).starts_with("ok"), "{nix:?}");
+        // With the administrator's lines it is enough.
+        let lines = format!("extra-substituters = {url}\nextra-trusted-public-keys = {}\n", home.public);
+        std::fs::write(home.store.path("etc/nix.conf"), lines).unwrap();
+        let said = error(&run(NOBODY, &["use", &url, "--yes"]));
+        assert!(!said.contains("does not trust you"), "{nix:?}: {said}");
+        assert!(check(NOBODY).starts_with("ok"), "{nix:?}");
+    }
+}
