@@ -15,7 +15,7 @@ use super::head::Head;
 use super::pool::{Pool, Taken};
 use super::proxy::{Proxies, Proxy};
 use super::retry::RetryPolicy;
-use super::url::{Scheme, Url};
+use super::url::{Origin, Scheme, Url};
 use super::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
     STALL_TIMEOUT, tls,
@@ -189,24 +189,10 @@ impl Client {
             return Err(HttpError::Offline);
         }
         let origin = request.url.origin();
-        let proxy = self.options.proxies.find(origin)?;
+        let proxy = self.find_proxy(origin)?;
         let bytes = self.render(request, proxy.as_ref());
         loop {
-            let mut connection = match self.pool.take(origin) {
-                Taken::Idle(connection) => *connection,
-                Taken::Permit(permit) => {
-                    self.connections.fetch_add(1, Ordering::Relaxed);
-                    let dial = Dial {
-                        origin,
-                        proxy: proxy.as_ref(),
-                        tls: self.tls()?,
-                        connect_timeout: self.options.connect_timeout,
-                        stall_timeout: self.options.stall_timeout,
-                    };
-                    Connection::open(&dial, permit)?
-                }
-            };
-            self.requests.fetch_add(1, Ordering::Relaxed);
+            let mut connection = self.connection(origin, proxy.as_ref())?;
             match exchange(&mut connection, &bytes) {
                 Ok(head) => {
                     let has_body = request.method != Method::Head && !matches!(head.status, 204 | 304);
@@ -223,6 +209,34 @@ impl Client {
         }
     }
 
+    pub(crate) fn find_proxy(&self, origin: &Origin) -> Result<Option<Proxy>, HttpError> {
+        self.options.proxies.find(origin)
+    }
+
+    pub(crate) const fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// A connection for one more request.
+    pub(crate) fn connection(&self, origin: &Origin, proxy: Option<&Proxy>) -> Result<Connection, HttpError> {
+        let connection = match self.pool.take(origin) {
+            Taken::Idle(connection) => *connection,
+            Taken::Permit(permit) => {
+                self.connections.fetch_add(1, Ordering::Relaxed);
+                let dial = Dial {
+                    origin,
+                    proxy,
+                    tls: self.tls()?,
+                    connect_timeout: self.options.connect_timeout,
+                    stall_timeout: self.options.stall_timeout,
+                };
+                Connection::open(&dial, permit)?
+            }
+        };
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(connection)
+    }
+
     fn tls(&self) -> Result<&Arc<ClientConfig>, HttpError> {
         if let Some(config) = self.tls.get() {
             return Ok(config);
@@ -232,24 +246,13 @@ impl Client {
     }
 
     fn render(&self, request: &Request<'_>, proxy: Option<&Proxy>) -> Vec<u8> {
-        let (url, origin) = (request.url, request.url.origin());
-        let plain_proxy = proxy.filter(|_| origin.scheme == Scheme::Http);
-        let target = if plain_proxy.is_some() { format!("{origin}{}", url.target()) } else { url.target() };
-        let mut head = format!("{} {target} HTTP/1.1\r\nHost: {}\r\n", request.method.name(), origin.host_field());
-        head.push_str(concat!("User-Agent: narval/", env!("CARGO_PKG_VERSION"), "\r\nAccept: */*\r\n"));
         let coding = if request.accepts_coding { self.options.codings.accepted } else { "identity" };
-        head.push_str(&format!("Accept-Encoding: {coding}\r\n"));
+        let mut head = self.render_head(request.method, request.url, coding, proxy);
         if request.from > 0 {
             head.push_str(&format!("Range: bytes={}-\r\n", request.from));
             if let Some(tag) = request.if_range {
                 head.push_str(&format!("If-Range: {tag}\r\n"));
             }
-        }
-        if let Some(authorization) = plain_proxy.and_then(|proxy| proxy.authorization.as_ref()) {
-            head.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
-        }
-        for (name, value) in self.options.credentials.lines_for(origin) {
-            head.push_str(&format!("{name}: {value}\r\n"));
         }
         if matches!(request.method, Method::Post | Method::Put) {
             head.push_str(&format!("Content-Length: {}\r\n", request.body.len()));
@@ -258,6 +261,23 @@ impl Client {
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(request.body);
         bytes
+    }
+
+    /// The request line and the fields that every request has.
+    pub(crate) fn render_head(&self, method: Method, url: &Url, coding: &str, proxy: Option<&Proxy>) -> String {
+        let origin = url.origin();
+        let plain_proxy = proxy.filter(|_| origin.scheme == Scheme::Http);
+        let target = if plain_proxy.is_some() { format!("{origin}{}", url.target()) } else { url.target() };
+        let mut head = format!("{} {target} HTTP/1.1\r\nHost: {}\r\n", method.name(), origin.host_field());
+        head.push_str(concat!("User-Agent: narval/", env!("CARGO_PKG_VERSION"), "\r\nAccept: */*\r\n"));
+        head.push_str(&format!("Accept-Encoding: {coding}\r\n"));
+        if let Some(authorization) = plain_proxy.and_then(|proxy| proxy.authorization.as_ref()) {
+            head.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
+        }
+        for (name, value) in self.options.credentials.lines_for(origin) {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head
     }
 
     /// Fetches a small file (narinfo, listing, cache info) whole and decodes its content coding. `None` for 404, 410 and

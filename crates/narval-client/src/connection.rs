@@ -112,6 +112,21 @@ impl Connection {
         Ok(Self { stream: Stream::Tls(Box::new(StreamOwned::new(session, tcp))), ..self })
     }
 
+    /// Changes how long a read may wait without data, until [`Connection::reset_timeout`].
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) -> Result<(), HttpError> {
+        let tcp = match &self.stream {
+            Stream::Plain(tcp) => tcp,
+            Stream::Tls(tls) => &tls.sock,
+        };
+        let set = tcp.set_read_timeout(Some(timeout));
+        set.map_err(|source| HttpError::Broken { what: "setting a timeout", source })
+    }
+
+    /// Lets reads wait as long as they may in any connection.
+    pub(crate) fn reset_timeout(&mut self) -> Result<(), HttpError> {
+        self.set_timeout(self.stall)
+    }
+
     /// Sends all of `bytes`.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), HttpError> {
         let sent = match &mut self.stream {

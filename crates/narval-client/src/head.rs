@@ -63,6 +63,13 @@ impl Head {
         !self.http_1_0 || self.has_token("connection", "keep-alive")
     }
 
+    /// The same head of an answer after which the connection is not used again.
+    pub(crate) fn closing(&self) -> Self {
+        let mut closing = self.clone();
+        closing.fields.push(("connection".to_owned(), "close".to_owned()));
+        closing
+    }
+
     /// Whether the body comes in chunks. An error for any other transfer coding.
     pub(crate) fn is_chunked(&self) -> Result<bool, HttpError> {
         match self.field("transfer-encoding") {

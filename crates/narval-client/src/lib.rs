@@ -6,6 +6,7 @@
 //! - [`Client::send`] makes one request, without a retry; the [`Body`] of its [`Response`] is read straight from the socket.
 //! - [`Client::metadata`] fetches a small file whole, and tries again as its [`RetryPolicy`] says.
 //! - [`ResumingBody`] reads a large file, and continues where a connection broke.
+//! - [`Client::upload`] sends a body, from memory or from a file.
 //!
 //! `file://` URLs are answered as a server would, and content codings are decoded, if [`ClientOptions`] says how: the
 //! client has no decoders of its own.
@@ -56,6 +57,7 @@ mod proxy;
 mod resume;
 mod retry;
 mod tls;
+mod upload;
 mod url;
 
 pub use auth::{Credentials, Netrc};
@@ -70,6 +72,7 @@ pub use proxy::Proxies;
 pub use resume::ResumingBody;
 pub use retry::RetryPolicy;
 pub use tls::TrustedCertificates;
+pub use upload::{Answer, Payload, Upload};
 pub use url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
 
 use std::time::Duration;

@@ -12,7 +12,7 @@ use narval_store::Source;
 use crate::fetch::{Alone, VerifiedNar, damaged};
 use crate::resolve::closure;
 use crate::transfer::transfer;
-use crate::{Destination, Error, Wanted};
+use crate::{Destination, Error, Progress, Wanted};
 
 /// The level of zstd.
 const LEVEL: i32 = 3;
@@ -25,7 +25,13 @@ const LEVEL: i32 = 3;
 pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &CacheFolder) -> Result<usize, Error> {
     let found = closure(caches, roots, &|_| Ok(false))?;
     let entries = found.into_iter().map(|found| CacheEntry { info: found.info.path_info(0), found }).collect();
-    transfer(&FromCaches { caches, alone: Alone::default() }, entries, &to.sink(Encoding::None, None), 1)
+    transfer(
+        &FromCaches { caches, alone: Alone::default() },
+        entries,
+        &to.sink(Encoding::None, None),
+        1,
+        &Progress::default(),
+    )
 }
 
 /// Copies paths of a store into a folder. Returns how many were missing.
@@ -40,7 +46,7 @@ pub fn copy_from_store(
     key: Option<&SecretKey>,
 ) -> Result<usize, Error> {
     let encoding = if compress { Encoding::Zstd(LEVEL) } else { Encoding::None };
-    transfer(from.store(), infos, &to.sink(encoding, key), 1)
+    transfer(from.store(), infos, &to.sink(encoding, key), 1, &Progress::default())
 }
 
 /// Copies paths of a store into another one. Returns how many were missing. `infos` is closed: all that a path refers to is
@@ -71,11 +77,11 @@ pub fn copy_between_stores(
         return Ok(0);
     }
     if let Some(daemon) = to.daemon() {
-        return transfer(from.store(), missing, daemon, 1);
+        return transfer(from.store(), missing, daemon, 1, &Progress::default());
     }
     let store = to.open()?;
     store.remove_leftovers()?;
-    transfer(from.store(), missing, &store, 1)
+    transfer(from.store(), missing, &store, 1, &Progress::default())
 }
 
 fn check_trust(from: &Destination, info: &PathInfo, keys: Option<&TrustedKeys>) -> Result<(), Error> {

@@ -60,6 +60,18 @@ pub enum Error {
         /// Why.
         error: CacheFolderError,
     },
+    /// A cache that is written to refuses.
+    #[error("{cache}: {what} was refused ({status}): {message}")]
+    Refused {
+        /// The cache.
+        cache: String,
+        /// What was asked of it.
+        what: String,
+        /// The status code.
+        status: u16,
+        /// Its words, or what the status code means.
+        message: String,
+    },
     /// The NAR of a path can't be written to a cache folder.
     #[error("cannot write the NAR of {path}: {source}")]
     Copy {
@@ -135,6 +147,12 @@ impl Error {
                 6
             }
             Self::CacheFolder { .. } | Self::Copy { .. } | Self::File { .. } => 1,
+            Self::Refused { status, .. } => match status {
+                422 => 4,
+                401 | 403 | 407 => 5,
+                507 => 6,
+                _ => 1,
+            },
             Self::Locked { .. } => 7,
             Self::Usage(_) => 2,
             Self::Interrupted => 130,

@@ -2,7 +2,8 @@
 //! NAR, unpacks it beside the store and moves it in when every check has passed, and registers all of it at the end.
 //!
 //! Each stage has its folder: `resolve/` (closures), `fetch/` (a NAR from its cache), `unpack/` (many of them into a store),
-//! `register/` (making them valid), `profile/`, `run/`. The files beside them are the verbs.
+//! `register/` (making them valid), `profile/`, `run/`, and
+//! `push/` (the other direction). The files beside them are the verbs.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod inspect;
 mod install;
 mod profile;
 mod progress;
+mod push;
 mod register;
 mod repair;
 mod resolve;
@@ -32,6 +34,7 @@ pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
 pub use profile::{Profile, Removed};
 pub use progress::{Progress, Snapshot};
+pub use push::{PushOptions, Pushed, Target, UPLOADS_MAX, push};
 pub use repair::repair;
 pub use resolve::{Closure, LOOKUPS_MAX, Node};
 pub use trace::Trace;

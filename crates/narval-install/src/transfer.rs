@@ -7,8 +7,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use narval_nix::{PathInfo, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
-use crate::Error;
 use crate::resolve::in_order;
+use crate::{Error, Progress};
 
 /// Copies the paths that the sink does not have, on this many threads. Returns how many there were.
 ///
@@ -19,6 +19,7 @@ pub(crate) fn transfer<S: Source, K: Sink>(
     entries: Vec<S::Entry>,
     sink: &K,
     threads: usize,
+    progress: &Progress,
 ) -> Result<usize, Error>
 where
     S::Error: Into<Error>,
@@ -27,6 +28,8 @@ where
     let missing = sink.missing(&entries.iter().map(|entry| source.info(entry)).collect::<Vec<_>>());
     let missing: HashSet<StorePath> = missing.map_err(Into::into)?;
     let entries: Vec<_> = entries.into_iter().filter(|entry| missing.contains(&source.info(entry).path)).collect();
+    entries.iter().for_each(|entry| progress.found(source.info(entry).nar_size, None));
+    progress.walk_done();
     let entries = in_order(entries, |entry| {
         let info = source.info(entry);
         (info.path.clone(), info.references.iter().cloned().collect())
@@ -35,7 +38,7 @@ where
         sink.put_in_order(source, &entries).map_err(|error| error_of(None, error))?;
         return Ok(entries.len());
     }
-    let walk = Walk::new(source, &entries, sink);
+    let walk = Walk::new(source, &entries, sink, progress);
     std::thread::scope(|scope| {
         for _ in 1..threads.min(entries.len()) {
             scope.spawn(|| walk.work());
@@ -70,6 +73,7 @@ struct Walk<'a, S: Source, K: Sink> {
     source: &'a S,
     entries: &'a [S::Entry],
     sink: &'a K,
+    progress: &'a Progress,
     referrers: Vec<Vec<usize>>,
     state: Mutex<State<K::Put>>,
     changed: Condvar,
@@ -80,7 +84,7 @@ where
     S::Error: Into<Error>,
     K::Error: Into<Error>,
 {
-    fn new(source: &'a S, entries: &'a [S::Entry], sink: &'a K) -> Self {
+    fn new(source: &'a S, entries: &'a [S::Entry], sink: &'a K, progress: &'a Progress) -> Self {
         let infos: Vec<&PathInfo> = entries.iter().map(|entry| source.info(entry)).collect();
         let index: HashMap<&StorePath, usize> = infos.iter().enumerate().map(|(at, info)| (&info.path, at)).collect();
         let (mut referrers, mut lacking) = (vec![Vec::new(); infos.len()], vec![0; infos.len()]);
@@ -95,7 +99,7 @@ where
         }
         let to_put = infos.iter().enumerate().map(|(at, info)| (info.nar_size, at)).collect();
         let state = State { to_put, to_commit: Vec::new(), put: HashMap::new(), lacking, active: 0, error: None };
-        Self { source, entries, sink, referrers, state: Mutex::new(state), changed: Condvar::new() }
+        Self { source, entries, sink, progress, referrers, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<K::Put>> {
@@ -140,8 +144,15 @@ where
 
     fn put(&self, at: usize) -> Result<(), Error> {
         let Some(entry) = self.entries.get(at) else { return Ok(()) };
+        if self.progress.is_interrupted() {
+            return Err(Error::Interrupted);
+        }
+        let info = self.source.info(entry);
+        self.progress.started(&info.path);
         let put = self.sink.put(self.source, entry);
-        let put = put.map_err(|error| error_of(Some(&self.source.info(entry).path), error))?;
+        self.progress.ended(&info.path, put.is_ok().then_some(info.nar_size));
+        let put = put.map_err(|error| error_of(Some(&info.path), error))?;
+        self.progress.unpacked(info.nar_size);
         let mut state = self.lock();
         if K::VISIBLE == Visible::OnceReferencesAre && state.lacking.get(at) == Some(&0) {
             state.to_commit.push((at, put));

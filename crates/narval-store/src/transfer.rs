@@ -105,3 +105,15 @@ pub enum TransferError<S, K> {
     #[error(transparent)]
     Sink(K),
 }
+
+impl<S, K> TransferError<S, K> {
+    /// The same with another error of the sink.
+    pub fn map_sink<L>(self, map: impl FnOnce(K) -> L) -> TransferError<S, L> {
+        match self {
+            Self::Source(error) => TransferError::Source(error),
+            Self::Nar(error) => TransferError::Nar(error),
+            Self::Changed => TransferError::Changed,
+            Self::Sink(error) => TransferError::Sink(map(error)),
+        }
+    }
+}

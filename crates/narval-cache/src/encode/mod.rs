@@ -1,11 +1,13 @@
 //! Encoders for NARs: bare, or zstd in frames that a client decompresses on several cores.
 
+mod entry;
 mod frames;
 
 use std::io::{self, Read};
 
 use narval_nix::{Compression, NarHash, Sha256Hasher};
 
+pub use entry::write_nar;
 pub use frames::{EncodeError, FRAMES_AT_ONCE_MAX, FRAMES_FORMAT, FrameEncoder, Sink};
 
 /// Bytes read at once where nothing is compressed.

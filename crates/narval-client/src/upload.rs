@@ -1,0 +1,204 @@
+//! Requests that carry a body: sent from memory or from a file, and again from the start when a connection breaks.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::body::Body;
+use super::client::{Client, Method};
+use super::connection::Connection;
+use super::head::Head;
+use super::url::{Scheme, Url};
+use super::{HttpError, METADATA_LEN_MAX};
+
+/// Bodies of this length and more are announced with `Expect: 100-continue` (RFC 9110 section 10.1.1): a server that wants
+/// credentials, or has the file, says so before they are sent.
+const EXPECT_LEN_MIN: u64 = 256 * 1024;
+/// How long `100 Continue` is waited for: a server may not know the expectation.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a server may take to answer once it has everything: it may have to verify and store all of it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of a file read and sent at once.
+const BUFFER_LEN: usize = 256 * 1024;
+
+/// A request with a body. It must be one that may be repeated.
+#[derive(Clone, Copy)]
+pub struct Upload<'a> {
+    /// PUT or POST.
+    pub method: Method,
+    /// The target.
+    pub url: &'a Url,
+    /// `Content-Type`.
+    pub content_type: &'a str,
+    /// The body.
+    pub payload: Payload<'a>,
+    /// Called with the number of bytes after each piece that was sent.
+    pub on_sent: &'a (dyn Fn(u64) + Sync),
+    /// The longest answer that is read.
+    pub answer_len_max: u64,
+}
+
+/// What is sent.
+#[derive(Clone, Copy)]
+pub enum Payload<'a> {
+    /// Bytes in memory.
+    Bytes(&'a [u8]),
+    /// The first bytes of a file, so many.
+    File(&'a File, u64),
+}
+
+impl Payload<'_> {
+    /// Its length in bytes.
+    pub const fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File(_, len) => *len,
+        }
+    }
+
+    /// Whether there is nothing to send.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The answer to an [`Upload`], whatever its status is.
+#[derive(Debug)]
+pub struct Answer {
+    /// Status and fields.
+    pub head: Head,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Client {
+    /// Sends a body and reads the answer. Tried again as the [`RetryPolicy`](super::RetryPolicy) says when the connection
+    /// breaks, or the server answers that it cannot now (408, 429, 5xx). Any other status is an answer, also 4xx and 507
+    /// (no space).
+    ///
+    /// # Errors
+    /// When the last attempt failed; redirects are not followed.
+    pub fn upload(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
+        self.retry().run(|| {
+            let answer = self.upload_once(upload)?;
+            let status = HttpError::Status { status: answer.head.status, retry_after: answer.head.retry_after() };
+            if status.is_retryable() && answer.head.status != 507 { Err(status) } else { Ok(answer) }
+        })
+    }
+
+    fn upload_once(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
+        if self.is_offline() || upload.url.scheme() == Scheme::File {
+            return Err(HttpError::Offline);
+        }
+        let origin = upload.url.origin();
+        let proxy = self.find_proxy(origin)?;
+        let expects = upload.payload.len() >= EXPECT_LEN_MIN;
+        let mut head = self.render_head(upload.method, upload.url, "identity", proxy.as_ref());
+        head.push_str(&format!("Content-Type: {}\r\n", upload.content_type));
+        head.push_str(&format!("Content-Length: {}\r\n", upload.payload.len()));
+        head.push_str(if expects { "Expect: 100-continue\r\n\r\n" } else { "\r\n" });
+        loop {
+            let mut connection = self.connection(origin, proxy.as_ref())?;
+            match exchange(&mut connection, head.as_bytes(), upload, expects) {
+                Ok((answer, sent_all)) => {
+                    if matches!(answer.status, 301 | 302 | 303 | 307 | 308) {
+                        return Err(HttpError::Redirect("what was to be sent is not sent elsewhere"));
+                    }
+                    // Without all of the body the server cannot tell the next request from it.
+                    let head = if sent_all { answer.clone() } else { answer.closing() };
+                    let body = Body::network(connection, &head, answer.status != 204, self.pool(), origin)?;
+                    let body = body.read_all(upload.answer_len_max.min(METADATA_LEN_MAX))?;
+                    return Ok(Answer { head: answer, body });
+                }
+                Err(HttpError::Broken { .. }) if connection.reused && !connection.has_buffered() => {
+                    drop(connection);
+                    Arc::clone(self.pool()).forget_idle(origin);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Sends head and body: the final answer's head, and whether all of the body was sent before it came.
+fn exchange(
+    connection: &mut Connection,
+    head: &[u8],
+    upload: &Upload<'_>,
+    expects: bool,
+) -> Result<(Head, bool), HttpError> {
+    match upload.payload {
+        // Head and body in one packet, where they fit.
+        Payload::Bytes(bytes) if !expects => {
+            connection.send(&[head, bytes].concat())?;
+            (upload.on_sent)(bytes.len() as u64);
+        }
+        _ => {
+            connection.send(head)?;
+            if expects && let Some(answer) = early_answer(connection)? {
+                return Ok((answer, false));
+            }
+            if let Err(error) = send_payload(connection, upload) {
+                // A server that refuses closes its side: its reason may lie there.
+                connection.set_timeout(CONTINUE_TIMEOUT)?;
+                return match final_head(connection) {
+                    Ok(answer) => Ok((answer, false)),
+                    Err(_) => Err(error),
+                };
+            }
+        }
+    }
+    connection.set_timeout(ANSWER_TIMEOUT)?;
+    let answer = final_head(connection)?;
+    connection.reset_timeout()?;
+    Ok((answer, true))
+}
+
+/// Waits for `100 Continue`; the answer, if the server does not want the body.
+fn early_answer(connection: &mut Connection) -> Result<Option<Head>, HttpError> {
+    connection.set_timeout(CONTINUE_TIMEOUT)?;
+    let answer = match connection.read_head() {
+        Ok(head) if matches!(head.status, 100..=199) => None,
+        Ok(head) => Some(head),
+        Err(HttpError::Stalled { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    connection.reset_timeout()?;
+    Ok(answer)
+}
+
+fn send_payload(connection: &mut Connection, upload: &Upload<'_>) -> Result<(), HttpError> {
+    match upload.payload {
+        Payload::Bytes(bytes) => {
+            for piece in bytes.chunks(BUFFER_LEN) {
+                connection.send(piece)?;
+                (upload.on_sent)(piece.len() as u64);
+            }
+        }
+        Payload::File(file, len) => {
+            let (mut at, mut buffer) = (0, vec![0; BUFFER_LEN]);
+            while at < len {
+                let wanted = usize::try_from(len - at).unwrap_or(usize::MAX).min(BUFFER_LEN);
+                let piece = buffer.get_mut(..wanted).unwrap_or_default();
+                let read = file.read_exact_at(piece, at);
+                read.map_err(|source| HttpError::File { path: "what is to be sent".into(), source })?;
+                connection.send(piece)?;
+                (upload.on_sent)(piece.len() as u64);
+                at += wanted as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn final_head(connection: &mut Connection) -> Result<Head, HttpError> {
+    loop {
+        let head = connection.read_head()?;
+        match head.status {
+            101 => return Err(HttpError::Malformed("a protocol switch nobody asked for")),
+            100..=199 => {}
+            _ => return Ok(head),
+        }
+    }
+}

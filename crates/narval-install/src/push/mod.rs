@@ -1,0 +1,135 @@
+//! Pushing: paths of a store into a cache that can be written, over HTTP or in a folder.
+
+mod narval;
+mod plain;
+mod server;
+mod spool;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use narval_cache::CacheFolder;
+use narval_cache::encode::Encoding;
+use narval_client::{Client, Scheme, Url};
+use narval_nix::{PathInfo, SecretKey, StoreDir};
+
+use crate::transfer::transfer;
+use crate::{Destination, Error, Progress};
+use narval::NarvalCache;
+use plain::PlainCache;
+use server::Server;
+
+/// NARs sent at the same time, at most.
+pub const UPLOADS_MAX: usize = 16;
+
+/// A cache that is pushed to, opened.
+pub struct Target {
+    url: Url,
+    kind: Kind,
+}
+
+enum Kind {
+    Folder(Box<CacheFolder>),
+    /// As Nix writes to it.
+    Plain(Server),
+    /// With our own protocol.
+    Narval(Server, Url),
+}
+
+/// How to push.
+pub struct PushOptions {
+    /// How NARs are compressed.
+    pub encoding: Encoding,
+    /// Signs each narinfo, besides the signatures that the store has.
+    pub key: Option<SecretKey>,
+    /// NARs compressed and sent at the same time: [`UPLOADS_MAX`] at most.
+    pub uploads: usize,
+}
+
+/// What a push did.
+#[derive(Clone, Debug)]
+pub struct Pushed {
+    /// The cache.
+    pub to: String,
+    /// Paths that the cache did not have and has now.
+    pub pushed: usize,
+    /// Paths that it had.
+    pub already: usize,
+    /// Bytes sent, or written to a folder.
+    pub sent: u64,
+    /// Requests sent.
+    pub requests: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl Target {
+    /// Opens a cache for writing: a `file` URL names a folder, which is made if it is missing. A server is asked for its
+    /// `nix-cache-info`, and gets one if it has none.
+    ///
+    /// # Errors
+    /// If the cache cannot be reached, is for another store directory, or refuses.
+    pub fn open(url: &Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
+        let kind = if url.scheme() == Scheme::File {
+            Kind::Folder(Box::new(CacheFolder::create(&url.file_path(), store_dir.clone())?))
+        } else {
+            let server = Server::new(url.clone(), Arc::clone(client), store_dir.clone());
+            match server.open()? {
+                Some(protocol) => Kind::Narval(server, protocol),
+                None => Kind::Plain(server),
+            }
+        };
+        Ok(Self { url: url.clone(), kind })
+    }
+
+    /// Its address, without secrets.
+    pub const fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Whether the cache speaks Narval's own protocol.
+    pub const fn is_narval(&self) -> bool {
+        matches!(self.kind, Kind::Narval(..))
+    }
+}
+
+/// Pushes paths of a store: those that the cache does not have. `infos` is closed: all that a path refers to is among them,
+/// or in the cache. `progress` counts NARs as they are compressed, and bytes as they are sent.
+///
+/// # Errors
+/// The first failure. What was complete before it stays, and is not sent again.
+pub fn push(
+    from: &Destination,
+    infos: Vec<PathInfo>,
+    to: &Target,
+    options: &PushOptions,
+    progress: &Progress,
+) -> Result<Pushed, Error> {
+    let (start, total, key) = (Instant::now(), infos.len(), options.key.as_ref());
+    let uploads = options.uploads.clamp(1, UPLOADS_MAX);
+    let (source, sent_before) = (from.store(), progress.snapshot().file_bytes_done);
+    let requests = || match &to.kind {
+        Kind::Folder(_) => 0,
+        Kind::Plain(server) | Kind::Narval(server, _) => server.requests(),
+    };
+    let requests_before = requests();
+    let pushed = match &to.kind {
+        Kind::Folder(folder) => transfer(source, infos, &folder.sink(options.encoding, key), uploads, progress)?,
+        Kind::Plain(server) => {
+            let sink = PlainCache { server, encoding: options.encoding, key, progress };
+            transfer(source, infos, &sink, uploads, progress)?
+        }
+        Kind::Narval(server, protocol) => {
+            let sink = NarvalCache { server, protocol, encoding: options.encoding, key, progress };
+            transfer(source, infos, &sink, uploads, progress)?
+        }
+    };
+    Ok(Pushed {
+        to: to.url.to_string(),
+        pushed,
+        already: total - pushed,
+        sent: progress.snapshot().file_bytes_done - sent_before,
+        requests: requests() - requests_before,
+        elapsed: start.elapsed(),
+    })
+}

@@ -1,0 +1,301 @@
+//! Narval's own protocol (`docs/push-protocol.md`): one request for what is missing, NARs that are compressed while they are
+//! sent, one commit of all narinfos.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
+
+use narval_cache::CacheError;
+use narval_cache::encode::{Encoding, write_nar};
+use narval_client::{Answer, HttpError, Method, Payload, Request, Url};
+use narval_nix::{HashPart, NarInfo, PathInfo, SecretKey, StorePath};
+use narval_store::{Sink, Source, TransferError, Visible};
+
+use super::server::{ANSWER_LEN_MAX, Sent, Server};
+use crate::{Error, Progress};
+
+/// Bytes in one part: less than the 32 MiB that the protocol allows, as each upload holds one part in memory.
+const PART_LEN: usize = 16 * 1024 * 1024;
+/// Hash parts in one question, and narinfos in one commit.
+const BATCH_MAX: usize = 65_536;
+/// Bytes in one commit.
+const COMMIT_LEN_MAX: usize = 60 * 1024 * 1024;
+/// The longest answer to a question or a commit.
+const LIST_LEN_MAX: u64 = 16 * 1024 * 1024;
+/// How often one NAR is sent from its beginning: a server that was restarted has lost its parts.
+const STARTS_MAX: usize = 3;
+
+/// A cache, as a sink.
+pub(super) struct NarvalCache<'a> {
+    pub(super) server: &'a Server,
+    /// The base of the protocol's URLs.
+    pub(super) protocol: &'a Url,
+    pub(super) encoding: Encoding,
+    pub(super) key: Option<&'a SecretKey>,
+    pub(super) progress: &'a Progress,
+}
+
+impl Sink for NarvalCache<'_> {
+    type Put = NarInfo;
+    type Error = Error;
+
+    const VISIBLE: Visible = Visible::AtTheEnd;
+
+    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, Error> {
+        let mut missing = HashSet::new();
+        for batch in paths.chunks(BATCH_MAX) {
+            let by_hash: HashMap<HashPart, &StorePath> =
+                batch.iter().map(|info| (info.path.hash_part(), &info.path)).collect();
+            let question: String = batch.iter().map(|info| format!("{}\n", info.path.hash_part())).collect();
+            let answer = self.post("missing", question.as_bytes())?;
+            for line in lines_to_end(&answer).ok_or_else(|| self.malformed("missing"))? {
+                let path = HashPart::parse(line.as_bytes()).ok().and_then(|part| by_hash.get(&part).copied());
+                missing.insert(path.ok_or_else(|| self.malformed("missing"))?.clone());
+            }
+        }
+        Ok(missing)
+    }
+
+    fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<NarInfo, TransferError<S::Error, Error>> {
+        let info = source.info(entry);
+        let kept = source.narinfo(entry).map(|narinfo| narinfo.compression);
+        let compression = kept.unwrap_or_else(|| self.encoding.compression());
+        let name = format!("nar/{}.nar{}", info.nar_hash.to_nix32(), compression.file_extension());
+        let mut offset = self.offset(&name, info.nar_size).map_err(TransferError::Sink)?;
+        for start in 1.. {
+            let mut parts = Parts::new(self, &name, offset);
+            let written = write_nar(source, entry, (self.encoding, self.key), &mut parts);
+            let mut narinfo = match (written, parts.outcome.take()) {
+                (_, Some(Outcome::Known(text))) => {
+                    let made = source.narinfo(entry).cloned();
+                    let mut narinfo = made.unwrap_or_else(|| NarInfo::new(info, "", compression));
+                    if source.narinfo(entry).is_none() {
+                        let fingerprint = info.fingerprint(source.store_dir());
+                        narinfo.signatures.extend(self.key.map(|key| key.sign(fingerprint.as_bytes())));
+                    }
+                    parts.text = Some(text);
+                    narinfo
+                }
+                (_, Some(Outcome::StartOver)) if start < STARTS_MAX => {
+                    offset = 0;
+                    continue;
+                }
+                (_, Some(Outcome::StartOver)) => return Err(TransferError::Sink(self.malformed(&name))),
+                (_, Some(Outcome::Failed(error))) => return Err(TransferError::Sink(error)),
+                (Ok(narinfo), None) => match parts.finish() {
+                    Ok(()) => narinfo,
+                    // The parts of an earlier run were others.
+                    Err(Error::Refused { status: 409 | 422, .. }) if offset > 0 && start < STARTS_MAX => {
+                        offset = 0;
+                        continue;
+                    }
+                    Err(error) => return Err(TransferError::Sink(error)),
+                },
+                (Err(error), None) => {
+                    let fail = |source| Error::Copy { path: info.path.clone(), source };
+                    return Err(error.map_sink(fail));
+                }
+            };
+            let told = parts.text.as_deref().and_then(|text| take_file_lines(&mut narinfo, text));
+            return match told {
+                Some(()) => Ok(narinfo),
+                None => Err(TransferError::Sink(self.malformed(&name))),
+            };
+        }
+        Err(TransferError::Sink(self.malformed(&name)))
+    }
+
+    fn commit(&self, put: Vec<NarInfo>) -> Result<(), Error> {
+        let (mut body, mut count) = (String::new(), 0);
+        for narinfo in put {
+            let text = narinfo.render(&self.server.store_dir);
+            if count == BATCH_MAX || body.len() + text.len() > COMMIT_LEN_MAX {
+                // Those before it are what it may refer to: they come in that order.
+                self.post_commit(std::mem::take(&mut body), std::mem::take(&mut count))?;
+            }
+            body.push_str(&format!("{} {}\n{text}", narinfo.path.hash_part(), text.len()));
+            count += 1;
+        }
+        self.post_commit(body, count)
+    }
+}
+
+impl NarvalCache<'_> {
+    fn url(&self, below: &str) -> Result<Url, Error> {
+        Ok(self.protocol.child(below)?)
+    }
+
+    fn post(&self, below: &str, body: &[u8]) -> Result<String, Error> {
+        let url = self.url(below)?;
+        let payload = Payload::Bytes(body);
+        let content_type = "text/plain; charset=utf-8";
+        let sent = Sent { method: Method::Post, url: &url, content_type, payload, answer_len_max: LIST_LEN_MAX };
+        let answer = self.server.accepted(&url, self.server.send(&sent, &|_| {})?)?;
+        String::from_utf8(answer).map_err(|_| self.malformed(below))
+    }
+
+    fn post_commit(&self, mut body: String, count: usize) -> Result<(), Error> {
+        if count == 0 {
+            return Ok(());
+        }
+        body.push_str(&format!("end {count}\n"));
+        let answer = self.post("commit", body.as_bytes())?;
+        match lines_to_end(&answer) {
+            Some(lines) if lines.len() == count => Ok(()),
+            _ => Err(self.malformed("commit")),
+        }
+    }
+
+    /// How much of a NAR an earlier run has sent. Only asked for those that may have had parts.
+    fn offset(&self, name: &str, nar_size: u64) -> Result<u64, Error> {
+        if nar_size <= PART_LEN as u64 {
+            return Ok(0);
+        }
+        let url = self.url(name)?;
+        let request = Request { method: Method::Head, ..Request::get(&url) };
+        let answer = self.server.client.retry().run(|| self.server.client.send(&request));
+        let answer = answer.map_err(|error| self.server.fetch_error(name, error))?;
+        let offset = upload_offset(answer.head.field("upload-offset"));
+        answer.body.drain();
+        Ok(offset.unwrap_or(0))
+    }
+
+    fn malformed(&self, what: &str) -> Error {
+        let source = HttpError::Malformed("it is not what docs/push-protocol.md describes");
+        CacheError::Fetch { cache: self.server.url.to_string(), what: what.to_owned(), source }.into()
+    }
+}
+
+/// Why a NAR is not written to its end.
+enum Outcome {
+    /// The cache has it already: the lines for the narinfo.
+    Known(Vec<u8>),
+    /// The server expects the first byte.
+    StartOver,
+    Failed(Error),
+}
+
+/// A NAR on its way, part by part.
+struct Parts<'a> {
+    cache: &'a NarvalCache<'a>,
+    name: &'a str,
+    /// What is held of the next part.
+    part: Vec<u8>,
+    /// Where it begins.
+    offset: u64,
+    /// Bytes that the server has from an earlier run.
+    skip: u64,
+    outcome: Option<Outcome>,
+    /// The lines for the narinfo.
+    text: Option<Vec<u8>>,
+}
+
+impl<'a> Parts<'a> {
+    const fn new(cache: &'a NarvalCache<'a>, name: &'a str, offset: u64) -> Self {
+        Self { cache, name, part: Vec::new(), offset, skip: offset, outcome: None, text: None }
+    }
+
+    fn send(&self, last: bool) -> Result<(Url, Answer), Error> {
+        let whole = last && self.offset == 0;
+        let below = match (whole, last) {
+            (true, _) => self.name.to_owned(),
+            (false, true) => format!("{}?offset={}&last=1", self.name, self.offset),
+            (false, false) => format!("{}?offset={}", self.name, self.offset),
+        };
+        let url = self.cache.url(&below)?;
+        let (content_type, payload) = ("application/x-nix-nar", Payload::Bytes(&self.part));
+        let sent = Sent { method: Method::Put, url: &url, content_type, payload, answer_len_max: ANSWER_LEN_MAX };
+        let answer = self.cache.server.send(&sent, &|len| self.cache.progress.downloaded(len))?;
+        Ok((url, answer))
+    }
+
+    /// Sends the part that is full.
+    fn send_part(&mut self) -> Result<(), Outcome> {
+        let (url, answer) = self.send(false).map_err(Outcome::Failed)?;
+        let end = self.offset + self.part.len() as u64;
+        match (answer.head.status, upload_offset(answer.head.field("upload-offset"))) {
+            (200, _) => return Err(Outcome::Known(answer.body)),
+            // The answer to an earlier attempt was lost.
+            (202, _) => {}
+            (409, Some(offset)) if offset == end => {}
+            (409, _) => return Err(Outcome::StartOver),
+            (status, _) => return Err(Outcome::Failed(self.cache.server.refusal(&url.target(), status, &answer.body))),
+        }
+        self.offset = end;
+        self.part.clear();
+        Ok(())
+    }
+
+    /// Sends what is left.
+    fn finish(&mut self) -> Result<(), Error> {
+        let (url, answer) = self.send(true)?;
+        self.text = Some(self.cache.server.accepted(&url, answer)?);
+        Ok(())
+    }
+}
+
+impl Write for Parts<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.cache.progress.is_interrupted() {
+            self.outcome = Some(Outcome::Failed(Error::Interrupted));
+            return Err(io::ErrorKind::Other.into());
+        }
+        let skipped = usize::try_from(self.skip).unwrap_or(usize::MAX).min(bytes.len());
+        self.skip -= skipped as u64;
+        let mut rest = bytes.get(skipped..).unwrap_or_default();
+        while !rest.is_empty() {
+            // A full part is sent when more follows: the last one is sent by `finish`.
+            if self.part.len() == PART_LEN
+                && let Err(outcome) = self.send_part()
+            {
+                self.outcome = Some(outcome);
+                return Err(io::ErrorKind::Other.into());
+            }
+            let (now, later) = rest.split_at(rest.len().min(PART_LEN - self.part.len()));
+            self.part.extend_from_slice(now);
+            rest = later;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn upload_offset(value: Option<&str>) -> Option<u64> {
+    value.and_then(|value| value.parse().ok())
+}
+
+/// The lines of an answer before its `end` line, if that is there and right.
+fn lines_to_end(text: &str) -> Option<Vec<&str>> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    let count: usize = lines.pop()?.strip_prefix("end ")?.parse().ok()?;
+    (lines.len() == count).then_some(lines)
+}
+
+/// Takes over what the cache says of the file; `None` if that is not the NAR.
+fn take_file_lines(narinfo: &mut NarInfo, text: &[u8]) -> Option<()> {
+    let lines: HashMap<&str, &str> =
+        str::from_utf8(text).ok()?.lines().filter_map(|line| line.split_once(": ")).collect();
+    let same_nar = lines.get("NarHash")?.parse().ok() == Some(narval_nix::Hash::from(narinfo.nar_hash))
+        && lines.get("NarSize")?.parse() == Ok(narinfo.nar_size);
+    narinfo.url = (*lines.get("URL")?).to_owned();
+    narinfo.compression = lines.get("Compression")?.parse().ok()?;
+    narinfo.file_hash = Some(lines.get("FileHash")?.parse().ok()?);
+    narinfo.file_size = Some(lines.get("FileSize")?.parse().ok()?);
+    same_nar.then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_without_their_end_are_not_complete() {
+        assert_eq!(lines_to_end("a\nb\nend 2\n"), Some(vec!["a", "b"]));
+        assert_eq!(lines_to_end("end 0\n"), Some(Vec::new()));
+        for cut in ["", "a\n", "a\nend 2\n", "a\nb\nend 1\n", "a\nend\n"] {
+            assert_eq!(lines_to_end(cut), None, "{cut:?}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A server that is pushed to: requests, and what its refusals mean.
+
+use std::sync::Arc;
+
+use narval_cache::CacheError;
+use narval_client::{Answer, Client, Method, Payload, Request, Upload, Url};
+use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
+use narval_nix::{CacheInfo, StoreDir};
+
+use crate::Error;
+
+/// The key of `nix-cache-info` by which a cache offers the protocol of `docs/push-protocol.md`.
+const PROTOCOL_KEY: &str = "NarvalPush";
+/// The longest message of a refusal that is shown.
+const MESSAGE_LEN_MAX: usize = 1024;
+/// The longest answer that is read where a message is all that can come.
+pub(super) const ANSWER_LEN_MAX: u64 = 64 * 1024;
+
+/// A cache behind HTTP.
+pub(super) struct Server {
+    pub(super) url: Url,
+    pub(super) client: Arc<Client>,
+    pub(super) store_dir: StoreDir,
+}
+
+/// What is sent, and for which target.
+pub(super) struct Sent<'a> {
+    pub(super) method: Method,
+    pub(super) url: &'a Url,
+    pub(super) content_type: &'a str,
+    pub(super) payload: Payload<'a>,
+    pub(super) answer_len_max: u64,
+}
+
+impl Server {
+    pub(super) const fn new(url: Url, client: Arc<Client>, store_dir: StoreDir) -> Self {
+        Self { url, client, store_dir }
+    }
+
+    /// Requests sent so far.
+    pub(super) fn requests(&self) -> u64 {
+        self.client.counts().0
+    }
+
+    /// Reads the `nix-cache-info`, or puts one where there is none. The base URL of our own protocol, if the cache offers it.
+    pub(super) fn open(&self) -> Result<Option<Url>, Error> {
+        let url = self.url.child("nix-cache-info")?;
+        let answer = self.client.metadata(&url, CACHE_INFO_LEN_MAX as u64);
+        let refused = |reason: String| CacheError::Refused { cache: self.url.to_string(), reason };
+        let Some(text) = answer.map_err(|error| self.fetch_error("nix-cache-info", error))? else {
+            let text = format!("StoreDir: {}\n", self.store_dir);
+            self.put(&url, "text/x-nix-cache-info", Payload::Bytes(text.as_bytes()), &|_| {})?;
+            return Ok(None);
+        };
+        let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
+        if info.store_dir != self.store_dir {
+            let (theirs, ours) = (&info.store_dir, &self.store_dir);
+            return Err(refused(format!("is a cache for the store {theirs}, and this one is {ours}")).into());
+        }
+        let offered = info.unknown.iter().find(|(key, _)| key == PROTOCOL_KEY);
+        // Only below the cache itself: where credentials go is not for a cache to say.
+        let protocol = offered.and_then(|(_, path)| self.url.child(&format!("{}/", path.trim_end_matches('/'))).ok());
+        Ok(protocol.filter(|to| to.origin() == self.url.origin()))
+    }
+
+    /// Whether a file exists.
+    pub(super) fn has(&self, url: &Url) -> Result<bool, Error> {
+        let request = Request { method: Method::Head, ..Request::get(url) };
+        let answer = self.client.retry().run(|| self.client.small_answer(&request, ANSWER_LEN_MAX));
+        Ok(answer.map_err(|error| self.fetch_error(&url.target(), error))?.is_some())
+    }
+
+    /// Stores a file.
+    pub(super) fn put(
+        &self,
+        url: &Url,
+        content_type: &str,
+        payload: Payload<'_>,
+        on_sent: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), Error> {
+        let sent = Sent { method: Method::Put, url, content_type, payload, answer_len_max: ANSWER_LEN_MAX };
+        self.accepted(url, self.send(&sent, on_sent)?).map(drop)
+    }
+
+    /// Sends a body: the answer, whatever its status is.
+    pub(super) fn send(&self, sent: &Sent<'_>, on_sent: &(dyn Fn(u64) + Sync)) -> Result<Answer, Error> {
+        let &Sent { method, url, content_type, payload, answer_len_max } = sent;
+        let upload = Upload { method, url, content_type, payload, on_sent, answer_len_max };
+        self.client.upload(&upload).map_err(|error| self.fetch_error(&url.target(), error).into())
+    }
+
+    /// The body of an answer, unless it is a refusal.
+    pub(super) fn accepted(&self, url: &Url, answer: Answer) -> Result<Vec<u8>, Error> {
+        match answer.head.status {
+            200..=299 | 304 => Ok(answer.body),
+            status => Err(self.refusal(&url.target(), status, &answer.body)),
+        }
+    }
+
+    /// What a refusal says, on one line.
+    pub(super) fn refusal(&self, what: &str, status: u16, body: &[u8]) -> Error {
+        let text = String::from_utf8_lossy(body.get(..MESSAGE_LEN_MAX).unwrap_or(body));
+        let looks_like_a_page = text.trim_start().starts_with('<');
+        let text: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+        let message = match (status, text.trim()) {
+            (_, text) if !text.is_empty() && !looks_like_a_page => text.to_owned(),
+            (401, _) => "credentials are missing or wrong; give --token-file, or an entry in netrc".to_owned(),
+            (403, _) => "the credentials do not allow it".to_owned(),
+            (404 | 405 | 501, _) => "this cache cannot be written over HTTP".to_owned(),
+            (413, _) => "it is larger than the server, or a proxy before it, takes".to_owned(),
+            (507, _) => "the server has no space left".to_owned(),
+            _ => "no reason given".to_owned(),
+        };
+        Error::Refused { cache: self.url.to_string(), what: what.to_owned(), status, message }
+    }
+
+    pub(super) fn fetch_error(&self, what: &str, source: narval_client::HttpError) -> CacheError {
+        CacheError::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
+    }
+}
