@@ -9,6 +9,7 @@ use narval_store::TemporaryFile;
 
 use super::data::{DataError, Shared};
 use super::index::{CacheId, Index, IndexError, PathRecord, Usage};
+use super::retention::Subject;
 use super::storage::{self, CacheDirectory, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
@@ -115,7 +116,11 @@ impl Cache {
     /// # Errors
     /// When the index fails.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<Arc<[u8]>>, IndexError> {
-        Ok(self.index().narinfo(self.id(), hash_part)?.map(Arc::from))
+        let narinfo = self.index().narinfo(self.id(), hash_part)?;
+        if narinfo.is_some() {
+            self.note_used(hash_part);
+        }
+        Ok(narinfo.map(Arc::from))
     }
 
     /// As [`Cache::narinfo`], of many, in the order of the question.
@@ -124,6 +129,7 @@ impl Cache {
     /// When the index fails.
     pub fn narinfos(&self, hash_parts: &[HashPart]) -> Result<Vec<Option<Arc<[u8]>>>, IndexError> {
         let found = self.index().narinfos(self.id(), hash_parts)?;
+        hash_parts.iter().zip(&found).filter(|(_, text)| text.is_some()).for_each(|(part, _)| self.note_used(part));
         Ok(found.into_iter().map(|text| text.map(Arc::from)).collect())
     }
 
@@ -140,6 +146,7 @@ impl Cache {
         if let Some(file) = self.directory().open_file(&format!("nar/{name}")).map_err(fail)? {
             let len = file.metadata().map_err(fail)?.len();
             if len == nar.file_size {
+                self.note_nar_used(&parsed);
                 return Ok(Some(NarFile { file, len, compression: nar.compression, nar_hash: nar.nar_hash }));
             }
         }
@@ -161,7 +168,7 @@ impl Cache {
         );
         self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
         self.index().remove_file(self.id(), name)?;
-        self.shared.reconcile_now()
+        self.reconcile_now()
     }
 
     /// Which of these paths are not here, or have lost their NAR, in the order of the question. With `lease_seconds`, those
@@ -188,6 +195,26 @@ impl Cache {
     /// When the index fails.
     pub fn usage(&self) -> Result<Usage, IndexError> {
         self.index().usage(self.id())
+    }
+
+    /// Notes that a path was asked for, whether or not its narinfo came from here: what a server answers from memory counts.
+    pub fn note_used(&self, hash_part: &HashPart) {
+        self.shared.uses.note(self.id(), Subject::Path(*hash_part), self.now());
+    }
+
+    /// As [`Cache::note_used`], by the name of a NAR's file.
+    pub fn note_nar_used(&self, name: &NarFileName) {
+        self.shared.uses.note(self.id(), Subject::File(name.to_string()), self.now());
+    }
+
+    /// Records what was noted, for those who look at it next.
+    pub(super) fn record_uses(&self) {
+        self.shared.record();
+    }
+
+    /// Makes files as the index says, for somebody who has the exclusive lock.
+    pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
+        self.shared.reconcile_now()
     }
 
     pub(super) fn id(&self) -> CacheId {

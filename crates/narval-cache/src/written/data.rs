@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use thiserror::Error;
 
 use super::cache::CacheState;
 use super::index::{CacheRecord, Index, IndexError, Sqlite};
+use super::retention::Uses;
 use super::storage::{CacheDirectory, Storage, TEMPORARY};
 use super::tokens::TokensUsed;
 use super::{Audit, Cache, CacheName, CacheSettings, Refusal, RefusalKind, SettingsError, Tokens};
@@ -71,6 +73,9 @@ pub(super) struct Shared {
     pub(super) index: Box<dyn Index>,
     pub(super) audit: Audit,
     pub(super) tokens_used: TokensUsed,
+    pub(super) uses: Uses,
+    /// Up to which change files are known to be as the index says.
+    pub(super) reconciled: AtomicI64,
     pub(super) nar_locks: [Mutex<()>; NAR_LOCKS],
     caches: RwLock<HashMap<CacheName, Arc<CacheState>>>,
     /// Ends the thread that keeps house.
@@ -99,6 +104,8 @@ impl Data {
             index,
             audit: Audit::new(path.join("audit.jsonl")),
             tokens_used: TokensUsed::default(),
+            uses: Uses::default(),
+            reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
             caches: RwLock::new(HashMap::new()),
             _stop: stop,
@@ -208,8 +215,14 @@ impl Shared {
         })
     }
 
-    /// Records what was collected.
-    fn record(&self) {
+    /// Records who was asked for, and by which tokens.
+    pub(super) fn record(&self) {
+        let uses = self.uses.take();
+        if !uses.is_empty()
+            && let Err(error) = self.index.used(uses)
+        {
+            tracing::warn!("{error}");
+        }
         let used = self.tokens_used.take();
         if !used.is_empty()
             && let Err(error) = self.index.tokens_used(used)

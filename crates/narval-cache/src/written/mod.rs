@@ -39,6 +39,7 @@ pub mod oidc;
 mod receive;
 mod reconcile;
 mod refusal;
+mod retention;
 mod settings;
 mod small;
 mod storage;
@@ -57,6 +58,9 @@ pub use name::{
 };
 pub use receive::{Begin, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
+pub use retention::{
+    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, Why,
+};
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use small::{Put, SmallKind};
 pub use tokens::{LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};

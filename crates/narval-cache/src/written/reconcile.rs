@@ -1,6 +1,7 @@
 //! Making files as the index says, where a process was killed between the two.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
 use super::data::{Data, DataError, io_error};
 use super::index::{CacheId, Pending};
@@ -24,10 +25,13 @@ impl Data {
     pub(super) fn reconcile_locked(&self) -> Result<(), DataError> {
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
-        for (id, pending) in self.shared().index.pending()? {
+        let done = &self.shared().reconciled;
+        for (number, id, pending) in self.shared().index.pending(done.load(Ordering::Acquire))? {
             if let Some(cache) = cache_of(id) {
                 cache.reconcile(&pending)?;
             }
+            // As long as nobody else writes: whatever changes it again has a greater number.
+            done.fetch_max(number, Ordering::AcqRel);
         }
         Ok(())
     }

@@ -135,6 +135,48 @@ pub struct Usage {
     pub bytes: u64,
 }
 
+/// A path as collections see it.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotPath {
+    pub(crate) hash_part: HashPart,
+    /// Base name.
+    pub(crate) path: String,
+    pub(crate) used: u64,
+    /// Which stored NAR it has, and the bytes of that.
+    pub(crate) nar: i64,
+    pub(crate) file_size: u64,
+    pub(crate) references: Vec<HashPart>,
+}
+
+/// A cache at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Snapshot {
+    pub(crate) paths: Vec<SnapshotPath>,
+    pub(crate) pins: Vec<PinRecord>,
+    pub(crate) leases: Vec<(HashPart, u64)>,
+}
+
+/// A pin as it is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PinRecord {
+    pub(crate) name: String,
+    pub(crate) hash_part: HashPart,
+    /// Base name.
+    pub(crate) path: String,
+    pub(crate) created: u64,
+    pub(crate) until: Option<u64>,
+    pub(crate) keep: Option<u32>,
+}
+
+/// That a path, or whatever has this NAR, was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub(crate) cache: CacheId,
+    pub(crate) path: Option<HashPart>,
+    pub(crate) file: Option<String>,
+    pub(crate) time: u64,
+}
+
 /// Something about files that the index says and that files may not show yet, if a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -184,8 +226,30 @@ pub(crate) trait Index: Send + Sync {
     /// Keeps these paths until then, whatever collects garbage.
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError>;
 
-    /// What may not be as the index says, the oldest first.
-    fn pending(&self) -> Result<Vec<(CacheId, Pending)>, IndexError>;
+    /// Notes when paths were last used.
+    fn used(&self, used: Vec<Used>) -> Result<(), IndexError>;
+    /// All paths, pins and leases of a cache, at one moment.
+    fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError>;
+    /// Hides those of these paths, in their order, that were not used later than is said, and that no path, pin or lease holds.
+    /// Says which. Their NARs stay.
+    fn hide(&self, cache: CacheId, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, IndexError>;
+    /// Forgets paths, their pins and leases, and the names of NARs that were theirs alone. Says which names, and the bytes of
+    /// those NARs.
+    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Vec<(String, u64)>, IndexError>;
+    /// Forgets up to so many names that no narinfo has named since a time, and leases that are over. Says which, and the bytes of
+    /// those NARs.
+    fn sweep_files(&self, cache: CacheId, before: u64, max: usize, now: u64) -> Result<Vec<(String, u64)>, IndexError>;
+    /// What refers to a path, itself left out.
+    fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError>;
+    /// Pins a path, and removes the pins of this name that are surplus then.
+    fn pin(&self, cache: CacheId, pin: PinRecord) -> Result<(), IndexError>;
+    /// Removes pins of a name, of all paths or one. Says how many.
+    fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError>;
+    /// All pins, by name, the newest first.
+    fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError>;
+
+    /// What may not be as the index says and has a greater number than this, the oldest first.
+    fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError>;
     /// What was pending up to this number is durable.
     fn settle(&self, up_to: i64) -> Result<(), IndexError>;
     /// The greatest number that is pending.

@@ -2,6 +2,7 @@
 
 mod committing;
 mod receiving;
+mod retention;
 mod tokens;
 
 use std::io::Write;

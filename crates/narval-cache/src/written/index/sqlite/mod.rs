@@ -5,6 +5,7 @@
 
 mod nars;
 mod paths;
+mod retention;
 mod schema;
 mod tokens;
 mod writer;
@@ -18,7 +19,10 @@ use narval_nix::{Compression, HashPart, NarHash};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::writer::{Durability, Writer};
-use super::{CacheId, CacheRecord, Commit, Index, IndexError, NarRecord, PathRecord, Pending, TokenRecord, Usage};
+use super::{
+    CacheId, CacheRecord, Commit, Index, IndexError, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord,
+    Usage, Used,
+};
 use crate::written::CacheName;
 
 /// Idle connections kept for readers.
@@ -185,8 +189,47 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))
     }
 
-    fn pending(&self) -> Result<Vec<(CacheId, Pending)>, IndexError> {
-        self.read(schema::pending)
+    fn used(&self, used: Vec<Used>) -> Result<(), IndexError> {
+        self.write(Durability::Later, move |connection| retention::used(connection, &used))
+    }
+
+    fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError> {
+        self.read(|connection| retention::snapshot(connection, cache))
+    }
+
+    fn hide(&self, cache: CacheId, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, IndexError> {
+        let paths = paths.to_vec();
+        self.write(Durability::Full, move |connection| retention::hide(connection, cache, &paths, now))
+    }
+
+    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Vec<(String, u64)>, IndexError> {
+        let paths = paths.to_vec();
+        self.write(Durability::Full, move |connection| retention::delete(connection, cache, &paths, now))
+    }
+
+    fn sweep_files(&self, cache: CacheId, before: u64, max: usize, now: u64) -> Result<Vec<(String, u64)>, IndexError> {
+        self.write(Durability::Full, move |connection| retention::sweep_files(connection, cache, before, max, now))
+    }
+
+    fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {
+        self.read(|connection| retention::referrers(connection, cache, hash_part))
+    }
+
+    fn pin(&self, cache: CacheId, pin: PinRecord) -> Result<(), IndexError> {
+        self.write(Durability::Full, move |connection| retention::pin(connection, cache, &pin))
+    }
+
+    fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {
+        let name = name.to_owned();
+        self.write(Durability::Full, move |connection| retention::unpin(connection, cache, &name, hash_part))
+    }
+
+    fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError> {
+        self.read(|connection| retention::pins(connection, cache))
+    }
+
+    fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
+        self.read(|connection| schema::pending(connection, after))
     }
 
     fn settle(&self, up_to: i64) -> Result<(), IndexError> {

@@ -145,9 +145,10 @@ pub(super) fn add_pending(connection: &Connection, cache: CacheId, kind: &str, n
     statement.execute(params![cache.0, kind, name]).map(drop)
 }
 
-pub(super) fn pending(connection: &Connection) -> rusqlite::Result<Vec<(CacheId, Pending)>> {
-    let mut statement = connection.prepare_cached("select cache, kind, name from pending order by id")?;
-    let rows = statement.query_map([], |row| {
+pub(super) fn pending(connection: &Connection, after: i64) -> rusqlite::Result<Vec<(i64, CacheId, Pending)>> {
+    let mut statement =
+        connection.prepare_cached("select cache, kind, name, id from pending where id > ? order by id")?;
+    let rows = statement.query_map([after], |row| {
         let pending = match row.get::<_, String>(1)?.as_str() {
             "path" => Pending::Path(parsed(row, 2)?),
             "file" => Pending::File(row.get(2)?),
@@ -157,7 +158,7 @@ pub(super) fn pending(connection: &Connection) -> rusqlite::Result<Vec<(CacheId,
                 Pending::Blob(convert(hash.parse(), 2)?, convert(compression.parse(), 2)?)
             }
         };
-        Ok((CacheId(row.get(0)?), pending))
+        Ok((row.get(3)?, CacheId(row.get(0)?), pending))
     })?;
     rows.collect()
 }

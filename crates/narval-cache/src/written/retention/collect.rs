@@ -1,0 +1,145 @@
+//! Collections: forgetting what nothing keeps.
+
+use narval_nix::HashPart;
+
+use super::mark::{Marks, Why, mark};
+use crate::written::index::Snapshot;
+use crate::written::{Cache, Grant, Refusal};
+
+/// How long a NAR stays that no narinfo names any more, or not yet, in seconds: a day. Clients that have its narinfo can still
+/// take it, and an upload whose narinfo comes last is not disturbed.
+pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
+
+/// Paths that are hidden in one step; uploads wait meanwhile.
+const STEP: usize = 256;
+
+const DAY: u64 = 24 * 60 * 60;
+
+/// How to collect.
+#[derive(Debug, Clone, Copy)]
+pub struct CollectOptions {
+    /// Say what would be done, and do nothing.
+    pub dry_run: bool,
+    /// How long NARs stay without a narinfo, in seconds.
+    pub grace: u64,
+    /// The time, in seconds since 1970, instead of the present one.
+    pub now: Option<u64>,
+}
+
+impl Default for CollectOptions {
+    fn default() -> Self {
+        Self { dry_run: false, grace: COLLECT_GRACE, now: None }
+    }
+}
+
+/// A path that a collection forgets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Base name.
+    pub path: String,
+    /// When it, or what referred to it, was last pushed or asked for, in seconds since 1970.
+    pub used: u64,
+    /// Whether that was for the cache's size, within its retention.
+    pub for_size: bool,
+}
+
+/// What a collection did, or would do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Collected {
+    /// The paths that are forgotten, referrers first.
+    pub forgotten: Vec<Forgotten>,
+    /// How many paths stay.
+    pub kept: usize,
+    /// Files of NARs that were removed, since their grace was over.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Cache {
+    /// Forgets what nothing keeps. Uploads and reads go on meanwhile.
+    ///
+    /// # Errors
+    /// When the index or a file fails. What was forgotten so far is consistent.
+    pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
+        let now = options.now.unwrap_or_else(|| self.now());
+        self.record_uses();
+        let snapshot = self.index().snapshot(self.id())?;
+        let marks = self.marks(&snapshot, now);
+        let retention = self.cutoff(now);
+        let order = marks.forgotten(&snapshot);
+        let mut collected = Collected { kept: snapshot.paths.len() - order.len(), ..Collected::default() };
+        for step in order.chunks(STEP) {
+            let paths: Vec<_> =
+                step.iter().filter_map(|at| Some((snapshot.paths.get(*at)?, *marks.times.get(*at)?))).collect();
+            let hidden = if options.dry_run {
+                paths.iter().map(|(path, _)| path.hash_part).collect()
+            } else {
+                self.hide(&paths.iter().map(|(path, _)| (path.hash_part, path.used)).collect::<Vec<_>>(), now)?
+            };
+            for (path, used) in paths {
+                if hidden.contains(&path.hash_part) {
+                    collected.forgotten.push(Forgotten { path: path.path.clone(), used, for_size: used >= retention });
+                } else {
+                    // Somebody has asked for it since.
+                    collected.kept += 1;
+                }
+            }
+        }
+        if !options.dry_run {
+            (collected.files, collected.bytes) = self.sweep(now.saturating_sub(options.grace), now)?;
+            collected
+                .forgotten
+                .iter()
+                .for_each(|path| self.audit(grant, "collect", &path.path, &Ok("forgotten".to_owned())));
+        }
+        Ok(collected)
+    }
+
+    /// Why a path is kept; `None` if it is not here.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn why(&self, hash_part: &HashPart) -> Result<Option<Why>, Refusal> {
+        self.record_uses();
+        let snapshot = self.index().snapshot(self.id())?;
+        Ok(self.marks(&snapshot, self.now()).why(&snapshot, hash_part))
+    }
+
+    fn marks(&self, snapshot: &Snapshot, now: u64) -> Marks {
+        let mut marks = mark(snapshot, now, self.cutoff(now));
+        if let Some(size_max) = self.settings().size_max {
+            marks.shrink_to(snapshot, size_max);
+        }
+        marks
+    }
+
+    /// What was used before this is forgotten.
+    fn cutoff(&self, now: u64) -> u64 {
+        self.settings().retention_days.map_or(0, |days| now.saturating_sub(u64::from(days) * DAY))
+    }
+
+    fn hide(&self, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, Refusal> {
+        let fail = |error: std::io::Error| Refusal::of_file("lock", "the data folder", &error);
+        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let hidden = self.index().hide(self.id(), paths, now)?;
+        self.reconcile_now()?;
+        Ok(hidden)
+    }
+
+    /// Removes the files of NARs that no narinfo has named since then.
+    pub(super) fn sweep(&self, before: u64, now: u64) -> Result<(usize, u64), Refusal> {
+        let fail = |error: std::io::Error| Refusal::of_file("lock", "the data folder", &error);
+        let (mut files, mut bytes) = (0, 0);
+        loop {
+            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let swept = self.index().sweep_files(self.id(), before, STEP, now)?;
+            self.reconcile_now()?;
+            files += swept.len();
+            bytes += swept.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            if swept.len() < STEP {
+                return Ok((files, bytes));
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Pins, leases, uses, collections, deletions.
+
+use super::*;
+
+const DAY: u64 = 24 * 60 * 60;
+
+/// A collection so many days from now, with no grace for NARs.
+fn collect_after(cache: &Cache, days: u64) -> Collected {
+    let options = CollectOptions { now: Some(now() + days * DAY), grace: 0, dry_run: false };
+    cache.collect(&options, &Grant::administrator("test")).unwrap()
+}
+
+fn is_there(cache: &Cache, path: &TestPath) -> bool {
+    let is_indexed = cache.missing(&[path.part()], None).unwrap().is_empty();
+    let file = cache.directory().path().join(format!("{}.narinfo", path.part()));
+    assert_eq!(is_indexed, file.exists(), "the index and the files agree");
+    is_indexed
+}
+
+fn pin(cache: &Cache, name: &str, path: &TestPath, holds: PinFor) {
+    cache.pin(name, &path.part(), holds, &with_scopes("pin")).unwrap();
+}
+
+/// attic#83, #227: objects were collected one by one, by age, and closures that were needed had holes.
+#[test]
+fn attic_83_closures_are_kept_whole() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let library = TestPath::new("library", &[]);
+    let program = TestPath::new("program", &[&library]);
+    let other = TestPath::new("other", &[&library]);
+    for path in [&library, &program, &other] {
+        path.push(cache).unwrap();
+    }
+    pin(cache, "release", &program, PinFor::default());
+    let before = cache.stamp();
+    assert!(collect_after(cache, 89).forgotten.is_empty());
+    let collected = collect_after(cache, 91);
+    assert_eq!(
+        collected.forgotten.iter().map(|path| path.path.clone()).collect::<Vec<_>>(),
+        [other.info.path.to_string()]
+    );
+    assert!(is_there(cache, &program) && is_there(cache, &library) && !is_there(cache, &other));
+    assert_ne!(cache.stamp(), before);
+    assert_eq!((collected.kept, collected.files), (2, 1));
+    assert_eq!(cache.unpin("release", None, &with_scopes("pin")).unwrap(), 1);
+    assert_eq!(collect_after(cache, 91).forgotten.len(), 2);
+    // Not a file is left of it.
+    assert_eq!(cache.usage().unwrap(), Usage::default());
+    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default"), ["nix-cache-info"]);
+}
+
+/// cachix#338: asking for a narinfo was no use of it.
+#[test]
+fn cachix_338_every_use_counts() {
+    let uses: [fn(&Cache, &TestPath); 4] = [
+        |cache, path| drop(cache.narinfo(&path.part()).unwrap().unwrap()),
+        |cache, path| drop(cache.narinfos(&[path.part()]).unwrap()),
+        |cache, path| drop(cache.nar_file(&path.file_name(Compression::Zstd)).unwrap().unwrap()),
+        |cache, path| cache.note_used(&path.part()),
+    ];
+    for use_it in uses {
+        let fixture = Fixture::new();
+        let cache = &fixture.cache;
+        let path = TestPath::new("a", &[]);
+        path.push(cache).unwrap();
+        // As if it had been pushed long ago.
+        let database = rusqlite::Connection::open(fixture.folder.path().join("index.sqlite")).unwrap();
+        database.execute("update paths set used = 1000, added = 1000", []).unwrap();
+        let options = CollectOptions { dry_run: true, ..CollectOptions::default() };
+        let forgotten = |cache: &Cache| cache.collect(&options, &pusher()).unwrap().forgotten.len();
+        assert_eq!(forgotten(cache), 1);
+        use_it(cache, &path);
+        assert_eq!(forgotten(cache), 0);
+        assert!(is_there(cache, &path));
+    }
+}
+
+#[test]
+fn pins_with_an_end() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let revisions: Vec<TestPath> = (0..4).map(|number| TestPath::new(&format!("app-{number}"), &[])).collect();
+    for revision in &revisions {
+        revision.push(cache).unwrap();
+        pin(cache, "app", revision, PinFor { keep: Some(2), until: None });
+    }
+    let days = TestPath::new("days", &[]);
+    days.push(cache).unwrap();
+    pin(cache, "days", &days, PinFor { keep: None, until: Some(now() + 200 * DAY) });
+    let names: Vec<String> = cache.pins().unwrap().into_iter().map(|pin| pin.path).collect();
+    let path = |at: usize| revisions[at].info.path.to_string();
+    assert_eq!(names, [path(3), path(2), days.info.path.to_string()]);
+    collect_after(cache, 100);
+    assert!(!is_there(cache, &revisions[1]) && is_there(cache, &revisions[2]) && is_there(cache, &days));
+    collect_after(cache, 201);
+    assert!(is_there(cache, &revisions[3]) && !is_there(cache, &days));
+    let absent = cache.pin("x", &store_path("absent").hash_part(), PinFor::default(), &with_scopes("pin"));
+    assert_eq!(absent.unwrap_err().kind, RefusalKind::NotFound);
+    let forbidden = cache.pin("x", &revisions[3].part(), PinFor::default(), &pusher());
+    assert_eq!(forbidden.unwrap_err().kind, RefusalKind::Forbidden);
+}
+
+/// A client that was told that a path exists may push what refers to it a while later.
+#[test]
+fn what_a_client_was_told_stays_for_a_day() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let library = TestPath::new("library", &[]);
+    library.push(cache).unwrap();
+    cache.set_settings(&CacheSettings { retention_days: Some(0), ..CacheSettings::default() }).unwrap();
+    assert!(cache.missing(&[library.part()], Some(LEASE_SECONDS)).unwrap().is_empty());
+    let almost = CollectOptions { now: Some(now() + DAY - 60), grace: 0, dry_run: false };
+    assert!(cache.collect(&almost, &pusher()).unwrap().forgotten.is_empty());
+    assert_eq!(collect_after(cache, 2).forgotten.len(), 1);
+}
+
+/// A NAR that was uploaded, and whose narinfo comes later, is not collected in between; nor one whose narinfo somebody has.
+#[test]
+fn nars_have_a_grace() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let (early, late) = (TestPath::new("early", &[]), TestPath::new("late", &[]));
+    early.push(cache).unwrap();
+    late.send(cache, Compression::Xz).unwrap();
+    let at = |hours: u64| CollectOptions { now: Some(now() + hours * 3600), ..CollectOptions::default() };
+    assert_eq!(cache.collect(&at(23), &pusher()).unwrap().files, 0);
+    cache.set_settings(&CacheSettings { retention_days: Some(0), ..CacheSettings::default() }).unwrap();
+    let collected = cache.collect(&at(23), &pusher()).unwrap();
+    assert_eq!((collected.forgotten.len(), collected.files), (1, 0));
+    assert!(!is_there(cache, &early));
+    assert!(cache.nar_file(&early.file_name(Compression::Zstd)).unwrap().is_some());
+    // Its narinfo comes, after all.
+    cache.commit_narinfos(&[late.narinfo(Compression::Xz)], &pusher()).unwrap();
+    cache.set_settings(&CacheSettings::default()).unwrap();
+    assert_eq!(cache.collect(&at(48), &pusher()).unwrap().files, 1);
+    assert!(is_there(cache, &late));
+}
+
+/// attic#265: one path with a secret in it could not be removed.
+#[test]
+fn attic_265_a_leaked_path_is_deleted_at_once() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let secret = TestPath::new("secret", &[]);
+    let program = TestPath::new("program", &[&secret]);
+    secret.push(cache).unwrap();
+    secret.send(cache, Compression::Xz).unwrap();
+    program.push(cache).unwrap();
+    pin(cache, "release", &secret, PinFor::default());
+    let grant = with_scopes("delete");
+    assert_eq!(cache.delete(&secret.part(), false, &pusher()).unwrap_err().kind, RefusalKind::Forbidden);
+    let refusal = cache.delete(&secret.part(), false, &grant).unwrap_err();
+    assert!(refusal.kind == RefusalKind::Conflict && refusal.message.contains(program.info.path.base_name()));
+    let deleted = cache.delete(&secret.part(), true, &grant).unwrap();
+    assert_eq!((deleted.paths.len(), deleted.files), (2, 3));
+    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default"), ["nix-cache-info"]);
+    assert_eq!(cache.delete(&secret.part(), true, &grant).unwrap_err().kind, RefusalKind::NotFound);
+    // And pushed again, it is there again.
+    secret.push(cache).unwrap();
+    assert!(is_there(cache, &secret));
+}
+
+/// ncps#470: what two caches share is counted, and removed, once.
+#[test]
+fn ncps_470_shared_nars_stay_for_the_others() {
+    let fixture = Fixture::new();
+    let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
+    let path = TestPath::new("a", &[]);
+    path.push(&fixture.cache).unwrap();
+    path.push(&other).unwrap();
+    fixture.cache.delete(&path.part(), false, &with_scopes("delete")).unwrap();
+    assert!(!is_there(&fixture.cache, &path) && is_there(&other, &path));
+    let file = other.nar_file(&path.file_name(Compression::Zstd)).unwrap().unwrap();
+    assert_eq!(zstd::decode_all(file.file).unwrap(), path.nar);
+    path.push(&fixture.cache).unwrap();
+    assert_eq!(fixture.cache.usage().unwrap(), other.usage().unwrap());
+}
+
+#[test]
+fn a_largest_size_and_a_quota() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let paths: Vec<TestPath> = (0..4).map(|number| TestPath::new(&format!("path-{number}"), &[])).collect();
+    paths.iter().for_each(|path| drop(path.push(cache).unwrap()));
+    let bytes = cache.usage().unwrap().bytes;
+    let database = rusqlite::Connection::open(fixture.folder.path().join("index.sqlite")).unwrap();
+    for (at, path) in paths.iter().enumerate() {
+        let used = now() - 1000 + at as u64;
+        database.execute("update paths set used = ?1 where hash_part = ?2", (used, path.part().as_str())).unwrap();
+    }
+    cache.set_settings(&CacheSettings { size_max: Some(bytes * 3 / 4), ..CacheSettings::default() }).unwrap();
+    let collected = cache.collect(&CollectOptions { grace: 0, ..CollectOptions::default() }, &pusher()).unwrap();
+    assert!(collected.forgotten.len() == 1 && collected.forgotten[0].for_size);
+    assert!(!is_there(cache, &paths[0]) && is_there(cache, &paths[1]));
+    cache.set_settings(&CacheSettings { quota: Some(bytes), ..CacheSettings::default() }).unwrap();
+    let refusal = TestPath::with_contents("large", &[], &[7; 5000]).send(cache, Compression::None).unwrap_err();
+    assert!(refusal.kind == RefusalKind::NoSpace && refusal.message.contains("quota"));
+}
+
+#[test]
+fn why() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let library = TestPath::new("library", &[]);
+    let program = TestPath::new("program", &[&library]);
+    library.push(cache).unwrap();
+    program.push(cache).unwrap();
+    pin(cache, "release", &program, PinFor::default());
+    let why = cache.why(&library.part()).unwrap().unwrap();
+    assert_eq!(why.hold, Hold::Pin("release".into()));
+    assert_eq!(why.chain, [program.info.path.to_string(), library.info.path.to_string()]);
+    assert_eq!(cache.why(&store_path("absent").hash_part()).unwrap(), None);
+}
+
+/// Pushes while collections take all they can: whatever is visible has its closure and its NARs.
+#[test]
+fn pushes_and_collections_at_once() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    cache.set_settings(&CacheSettings { retention_days: Some(0), ..CacheSettings::default() }).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                collect_after(cache, 1);
+                whole(cache);
+            }
+        });
+        let pushers: Vec<_> = (0..3)
+            .map(|pusher: usize| {
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let library = TestPath::new(&format!("library-{round}"), &[]);
+                        let program = TestPath::new(&format!("program-{pusher}-{round}"), &[&library]);
+                        // What is collected in between is refused, with the advice to push it again.
+                        if let Err(refusal) = library.push(cache).and_then(|_| program.push(cache)) {
+                            assert_eq!(refusal.kind, RefusalKind::Conflict, "{refusal}");
+                        }
+                    }
+                })
+            })
+            .collect();
+        let pushed: Vec<_> = pushers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(pushed.iter().all(Result::is_ok));
+    });
+    whole(cache);
+    collect_after(cache, 1);
+    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+}
+
+/// Every path in the index has what it refers to, and its NAR, at that moment.
+fn whole(cache: &Cache) {
+    let _alone = cache.storage().lock_exclusive().unwrap();
+    let snapshot = cache.index().snapshot(cache.id()).unwrap();
+    for path in &snapshot.paths {
+        let record = cache.index().path(cache.id(), &path.hash_part).unwrap().unwrap();
+        let nar = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
+        assert_eq!(cache.directory().nar_len(&record.file).unwrap(), Some(nar.file_size));
+        assert!(cache.index().present(cache.id(), &record.references).unwrap().iter().all(|present| *present));
+    }
+}
