@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 
+use narval_cache::written::{IndexError, Refusal, RefusalKind};
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_nix::StorePath;
 use narval_store::StoreError;
@@ -50,6 +51,24 @@ pub(crate) enum ServeError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The cache that is written refuses something, or fails.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// An upload is malformed, and how.
+    #[error("{0}")]
+    Upload(String),
+    /// A `Content-Encoding` that is not known.
+    #[error("unknown content coding")]
+    Coding,
+    /// A PUT to a server that takes none.
+    #[error("uploads are not enabled")]
+    NotWritable,
+}
+
+impl From<IndexError> for ServeError {
+    fn from(error: IndexError) -> Self {
+        Self::Refused(error.into())
+    }
 }
 
 impl ServeError {
@@ -96,6 +115,20 @@ impl ServeError {
                     .header(header::RETRY_AFTER, HeaderValue::from_static("1"))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
+            Self::Refused(refusal) => refused(&refusal, metrics),
+            Self::Upload(reason) => {
+                metrics.uploads_refused.inc();
+                Response::text(StatusCode::BAD_REQUEST, format!("{reason}\n"))
+            }
+            Self::Coding => Response::text(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "Uploads may have the content codings zstd, br, gzip, xz and bzip2, one at a time.\n",
+            ),
+            Self::NotWritable => Response::text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "This cache takes no uploads: 'narval serve --data DIR' makes one that does.\n",
+            )
+            .header(header::ALLOW, "GET, HEAD"),
             Self::Store(error) => {
                 metrics.database_errors.inc();
                 tracing::error!("{error}");
@@ -103,6 +136,22 @@ impl ServeError {
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
         }
+    }
+}
+
+/// A refusal with its message, which says what to do: Nix shows it to the user.
+fn refused(refusal: &Refusal, metrics: &Metrics) -> Response {
+    let status = StatusCode::from_u16(refusal.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if !matches!(refusal.kind, RefusalKind::Unauthorized | RefusalKind::NotFound) {
+        metrics.uploads_refused.inc();
+    }
+    let answer = Response::text(status, format!("{}\n", refusal.message)).header(header::CACHE_CONTROL, "no-store");
+    match refusal.kind {
+        RefusalKind::Unauthorized => {
+            answer.header(header::WWW_AUTHENTICATE, "Basic realm=\"narval\", charset=\"UTF-8\"")
+        }
+        RefusalKind::NotAllowed => answer.header(header::ALLOW, "GET, HEAD"),
+        _ => answer,
     }
 }
 

@@ -1,5 +1,7 @@
 //! A Nix store as a binary cache: the service behind `narval serve` and `nix-serve`.
 
+mod auth;
+mod background;
 mod config;
 mod error;
 mod metrics;
@@ -9,9 +11,12 @@ mod prepared;
 mod routes;
 mod service;
 mod sharded;
+mod upload;
 mod warm;
+mod written;
 
 pub use config::{Config, Face, NARINFO_MEMO_BYTES_DEFAULT};
 pub use nar::zstd::NarCacheConfig;
-pub use service::{Service, ServiceError};
+pub use service::{Service, ServiceError, Sources, WrittenCache};
+pub use upload::SMALL_UPLOAD_BYTES;
 pub use warm::{Warmed, warm};

@@ -14,7 +14,7 @@ use crate::sharded::Sharded;
 pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// Statuses with a counter of their own; all others count as `other`.
-const STATUSES: [u16; 10] = [200, 206, 304, 400, 404, 405, 412, 413, 416, 500];
+const STATUSES: [u16; 17] = [200, 201, 202, 206, 304, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 507];
 /// Bounds of the latencies, in seconds.
 const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
@@ -29,10 +29,11 @@ pub(crate) enum RouteLabel {
     Listing,
     BuildTrace,
     Batch,
+    Push,
     Other,
 }
 
-const ROUTES: [&str; 8] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "other"];
+const ROUTES: [&str; 9] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "push", "other"];
 
 /// Every counter. The counters of requests are looked up once, so that counting is one addition.
 pub(crate) struct Metrics {
@@ -53,6 +54,14 @@ pub(crate) struct Metrics {
     pub(crate) database_errors: Counter,
     pub(crate) nar_bytes_identity: Counter,
     pub(crate) nar_bytes_zstd: Counter,
+    /// Bytes of NARs sent as they were uploaded, compressed.
+    pub(crate) nar_bytes_compressed: Counter,
+    pub(crate) upload_bytes: Counter,
+    pub(crate) uploads_stored: Counter,
+    pub(crate) uploads_known: Counter,
+    pub(crate) uploads_refused: Counter,
+    pub(crate) logins_failed: Counter,
+    pub(crate) logins_throttled: Counter,
 }
 
 impl fmt::Debug for Metrics {
@@ -93,6 +102,7 @@ impl Metrics {
         registry.register("nar_bytes", "Bytes of NARs sent by encoding", bytes.clone());
         let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
         let (nar_bytes_identity, nar_bytes_zstd) = (encoded("identity"), encoded("zstd"));
+        let nar_bytes_compressed = encoded("as uploaded");
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
@@ -113,8 +123,18 @@ impl Metrics {
             stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
             corrupt_paths: counter("corrupt_paths", "Paths whose files are not what the database says"),
             database_errors: counter("store_errors", "Times the store could not be asked"),
+            upload_bytes: counter("upload_bytes", "Bytes of uploaded NARs that were received"),
+            uploads_stored: counter("uploads_stored", "NARs that were received, verified and stored"),
+            uploads_known: counter("uploads_known", "Uploads of NARs that the cache had"),
+            uploads_refused: counter("uploads_refused", "Uploads that were refused"),
+            logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
+            logins_throttled: counter(
+                "logins_throttled",
+                "Tokens not looked at: too many wrong ones came from the address",
+            ),
             nar_bytes_identity,
             nar_bytes_zstd,
+            nar_bytes_compressed,
             registry,
         }
     }

@@ -1,4 +1,4 @@
-//! The service: a store and a face, as a handler for the engine.
+//! The service: sources and a face, as a handler for the engine.
 
 use std::fmt;
 use std::io;
@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Scope, SmallKind};
 use narval_http::{Handler, HeadRef, Method, Prepared, Request, Response, Snapshot};
-use narval_nix::HashPart;
+use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
+use crate::auth::{Auth, Caller, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::{Metrics, RouteLabel};
 use crate::nar::damaged::DamagedPaths;
@@ -19,9 +21,12 @@ use crate::nar::plan::{Planner, Plans};
 use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::Memo;
 use crate::routes::nar::Nars;
-use crate::routes::narinfo::Narinfos;
-use crate::routes::table::{self, Route};
+use crate::routes::narinfo::{LiveNarinfos, Narinfos};
+use crate::routes::table::{self, PushRoute, Route};
 use crate::routes::{batch, build_trace, health, log, ls, metrics, narinfo, nix_cache_info};
+use crate::upload::Uploads;
+use crate::written::narinfo::WrittenNarinfos;
+use crate::written::{nar, small};
 use crate::{Config, Face};
 
 /// Memory for small files that are read ahead, over all NARs, in bytes.
@@ -32,7 +37,7 @@ fn read_ahead_threads() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8)
 }
 
-/// A Nix store as a binary cache.
+/// Nix packages as a binary cache: of a live store, of a cache that is written, or of both.
 ///
 /// Cheap to clone: clones share everything.
 #[derive(Clone, Debug)]
@@ -40,19 +45,55 @@ pub struct Service {
     pub(crate) shared: Arc<Shared>,
 }
 
+/// What is served. The sources are asked in this order.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// A live store.
+    pub store: Option<Store>,
+    /// A cache that takes uploads; only with [`Face::Narval`].
+    pub written: Option<WrittenCache>,
+}
+
+/// A cache that takes uploads.
+#[derive(Debug)]
+pub struct WrittenCache {
+    /// The data folder, which has the tokens.
+    pub data: Data,
+    /// The cache in it.
+    pub cache: Cache,
+}
+
 /// What all requests share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     face: Face,
     prefix: Option<String>,
-    store: Arc<Store>,
+    store_dir: StoreDir,
+    sign_keys: Vec<PublicKey>,
     narinfos: Arc<Narinfos>,
-    pub(crate) nars: Nars,
+    pub(crate) live: Option<Live>,
+    written: Option<Written>,
     metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
     /// Reads the counters of the engine, once it runs.
     engine: OnceLock<EngineCounters>,
+}
+
+/// The live store.
+#[derive(Debug)]
+pub(crate) struct Live {
+    store: Arc<Store>,
+    pub(crate) nars: Nars,
+}
+
+/// The cache that is written.
+#[derive(Debug)]
+struct Written {
+    cache: Cache,
+    auth: Auth,
+    uploads: Arc<Uploads>,
+    is_public: bool,
 }
 
 /// See [`Service::show_engine`].
@@ -65,71 +106,70 @@ impl fmt::Debug for EngineCounters {
 }
 
 impl Service {
-    /// A service of a store.
+    /// A service of a live store alone.
     ///
     /// # Errors
-    /// No thread can be started, or the folder of the NAR cache cannot be used.
+    /// As [`of`](Self::of).
     pub fn new(config: Config, store: Store) -> Result<Self, ServiceError> {
-        let (store, metrics) = (Arc::new(store), Arc::new(Metrics::new()));
-        let cache_info = nix_cache_info::prepare(&config, &store);
-        let (memo, plans) = (Arc::new(Memo::new(config.narinfo_memo_bytes)), Arc::new(Plans::new()));
-        let damaged = {
-            let (memo, plans) = (Arc::clone(&memo), Arc::clone(&plans));
-            let forget = move |hash_part: &HashPart| {
-                memo.forget(hash_part);
-                plans.forget(hash_part);
-            };
-            Arc::new(DamagedPaths::new(forget, Arc::clone(&metrics)))
-        };
-        let open = |cache| {
-            NarCache::open(cache, Arc::clone(&damaged), Arc::clone(&metrics))
-                .map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })
-        };
-        let compressed = config.nar_cache.as_ref().map(open).transpose()?.map(Arc::new);
-        let packed_bytes_max = config.nar_cache.as_ref().map_or(u64::MAX, |cache| cache.bytes_max);
-        let pack = |folder: &PathBuf| {
-            Arc::new(PackedNars::new(folder, packed_bytes_max, Arc::clone(&damaged), Arc::clone(&metrics)))
-        };
-        let packed = config.scratch.as_ref().filter(|_| !config.verify_nars).map(pack);
-        let ahead = ReadAhead::start(read_ahead_threads(), READ_AHEAD_BYTES_MAX).map_err(ServiceError::Threads)?;
-        let planner = Planner {
-            store: Arc::clone(&store),
-            plans,
-            ahead: Arc::new(ahead),
-            damaged: Arc::clone(&damaged),
-            metrics: Arc::clone(&metrics),
-        };
-        let nars = Nars {
-            face: config.face,
-            verify: config.verify_nars,
-            planner,
-            memory: NarMemory::new(packed.clone(), compressed.clone(), Arc::clone(&metrics)),
-            packed,
-            compressed: compressed.clone(),
-            narinfos: Arc::clone(&memo),
-            metrics: Arc::clone(&metrics),
-        };
-        let narinfos = Arc::new(Narinfos {
-            face: config.face,
-            sign_keys: config.sign_keys,
-            store: Arc::clone(&store),
-            memo,
-            damaged,
-            compressed,
-            absent: narinfo::absent(),
-            metrics: Arc::clone(&metrics),
-        });
-        // Not an error: the daemon may be started and the disk mounted later.
-        if let Err(error) = store.path_from_hash_part(&HashPart::from_digest(&[0; 20])) {
-            tracing::warn!("{error}; requests are answered 500 until the store can be read");
+        Self::of(config, Sources { store: Some(store), written: None })
+    }
+
+    /// A service of these sources.
+    ///
+    /// # Errors
+    /// There is no source, or they have different store directories; no thread can be started, or the folder of the NAR cache cannot be
+    /// used.
+    pub fn of(config: Config, sources: Sources) -> Result<Self, ServiceError> {
+        let metrics = Arc::new(Metrics::new());
+        let store_dir = store_dir_of(&sources)?;
+        let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
+        let (face, prefix) = (config.face, config.prefix.clone());
+        let sign_keys = config.sign_keys.iter().map(narval_nix::SecretKey::public_key).collect();
+        let memo_bytes = config.narinfo_memo_bytes;
+        let mut written_narinfos = None;
+        let mut written = None;
+        let store = sources.store.map(Arc::new);
+        if let Some(WrittenCache { data, cache }) = sources.written {
+            cache.set_sign_keys(config.sign_keys.clone());
+            if let Some(store) = &store {
+                cache.set_elsewhere(Some(Arc::new(LivePaths(Arc::clone(store)))));
+            }
+            let (memo, metrics) = (Memo::new(memo_bytes), Arc::clone(&metrics));
+            written_narinfos = Some(WrittenNarinfos { cache: cache.clone(), memo, metrics: Arc::clone(&metrics) });
+            written = Some(Written {
+                is_public: cache.settings().public,
+                auth: Auth::new(data.tokens(), Arc::clone(&metrics)),
+                uploads: Arc::new(Uploads::new(data, cache.clone(), metrics)),
+                cache,
+            });
         }
-        let (face, prefix, engine) = (config.face, config.prefix, OnceLock::new());
-        Ok(Self { shared: Arc::new(Shared { face, prefix, store, narinfos, nars, metrics, cache_info, engine }) })
+        let (mut live, mut live_narinfos) = (None, None);
+        if let Some(store) = store {
+            let (nars, narinfos) = open_live(config, Arc::clone(&store), &metrics)?;
+            live_narinfos = Some(narinfos);
+            live = Some(Live { store, nars });
+        }
+        let narinfos = Narinfos { live: live_narinfos, written: written_narinfos, absent: narinfo::absent() };
+        Ok(Self {
+            shared: Arc::new(Shared {
+                face,
+                prefix,
+                store_dir,
+                sign_keys,
+                narinfos: Arc::new(narinfos),
+                live,
+                written,
+                metrics,
+                cache_info,
+                engine: OnceLock::new(),
+            }),
+        })
     }
 
     /// The most files that the service keeps open beside those it sends: these descriptors are not available for connections.
     pub fn kept_files_max(&self) -> usize {
-        if self.shared.nars.packed.is_some() { packed::kept_max() } else { 0 }
+        let packs = self.shared.live.as_ref().is_some_and(|live| live.nars.packed.is_some());
+        if packs { packed::kept_max() } else { 0 }
     }
 
     /// Shows the counters of the engine that runs this service at `/metrics`, too. Only the first call has an effect.
@@ -139,9 +179,93 @@ impl Service {
     }
 }
 
+fn store_dir_of(sources: &Sources) -> Result<StoreDir, ServiceError> {
+    let live = sources.store.as_ref().map(|store| store.store_dir().clone());
+    let written = sources.written.as_ref().map(|written| written.cache.settings().store_dir.clone());
+    match (live, written) {
+        (Some(live), Some(written)) if live != written => Err(ServiceError::StoreDirs { live, written }),
+        (Some(store_dir), _) | (None, Some(store_dir)) => Ok(store_dir),
+        (None, None) => Err(ServiceError::NoSource),
+    }
+}
+
+/// All that answers from a live store.
+fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Result<(Nars, LiveNarinfos), ServiceError> {
+    let (memo, plans) = (Arc::new(Memo::new(config.narinfo_memo_bytes)), Arc::new(Plans::new()));
+    let damaged = {
+        let (memo, plans) = (Arc::clone(&memo), Arc::clone(&plans));
+        let forget = move |hash_part: &HashPart| {
+            memo.forget(hash_part);
+            plans.forget(hash_part);
+        };
+        Arc::new(DamagedPaths::new(forget, Arc::clone(metrics)))
+    };
+    let open = |cache| {
+        NarCache::open(cache, Arc::clone(&damaged), Arc::clone(metrics))
+            .map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })
+    };
+    let compressed = config.nar_cache.as_ref().map(open).transpose()?.map(Arc::new);
+    let packed_bytes_max = config.nar_cache.as_ref().map_or(u64::MAX, |cache| cache.bytes_max);
+    let pack = |folder: &PathBuf| {
+        Arc::new(PackedNars::new(folder, packed_bytes_max, Arc::clone(&damaged), Arc::clone(metrics)))
+    };
+    let packed = config.scratch.as_ref().filter(|_| !config.verify_nars).map(pack);
+    let ahead = ReadAhead::start(read_ahead_threads(), READ_AHEAD_BYTES_MAX).map_err(ServiceError::Threads)?;
+    let planner = Planner {
+        store: Arc::clone(&store),
+        plans,
+        ahead: Arc::new(ahead),
+        damaged: Arc::clone(&damaged),
+        metrics: Arc::clone(metrics),
+    };
+    let nars = Nars {
+        face: config.face,
+        verify: config.verify_nars,
+        planner,
+        memory: NarMemory::new(packed.clone(), compressed.clone(), Arc::clone(metrics)),
+        packed,
+        compressed: compressed.clone(),
+        narinfos: Arc::clone(&memo),
+        metrics: Arc::clone(metrics),
+    };
+    // Not an error: the daemon may be started and the disk mounted later.
+    if let Err(error) = store.path_from_hash_part(&HashPart::from_digest(&[0; 20])) {
+        tracing::warn!("{error}; requests are answered 500 until the store can be read");
+    }
+    let (face, sign_keys, metrics) = (config.face, config.sign_keys, Arc::clone(metrics));
+    Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
+}
+
+/// The paths of the live store: what is uploaded may refer to them, since clients of this cache can have them.
+struct LivePaths(Arc<Store>);
+
+impl Elsewhere for LivePaths {
+    fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
+        let has = |hash_part| match self.0.path_from_hash_part(hash_part) {
+            Ok(path) => path.is_some(),
+            Err(error) => {
+                tracing::error!("{error}");
+                false
+            }
+        };
+        hash_parts.iter().map(has).collect()
+    }
+}
+
 /// Why a service cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
+    /// There is neither a store nor a cache.
+    #[error("there is nothing to serve: neither a store nor a cache that is written")]
+    NoSource,
+    /// The live store and the cache are for different store directories.
+    #[error("the store is for '{live}' and the cache for '{written}': serve them by themselves")]
+    StoreDirs {
+        /// The store's.
+        live: StoreDir,
+        /// The cache's.
+        written: StoreDir,
+    },
     /// No thread can be started.
     #[error("cannot start threads: {0}")]
     Threads(io::Error),
@@ -162,11 +286,17 @@ impl Handler for Service {
         if shared.face == Face::Narval && !is_read(head.method()) {
             return None;
         }
+        // Credentials are looked at on a worker: a wrong token is refused whatever it is sent with.
+        if let Some(written) = &shared.written
+            && (!written.is_public || head.header_bytes("authorization").is_some())
+        {
+            return None;
+        }
         // A path with %XX is parsed on a worker: no route below has any.
         let path = shared.below_prefix(head.path())?;
         let (label, response) = match Route::parse(shared.face, path, head.query()) {
             Route::NarInfo(hash_part) => (RouteLabel::NarInfo, shared.narinfos.inline(head, &hash_part)?),
-            Route::Nar(route) => (RouteLabel::Nar, shared.nars.inline(head, &route)?),
+            Route::Nar(route) => (RouteLabel::Nar, shared.live.as_ref()?.nars.inline(head, &route)?),
             Route::CacheInfo => (RouteLabel::CacheInfo, Arc::clone(&shared.cache_info).into()),
             _ => return None,
         };
@@ -184,33 +314,112 @@ impl Handler for Service {
         let label = route.label();
         let answer = shared.answer(route, request);
         let response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
-        shared.metrics.request(label, response.status().as_u16());
         shared.metrics.latency(started.elapsed());
-        response
+        // An upload may be answered later.
+        let metrics = Arc::clone(&shared.metrics);
+        response.map(move |response| {
+            metrics.request(label, response.status().as_u16());
+            response
+        })
     }
 }
 
 impl Shared {
-    /// Answers a request, on a worker.
+    /// Answers a request, on a worker or on a thread for streamed bodies.
     fn answer(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
+        if let Some(written) = &self.written {
+            return self.answer_with_tokens(written, route, request);
+        }
         // nix-serve and nix-serve-ng ignore the method.
         if self.face == Face::Narval && route != Route::Batch && !is_read(request.method()) {
-            return Err(ServeError::Method("GET, HEAD"));
+            return Err(match *request.method() {
+                Method::PUT => ServeError::NotWritable,
+                _ => ServeError::Method("GET, HEAD"),
+            });
         }
+        self.read(route, request)
+    }
+
+    /// Answers a request to a server that takes uploads: who sends it comes first.
+    fn answer_with_tokens(
+        &self,
+        written: &Written,
+        route: Route<'_>,
+        request: Request,
+    ) -> Result<Response, ServeError> {
+        let caller = written.auth.caller(&request.head())?;
+        match (request.method().clone(), route) {
+            (Method::PUT, route) => written.uploads.put(route, caller.grant()?, request),
+            (Method::POST, Route::Push(push)) => written.uploads.post(push, caller.grant()?, request),
+            (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
+                written.uploads.progress(name, &caller.grant()?)
+            }
+            (_, Route::Push(PushRoute::Missing | PushRoute::Commit)) => Err(ServeError::Method("POST")),
+            (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
+                written.may_read(&caller, &route)?;
+                self.read(route, request)
+            }
+            _ => Err(ServeError::Method("GET, HEAD, PUT")),
+        }
+    }
+
+    /// Answers from the sources in order.
+    fn read(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
+        let head = request.head();
         match route {
-            Route::NarInfo(hash_part) => self.narinfos.answer(&request.head(), hash_part),
-            Route::Nar(route) => self.nars.answer(&request.head(), &route),
+            Route::NarInfo(hash_part) => self.narinfos.answer(&head, hash_part),
+            Route::Nar(route) => self.live.as_ref().ok_or(ServeError::NoPath)?.nars.answer(&head, &route),
+            Route::NarFile(name) => match &self.written {
+                Some(written) => nar::answer(&written.cache, name, &head, &self.metrics),
+                None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
+                None => Err(ServeError::NoRoute),
+            },
             Route::CacheInfo => Ok(Arc::clone(&self.cache_info).into()),
-            Route::Listing(hash_part) => ls::answer(&self.nars.planner, hash_part, &request.head()),
-            Route::Log(path) => log::answer(&self.store, &path),
-            Route::BuildTrace(key) => build_trace::answer(&self.store, &key),
-            Route::Realisation(id) => build_trace::older(&self.store, id),
+            Route::Listing(hash_part) => self.first(
+                |live| ls::answer(&live.nars.planner, hash_part, &head),
+                SmallKind::Listing,
+                || hash_part.to_string(),
+            ),
+            Route::Log(path) => {
+                self.first(|live| log::answer(&live.store, &path), SmallKind::Log, || path.base_name().to_owned())
+            }
+            Route::BuildTrace(key) => self.first(
+                |live| build_trace::answer(&live.store, &key),
+                SmallKind::BuildTrace,
+                || format!("{}/{}.doi", key.drv_path, key.output_name),
+            ),
+            Route::Realisation(id) => self.first(
+                |live| build_trace::older(&live.store, id.clone()),
+                SmallKind::Realisation,
+                || format!("{id}.doi"),
+            ),
+            Route::DebugInfo(name) => {
+                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                small::answer(&written.cache, SmallKind::DebugInfo, name)
+            }
             Route::Batch => batch::answer(&self.narinfos, request),
             Route::Metrics => Ok(metrics::answer(&self.metrics, self.engine_text())),
-            Route::Health => Ok(health::answer(&self.store)),
-            Route::Index => Ok(health::index(&self.store, &self.narinfos.sign_keys)),
+            Route::Health => Ok(health::answer(
+                self.live.as_ref().map(|live| &*live.store),
+                self.written.as_ref().map(|written| &written.cache),
+            )),
+            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
-            Route::Unknown => Err(ServeError::NoRoute),
+            Route::Push(_) | Route::Unknown => Err(ServeError::NoRoute),
+        }
+    }
+
+    /// A small file from the live store, else from the cache that is written.
+    fn first(
+        &self,
+        live: impl FnOnce(&Live) -> Result<Response, ServeError>,
+        kind: SmallKind,
+        name: impl FnOnce() -> String,
+    ) -> Result<Response, ServeError> {
+        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), live);
+        match (answer, &self.written) {
+            (Err(ServeError::NoPath), Some(written)) => small::answer(&written.cache, kind, &name()),
+            (answer, _) => answer,
         }
     }
 
@@ -222,6 +431,26 @@ impl Shared {
         match &self.prefix {
             None => Some(path),
             Some(prefix) => path.strip_prefix(prefix.as_str()).filter(|rest| rest.starts_with('/')),
+        }
+    }
+}
+
+impl Written {
+    /// Whether a caller may read. A private cache says no more to strangers than that they are; to a token without the scope `pull`, every
+    /// name is absent, whether it exists or not. Whoever may push needs to know that this is a cache.
+    fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {
+        if self.is_public || *route == Route::Health {
+            return Ok(());
+        }
+        match caller {
+            Caller::Anonymous => Err(unauthorized(
+                "this cache is private: put a token into the netrc file as the password for this host (any login)",
+            )),
+            Caller::Bearer(grant) if grant.allows(self.cache.name(), Scope::Pull) => Ok(()),
+            Caller::Bearer(grant) if *route == Route::CacheInfo && grant.allows(self.cache.name(), Scope::Push) => {
+                Ok(())
+            }
+            Caller::Bearer(_) => Err(ServeError::NoPath),
         }
     }
 }

@@ -40,7 +40,8 @@ pub fn warm(service: &Service, paths: &[StorePath], jobs: usize, report: impl Fn
 }
 
 fn warm_one(service: &Service, path: &StorePath) -> Warmed {
-    let nars = &service.shared.nars;
+    let Some(live) = &service.shared.live else { return Warmed::Failed("there is no store".to_owned()) };
+    let nars = &live.nars;
     let Some(cache) = &nars.compressed else { return Warmed::Failed("there is no NAR cache".to_owned()) };
     let hash_part = path.hash_part();
     let planned = match nars.planner.plan(hash_part) {

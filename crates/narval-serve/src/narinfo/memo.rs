@@ -1,6 +1,6 @@
 //! Narinfos and absences that are remembered, and never served stale.
 //!
-//! An entry is valid for one state of the store's database, which its [`Stamp`] stands for. Each request takes the stamp anew (one
+//! An entry is valid for one state of the store's database (or of the written cache's index), which a stamp stands for. Each request takes the stamp anew (one
 //! system call while nothing changes; it never waits), and only entries with that stamp are served. A change of the database makes all
 //! entries invalid at once; each is replaced when it is asked for, which costs a database query of about 20 µs.
 //!
@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use narval_http::{Bytes, HeaderValue, Prepared};
 use narval_nix::HashPart;
-use narval_store::Stamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -43,8 +42,8 @@ impl AsRef<Prepared> for Present {
 
 /// See the module's description.
 #[derive(Debug)]
-pub(crate) struct Memo {
-    entries: Cache<HashPart, (Stamp, Answer), ByBytes>,
+pub(crate) struct Memo<S: Copy + Eq> {
+    entries: Cache<HashPart, (S, Answer), ByBytes>,
 }
 
 #[derive(Clone, Debug)]
@@ -54,8 +53,8 @@ struct ByBytes;
 const ENTRY_BYTES: u64 = 100;
 const PRESENT_BYTES: u64 = 400;
 
-impl Weighter<HashPart, (Stamp, Answer)> for ByBytes {
-    fn weight(&self, _: &HashPart, (_, answer): &(Stamp, Answer)) -> u64 {
+impl<S> Weighter<HashPart, (S, Answer)> for ByBytes {
+    fn weight(&self, _: &HashPart, (_, answer): &(S, Answer)) -> u64 {
         match answer {
             Answer::Absent => ENTRY_BYTES,
             Answer::Present(present) => ENTRY_BYTES + PRESENT_BYTES + present.text.len() as u64,
@@ -63,7 +62,7 @@ impl Weighter<HashPart, (Stamp, Answer)> for ByBytes {
     }
 }
 
-impl Memo {
+impl<S: Copy + Eq> Memo<S> {
     /// A memo of at most so many bytes.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let entries = usize::try_from(bytes_max / 1024).unwrap_or(usize::MAX).clamp(16, 1 << 24);
@@ -71,13 +70,13 @@ impl Memo {
     }
 
     /// What is known of a hash part in the state that `stamp` stands for.
-    pub(crate) fn get(&self, stamp: Stamp, hash_part: &HashPart) -> Option<Answer> {
+    pub(crate) fn get(&self, stamp: S, hash_part: &HashPart) -> Option<Answer> {
         let (of, answer) = self.entries.get(hash_part)?;
         (of == stamp).then_some(answer)
     }
 
     /// Remembers what was read after `stamp` was taken.
-    pub(crate) fn insert(&self, stamp: Stamp, hash_part: HashPart, answer: Answer) {
+    pub(crate) fn insert(&self, stamp: S, hash_part: HashPart, answer: Answer) {
         self.entries.insert(hash_part, (stamp, answer));
     }
 

@@ -31,7 +31,7 @@ pub(crate) struct Nars {
     pub(crate) packed: Option<Arc<PackedNars>>,
     pub(crate) compressed: Option<Arc<NarCache>>,
     /// Narinfos name the compressed file where there is one.
-    pub(crate) narinfos: Arc<Memo>,
+    pub(crate) narinfos: Arc<Memo<Stamp>>,
     pub(crate) metrics: Arc<Metrics>,
 }
 

@@ -1,11 +1,11 @@
-//! `/<hash part>.narinfo`: from memory on the shard, else from the store on a worker.
+//! `/<hash part>.narinfo`: from memory on the shard, else on a worker from the sources in order: the live store, the cache that is written.
 
 use std::sync::Arc;
 
 use narval_http::http1::conditional::{Outcome, Validators, evaluate};
 use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
 use narval_nix::{HashPart, SecretKey};
-use narval_store::Store;
+use narval_store::{Stamp, Store};
 
 use crate::Face;
 use crate::error::ServeError;
@@ -15,43 +15,87 @@ use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::{Answer, Memo};
 use crate::narinfo::render::{present, render};
 use crate::prepared::prepared;
+use crate::written::narinfo::WrittenNarinfos;
 
-/// The narinfos of a store.
+/// The narinfos of all sources.
 #[derive(Debug)]
 pub(crate) struct Narinfos {
-    pub(crate) face: Face,
-    pub(crate) sign_keys: Vec<SecretKey>,
-    pub(crate) store: Arc<Store>,
-    pub(crate) memo: Arc<Memo>,
-    pub(crate) damaged: Arc<DamagedPaths>,
-    pub(crate) compressed: Option<Arc<NarCache>>,
+    pub(crate) live: Option<LiveNarinfos>,
+    pub(crate) written: Option<WrittenNarinfos>,
     /// The answer for paths that are not there.
     pub(crate) absent: Arc<Prepared>,
-    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Narinfos {
     /// Answers from memory, on the shard.
     #[inline]
     pub(crate) fn inline(&self, head: &HeadRef<'_>, hash_part: &HashPart) -> Option<Response> {
-        let answer = self.remembered(hash_part)?;
+        let mut answer = Answer::Absent;
+        if let Some(live) = &self.live {
+            answer = live.remembered(hash_part)?;
+        }
+        if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
+            answer = written.remembered(hash_part)?;
+        }
         Some(self.respond(head, answer))
     }
 
-    /// Answers from the store, on a worker: the shard did not find it in memory.
+    /// Answers on a worker: the shard did not find it in memory.
     pub(crate) fn answer(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
-        let answer = self.read(hash_part)?;
+        let answer = match (&self.live, &self.written) {
+            (Some(live), None) => live.read(hash_part)?,
+            (None, Some(written)) => written.read(hash_part)?,
+            _ => self.look_up(hash_part)?,
+        };
         Ok(self.respond(head, answer))
     }
 
-    /// The narinfo or the absence of a hash part: from memory, else from the store.
+    /// The narinfo or the absence of a hash part: of each source from memory, else read.
     pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        match self.remembered(&hash_part) {
-            Some(answer) => Ok(answer),
-            None => self.read(hash_part),
+        let mut answer = Answer::Absent;
+        if let Some(live) = &self.live {
+            answer = live.remembered(&hash_part).map_or_else(|| live.read(hash_part), Ok)?;
         }
+        if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
+            answer = written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok)?;
+        }
+        Ok(answer)
     }
 
+    /// The answer to one request.
+    #[inline]
+    fn respond(&self, head: &HeadRef<'_>, answer: Answer) -> Response {
+        let present = match answer {
+            Answer::Absent => return Arc::clone(&self.absent).into(),
+            Answer::Present(present) => present,
+        };
+        if let Some(etag) = &present.etag {
+            let current = Validators { etag: Some(etag), last_modified: None };
+            match evaluate(head, Some(&current)) {
+                Outcome::Proceed => {}
+                Outcome::NotModified => {
+                    return Response::new(StatusCode::NOT_MODIFIED).header(header::ETAG, etag.clone());
+                }
+                Outcome::PreconditionFailed => return Response::new(StatusCode::PRECONDITION_FAILED),
+            }
+        }
+        Response::within(present)
+    }
+}
+
+/// The narinfos of a live store.
+#[derive(Debug)]
+pub(crate) struct LiveNarinfos {
+    pub(crate) face: Face,
+    pub(crate) sign_keys: Vec<SecretKey>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) memo: Arc<Memo<Stamp>>,
+    pub(crate) damaged: Arc<DamagedPaths>,
+    pub(crate) compressed: Option<Arc<NarCache>>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl LiveNarinfos {
     #[inline]
     fn remembered(&self, hash_part: &HashPart) -> Option<Answer> {
         let answer = self.memo.get(self.store.stamp()?, hash_part)?;
@@ -87,26 +131,6 @@ impl Narinfos {
             }
         }
         Ok(answer)
-    }
-
-    /// The answer to one request.
-    #[inline]
-    fn respond(&self, head: &HeadRef<'_>, answer: Answer) -> Response {
-        let present = match answer {
-            Answer::Absent => return Arc::clone(&self.absent).into(),
-            Answer::Present(present) => present,
-        };
-        if let Some(etag) = &present.etag {
-            let current = Validators { etag: Some(etag), last_modified: None };
-            match evaluate(head, Some(&current)) {
-                Outcome::Proceed => {}
-                Outcome::NotModified => {
-                    return Response::new(StatusCode::NOT_MODIFIED).header(header::ETAG, etag.clone());
-                }
-                Outcome::PreconditionFailed => return Response::new(StatusCode::PRECONDITION_FAILED),
-            }
-        }
-        Response::within(present)
     }
 }
 

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
-use narval_nix::{HashPart, StorePath, StorePathName};
+use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 
 use super::batch;
 use crate::Face;
 use crate::metrics::RouteLabel;
+use crate::upload::push;
 
 /// What a path asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +17,10 @@ pub(crate) enum Route<'a> {
     CacheInfo,
     /// `/<hash part>.narinfo`
     NarInfo(HashPart),
-    /// `/nar/…`, any dialect
+    /// `/nar/…` of the store, any dialect
     Nar(NarRoute<'a>),
+    /// `/nar/<file hash>.nar…` of the cache that is written: the name of the file
+    NarFile(&'a str),
     /// `/log/<base name>`
     Log(StorePath),
     /// `/<hash part>.ls`
@@ -26,8 +29,12 @@ pub(crate) enum Route<'a> {
     BuildTrace(BuildTraceKey),
     /// `/realisations/<derivation hash>!<output>.doi`
     Realisation(DrvOutput),
+    /// `/debuginfo/<build id>.debug`
+    DebugInfo(&'a str),
     /// `/batch-lookup-v1`
     Batch,
+    /// `/_narval/v1/…`
+    Push(PushRoute<'a>),
     /// `/health`
     Health,
     /// `/metrics`
@@ -51,6 +58,17 @@ pub(crate) struct NarRoute<'a> {
     pub(crate) zstd: bool,
 }
 
+/// The push protocol: `docs/push-protocol.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PushRoute<'a> {
+    /// `missing`
+    Missing,
+    /// `nar/<NAR hash>.nar…`
+    Nar(&'a str),
+    /// `commit`
+    Commit,
+}
+
 /// The longest path of any route, percent-encoded: three bytes for each byte of a log's name.
 const PATH_LEN_MAX: usize = 2048;
 
@@ -65,7 +83,7 @@ impl<'a> Route<'a> {
             return Self::NarInfo(hash_part);
         }
         if let Some(file) = path.strip_prefix("nar/") {
-            return nar(file, query);
+            return nar(face, file, query);
         }
         if path == "nix-cache-info" {
             return Self::CacheInfo;
@@ -78,18 +96,21 @@ impl<'a> Route<'a> {
         match self {
             Self::CacheInfo => RouteLabel::CacheInfo,
             Self::NarInfo(_) => RouteLabel::NarInfo,
-            Self::Nar(_) => RouteLabel::Nar,
+            Self::Nar(_) | Self::NarFile(_) => RouteLabel::Nar,
             Self::Log(_) => RouteLabel::Log,
             Self::Listing(_) => RouteLabel::Listing,
             Self::BuildTrace(_) | Self::Realisation(_) => RouteLabel::BuildTrace,
             Self::Batch => RouteLabel::Batch,
-            Self::Health | Self::Metrics | Self::Index | Self::Invalid | Self::Unknown => RouteLabel::Other,
+            Self::Push(_) => RouteLabel::Push,
+            Self::DebugInfo(_) | Self::Health | Self::Metrics | Self::Index | Self::Invalid | Self::Unknown => {
+                RouteLabel::Other
+            }
         }
     }
 }
 
 /// The routes that are never answered inline.
-fn others<'a>(face: Face, path: &str) -> Route<'a> {
+fn others(face: Face, path: &str) -> Route<'_> {
     if path.strip_suffix(".narinfo").is_some_and(|stem| !stem.contains('/')) {
         return Route::Invalid;
     }
@@ -120,19 +141,37 @@ fn others<'a>(face: Face, path: &str) -> Route<'a> {
         let id = rest.strip_suffix(".doi").and_then(|id| id.parse().ok());
         return id.map_or(Route::Invalid, Route::Realisation);
     }
+    if let Some(name) = path.strip_prefix("debuginfo/") {
+        return Route::DebugInfo(name);
+    }
+    if let Some(rest) = path.strip_prefix(push::PATH).and_then(|rest| rest.strip_prefix('/')) {
+        return match (rest, rest.strip_prefix("nar/")) {
+            ("missing", _) => Route::Push(PushRoute::Missing),
+            ("commit", _) => Route::Push(PushRoute::Commit),
+            (_, Some(name)) => Route::Push(PushRoute::Nar(name)),
+            _ => Route::Unknown,
+        };
+    }
     Route::Unknown
 }
 
 /// The dialects: `<hash>-<narhash>.nar` (nix-serve, nix-serve-ng), `<hash>.nar` (old nix-serve, eris),
 /// `<narhash>.nar?hash=<hash>` (harmonia); and our own `<hash>-<narhash>.nar.zst`, which a client may have from `narval serve`
-/// and ask `nix-serve` for.
+/// and ask `nix-serve` for. A file of the cache that is written has the name that Nix gave it.
 #[inline]
-fn nar<'a>(file: &'a str, query: Option<&str>) -> Route<'a> {
+fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
     let (name, zstd) = match file.strip_suffix(".zst") {
         Some(name) => (name, true),
         None => (file, false),
     };
-    let Some(stem) = name.strip_suffix(".nar") else { return Route::Unknown };
+    let stem = match name.strip_suffix(".nar") {
+        Some(stem) if face == Face::NixServe || stem.len() != 52 || query.is_some_and(|query| !query.is_empty()) => {
+            stem
+        }
+        _ if face == Face::Narval && is_file_name(file) => return Route::NarFile(file),
+        Some(stem) => stem,
+        None => return Route::Unknown,
+    };
     let parsed = match stem.len() {
         85 => stem
             .split_once('-')
@@ -143,6 +182,13 @@ fn nar<'a>(file: &'a str, query: Option<&str>) -> Route<'a> {
     };
     let Some((hash_part, nar_hash)) = parsed else { return Route::Invalid };
     Route::Nar(NarRoute { hash_part, nar_hash, zstd })
+}
+
+/// Whether it is `<52 characters>.nar` and perhaps an extension.
+fn is_file_name(file: &str) -> bool {
+    let Some((hash, rest)) = file.split_at_checked(52) else { return false };
+    let extension = rest.strip_prefix(".nar");
+    hash.bytes().all(nix32::is_digit) && extension.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn hash_of_query(query: Option<&str>) -> Option<HashPart> {
@@ -211,6 +257,16 @@ mod tests {
         assert_eq!(rich("/metrics"), Route::Metrics);
         assert_eq!(rich(&format!("/{HASH}.ls")), Route::Listing(hash()));
         assert_eq!(rich("/zz.ls"), Route::Invalid);
+        assert_eq!(parse(Face::NixServe, &format!("/nar/{NAR_HASH}.nar"), None), Route::Invalid);
+        for extension in ["", ".xz", ".zst"] {
+            let name = format!("{NAR_HASH}.nar{extension}").leak();
+            assert_eq!(parse(Face::Narval, &format!("/nar/{name}"), None), Route::NarFile(name));
+        }
+        assert_eq!(rich("/debuginfo/ab.debug"), Route::DebugInfo("ab.debug"));
+        assert_eq!(rich("/_narval/v1/missing"), Route::Push(PushRoute::Missing));
+        assert_eq!(rich("/_narval/v1/commit"), Route::Push(PushRoute::Commit));
+        assert_eq!(rich("/_narval/v1/nar/x"), Route::Push(PushRoute::Nar("x")));
+        assert_eq!(rich("/_narval/v2/commit"), Route::Unknown);
         let drv_path = StorePath::parse(&format!("{HASH}-a.drv")).unwrap();
         let trace = BuildTraceKey { drv_path, output_name: StorePathName::parse("out").unwrap() };
         assert_eq!(rich(&format!("/{}", trace.cache_path())), Route::BuildTrace(trace));
@@ -232,7 +288,6 @@ mod tests {
             format!("/%00{short}.narinfo"),
             format!("/nar/{short}.nar"),
             format!("/nar/{HASH}_{NAR_HASH}.nar"),
-            format!("/nar/{NAR_HASH}.nar"),
             format!("/nar/{HASH}-{NAR_HASH}0.nar"),
             "/nar/../../etc/passwd.nar".to_owned(),
             format!("/log/{HASH}"),

@@ -43,6 +43,10 @@ pub struct ServeConfig {
     pub listen: Vec<At<Listen>>,
     /// The store to serve, as `--store`.
     pub store: Option<At<String>>,
+    /// The data folder of a cache that takes uploads.
+    pub data: Option<PathBuf>,
+    /// Whether everybody may read that cache.
+    pub public: Option<bool>,
     /// Secret keys to sign with.
     pub sign_keys: Vec<At<PathBuf>>,
     /// `Priority` in `nix-cache-info`.
@@ -164,6 +168,8 @@ fn top(top: &Section<'_>) -> ServeConfig {
     ServeConfig {
         listen: top.list("listen", &Kind::parsed("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")),
         store: top.at("store", &Kind::text()),
+        data: top.path("data").map(|at| at.value),
+        public: top.get("public", &Kind::boolean()),
         sign_keys: top.paths("sign-keys"),
         priority: top.get("priority", &Kind::integer(0..=u32::MAX)),
         verify_nars: top.get("verify-nars", &Kind::boolean()),

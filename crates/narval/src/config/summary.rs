@@ -6,11 +6,16 @@ use super::values::written;
 impl ServeConfig {
     /// A line for each thing that the file decides.
     pub fn summary(&self) -> Vec<String> {
+        let no_store = if self.data.is_some() { "none" } else { "this machine's, or $NIX_REMOTE" };
         let mut lines = vec![
             format!("listen: {}", or(&join(self.listen.iter().map(|at| &at.value)), "sockets of systemd, else :5000")),
-            format!("store: {}", self.store.as_ref().map_or("this machine's, or $NIX_REMOTE", |at| &at.value)),
+            format!("store: {}", self.store.as_ref().map_or(no_store, |at| &at.value)),
             format!("sign keys: {}", or(&join(self.sign_keys.iter().map(|at| at.value.display())), "none")),
         ];
+        if let Some(data) = &self.data {
+            let readers = if self.public == Some(false) { "only with a token" } else { "by everybody" };
+            lines.push(format!("uploads: kept in {}, read {readers}", data.display()));
+        }
         if let Some(priority) = self.priority {
             lines.push(format!("priority: {priority}"));
         }

@@ -12,7 +12,7 @@ use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead, TemporaryFile};
 
 use super::folder::Folder;
-use super::writer::Writer;
+use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::plan::Planned;
@@ -69,7 +69,7 @@ struct Producer {
     file_hash: Sha256Hasher,
     filling: TemporaryFile,
     folder: Arc<Folder>,
-    writer: Arc<Writer>,
+    writer: Arc<Background>,
 }
 
 /// Where the compressed NAR is written.
@@ -77,7 +77,7 @@ pub(super) struct Place {
     pub(super) folder: Arc<Folder>,
     pub(super) filling: TemporaryFile,
     /// Syncs and renames it.
-    pub(super) writer: Arc<Writer>,
+    pub(super) writer: Arc<Background>,
 }
 
 impl std::fmt::Debug for Producer {

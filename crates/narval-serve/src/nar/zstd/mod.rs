@@ -6,7 +6,6 @@
 
 mod folder;
 mod in_flight;
-mod writer;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,6 +19,7 @@ use narval_nix::{NarHash, Sha256, Sha256Hasher};
 use narval_store::ReadAhead;
 use quick_cache::sync::Cache;
 
+use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::plan::Planned;
@@ -28,7 +28,6 @@ pub(crate) use folder::Stored;
 use folder::encoding;
 use in_flight::Place;
 pub(crate) use in_flight::{InFlight, InFlightSource, Outcome};
-use writer::Writer;
 
 /// The most files whose names are remembered, so that finding them needs no directory scan.
 const NAMES_MAX: usize = 16 * 1024;
@@ -37,6 +36,10 @@ const NAMES_MAX: usize = 16 * 1024;
 const CHECK_AGAIN_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Larger files are verified by a thread while they are sent: it may take long.
 const CHECK_FIRST_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// The most threads that sync files: they only wait, and a journal commits several files at once.
+const THREADS_MAX: usize = 4;
+/// The most files that wait for a thread; each is open.
+const WAITING_MAX: usize = 64;
 /// Bytes that are read at once for verification.
 const PIECE_BYTES: usize = 256 * 1024;
 
@@ -55,9 +58,9 @@ pub struct NarCacheConfig {
 #[derive(Debug)]
 pub(crate) struct NarCache {
     folder: Arc<Folder>,
-    writer: Arc<Writer>,
+    writer: Arc<Background>,
     /// Verifies large files.
-    checking: Arc<Writer>,
+    checking: Arc<Background>,
     level: i32,
     names: Arc<Cache<NarHash, Known>>,
     flights: Mutex<HashMap<NarHash, Weak<InFlight>>>,
@@ -89,8 +92,8 @@ impl NarCache {
     pub(crate) fn open(config: &NarCacheConfig, damaged: Arc<DamagedPaths>, metrics: Arc<Metrics>) -> io::Result<Self> {
         Ok(Self {
             folder: Arc::new(Folder::open(&config.folder, config.level, config.bytes_max)?),
-            writer: Arc::default(),
-            checking: Arc::default(),
+            writer: Background::new("nar-cache", THREADS_MAX, WAITING_MAX),
+            checking: Background::new("nar-cache", THREADS_MAX, WAITING_MAX),
             level: config.level,
             names: Arc::new(Cache::new(NAMES_MAX)),
             flights: Mutex::default(),

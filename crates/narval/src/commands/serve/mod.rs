@@ -37,6 +37,14 @@ pub struct Args {
     /// this machine's store]
     #[arg(long, value_name = "URI")]
     store: Option<String>,
+    /// Data folder of a cache that takes uploads (`nix copy --to`); created if it does not exist
+    ///
+    /// Uploads need a token: `narval token create` makes one. Without --store, this cache alone is served.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Require a token for reading, too
+    #[arg(long, requires = "data")]
+    private: bool,
     /// Secret key to sign with. Repeatable
     ///
     /// `narval key generate` makes one. Signatures stored with the paths are served as well.
@@ -67,6 +75,7 @@ Examples:
   narval serve
   narval serve --sign-key cache.sec --listen 127.0.0.1:8080
   narval serve --store ~/.local/share/narval
+  narval serve --data /var/lib/narval
   narval serve --config /etc/narval.toml
 
 Then, on a client:
@@ -81,7 +90,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let service = settings.service()?;
+    let data = settings.open_data()?;
+    let service = settings.service(data.as_ref())?;
     let limits = server::within_descriptors(settings.limits.clone(), &service);
     let current = CurrentService::new(service);
     let mut builder = Server::builder(current.clone()).limits(limits);
@@ -103,6 +113,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let handle = server.spawn().map_err(Failure::runtime)?;
     let counters: Counters = Arc::new(handle.counter_source());
     current.show_engine(&counters);
-    let mut running = Running { args, settings, service: current, log, tls: tls.clone(), counters };
+    let mut running = Running { args, settings, data, service: current, log, tls: tls.clone(), counters };
     server::run_reloading(handle, tls, move || running.reload())
 }

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use narval_cache::written::{CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
-use narval_nix::SecretKey;
-use narval_serve::{Config, Face, NarCacheConfig, Service};
+use narval_nix::{SecretKey, StoreDir};
+use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES, Service, Sources, WrittenCache};
+use narval_store::Store;
 
 use super::Args;
 use crate::args::access_log::LogForm;
@@ -29,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) tls: Option<TlsConfig>,
     /// The format and the file of the access log.
     pub(crate) access_log: (LogForm, Option<PathBuf>),
+    /// The data folder of a cache that takes uploads.
+    pub(crate) data: Option<PathBuf>,
     /// What the service is made of.
     pub(crate) service: ServiceSettings,
 }
@@ -42,6 +46,8 @@ pub(crate) struct ServiceSettings {
     nar_cache: Option<NarCacheConfig>,
     verify_nars: bool,
     narinfo_memory: u64,
+    /// Whether everybody may read; `None`: as the cache in the data folder has it.
+    public: Option<bool>,
 }
 
 /// A key to sign with. Two are the same if their public halves are.
@@ -88,23 +94,46 @@ impl Settings {
             nar_cache: args.nar_cache.config_over(&file.nar_cache),
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
+            public: if args.private { Some(false) } else { file.public },
         };
+        let data = args.data.clone().or_else(|| file.data.clone());
+        if data.is_some() {
+            // Larger bodies are read piece by piece, by threads of their own; how large a NAR may be, the cache decides.
+            limits.body_buffer_max = SMALL_UPLOAD_BYTES;
+            limits.body_max = u64::MAX;
+        }
         Ok(Self {
             listen,
             limits,
             tls: args.tls.config_over(&file.tls, Vec::new())?,
             access_log: args.access_log.over(&file.access_log),
+            data,
             service,
         })
     }
 
-    /// The service that these settings describe.
+    /// Opens the data folder, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub(crate) fn open_data(&self) -> Result<Option<Data>, Failure> {
+        let Some(path) = &self.data else { return Ok(None) };
+        let data = Data::open(path, DataOptions::default());
+        data.map(Some).map_err(|error| Failure::usage(format!("option --data: {error}")))
+    }
+
+    /// The service that these settings describe, with a data folder that was opened before.
     ///
     /// # Errors
     /// A store that can't be read here, or a NAR cache that can't be used.
-    pub(crate) fn service(&self) -> Result<Service, Failure> {
-        let ServiceSettings { store, sign_keys, priority, nar_cache, verify_nars, narinfo_memory } = &self.service;
-        let store = server::open_store(store.as_deref())?;
+    pub(crate) fn service(&self, data: Option<&Data>) -> Result<Service, Failure> {
+        let ServiceSettings { store, sign_keys, priority, nar_cache, verify_nars, narinfo_memory, .. } = &self.service;
+        // The live store is served beside a data folder only if it is asked for.
+        let store = match (store, data) {
+            (None, Some(_)) => None,
+            (store, _) => Some(server::open_store(store.as_deref())?),
+        };
+        let written = data.map(|data| self.written(data, store.as_ref())).transpose()?;
         let defaults = Config::new(Face::Narval);
         let config = Config {
             priority: *priority,
@@ -115,7 +144,31 @@ impl Settings {
             narinfo_memo_bytes: *narinfo_memory,
             ..defaults
         };
-        Service::new(config, store).map_err(Failure::usage)
+        Service::of(config, Sources { store, written }).map_err(Failure::usage)
+    }
+
+    /// The cache that is served at `/`, made if there is none yet.
+    fn written(&self, data: &Data, store: Option<&Store>) -> Result<WrittenCache, Failure> {
+        let failed = |error: DataError| Failure::usage(format!("option --data: {error}"));
+        let name = CacheName::default();
+        let cache = match data.cache(&name).map_err(failed)? {
+            Some(cache) => cache,
+            None => {
+                let store_dir = store.map_or_else(StoreDir::default, |store| store.store_dir().clone());
+                let settings = CacheSettings { store_dir, ..CacheSettings::default() };
+                data.create_cache(&name, &settings).map_err(failed)?
+            }
+        };
+        let before = cache.settings();
+        let public = self.service.public.unwrap_or(before.public);
+        let settings = CacheSettings { priority: self.service.priority, public, ..(*before).clone() };
+        if settings != *before {
+            cache.set_settings(&settings).map_err(failed)?;
+        }
+        if let Some(warning) = settings.warning() {
+            tracing::warn!("cache '{name}': {warning}");
+        }
+        Ok(WrittenCache { data: data.clone(), cache })
     }
 
     /// The keys of the file that take effect at the next start only, and that differ from those of `running`.
@@ -127,6 +180,7 @@ impl Settings {
                 != (old.head_timeout, old.keep_alive_timeout, old.write_stall_timeout);
         let differ = [
             ("listen", self.listen != running.listen),
+            ("data", self.data != running.data),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),

@@ -1,20 +1,17 @@
-//! Threads that sync finished files, so that no client waits for the disk.
+//! A few threads for work that workers must not wait for: syncing finished files, verifying them, small uploads.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The most threads: they only wait, and a journal commits several files at once.
-const THREADS_MAX: usize = 4;
-/// The most files that wait for a thread; each is open. Beyond that, the caller syncs its file itself.
-const WAITING_MAX: usize = 64;
-
-/// Work on one file.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+/// A piece of work.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module's description.
-#[derive(Default)]
-pub(super) struct Writer {
+pub(crate) struct Background {
+    name: &'static str,
+    threads_max: usize,
+    waiting_max: usize,
     work: Mutex<Work>,
 }
 
@@ -24,20 +21,26 @@ struct Work {
     threads: usize,
 }
 
-impl Writer {
+impl Background {
+    /// At most `threads_max` threads of this name, started when there is work. At most `waiting_max` jobs wait for one; beyond that, the
+    /// caller does its job itself.
+    pub(crate) fn new(name: &'static str, threads_max: usize, waiting_max: usize) -> Arc<Self> {
+        Arc::new(Self { name, threads_max, waiting_max, work: Mutex::default() })
+    }
+
     /// Runs a job on a thread, or at once if too many wait.
-    pub(super) fn run(self: &Arc<Self>, job: Job) {
+    pub(crate) fn run(self: &Arc<Self>, job: Job) {
         let mut work = self.lock();
-        if work.waiting.len() >= WAITING_MAX {
+        if work.waiting.len() >= self.waiting_max {
             drop(work);
             return job();
         }
         work.waiting.push_back(job);
-        if work.threads >= THREADS_MAX {
+        if work.threads >= self.threads_max {
             return;
         }
         let this = Arc::clone(self);
-        match std::thread::Builder::new().name("nar-cache".to_owned()).spawn(move || this.work()) {
+        match std::thread::Builder::new().name(self.name.to_owned()).spawn(move || this.work()) {
             Ok(_) => work.threads += 1,
             // Those that there are will do it.
             Err(_) if work.threads > 0 => {}
@@ -68,10 +71,10 @@ impl Writer {
     }
 }
 
-impl fmt::Debug for Writer {
+impl fmt::Debug for Background {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let work = self.lock();
-        write!(f, "Writer({} waiting, {} threads)", work.waiting.len(), work.threads)
+        write!(f, "Background({} waiting, {} threads)", work.waiting.len(), work.threads)
     }
 }
 
@@ -82,9 +85,12 @@ mod tests {
 
     use super::*;
 
+    const THREADS_MAX: usize = 4;
+    const WAITING_MAX: usize = 64;
+
     #[test]
     fn few_threads_do_all_and_whoever_comes_too_often_helps() {
-        let writer = Arc::new(Writer::default());
+        let writer = Background::new("test", THREADS_MAX, WAITING_MAX);
         let (busy, busiest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (done, all) = mpsc::channel();
         let (go, gate) = mpsc::channel::<()>();

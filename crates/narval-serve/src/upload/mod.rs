@@ -1,0 +1,247 @@
+//! Uploads: what `nix copy --to`, `nix store sign` and `nix store copy-log` PUT, and our own push protocol (`docs/push-protocol.md`).
+//!
+//! Whatever can be refused is refused before the body is read: a client that waits for `100 Continue` sends nothing then. A small body is in
+//! memory when the handler runs; it is verified and synced by a few threads of its own, so that workers are left to readers. A large one
+//! is read, verified and written on the engine's thread for streamed bodies, one thread for each upload.
+
+mod coding;
+mod narinfo;
+mod parts;
+pub(crate) mod push;
+
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use narval_cache::written::{Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, Scope, SmallKind, Stored};
+use narval_http::{Request, Response, StatusCode, header};
+use narval_nix::narinfo::NARINFO_LEN_MAX;
+use narval_nix::{CacheInfo, Compression, HashPart};
+
+use crate::background::Background;
+use crate::error::ServeError;
+use crate::metrics::Metrics;
+use crate::routes::table::{PushRoute, Route};
+use coding::{coding, decoded};
+use parts::Parts;
+
+/// Bodies up to this size are handed to the upload threads. A server that takes uploads has its engine stream larger ones.
+pub const SMALL_UPLOAD_BYTES: usize = 64 * 1024;
+/// The threads for small uploads.
+const THREADS_MAX: usize = 8;
+/// Small uploads that wait for one. Each has its body in the memory that the engine has for bodies.
+const WAITING_MAX: usize = 4096;
+/// The most bytes that are read of a `nix-cache-info`, and of a kind of file that is not known.
+const OTHER_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Takes uploads into one cache.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    data: Data,
+    cache: Cache,
+    threads: Arc<Background>,
+    parts: Parts,
+    metrics: Arc<Metrics>,
+}
+
+/// What is uploaded.
+#[derive(Debug)]
+enum Upload {
+    CacheInfo,
+    NarInfo(HashPart),
+    Small(SmallKind, String),
+    /// A kind of file that a later Nix may have.
+    Unknown(String),
+}
+
+impl Uploads {
+    pub(crate) fn new(data: Data, cache: Cache, metrics: Arc<Metrics>) -> Self {
+        let threads = Background::new("upload", THREADS_MAX, WAITING_MAX);
+        let parts = Parts::new(data.path().join("incoming"));
+        Self { data, cache, threads, parts, metrics }
+    }
+
+    /// Answers a PUT.
+    pub(crate) fn put(
+        self: &Arc<Self>,
+        route: Route<'_>,
+        grant: Grant,
+        request: Request,
+    ) -> Result<Response, ServeError> {
+        grant.require(self.cache.name(), Scope::Push)?;
+        let upload = match route {
+            Route::CacheInfo => Upload::CacheInfo,
+            Route::NarInfo(hash_part) => Upload::NarInfo(hash_part),
+            Route::NarFile(name) => return self.put_nar(name, grant, request),
+            Route::Listing(hash_part) => Upload::Small(SmallKind::Listing, hash_part.to_string()),
+            Route::Log(path) => Upload::Small(SmallKind::Log, path.base_name().to_owned()),
+            Route::Realisation(id) => Upload::Small(SmallKind::Realisation, format!("{id}.doi")),
+            Route::BuildTrace(key) => {
+                Upload::Small(SmallKind::BuildTrace, format!("{}/{}.doi", key.drv_path, key.output_name))
+            }
+            Route::DebugInfo(name) => Upload::Small(SmallKind::DebugInfo, name.to_owned()),
+            Route::Push(PushRoute::Nar(name)) => return push::nar(self, name, grant, request),
+            Route::Unknown => Upload::Unknown(request.path().to_owned()),
+            Route::Nar(_) | Route::Invalid => return Err(ServeError::Invalid),
+            Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
+            Route::Health | Route::Metrics | Route::Index => return Err(ServeError::Method("GET, HEAD")),
+        };
+        let coding = coding(&request.head())?;
+        let this = Arc::clone(self);
+        self.receive(request, move |body| this.take(upload, &mut decoded(coding, body)?, &grant))
+    }
+
+    /// Answers a POST of the push protocol.
+    pub(crate) fn post(
+        self: &Arc<Self>,
+        route: PushRoute<'_>,
+        grant: Grant,
+        request: Request,
+    ) -> Result<Response, ServeError> {
+        grant.require(self.cache.name(), Scope::Push)?;
+        match route {
+            PushRoute::Missing => push::missing(self, request),
+            PushRoute::Commit => push::commit(self, grant, request),
+            PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
+        }
+    }
+
+    /// Says how much of a NAR has come in parts.
+    pub(crate) fn progress(&self, name: &str, grant: &Grant) -> Result<Response, ServeError> {
+        grant.require(self.cache.name(), Scope::Push)?;
+        push::progress(self, name, grant)
+    }
+
+    fn put_nar(self: &Arc<Self>, name: &str, grant: Grant, request: Request) -> Result<Response, ServeError> {
+        let head = request.head();
+        let coding = coding(&head)?;
+        let length = head.header("content-length").and_then(|length| length.parse().ok()).filter(|_| coding.is_none());
+        // Before anything of the body is read: a client that waits for 100 Continue need not send it.
+        let upload = match self.cache.begin_nar(name, length, &grant)? {
+            Begin::Known => {
+                self.metrics.uploads_known.inc();
+                return Ok(Response::new(StatusCode::OK));
+            }
+            Begin::Receive(upload) => upload,
+        };
+        let this = Arc::clone(self);
+        self.receive(request, move |body| {
+            let stored = upload.receive(&mut Counted { body: &mut *decoded(coding, body)?, metrics: &this.metrics })?;
+            this.stored(&stored);
+            Ok(Response::new(StatusCode::CREATED))
+        })
+    }
+
+    fn stored(&self, stored: &Stored) {
+        self.metrics.uploads_stored.inc();
+        tracing::debug!("stored a NAR of {} bytes ({} compressed)", stored.nar_size, stored.file_size);
+    }
+
+    /// Takes what is not a NAR.
+    fn take(&self, upload: Upload, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
+        match upload {
+            Upload::CacheInfo => self.take_cache_info(body),
+            Upload::NarInfo(hash_part) => narinfo::take(&self.cache, hash_part, body, grant),
+            Upload::Small(kind, name) => Ok(match self.cache.put_small(kind, &name, body, grant)? {
+                Put::Written => Response::new(StatusCode::CREATED),
+                Put::Kept => Response::new(StatusCode::OK),
+            }),
+            Upload::Unknown(path) => {
+                // A kind of file that a later Nix uploads must not fail its copy; nobody can have asked for it before.
+                let bytes = read(body, OTHER_BYTES_MAX)?.len();
+                tracing::warn!("PUT {path}: {bytes} bytes of a kind that is not known were dropped");
+                Ok(Response::new(StatusCode::OK))
+            }
+        }
+    }
+
+    /// The cache says itself what it is. An uploader that takes it for another store directory must not go on.
+    fn take_cache_info(&self, body: &mut dyn Read) -> Result<Response, ServeError> {
+        let text = read(body, OTHER_BYTES_MAX)?;
+        let info = CacheInfo::parse(&text).map_err(|error| ServeError::Upload(format!("nix-cache-info: {error}")))?;
+        let ours = &self.cache.settings().store_dir;
+        if info.store_dir != *ours {
+            let message = format!("this cache is for the store directory '{ours}', not for '{}'", info.store_dir);
+            return Err(Refusal::new(RefusalKind::Conflict, message).into());
+        }
+        Ok(Response::new(StatusCode::OK))
+    }
+
+    /// Has `take` read the body: a small one on an upload thread, a larger one on this thread.
+    fn receive(
+        self: &Arc<Self>,
+        mut request: Request,
+        take: impl FnOnce(&mut dyn Read) -> Result<Response, ServeError> + Send + 'static,
+    ) -> Result<Response, ServeError> {
+        let mut begun = Vec::new();
+        let limit = SMALL_UPLOAD_BYTES as u64;
+        request.body().by_ref().take(limit).read_to_end(&mut begun).map_err(|error| ended_early(&error))?;
+        if begun.len() >= SMALL_UPLOAD_BYTES {
+            return take(&mut begun.as_slice().chain(request.body()));
+        }
+        let (response, responder) = Response::later();
+        let metrics = Arc::clone(&self.metrics);
+        self.threads.run(Box::new(move || {
+            let answer = take(&mut begun.as_slice());
+            responder.respond(answer.unwrap_or_else(|error| error.into_response(&metrics)));
+            // The engine counts the body's memory until here.
+            drop(request);
+        }));
+        Ok(response)
+    }
+}
+
+/// All of a body.
+///
+/// # Errors
+/// 413 for more than `bytes_max` bytes; 400 if it ends early or its coding is damaged.
+fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, ServeError> {
+    let mut bytes = Vec::new();
+    body.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| ended_early(&error))?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(Refusal::new(RefusalKind::TooLarge, format!("the upload is larger than {bytes_max} bytes")).into());
+    }
+    Ok(bytes)
+}
+
+fn ended_early(error: &io::Error) -> ServeError {
+    ServeError::Upload(format!("the upload cannot be read to its end: {error}"))
+}
+
+/// A body whose bytes are counted.
+struct Counted<'a> {
+    body: &'a mut dyn Read,
+    metrics: &'a Metrics,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let got = self.body.read(out)?;
+        self.metrics.upload_bytes.inc_by(got as u64);
+        Ok(got)
+    }
+}
+
+/// The lines of a narinfo that describe the file of a NAR.
+fn narinfo_lines(stored: &Stored) -> String {
+    let file_hash = stored.file_hash.to_nix32();
+    let extension = stored.compression.file_extension();
+    format!(
+        "URL: nar/{file_hash}.nar{extension}\nCompression: {}\nFileHash: sha256:{file_hash}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n",
+        stored.compression,
+        stored.file_size,
+        stored.nar_hash.to_nix32(),
+        stored.nar_size
+    )
+}
+
+/// An answer to the push protocol.
+fn text(status: StatusCode, text: String) -> Response {
+    Response::text(status, text).header(header::CACHE_CONTROL, "no-store")
+}
+
+const _: () = assert!(NARINFO_LEN_MAX as u64 <= OTHER_BYTES_MAX, "narinfos are small files");
+
+/// The compression that the extension of a NAR's file names.
+fn compression_of(extension: &str) -> Option<Compression> {
+    Compression::ALL.into_iter().find(|compression| compression.file_extension() == extension)
+}

@@ -1,0 +1,326 @@
+//! The push protocol of our own client: `docs/push-protocol.md`.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+
+use narval_cache::written::{Begin, Committed, Grant, Outcome, Refusal, RefusalKind};
+use narval_http::{Request, Response, StatusCode};
+use narval_nix::narinfo::NARINFO_LEN_MAX;
+use narval_nix::{Compression, HashPart, Sha256, Sha256Hasher};
+
+use super::coding::{coding, decoded};
+use super::parts::{Key, PART_BYTES_MAX, PartError};
+use super::{Counted, Uploads, compression_of, ended_early, narinfo_lines, read, text};
+use crate::error::ServeError;
+
+/// The key in `nix-cache-info` that tells clients where pushes are taken.
+pub(crate) const CACHE_INFO_KEY: &str = "NarvalPush";
+/// Its value.
+pub(crate) const PATH: &str = "_narval/v1";
+
+/// The most hash parts in one question, and the most narinfos in one commit.
+const HASH_PARTS_MAX: usize = 65_536;
+/// A hash part and its newline.
+const LINE_BYTES: u64 = 33;
+/// The largest commit, in bytes.
+const COMMIT_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// How long a path stays that a client was told is present, in seconds: 24 hours.
+const LEASE_SECONDS: u64 = 24 * 3600;
+/// How much of a part has come, in answers.
+const UPLOAD_OFFSET: &str = "upload-offset";
+
+/// `POST missing`: which paths of a closure the cache lacks.
+pub(super) fn missing(uploads: &Arc<Uploads>, request: Request) -> Result<Response, ServeError> {
+    let coding = coding(&request.head())?;
+    let this = Arc::clone(uploads);
+    uploads.receive(request, move |body| {
+        let body = read(&mut decoded(coding, body)?, HASH_PARTS_MAX as u64 * LINE_BYTES)?;
+        let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let asked = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
+        let asked = asked.map_err(|_| malformed("each line is a hash part of 32 characters"))?;
+        let missing = this.cache.missing(&asked, Some(LEASE_SECONDS))?;
+        let mut answer = String::with_capacity(missing.len() * 33 + 16);
+        for hash_part in &missing {
+            answer.push_str(&format!("{hash_part}\n"));
+        }
+        answer.push_str(&format!("end {}\n", missing.len()));
+        Ok(text(StatusCode::OK, answer))
+    })
+}
+
+/// The name of a NAR in this protocol: the hash of the NAR, and its compression.
+struct NarName {
+    nar_hash: Sha256,
+    compression: Compression,
+}
+
+impl NarName {
+    fn parse(name: &str) -> Result<Self, ServeError> {
+        let parsed = name.split_at_checked(52).and_then(|(hash, rest)| {
+            let compression = compression_of(rest.strip_prefix(".nar")?)?;
+            Some(Self { nar_hash: Sha256::from_nix32(hash.as_bytes()).ok()?, compression })
+        });
+        parsed.ok_or(malformed("a NAR is named '<NAR hash>.nar', then nothing or .zst .xz .bz2 .lz4 .br"))
+    }
+}
+
+/// Where in a NAR a part belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    offset: u64,
+    is_last: bool,
+}
+
+impl Part {
+    /// Reads a query: `offset=<bytes>`, and `last=1`.
+    fn parse(query: Option<&str>) -> Result<Option<Self>, ServeError> {
+        let Some(query) = query else { return Ok(None) };
+        let (mut offset, mut is_last) = (None, false);
+        for pair in query.split('&') {
+            match pair.split_once('=') {
+                Some(("offset", number)) => offset = number.parse().ok(),
+                Some(("last", "1")) => is_last = true,
+                _ => offset = None,
+            }
+        }
+        let offset = offset.ok_or(malformed("the query of a part is offset=<bytes>, and last=1 for the last one"))?;
+        Ok(Some(Self { offset, is_last }))
+    }
+}
+
+/// `PUT nar/<NAR hash>.nar…`: a NAR, whole or in parts.
+pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Request) -> Result<Response, ServeError> {
+    let target = NarName::parse(name)?;
+    let part = Part::parse(request.query())?;
+    let length: Option<u64> = request.header("content-length").and_then(|length| length.parse().ok());
+    if part.is_some() && length.is_some_and(|length| length > PART_BYTES_MAX) {
+        return Err(too_large());
+    }
+    let (this, key) = (Arc::clone(uploads), key(name, &grant));
+    if let Some(part) = part {
+        // Before the body is read.
+        let expected = this.parts.received(&key).unwrap_or(0);
+        if part.offset > 0 && part.offset != expected {
+            return Ok(offset_conflict(expected));
+        }
+    }
+    uploads.receive(request, move |body| {
+        let mut body = Counted { body, metrics: &this.metrics };
+        let (file, length, file_hash) = match part {
+            None => this.spool(&mut body)?,
+            Some(part) => {
+                match this.parts.append(&key, part.offset, &mut body) {
+                    Ok(length) if !part.is_last => {
+                        let answer = Response::new(StatusCode::ACCEPTED);
+                        return Ok(answer.header(UPLOAD_OFFSET, length.to_string()));
+                    }
+                    Ok(_) => {}
+                    Err(PartError::Offset(expected)) => return Ok(offset_conflict(expected)),
+                    Err(error) => return Err(this.refuse_part(error)),
+                }
+                let ended = this.parts.finish(&key).map_err(|error| this.refuse_part(PartError::File(error)))?;
+                ended.ok_or(malformed("another request has ended this upload"))?
+            }
+        };
+        this.store(&target, file, (length, file_hash), &grant)
+    })
+}
+
+/// `HEAD nar/<NAR hash>.nar…`: how much has come.
+pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<Response, ServeError> {
+    NarName::parse(name)?;
+    let answer = Response::new(StatusCode::NOT_FOUND).header("cache-control", "no-store");
+    Ok(match uploads.parts.received(&key(name, grant)) {
+        Some(length) => answer.header(UPLOAD_OFFSET, length.to_string()),
+        None => answer,
+    })
+}
+
+/// `POST commit`: all narinfos of a push, visible all or none.
+pub(super) fn commit(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
+    let coding = coding(&request.head())?;
+    let this = Arc::clone(uploads);
+    uploads.receive(request, move |body| {
+        let body = read(&mut decoded(coding, body)?, COMMIT_BYTES_MAX)?;
+        let narinfos = narinfos(&body)?;
+        let committed = this.cache.commit_narinfos(&narinfos, &grant)?;
+        let mut answer = String::new();
+        for Committed { path, outcome, .. } in &committed {
+            answer.push_str(&format!("{} {}\n", path.hash_part(), word(*outcome)));
+        }
+        answer.push_str(&format!("end {}\n", committed.len()));
+        Ok(text(StatusCode::OK, answer))
+    })
+}
+
+const fn word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Added => "created",
+        Outcome::Signed | Outcome::Unchanged => "merged",
+        Outcome::Replaced => "replaced",
+    }
+}
+
+/// Reads `<hash part> <length>` and as many bytes, again and again, then `end <number>`.
+fn narinfos(mut body: &[u8]) -> Result<Vec<(HashPart, Vec<u8>)>, ServeError> {
+    let wrong = || malformed("a commit is '<hash part> <length>', the narinfo, … and 'end <number of narinfos>'");
+    let mut all = Vec::new();
+    loop {
+        let end = body.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
+        let (line, rest) = body.split_at(end);
+        let (word, number) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' ')).ok_or_else(wrong)?;
+        let number: usize = number.parse().map_err(|_| wrong())?;
+        let rest = rest.get(1..).unwrap_or_default();
+        if word == "end" {
+            return if number == all.len() && rest.is_empty() { Ok(all) } else { Err(wrong()) };
+        }
+        let hash_part = HashPart::parse(word.as_bytes()).map_err(|_| wrong())?;
+        if all.len() >= HASH_PARTS_MAX || number > NARINFO_LEN_MAX {
+            return Err(Refusal::new(RefusalKind::TooLarge, "a commit has at most 65536 narinfos of 1 MiB each").into());
+        }
+        let (narinfo, rest) = rest.split_at_checked(number).ok_or_else(wrong)?;
+        all.push((hash_part, narinfo.to_vec()));
+        body = rest;
+    }
+}
+
+impl Uploads {
+    /// Writes a body to an unnamed file: its name in the cache is not known before its end.
+    fn spool(&self, body: &mut dyn Read) -> Result<(File, u64, Sha256), ServeError> {
+        let failed = |error| self.refuse_part(PartError::File(error));
+        let mut file = tempfile::tempfile_in(self.data.path().join("incoming")).map_err(failed)?;
+        let (mut hasher, mut piece, mut length) = (Sha256Hasher::new(), vec![0; 256 * 1024], 0);
+        loop {
+            let got = body.read(&mut piece).map_err(|error| ended_early(&error))?;
+            let Some(got) = piece.get(..got).filter(|got| !got.is_empty()) else { break };
+            hasher.update(got);
+            file.write_all(got).map_err(failed)?;
+            length += got.len() as u64;
+        }
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        Ok((file, length, hasher.finish()))
+    }
+
+    /// Verifies and stores a NAR that is in a file.
+    fn store(
+        &self,
+        target: &NarName,
+        mut file: File,
+        (length, file_hash): (u64, Sha256),
+        grant: &Grant,
+    ) -> Result<Response, ServeError> {
+        let name = format!("{}.nar{}", file_hash.to_nix32(), target.compression.file_extension());
+        let Begin::Receive(upload) = self.cache.begin_nar(&name, Some(length), grant)? else {
+            self.metrics.uploads_known.inc();
+            let known = self.cache.nar_file(&name)?.ok_or(ServeError::NoPath)?;
+            let lines = format!(
+                "URL: nar/{name}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\n",
+                known.compression,
+                file_hash.to_nix32(),
+                known.len,
+                known.nar_hash.to_nix32(),
+            );
+            return Ok(text(StatusCode::OK, lines));
+        };
+        let stored = upload.receive(&mut file)?;
+        if stored.nar_hash != target.nar_hash {
+            let message = format!(
+                "the NAR's hash is sha256:{}, not the one in the URL: the path has changed since it was registered",
+                stored.nar_hash.to_nix32()
+            );
+            return Err(Refusal::new(RefusalKind::Unprocessable, message).into());
+        }
+        self.stored(&stored);
+        Ok(text(StatusCode::CREATED, narinfo_lines(&stored)))
+    }
+
+    fn refuse_part(&self, error: PartError) -> ServeError {
+        match error {
+            PartError::Offset(_) => malformed("the part does not continue what was received"),
+            PartError::TooMany => {
+                Refusal::new(RefusalKind::Conflict, "too many uploads in parts at the same time: finish some first")
+                    .into()
+            }
+            PartError::TooLarge => too_large(),
+            PartError::Body(error) => ended_early(&error),
+            PartError::File(error) => {
+                tracing::error!("cannot write to '{}': {error}", self.data.path().join("incoming").display());
+                match error.kind() {
+                    std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                        Refusal::new(RefusalKind::NoSpace, "the cache's disk is full: nothing was kept").into()
+                    }
+                    _ => Refusal::new(RefusalKind::Failed, "the upload cannot be written; the server's log says why")
+                        .into(),
+                }
+            }
+        }
+    }
+}
+
+/// An upload belongs to the token that began it.
+fn key(name: &str, grant: &Grant) -> Key {
+    (grant.token.clone(), name.to_owned())
+}
+
+fn malformed(message: &str) -> ServeError {
+    ServeError::Upload(message.to_owned())
+}
+
+fn too_large() -> ServeError {
+    Refusal::new(RefusalKind::TooLarge, format!("a part has at most {PART_BYTES_MAX} bytes")).into()
+}
+
+fn offset_conflict(expected: u64) -> Response {
+    text(StatusCode::CONFLICT, format!("{expected} bytes of this NAR are here: continue there\n"))
+        .header(UPLOAD_OFFSET, expected.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
+
+    use super::*;
+
+    const HASH: &str = "0i4073ldk2aplbmaarmp5c8gf3wmbl84";
+
+    #[test]
+    fn commits_are_read() {
+        let two = format!("{HASH} 4\nabc\n{HASH} 0\nend 2\n");
+        let read = narinfos(two.as_bytes()).unwrap();
+        assert_eq!(read.iter().map(|(_, text)| &text[..]).collect::<Vec<_>>(), [&b"abc\n"[..], b""]);
+        assert!(narinfos(b"end 0\n").unwrap().is_empty());
+        for wrong in [
+            "",
+            "end 1\n",
+            "end 0\nx",
+            &two[..two.len() - 1],
+            &format!("{HASH} 5\nabc\nend 1\n"),
+            &format!("{HASH} -1\nend 1\n"),
+            "short 0\nend 1\n",
+        ] {
+            assert!(narinfos(wrong.as_bytes()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn queries_of_parts() {
+        let part = |query| Part::parse(Some(query)).ok().flatten();
+        assert_eq!(part("offset=5"), Some(Part { offset: 5, is_last: false }));
+        assert_eq!(part("offset=0&last=1"), Some(Part { offset: 0, is_last: true }));
+        assert_eq!(Part::parse(None).unwrap(), None);
+        for wrong in ["", "offset=", "offset=-1", "last=1", "offset=1&x=2"] {
+            assert!(part(wrong).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_of_nars() {
+        let hash = Sha256::of(b"x").to_nix32();
+        assert_eq!(NarName::parse(&format!("{hash}.nar")).unwrap().compression, Compression::None);
+        assert_eq!(NarName::parse(&format!("{hash}.nar.zst")).unwrap().compression, Compression::Zstd);
+        for wrong in [hash.as_str(), "x.nar", &format!("{hash}.nar.zip"), &format!("{hash}.zst")] {
+            assert!(NarName::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Answers from the cache that is written.
+
+pub(crate) mod nar;
+pub(crate) mod narinfo;
+pub(crate) mod small;

@@ -1,0 +1,23 @@
+//! Small files of the cache that is written: listings, logs, realisations, debug information.
+
+use narval_cache::written::{Cache, SmallKind};
+use narval_http::{Body, FileRange, Response, StatusCode, header};
+
+use crate::error::ServeError;
+
+/// Answers with a small file.
+pub(crate) fn answer(cache: &Cache, kind: SmallKind, name: &str) -> Result<Response, ServeError> {
+    let (file, length) = cache.small_file(kind, name)?.ok_or(ServeError::NoPath)?;
+    let body = Body::file(FileRange { file: file.into(), offset: 0, length });
+    Ok(Response::new(StatusCode::OK).header(header::CONTENT_TYPE, content_type(kind)).body(body))
+}
+
+const fn content_type(kind: SmallKind) -> &'static str {
+    match kind {
+        SmallKind::Log => "text/plain",
+        SmallKind::CacheInfo => "text/x-nix-cache-info",
+        SmallKind::Listing | SmallKind::Realisation | SmallKind::BuildTrace | SmallKind::DebugInfo => {
+            "application/json"
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The cache that is written, over HTTP: real Nix, the newest and 2.8, as clients that push.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod complaints;
+mod contract;
+mod lab;
+mod nix;
+mod protocol;
+#[path = "../support/mod.rs"]
+mod support;
