@@ -25,7 +25,7 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
         ("[acces-log]\nfile = '-'", "a.toml:1: unknown key 'acces-log'; did you mean 'access-log'?"),
         (
             "frobnicate = true",
-            "a.toml:1: unknown key 'frobnicate'; known here: listen, store, sign-keys, priority, verify-nars, tls, \
+            "a.toml:1: unknown key 'frobnicate'; known here: listen, store, data, public, sign-keys, priority, verify-nars, tls, \
              access-log, nar-cache, limits",
         ),
         (

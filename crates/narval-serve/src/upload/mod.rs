@@ -56,8 +56,7 @@ enum Upload {
 impl Uploads {
     pub(crate) fn new(data: Data, cache: Cache, metrics: Arc<Metrics>) -> Self {
         let threads = Background::new("upload", THREADS_MAX, WAITING_MAX);
-        let parts = Parts::new(data.path().join("incoming"));
-        Self { data, cache, threads, parts, metrics }
+        Self { data, cache, threads, parts: Parts::default(), metrics }
     }
 
     /// Answers a PUT.
@@ -117,7 +116,7 @@ impl Uploads {
         let length = head.header("content-length").and_then(|length| length.parse().ok()).filter(|_| coding.is_none());
         // Before anything of the body is read: a client that waits for 100 Continue need not send it.
         let upload = match self.cache.begin_nar(name, length, &grant)? {
-            Begin::Known => {
+            Begin::Known(_) => {
                 self.metrics.uploads_known.inc();
                 return Ok(Response::new(StatusCode::OK));
             }
@@ -223,11 +222,11 @@ impl Read for Counted<'_> {
 
 /// The lines of a narinfo that describe the file of a NAR.
 fn narinfo_lines(stored: &Stored) -> String {
-    let file_hash = stored.file_hash.to_nix32();
-    let extension = stored.compression.file_extension();
     format!(
-        "URL: nar/{file_hash}.nar{extension}\nCompression: {}\nFileHash: sha256:{file_hash}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n",
+        "URL: nar/{}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n",
+        stored.name,
         stored.compression,
+        stored.file_hash.to_nix32(),
         stored.file_size,
         stored.nar_hash.to_nix32(),
         stored.nar_size

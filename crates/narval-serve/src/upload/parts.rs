@@ -1,16 +1,15 @@
 //! NARs that come in parts, and resume where they were interrupted.
 //!
-//! What has come of a NAR is in an unnamed file in the data folder: nothing is left of it when the server ends. A part is appended once
-//! all of it was received.
+//! What has come of a NAR is in a temporary file of the data folder: it is gone when the server has ended. A part counts once all of it was
+//! received.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_nix::{Sha256, Sha256Hasher};
+use narval_cache::written::Refusal;
+use narval_store::TemporaryFile;
 
 /// The largest part, in bytes. Proxies limit the size of bodies; 32 MiB pass most of them.
 pub(super) const PART_BYTES_MAX: u64 = 32 * 1024 * 1024;
@@ -25,18 +24,16 @@ const UPLOADS_OF_ONE_MAX: usize = 64;
 pub(super) type Key = (String, String);
 
 /// The uploads in parts.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Parts {
-    folder: PathBuf,
     uploads: Mutex<HashMap<Key, Arc<Mutex<Upload>>>>,
 }
 
 /// What has come of one NAR.
 #[derive(Debug)]
 pub(super) struct Upload {
-    file: File,
+    file: TemporaryFile,
     length: u64,
-    hasher: Sha256Hasher,
     last_part: Instant,
 }
 
@@ -53,13 +50,11 @@ pub(super) enum PartError {
     Body(io::Error),
     /// The file cannot be written.
     File(io::Error),
+    /// No file can be made.
+    Refused(Refusal),
 }
 
 impl Parts {
-    pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder, uploads: Mutex::default() }
-    }
-
     /// How much of a NAR has come.
     pub(super) fn received(&self, key: &Key) -> Option<u64> {
         let upload = Arc::clone(self.lock().get(key)?);
@@ -67,9 +62,15 @@ impl Parts {
         Some(length)
     }
 
-    /// Appends a part that begins at `offset`; returns how much has come.
-    pub(super) fn append(&self, key: &Key, offset: u64, body: &mut dyn Read) -> Result<u64, PartError> {
-        let upload = self.upload(key, offset)?;
+    /// Appends a part that begins at `offset`; returns how much has come. `create` makes a file for the first part.
+    pub(super) fn append(
+        &self,
+        key: &Key,
+        offset: u64,
+        body: &mut dyn Read,
+        create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
+    ) -> Result<u64, PartError> {
+        let upload = self.upload(key, offset, create)?;
         let mut upload = lock(&upload);
         if upload.length != offset {
             return Err(PartError::Offset(upload.length));
@@ -77,16 +78,19 @@ impl Parts {
         upload.append(body)
     }
 
-    /// Ends an upload in parts: its file, from the beginning, its length, and its hash.
-    pub(super) fn finish(&self, key: &Key) -> io::Result<Option<(File, u64, Sha256)>> {
-        let Some(upload) = self.lock().remove(key) else { return Ok(None) };
-        let mut upload = lock(&upload);
-        upload.file.seek(SeekFrom::Start(0))?;
-        let hash = std::mem::take(&mut upload.hasher).finish();
-        Ok(Some((upload.file.try_clone()?, upload.length, hash)))
+    /// Ends an upload in parts: its file and its length. `None`: there is none, or another request appends to it.
+    pub(super) fn finish(&self, key: &Key) -> Option<(TemporaryFile, u64)> {
+        let upload = self.lock().remove(key)?;
+        let upload = Arc::into_inner(upload)?.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Some((upload.file, upload.length))
     }
 
-    fn upload(&self, key: &Key, offset: u64) -> Result<Arc<Mutex<Upload>>, PartError> {
+    fn upload(
+        &self,
+        key: &Key,
+        offset: u64,
+        create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
+    ) -> Result<Arc<Mutex<Upload>>, PartError> {
         let mut uploads = self.lock();
         uploads.retain(|_, upload| upload.try_lock().map_or(true, |upload| upload.last_part.elapsed() < DROP_AFTER));
         if offset > 0 {
@@ -96,8 +100,8 @@ impl Parts {
         if !uploads.contains_key(key) && (uploads.len() >= UPLOADS_MAX || of_one >= UPLOADS_OF_ONE_MAX) {
             return Err(PartError::TooMany);
         }
-        let file = tempfile::tempfile_in(&self.folder).map_err(PartError::File)?;
-        let upload = Upload { file, length: 0, hasher: Sha256Hasher::new(), last_part: Instant::now() };
+        let file = create().map_err(PartError::Refused)?;
+        let upload = Upload { file, length: 0, last_part: Instant::now() };
         let upload = Arc::new(Mutex::new(upload));
         uploads.insert(key.clone(), Arc::clone(&upload));
         Ok(upload)
@@ -111,9 +115,11 @@ impl Parts {
 impl Upload {
     /// Appends all of a part, or nothing.
     fn append(&mut self, body: &mut dyn Read) -> Result<u64, PartError> {
-        let (mut at, mut hasher) = (self.length, self.hasher.clone());
+        let mut at = self.length;
         let mut piece = vec![0; 256 * 1024];
-        self.file.seek(SeekFrom::Start(at)).map_err(PartError::File)?;
+        // What is left of a part that broke off is overwritten, or cut off.
+        self.file.file().set_len(at).map_err(PartError::File)?;
+        self.file.file().seek(SeekFrom::Start(at)).map_err(PartError::File)?;
         loop {
             let got = match body.read(&mut piece) {
                 Ok(0) => break,
@@ -126,10 +132,9 @@ impl Upload {
             if at - self.length > PART_BYTES_MAX {
                 return Err(PartError::TooLarge);
             }
-            hasher.update(got);
-            self.file.write_all(got).map_err(PartError::File)?;
+            self.file.file().write_all(got).map_err(PartError::File)?;
         }
-        (self.length, self.hasher, self.last_part) = (at, hasher, Instant::now());
+        (self.length, self.last_part) = (at, Instant::now());
         Ok(at)
     }
 }
@@ -156,36 +161,41 @@ mod tests {
         }
     }
 
+    fn create(folder: &tempfile::TempDir) -> Result<TemporaryFile, Refusal> {
+        Ok(TemporaryFile::create(folder.path(), "part", 0o600).unwrap())
+    }
+
     #[test]
     fn parts_resume_where_they_were_interrupted() {
         let folder = tempfile::tempdir().unwrap();
-        let parts = Parts::new(folder.path().to_owned());
+        let parts = Parts::default();
         let key = ("token".to_owned(), "name".to_owned());
-        assert!(matches!(parts.append(&key, 5, &mut &b"x"[..]), Err(PartError::Offset(0))));
-        assert_eq!(parts.append(&key, 0, &mut &b"hello"[..]).unwrap(), 5);
-        assert!(matches!(parts.append(&key, 5, &mut Broken(b" wor")), Err(PartError::Body(_))));
+        let append = |offset, body: &mut dyn Read| parts.append(&key, offset, body, || create(&folder));
+        assert!(matches!(append(5, &mut &b"x"[..]), Err(PartError::Offset(0))));
+        assert_eq!(append(0, &mut &b"hello"[..]).unwrap(), 5);
+        assert!(matches!(append(5, &mut Broken(b" wor and much more")), Err(PartError::Body(_))));
         assert_eq!(parts.received(&key), Some(5));
-        assert!(matches!(parts.append(&key, 4, &mut &b"x"[..]), Err(PartError::Offset(5))));
-        assert_eq!(parts.append(&key, 5, &mut &b" world"[..]).unwrap(), 11);
+        assert!(matches!(append(4, &mut &b"x"[..]), Err(PartError::Offset(5))));
+        assert_eq!(append(5, &mut &b" world"[..]).unwrap(), 11);
         assert_eq!(parts.received(&("other".to_owned(), "name".to_owned())), None);
-        let (mut file, length, hash) = parts.finish(&key).unwrap().unwrap();
-        let mut text = String::new();
-        file.read_to_string(&mut text).unwrap();
-        assert_eq!((text.as_str(), length, hash), ("hello world", 11, Sha256::of(b"hello world")));
+        let (file, length) = parts.finish(&key).unwrap();
+        assert_eq!((std::fs::read(file.path()).unwrap().as_slice(), length), (&b"hello world"[..], 11));
         assert_eq!(parts.received(&key), None);
+        drop(file);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn the_uploads_of_one_token_are_bounded() {
         let folder = tempfile::tempdir().unwrap();
-        let parts = Parts::new(folder.path().to_owned());
+        let parts = Parts::default();
         let key = |number: usize| ("token".to_owned(), number.to_string());
+        let append = |number, body: &mut dyn Read| parts.append(&key(number), 0, body, || create(&folder));
         for number in 0..UPLOADS_OF_ONE_MAX {
-            parts.append(&key(number), 0, &mut &b"x"[..]).unwrap();
+            append(number, &mut &b"x"[..]).unwrap();
         }
-        assert!(matches!(parts.append(&key(UPLOADS_OF_ONE_MAX), 0, &mut &b"x"[..]), Err(PartError::TooMany)));
+        assert!(matches!(append(UPLOADS_OF_ONE_MAX, &mut &b"x"[..]), Err(PartError::TooMany)));
         // Starting over is no new upload.
-        assert_eq!(parts.append(&key(0), 0, &mut &b"xy"[..]).unwrap(), 2);
+        assert_eq!(append(0, &mut &b"xy"[..]).unwrap(), 2);
     }
 }

@@ -1,13 +1,11 @@
 //! The push protocol of our own client: `docs/push-protocol.md`.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use narval_cache::written::{Begin, Committed, Grant, Outcome, Refusal, RefusalKind};
+use narval_cache::written::{Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Stored};
 use narval_http::{Request, Response, StatusCode};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
-use narval_nix::{Compression, HashPart, Sha256, Sha256Hasher};
+use narval_nix::{HashPart, Sha256};
 
 use super::coding::{coding, decoded};
 use super::parts::{Key, PART_BYTES_MAX, PartError};
@@ -49,20 +47,13 @@ pub(super) fn missing(uploads: &Arc<Uploads>, request: Request) -> Result<Respon
     })
 }
 
-/// The name of a NAR in this protocol: the hash of the NAR, and its compression.
-struct NarName {
-    nar_hash: Sha256,
-    compression: Compression,
-}
-
-impl NarName {
-    fn parse(name: &str) -> Result<Self, ServeError> {
-        let parsed = name.split_at_checked(52).and_then(|(hash, rest)| {
-            let compression = compression_of(rest.strip_prefix(".nar")?)?;
-            Some(Self { nar_hash: Sha256::from_nix32(hash.as_bytes()).ok()?, compression })
-        });
-        parsed.ok_or(malformed("a NAR is named '<NAR hash>.nar', then nothing or .zst .xz .bz2 .lz4 .br"))
-    }
+/// Reads the name of a NAR in this protocol: the hash of the NAR, and its compression.
+fn target(name: &str) -> Result<NarTarget, ServeError> {
+    let parsed = name.split_at_checked(52).and_then(|(hash, rest)| {
+        let compression = compression_of(rest.strip_prefix(".nar")?)?;
+        Some(NarTarget::Nar { nar_hash: Sha256::from_nix32(hash.as_bytes()).ok()?, compression })
+    });
+    parsed.ok_or(malformed("a NAR is named '<NAR hash>.nar', then nothing or .zst .xz .bz2 .lz4 .br"))
 }
 
 /// Where in a NAR a part belongs.
@@ -91,46 +82,53 @@ impl Part {
 
 /// `PUT nar/<NAR hash>.nar…`: a NAR, whole or in parts.
 pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Request) -> Result<Response, ServeError> {
-    let target = NarName::parse(name)?;
+    let target = target(name)?;
     let part = Part::parse(request.query())?;
     let length: Option<u64> = request.header("content-length").and_then(|length| length.parse().ok());
-    if part.is_some() && length.is_some_and(|length| length > PART_BYTES_MAX) {
+    // All of this before the body is read: a client that waits for 100 Continue need not send it.
+    let upload = match uploads.cache.begin(target, length.filter(|_| part.is_none()), &grant)? {
+        Begin::Known(stored) => return Ok(uploads.known(&stored)),
+        Begin::Receive(upload) => upload,
+    };
+    let (this, key) = (Arc::clone(uploads), key(name, &grant));
+    let Some(part) = part else {
+        return uploads.receive(request, move |body| {
+            let stored = upload.receive(&mut Counted { body, metrics: &this.metrics })?;
+            Ok(this.created(&stored))
+        });
+    };
+    if length.is_some_and(|length| length > PART_BYTES_MAX) {
         return Err(too_large());
     }
-    let (this, key) = (Arc::clone(uploads), key(name, &grant));
-    if let Some(part) = part {
-        // Before the body is read.
-        let expected = this.parts.received(&key).unwrap_or(0);
-        if part.offset > 0 && part.offset != expected {
-            return Ok(offset_conflict(expected));
-        }
+    let expected = uploads.parts.received(&key).unwrap_or(0);
+    if part.offset > 0 && part.offset != expected {
+        return Ok(offset_conflict(expected));
     }
     uploads.receive(request, move |body| {
         let mut body = Counted { body, metrics: &this.metrics };
-        let (file, length, file_hash) = match part {
-            None => this.spool(&mut body)?,
-            Some(part) => {
-                match this.parts.append(&key, part.offset, &mut body) {
-                    Ok(length) if !part.is_last => {
-                        let answer = Response::new(StatusCode::ACCEPTED);
-                        return Ok(answer.header(UPLOAD_OFFSET, length.to_string()));
-                    }
-                    Ok(_) => {}
-                    Err(PartError::Offset(expected)) => return Ok(offset_conflict(expected)),
-                    Err(error) => return Err(this.refuse_part(error)),
-                }
-                let ended = this.parts.finish(&key).map_err(|error| this.refuse_part(PartError::File(error)))?;
-                ended.ok_or(malformed("another request has ended this upload"))?
+        let received = this.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
+        match received {
+            Ok(length) if !part.is_last => {
+                return Ok(Response::new(StatusCode::ACCEPTED).header(UPLOAD_OFFSET, length.to_string()));
             }
-        };
-        this.store(&target, file, (length, file_hash), &grant)
+            Ok(_) => {}
+            Err(PartError::Offset(expected)) => return Ok(offset_conflict(expected)),
+            Err(error) => return Err(this.refuse_part(error)),
+        }
+        let (file, length) = this.parts.finish(&key).ok_or(malformed("another request works on this upload"))?;
+        match this.cache.begin(target, Some(length), &grant)? {
+            Begin::Known(stored) => Ok(this.known(&stored)),
+            Begin::Receive(upload) => Ok(this.created(&upload.adopt(file)?)),
+        }
     })
 }
 
-/// `HEAD nar/<NAR hash>.nar…`: how much has come.
+/// `HEAD nar/<NAR hash>.nar…`: whether the cache has it, else how much has come.
 pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<Response, ServeError> {
-    NarName::parse(name)?;
-    let answer = Response::new(StatusCode::NOT_FOUND).header("cache-control", "no-store");
+    if let Begin::Known(stored) = uploads.cache.begin(target(name)?, None, grant)? {
+        return Ok(uploads.known(&stored));
+    }
+    let answer = text(StatusCode::NOT_FOUND, "This NAR is not here.\n".to_owned());
     Ok(match uploads.parts.received(&key(name, grant)) {
         Some(length) => answer.header(UPLOAD_OFFSET, length.to_string()),
         None => answer,
@@ -186,53 +184,14 @@ fn narinfos(mut body: &[u8]) -> Result<Vec<(HashPart, Vec<u8>)>, ServeError> {
 }
 
 impl Uploads {
-    /// Writes a body to an unnamed file: its name in the cache is not known before its end.
-    fn spool(&self, body: &mut dyn Read) -> Result<(File, u64, Sha256), ServeError> {
-        let failed = |error| self.refuse_part(PartError::File(error));
-        let mut file = tempfile::tempfile_in(self.data.path().join("incoming")).map_err(failed)?;
-        let (mut hasher, mut piece, mut length) = (Sha256Hasher::new(), vec![0; 256 * 1024], 0);
-        loop {
-            let got = body.read(&mut piece).map_err(|error| ended_early(&error))?;
-            let Some(got) = piece.get(..got).filter(|got| !got.is_empty()) else { break };
-            hasher.update(got);
-            file.write_all(got).map_err(failed)?;
-            length += got.len() as u64;
-        }
-        file.seek(SeekFrom::Start(0)).map_err(failed)?;
-        Ok((file, length, hasher.finish()))
+    fn known(&self, stored: &Stored) -> Response {
+        self.metrics.uploads_known.inc();
+        text(StatusCode::OK, narinfo_lines(stored))
     }
 
-    /// Verifies and stores a NAR that is in a file.
-    fn store(
-        &self,
-        target: &NarName,
-        mut file: File,
-        (length, file_hash): (u64, Sha256),
-        grant: &Grant,
-    ) -> Result<Response, ServeError> {
-        let name = format!("{}.nar{}", file_hash.to_nix32(), target.compression.file_extension());
-        let Begin::Receive(upload) = self.cache.begin_nar(&name, Some(length), grant)? else {
-            self.metrics.uploads_known.inc();
-            let known = self.cache.nar_file(&name)?.ok_or(ServeError::NoPath)?;
-            let lines = format!(
-                "URL: nar/{name}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\n",
-                known.compression,
-                file_hash.to_nix32(),
-                known.len,
-                known.nar_hash.to_nix32(),
-            );
-            return Ok(text(StatusCode::OK, lines));
-        };
-        let stored = upload.receive(&mut file)?;
-        if stored.nar_hash != target.nar_hash {
-            let message = format!(
-                "the NAR's hash is sha256:{}, not the one in the URL: the path has changed since it was registered",
-                stored.nar_hash.to_nix32()
-            );
-            return Err(Refusal::new(RefusalKind::Unprocessable, message).into());
-        }
-        self.stored(&stored);
-        Ok(text(StatusCode::CREATED, narinfo_lines(&stored)))
+    fn created(&self, stored: &Stored) -> Response {
+        self.stored(stored);
+        text(StatusCode::CREATED, narinfo_lines(stored))
     }
 
     fn refuse_part(&self, error: PartError) -> ServeError {
@@ -244,6 +203,7 @@ impl Uploads {
             }
             PartError::TooLarge => too_large(),
             PartError::Body(error) => ended_early(&error),
+            PartError::Refused(refusal) => refusal.into(),
             PartError::File(error) => {
                 tracing::error!("cannot write to '{}': {error}", self.data.path().join("incoming").display());
                 match error.kind() {
@@ -279,6 +239,8 @@ fn offset_conflict(expected: u64) -> Response {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
+
+    use narval_nix::Compression;
 
     use super::*;
 
@@ -316,11 +278,14 @@ mod tests {
 
     #[test]
     fn names_of_nars() {
-        let hash = Sha256::of(b"x").to_nix32();
-        assert_eq!(NarName::parse(&format!("{hash}.nar")).unwrap().compression, Compression::None);
-        assert_eq!(NarName::parse(&format!("{hash}.nar.zst")).unwrap().compression, Compression::Zstd);
+        let nar_hash = Sha256::of(b"x");
+        let hash = nar_hash.to_nix32();
+        for (extension, compression) in [("", Compression::None), (".zst", Compression::Zstd)] {
+            let parsed = target(&format!("{hash}.nar{extension}")).unwrap();
+            assert_eq!(parsed, NarTarget::Nar { nar_hash, compression });
+        }
         for wrong in [hash.as_str(), "x.nar", &format!("{hash}.nar.zip"), &format!("{hash}.zst")] {
-            assert!(NarName::parse(wrong).is_err(), "{wrong}");
+            assert!(target(wrong).is_err(), "{wrong}");
         }
     }
 }

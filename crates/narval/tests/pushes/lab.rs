@@ -42,8 +42,8 @@ impl Lab {
     pub fn token_for(&self, caches: &str, scopes: &str) -> String {
         let caches = CachePatterns::new(&[caches]).unwrap();
         let new = NewToken { label: "test".to_owned(), caches, scopes: scopes.parse().unwrap(), expires: None };
-        let token = self.data().tokens().create(&new).unwrap().1.to_string();
-        token
+        let data = self.data();
+        data.tokens().create(&new).unwrap().1.to_string()
     }
 
     pub fn revoke(&self, token: &str) {

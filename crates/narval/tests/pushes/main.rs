@@ -1,5 +1,6 @@
 //! The cache that is written, over HTTP: real Nix, the newest and 2.8, as clients that push.
 
+#![allow(dead_code, unreachable_pub, reason = "each file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 mod complaints;

@@ -71,7 +71,7 @@ fn every_parameter_of_the_url_works() {
             }
             // The cache makes listings itself.
             let listing = lab.get(&format!("/{hash}.ls"));
-            assert_eq!((listing.status, listing.text().starts_with(r#"{"version":1"#)), (200, true), "{parameters}");
+            assert_eq!((listing.status, listing.text().contains(r#""version":1"#)), (200, true), "{parameters}");
         }
     }
 }
@@ -100,7 +100,12 @@ fn nix_store_copy_log_uploads_a_log_that_nix_log_shows() {
     let lab = Lab::new();
     let token = lab.token("push");
     // A log of the local store, as Nix keeps it.
-    let derivation = lab.store.add_file("x.drv", "Derive([],[],[],\"\",\"\",[],[])");
+    let expression = r#"derivation { name = "x"; system = "any"; builder = "/bin/sh"; }"#;
+    let output = Command::new("nix-instantiate")
+        .args(["--store", &lab.store.uri(), "-E", expression])
+        .env("HOME", lab.store.dir.path())
+        .output();
+    let derivation = stdout(output.unwrap());
     let name = derivation.rsplit('/').next().unwrap();
     let folder = lab.store.path("root/nix/var/log/nix/drvs").join(&name[..2]);
     std::fs::create_dir_all(&folder).unwrap();
