@@ -184,7 +184,7 @@ impl CacheFolder {
     /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source keeps in files are taken
     /// over as they are.
     pub const fn sink<'a>(&'a self, encoding: Encoding, key: Option<&'a SecretKey>) -> FolderSink<'a> {
-        FolderSink { folder: self, encoding, key }
+        FolderSink { folder: self, encoding, key, on_written: None }
     }
 
     /// Begins a NAR, to be written as it is compressed.

@@ -14,6 +14,14 @@ pub struct FolderSink<'a> {
     pub(crate) folder: &'a CacheFolder,
     pub(crate) encoding: Encoding,
     pub(crate) key: Option<&'a SecretKey>,
+    pub(crate) on_written: Option<&'a (dyn Fn(u64) + Sync)>,
+}
+
+impl<'a> FolderSink<'a> {
+    /// Has this function called with the length of each file that was written, in bytes.
+    pub const fn counted_by(self, on_written: &'a (dyn Fn(u64) + Sync)) -> Self {
+        Self { on_written: Some(on_written), ..self }
+    }
 }
 
 impl Sink for FolderSink<'_> {
@@ -42,6 +50,9 @@ impl Sink for FolderSink<'_> {
         let written = write_nar(source, entry, (self.encoding, self.key), &mut file);
         let mut narinfo = written.map_err(|error| error.map_sink(|error| self.folder.write_error(error)))?;
         let written = file.commit(narinfo.compression).map_err(TransferError::Sink)?;
+        if let Some(on_written) = self.on_written {
+            on_written(written.file_size);
+        }
         narinfo.url = written.url;
         (narinfo.file_hash, narinfo.file_size) = (Some(written.file_hash.into()), Some(written.file_size));
         Ok(narinfo)

@@ -7,7 +7,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::{
     bench, cat, completions, config, copy, demo, doctor, enter, gc, install, key, ls, man, nar, path_info, profiles,
-    remove, rollback, run, serve, shell, static_site, use_cache, verify, warm,
+    push, remove, rollback, run, serve, shell, static_site, use_cache, verify, warm,
 };
 use crate::ui::{log, output};
 
@@ -59,6 +59,7 @@ enum Command {
     Run(run::Args),
     Shell(shell::Args),
     Copy(copy::Args),
+    Push(push::Args),
     #[command(name = "use")]
     Use(use_cache::Args),
     Verify(verify::Args),
@@ -113,6 +114,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(args),
         Command::Shell(args) => shell::run(args),
         Command::Copy(args) => copy::run(args),
+        Command::Push(args) => push::run(args),
         Command::Use(args) => use_cache::run(args),
         Command::Verify(args) => verify::run(args),
         Command::PathInfo(args) => path_info::run(args),

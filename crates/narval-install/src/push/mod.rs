@@ -114,7 +114,10 @@ pub fn push(
     };
     let requests_before = requests();
     let pushed = match &to.kind {
-        Kind::Folder(folder) => transfer(source, infos, &folder.sink(options.encoding, key), uploads, progress)?,
+        Kind::Folder(folder) => {
+            let count = |len| progress.downloaded(len);
+            transfer(source, infos, &folder.sink(options.encoding, key).counted_by(&count), uploads, progress)?
+        }
         Kind::Plain(server) => {
             let sink = PlainCache { server, encoding: options.encoding, key, progress };
             transfer(source, infos, &sink, uploads, progress)?

@@ -6,4 +6,5 @@ pub(crate) mod count;
 pub mod listen;
 pub mod nar_cache;
 pub mod paths;
+pub mod push;
 pub mod tls;

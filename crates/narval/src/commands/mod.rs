@@ -16,6 +16,7 @@ pub mod man;
 pub mod nar;
 pub mod path_info;
 pub mod profiles;
+pub mod push;
 pub mod remove;
 pub mod rollback;
 pub mod run;

@@ -12,6 +12,7 @@ mod looking;
 mod network;
 mod profiles;
 mod programs;
+mod push;
 mod races;
 mod stores;
 mod trouble;

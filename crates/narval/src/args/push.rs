@@ -1,0 +1,146 @@
+//! Where to push to, and how.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use narval_cache::encode::Encoding;
+use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
+use narval_install::{PushOptions, UPLOADS_MAX};
+use narval_store::{CacheSettings, Environment, StoreConfig};
+
+use crate::Failure;
+use crate::args::client::{LockArgs, StoreArgs, parse_cache};
+use crate::commands::key;
+
+/// The longest file with a token.
+const TOKEN_LEN_MAX: u64 = 64 * 1024;
+
+/// What the commands that push have in common.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PushArgs {
+    /// Cache to push to: an http://, https:// or file:// URL. Repeatable
+    #[arg(long, value_name = "URL", required = true)]
+    pub to: Vec<String>,
+    /// File with a token, sent as `Authorization: Bearer`
+    #[arg(long, value_name = "FILE", env = "NARVAL_TOKEN_FILE", hide_env_values = true, help_heading = "Caches")]
+    pub token_file: Option<PathBuf>,
+    /// File with credentials [default: $NETRC, ~/.netrc, the netrc-file of nix.conf, and /etc/nix/netrc]
+    #[arg(long, value_name = "FILE", help_heading = "Caches")]
+    pub netrc_file: Option<PathBuf>,
+    /// Header field to send with every request to the caches, and to nobody else. Repeatable
+    #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
+    pub header: Vec<String>,
+    /// Attempts per request, the first included
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
+    pub attempts: u32,
+    /// Seconds without data after which a request fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
+    pub timeout: u64,
+    /// Secret key to sign with, besides the signatures that the store has
+    #[arg(long, value_name = "FILE", help_heading = "Caches")]
+    pub sign_key: Option<PathBuf>,
+    /// zstd level
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19), help_heading = "Caches")]
+    pub level: i32,
+    /// Do not compress NARs
+    #[arg(long, conflicts_with = "level", help_heading = "Caches")]
+    pub no_compression: bool,
+    /// NARs sent at the same time
+    #[arg(long, value_name = "N", default_value_t = default_uploads(), help_heading = "Caches")]
+    pub uploads: NonZeroUsize,
+}
+
+fn default_uploads() -> NonZeroUsize {
+    NonZeroUsize::new(UPLOADS_MAX / 2).unwrap_or(NonZeroUsize::MIN)
+}
+
+impl PushArgs {
+    /// The addresses of the caches.
+    ///
+    /// # Errors
+    /// For what is no address.
+    pub fn urls(&self) -> Result<Vec<Url>, Failure> {
+        self.to.iter().map(|text| parse_cache(text)).collect()
+    }
+
+    /// The client to send with.
+    ///
+    /// # Errors
+    /// When a file with credentials cannot be used.
+    pub fn client(&self) -> Result<Arc<Client>, Failure> {
+        let of_nix = CacheSettings::of_process().netrc_file;
+        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
+            .map_err(|error| Failure::usage(format!("netrc: {error}")))?;
+        let mut credentials = Credentials::new(netrc, &self.urls()?);
+        for header in &self.header {
+            credentials.add_header(header).map_err(Failure::usage)?;
+        }
+        if let Some(file) = &self.token_file {
+            let bearer = format!("Authorization: Bearer {}", read_token(file)?);
+            let unfit = |_| Failure::usage(format!("--token-file {}: it does not hold a token", file.display()));
+            credentials.add_header(&bearer).map_err(unfit)?;
+        }
+        Ok(Arc::new(narval_cache::client(ClientOptions {
+            credentials,
+            retry: RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() },
+            stall_timeout: Duration::from_secs(self.timeout),
+            ..ClientOptions::default()
+        })))
+    }
+
+    /// How to push.
+    ///
+    /// # Errors
+    /// When the secret key cannot be read.
+    pub fn options(&self) -> Result<PushOptions, Failure> {
+        Ok(PushOptions {
+            encoding: if self.no_compression { Encoding::None } else { Encoding::Zstd(self.level) },
+            key: self.sign_key.as_deref().map(key::read_secret_key).transpose()?,
+            uploads: self.uploads.get(),
+        })
+    }
+}
+
+fn read_token(file: &Path) -> Result<String, Failure> {
+    let fail = |error: &std::io::Error| Failure::of_file(&format!("--token-file {}", file.display()), error);
+    let len = std::fs::metadata(file).map_err(|error| fail(&error))?.len();
+    if len > TOKEN_LEN_MAX {
+        return Err(Failure::usage(format!("--token-file {}: it is too large for a token", file.display())));
+    }
+    let text = std::fs::read_to_string(file).map_err(|error| fail(&error))?;
+    match text.trim() {
+        "" => Err(Failure::usage(format!("--token-file {}: it is empty", file.display()))),
+        token => Ok(token.to_owned()),
+    }
+}
+
+/// The store to push from.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SourceArgs {
+    /// Store to push from: `auto` (/nix/store, through its daemon if its database cannot be read), a folder (which holds
+    /// nix/store and nix/var/nix), or another Nix store URI [default: auto if there is such a store, else ~/.local/share/narval]
+    #[arg(long, value_name = "DIR", env = "NARVAL_STORE", hide_env_values = true, help_heading = "Store")]
+    pub store: Option<String>,
+    /// How long others are waited for.
+    #[command(flatten)]
+    pub lock: LockArgs,
+}
+
+impl SourceArgs {
+    /// The store named, or else the machine's own if there is one, or else this user's.
+    ///
+    /// # Errors
+    /// For what is no store.
+    pub fn config(&self) -> Result<StoreConfig, Failure> {
+        let named = StoreArgs { store: self.store.clone(), lock: self.lock };
+        if named.store.is_none() {
+            let machine = StoreConfig::parse("auto", &Environment::of_process()).map_err(Failure::usage)?;
+            if machine.database().exists() {
+                return Ok(StoreConfig { lock_timeout: self.lock.timeout(), ..machine });
+            }
+        }
+        named.config()
+    }
+}

@@ -1,0 +1,131 @@
+//! `narval push`: paths of a store into caches that can be written.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use narval_install::{Closure, Destination, Error, Progress, Pushed, Target, Wanted, push};
+use narval_nix::{PathInfo, StoreDir};
+use serde_json::json;
+
+use crate::Failure;
+use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::push::{PushArgs, SourceArgs};
+use crate::ui::output::{note, out};
+use crate::ui::progress::Display;
+use crate::ui::signals;
+
+/// Symlinks that are followed from an argument to a store path.
+const LINKS_MAX: usize = 40;
+
+/// Push closures of a store to binary caches
+///
+/// Sends what a cache does not have: the largest NARs first, compressed while they are sent, and each path visible only
+/// after all that it refers to. Works with every cache that `nix copy --to` can write; with a Narval server it takes one
+/// request to learn what is missing, and one to publish all of it. From /nix/store, unless --store names another one.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Store paths, or symlinks to them: in full, HASH-NAME, or the hash part alone
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    #[command(flatten)]
+    to: PushArgs,
+    #[command(flatten)]
+    store: SourceArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  narval push ./result --to http://cache:5000 --token-file token
+  narval push ./result --to file:///srv/cache --sign-key cache.sec
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the store,
+4 verification failed, 5 network or credentials, 6 no space, 7 locked,
+130 interrupted.";
+
+/// Runs `narval push`.
+///
+/// # Errors
+/// When a path is not valid, or a cache cannot be reached or refuses. The other caches are pushed to all the same.
+pub fn run(args: Args) -> Result<(), Failure> {
+    args.output.start_log();
+    let from = Destination::new(args.store.config()?);
+    let (urls, client, options) = (args.to.urls()?, args.to.client()?, args.to.options()?);
+    let wanted: Vec<Wanted> =
+        args.paths.iter().map(|text| parse_path(text, from.store_dir())).collect::<Result<_, _>>()?;
+    let closure = Closure::in_store(&from, &wanted)?;
+    let infos: Vec<PathInfo> = closure.nodes.into_values().map(|node| node.info).collect();
+    let progress = Arc::new(Progress::default());
+    signals::interrupt_on_signal(&progress);
+    let display = Display::start(&progress, args.output);
+    let mut done: Vec<Result<Pushed, Error>> = Vec::new();
+    for url in &urls {
+        let target = Target::open(url, &client, from.store_dir());
+        done.push(target.and_then(|target| push(&from, infos.clone(), &target, &options, &progress)));
+        if progress.is_interrupted() {
+            break;
+        }
+    }
+    display.finish();
+    let mut failed = Vec::new();
+    for result in done {
+        match result {
+            Ok(pushed) => show(&pushed, args.output),
+            Err(error) => failed.push(Failure::from(error)),
+        }
+    }
+    let mut failed = failed.into_iter();
+    match (failed.next(), failed.next()) {
+        (None, _) => Ok(()),
+        (Some(only), None) => Err(only),
+        (Some(first), Some(second)) => {
+            for other in std::iter::once(second).chain(failed) {
+                note!("narval: {other}");
+            }
+            Err(first)
+        }
+    }
+}
+
+fn show(pushed: &Pushed, output: OutputArgs) {
+    let seconds = pushed.elapsed.as_secs_f64();
+    if output.json {
+        out!(
+            "{}",
+            json!({
+                "v": 1, "type": "summary", "to": pushed.to, "pushed": pushed.pushed, "already": pushed.already,
+                "sent": pushed.sent, "requests": pushed.requests, "seconds": seconds,
+            })
+        );
+    } else if !output.quiet && pushed.pushed == 0 {
+        note!("{} has all {} paths already", pushed.to, pushed.already);
+    } else if !output.quiet {
+        let sent = human_bytes(pushed.sent);
+        note!(
+            "Pushed {} paths to {} ({sent}) in {seconds:.1}s; {} were there",
+            pushed.pushed,
+            pushed.to,
+            pushed.already
+        );
+    }
+}
+
+/// A store path, or a symlink that leads to one or into one, as `nix-build` makes them.
+fn parse_path(text: &str, store_dir: &StoreDir) -> Result<Wanted, Failure> {
+    let mut path = PathBuf::from(text);
+    let below_store = |path: &Path| path.starts_with(store_dir.as_str());
+    if !below_store(&path) && !text.contains('/') && !path.is_symlink() {
+        return Ok(Wanted::parse(text, store_dir)?);
+    }
+    for _ in 0..LINKS_MAX {
+        if below_store(&path) {
+            return Ok(Wanted::parse(&path.to_string_lossy(), store_dir)?);
+        }
+        let fail = |error| Failure::usage(format!("'{text}' is no store path, and no symlink to one: {error}"));
+        let target = std::fs::read_link(&path).map_err(fail)?;
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    Err(Failure::usage(format!("'{text}' leads through too many symlinks")))
+}
