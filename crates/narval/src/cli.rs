@@ -33,7 +33,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "ls", "cat"]),
-    ("Caches", &["use", "copy"]),
+    ("Caches", &["use", "copy", "push"]),
     ("Maintain", &["verify", "gc", "doctor"]),
     ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
 ];
