@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use narval_cache::written::{Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, Scope, SmallKind, Stored};
-use narval_http::{Request, Response, StatusCode, header};
+use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, Compression, HashPart};
 
@@ -66,6 +66,11 @@ impl Uploads {
         grant: Grant,
         request: Request,
     ) -> Result<Response, ServeError> {
+        let repeats = repeats_uploads(&request.head());
+        self.try_put(route, grant, request).map_err(|error| for_client(error, repeats))
+    }
+
+    fn try_put(self: &Arc<Self>, route: Route<'_>, grant: Grant, request: Request) -> Result<Response, ServeError> {
         grant.require(self.cache.name(), Scope::Push)?;
         let upload = match route {
             Route::CacheInfo => Upload::CacheInfo,
@@ -179,13 +184,39 @@ impl Uploads {
         }
         let (response, responder) = Response::later();
         let metrics = Arc::clone(&self.metrics);
+        let repeats = repeats_uploads(&request.head());
         self.threads.run(Box::new(move || {
-            let answer = take(&mut begun.as_slice());
+            let answer = take(&mut begun.as_slice()).map_err(|error| for_client(error, repeats));
             responder.respond(answer.unwrap_or_else(|error| error.into_response(&metrics)));
             // The engine counts the body's memory until here.
             drop(request);
         }));
         Ok(response)
+    }
+}
+
+/// Whether a client can send an upload again after an error that passes. Nix before 2.33.2 then sends `Content-Length` and no body, five
+/// times (measured), and its user never sees the first answer.
+fn repeats_uploads(head: &HeadRef<'_>) -> bool {
+    let agent = head.header("user-agent").unwrap_or_default();
+    let Some(version) = agent.split(' ').find_map(|word| word.strip_prefix("Nix/")) else { return true };
+    let digits = |part: &str| {
+        part.bytes()
+            .take_while(u8::is_ascii_digit)
+            .fold(0, |n: u32, digit| n.saturating_mul(10).saturating_add(u32::from(digit - b'0')))
+    };
+    let mut parts = version.split('.').map(digits);
+    let mut next = || parts.next().unwrap_or(0);
+    (next(), next(), next()) >= (2, 33, 2)
+}
+
+/// An error as this client can bear it: one that it would repeat in vain is made final.
+fn for_client(error: ServeError, repeats: bool) -> ServeError {
+    match error {
+        ServeError::Refused(refusal) if refusal.kind == RefusalKind::NoSpace && !repeats => {
+            Refusal { kind: RefusalKind::TooLarge, ..refusal }.into()
+        }
+        error => error,
     }
 }
 
@@ -243,4 +274,27 @@ const _: () = assert!(NARINFO_LEN_MAX as u64 <= OTHER_BYTES_MAX, "narinfos are s
 /// The compression that the extension of a NAR's file names.
 fn compression_of(extension: &str) -> Option<Compression> {
     Compression::ALL.into_iter().find(|compression| compression.file_extension() == extension)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_a_final_error_for_clients_that_cannot_repeat_a_put() {
+        let status = |agent: &str| {
+            let head = format!("PUT /x HTTP/1.1\r\nHost: h\r\nUser-Agent: {agent}\r\n\r\n");
+            let request = Request::parse(head, "").unwrap();
+            let error = Refusal::new(RefusalKind::NoSpace, "the disk is full").into();
+            for_client(error, repeats_uploads(&request.head())).into_response(&Metrics::new()).status().as_u16()
+        };
+        for old in ["curl/7.88.1 Nix/2.8.0", "curl/8.5.0 Nix/2.33.1", "curl/8.5.0 Nix/2.3.18 x"] {
+            assert_eq!(status(old), 413, "{old}");
+        }
+        for new in ["curl/8.5.0 Nix/2.33.2", "curl/8.5.0 Nix/2.34.8pre", "Nix/3.0", "narval/0.1", ""] {
+            assert_eq!(status(new), 507, "{new}");
+        }
+    }
 }

@@ -1,1 +1,152 @@
+//! The push protocol of `docs/push-protocol.md`.
 
+use narval_nix::Sha256;
+
+use crate::lab::{Lab, Nar};
+use crate::support::{Answer, hash_part};
+
+const ONE: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-one";
+const TWO: &str = "7gx4kiv5m0i7d7qkixq2cwzbr10lvxwc-two";
+
+fn nar_url(nar: &Nar, extension: &str) -> String {
+    format!("/_narval/v1/nar/{}.nar{extension}", nar.hash.to_nix32())
+}
+
+/// The narinfo of a path with the lines that its upload was answered with.
+fn narinfo(path: &str, uploaded: &Answer, references: &[&str]) -> String {
+    format!("StorePath: /nix/store/{path}\n{}References: {}\n", uploaded.text(), references.join(" "))
+}
+
+fn commit(lab: &Lab, token: &str, narinfos: &[(&str, String)]) -> Answer {
+    let mut body = String::new();
+    for (path, text) in narinfos {
+        body.push_str(&format!("{} {}\n{text}", hash_part(path), text.len()));
+    }
+    body.push_str(&format!("end {}\n", narinfos.len()));
+    lab.post("/_narval/v1/commit", token, body.as_bytes())
+}
+
+/// Bytes that no compression makes smaller.
+fn noise(length: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut hash = Sha256::of(b"noise");
+    while bytes.len() < length {
+        bytes.extend_from_slice(hash.as_bytes());
+        hash = Sha256::of(hash.as_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn a_closure_in_one_question_its_nars_and_one_commit() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let asked = format!("{}\n{}\n", hash_part(ONE), hash_part(TWO));
+    let missing = |lab: &Lab| lab.post("/_narval/v1/missing", &token, asked.as_bytes()).text().to_owned();
+    assert_eq!(missing(&lab), format!("{asked}end 2\n"));
+    let (one, two) = (Nar::of(b"one"), Nar::of(&noise(300_000)));
+    let upload = |nar: &Nar| {
+        let compressed = zstd::bulk::compress(&nar.bytes, 1).unwrap();
+        let answer = lab.put(&nar_url(nar, ".zst"), &token, &compressed);
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        assert!(answer.text().contains("Compression: zstd\n"));
+        assert!(answer.text().contains(&format!("FileHash: sha256:{}\n", Sha256::of(&compressed).to_nix32())));
+        assert!(answer.text().contains(&format!("NarSize: {}\n", nar.bytes.len())));
+        // Nothing is sent twice, and the answer is the same.
+        let again = lab.expect(&nar_url(nar, ".zst"), &token, 1 << 20);
+        assert_eq!((again.status, again.text()), (200, answer.text()));
+        let other = lab.expect(&nar_url(nar, ".xz"), &token, 1 << 20);
+        assert_eq!((other.status, other.text()), (200, answer.text()), "with another compression");
+        answer
+    };
+    let (one, two) = (upload(&one), upload(&two));
+    assert_eq!(missing(&lab), format!("{asked}end 2\n"), "nothing is visible yet");
+    // The first refers to the second, which comes later.
+    let all = [(ONE, narinfo(ONE, &one, &[TWO])), (TWO, narinfo(TWO, &two, &[]))];
+    let answer = commit(&lab, &token, &all);
+    let want = format!("{} created\n{} created\nend 2\n", hash_part(ONE), hash_part(TWO));
+    assert_eq!((answer.status, answer.text()), (200, &*want));
+    assert_eq!(missing(&lab), "end 0\n");
+    let again = commit(&lab, &token, &all);
+    assert_eq!(again.text(), want.replace("created", "merged"));
+    assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(ONE))).status, 200);
+}
+
+#[test]
+fn a_commit_is_visible_as_a_whole_or_not_at_all() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let nar = Nar::of(b"x");
+    let uploaded = lab.put(&nar_url(&nar, ""), &token, &nar.bytes);
+    let answer = commit(
+        &lab,
+        &token,
+        &[
+            (TWO, narinfo(TWO, &uploaded, &[])),
+            (ONE, narinfo(ONE, &uploaded, &["rhmnlzcs8rd6nrjl8r7b2q0ja7fnc4ld-missing"])),
+        ],
+    );
+    assert_eq!(answer.status, 409, "{}", answer.text());
+    assert!(answer.text().contains("-missing"), "{}", answer.text());
+    assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(TWO))).status, 404);
+    for malformed in ["", "end 1\n", "x 1\ny", &format!("{} 5\nabc", hash_part(ONE))] {
+        assert_eq!(lab.post("/_narval/v1/commit", &token, malformed.as_bytes()).status, 400, "{malformed:?}");
+    }
+    assert_eq!(lab.post("/_narval/v1/missing", &token, b"short\n").status, 400);
+}
+
+#[test]
+fn a_nar_in_parts_resumes_where_it_was_interrupted() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let nar = Nar::of(&noise(500_000));
+    let part = |offset: usize, length: usize, last: bool| {
+        let query = format!("?offset={offset}{}", if last { "&last=1" } else { "" });
+        let body = &nar.bytes[offset..(offset + length).min(nar.bytes.len())];
+        lab.put(&format!("{}{query}", nar_url(&nar, "")), &token, body)
+    };
+    let progress = |token: &str| {
+        let answer = lab.send("HEAD", &nar_url(&nar, ""), token, &[], b"");
+        (answer.status, answer.field("upload-offset").map(ToOwned::to_owned))
+    };
+    assert_eq!(progress(&token), (404, None));
+    let first = part(0, 200_000, false);
+    assert_eq!((first.status, first.field("upload-offset")), (202, Some("200000")));
+    assert_eq!(progress(&token), (404, Some("200000".to_owned())));
+    assert_eq!(progress(&lab.token("push")), (404, None), "an upload belongs to its token");
+    let wrong = part(100_000, 10, false);
+    assert_eq!((wrong.status, wrong.field("upload-offset")), (409, Some("200000")));
+    assert_eq!(part(200_000, 100_000, false).status, 202);
+    let last = part(300_000, usize::MAX / 2, true);
+    assert_eq!(last.status, 201, "{}", last.text());
+    assert_eq!(progress(&token).0, 200);
+    assert_eq!(lab.get(&nar.url()).body, nar.bytes);
+    assert_eq!(std::fs::read_dir(lab.data_path().join("incoming")).unwrap().count(), 0);
+}
+
+#[test]
+fn parts_that_are_wrong_leave_nothing() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let nar = Nar::of(b"x");
+    let put = |query: &str, body: &[u8]| lab.put(&format!("{}{query}", nar_url(&nar, "")), &token, body).status;
+    assert_eq!(put("?offset=0&last=1", &nar.bytes[..50]), 422);
+    assert_eq!(put("?offset=0", &nar.bytes[..50]), 202);
+    assert_eq!(put("?offset=50&last=1", b"not the rest"), 422);
+    for query in ["?offset=x", "?last=1", "?offset=0&other=1"] {
+        assert_eq!(put(query, b"x"), 400, "{query}");
+    }
+    assert_eq!(lab.expect(&format!("{}?offset=0", nar_url(&nar, "")), &token, (32 << 20) + 1).status, 413);
+    assert_eq!(std::fs::read_dir(lab.data_path().join("incoming")).unwrap().count(), 0);
+    assert_eq!(put("?offset=0&last=1", &nar.bytes), 201);
+}
+
+#[test]
+fn a_nar_of_another_hash_is_not_stored() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let (named, sent) = (Nar::of(b"named"), Nar::of(b"sent"));
+    let answer = lab.put(&nar_url(&named, ""), &token, &sent.bytes);
+    assert_eq!(answer.status, 422, "{}", answer.text());
+    assert_eq!(lab.send("HEAD", &sent.url(), "", &[], b"").status, 404);
+}
