@@ -40,6 +40,17 @@ pub struct NarFile {
     pub nar_hash: NarHash,
 }
 
+/// A path in a list of all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Base name.
+    pub path: String,
+    /// When it was last pushed or asked for, in seconds since 1970.
+    pub used: u64,
+    /// Bytes of its NAR as it is stored.
+    pub file_size: u64,
+}
+
 /// One cache: cheap to clone, shared by threads.
 #[derive(Clone)]
 pub struct Cache {
@@ -155,7 +166,7 @@ impl Cache {
     }
 
     /// Looks again, while nobody writes, whether a file is lost; if so, forgets it.
-    fn lost(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn lost(&self, name: &str) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
         let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
@@ -187,6 +198,19 @@ impl Cache {
         }
         let present = self.index().present(self.id(), hash_parts)?;
         Ok(hash_parts.iter().zip(present).filter(|(_, present)| !present).map(|(part, _)| *part).collect())
+    }
+
+    /// All its paths, by base name.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn list(&self) -> Result<Vec<Listed>, IndexError> {
+        self.record_uses();
+        let paths = self.index().snapshot(self.id())?.paths.into_iter();
+        let mut listed: Vec<Listed> =
+            paths.map(|path| Listed { path: path.path, used: path.used, file_size: path.file_size }).collect();
+        listed.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(listed)
     }
 
     /// How much is in it.
@@ -231,6 +255,10 @@ impl Cache {
 
     pub(super) fn directory(&self) -> &CacheDirectory {
         &self.state.directory
+    }
+
+    pub(super) fn is_unverified(&self) -> bool {
+        self.shared.unsafe_no_verify
     }
 
     pub(super) fn now(&self) -> u64 {

@@ -59,6 +59,10 @@ pub enum DataError {
 pub struct DataOptions {
     /// Do not make what is missing: a command that only reads says that there is no data folder instead.
     pub must_exist: bool,
+    /// For measuring only: uncompressed NARs are believed and not synchronised. Whoever uploads could put anything in anybody's
+    /// place.
+    #[doc(hidden)]
+    pub unsafe_no_verify: bool,
 }
 
 /// A data folder: cheap to clone, shared by threads, and opened by other processes at the same time.
@@ -74,6 +78,7 @@ pub(super) struct Shared {
     pub(super) audit: Audit,
     pub(super) tokens_used: TokensUsed,
     pub(super) uses: Uses,
+    pub(super) unsafe_no_verify: bool,
     /// Up to which change files are known to be as the index says.
     pub(super) reconciled: AtomicI64,
     pub(super) nar_locks: [Mutex<()>; NAR_LOCKS],
@@ -105,6 +110,7 @@ impl Data {
             audit: Audit::new(path.join("audit.jsonl")),
             tokens_used: TokensUsed::default(),
             uses: Uses::default(),
+            unsafe_no_verify: options.unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
             caches: RwLock::new(HashMap::new()),

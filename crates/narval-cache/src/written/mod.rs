@@ -32,6 +32,8 @@ mod audit;
 mod cache;
 mod commit;
 mod data;
+mod export;
+mod fsck;
 mod grant;
 mod index;
 mod name;
@@ -48,9 +50,11 @@ mod tokens;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use audit::Audit;
-pub use cache::{Cache, Elsewhere, NarFile, Stamp};
+pub use cache::{Cache, Elsewhere, Listed, NarFile, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::{Data, DataError, DataOptions};
+pub use export::Imported;
+pub use fsck::{FsckOptions, FsckReport};
 pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
 pub use index::{IndexError, Usage};
 pub use name::{

@@ -206,6 +206,8 @@ pub(crate) trait Index: Send + Sync {
     fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError>;
     /// What a name below `nar/` means in a cache.
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
+    /// All names below `nar/`.
+    fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// The names of a NAR in a cache, in whichever form.
     fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// Gives a name to a stored NAR. Durable with the next commit.

@@ -11,6 +11,7 @@ mod tee;
 
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::path::Path;
 use std::sync::PoisonError;
 
 use narval_nix::{Compression, NarHash, Sha256};
@@ -165,7 +166,8 @@ impl Upload {
     fn verify(&self, body: &mut dyn Read, file: Option<&File>) -> Result<(Verified, TemporaryFile), Refusal> {
         let listing = self.cache.incoming_file()?;
         let nar_size_max = self.cache.settings().nar_size_max;
-        let claims = Claims { target: &self.target, length: self.length, nar_size_max };
+        let (is_unverified, is_alias) = (self.cache.is_unverified(), false);
+        let claims = Claims { target: &self.target, length: self.length, nar_size_max, is_unverified, is_alias };
         Ok((verify(&claims, body, file, listing.file())?, listing))
     }
 
@@ -174,9 +176,11 @@ impl Upload {
         let (cache, storage) = (&self.cache, self.cache.storage());
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
         let fresh = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
-        // Before the lock: it is what takes time. For nothing, if it turns out that the NAR is there.
-        if cache.stored(&fresh)?.is_none() {
+        // Before the lock: it is what takes time. Not done if the NAR is there already.
+        let mut is_durable = cache.is_unverified();
+        if !is_durable && cache.stored(&fresh)?.is_none() {
             file.file().sync_all().map_err(failed)?;
+            is_durable = true;
         }
         let _no_collection = storage.lock_shared().map_err(failed)?;
         let _one_by_one = cache.nar_lock(&nar_hash).lock().unwrap_or_else(PoisonError::into_inner);
@@ -202,8 +206,10 @@ impl Upload {
                     if fresh.listing_size.is_some() {
                         storage::persist(listing, &storage.blob_listing(&nar_hash))?;
                     }
-                    // Once more, if another upload's file was there a moment ago and is lost now. Costs nothing else.
-                    file.file().sync_all()?;
+                    if !is_durable {
+                        // Another upload's file was there a moment ago, and is lost now.
+                        file.file().sync_all()?;
+                    }
                     storage::persist(file, &blob)
                 };
                 if let Err(error) = place() {
@@ -220,6 +226,37 @@ impl Upload {
 }
 
 impl Cache {
+    /// Records a file below `nar/` that the index does not have, if it is a NAR.
+    pub(super) fn import_nar(&self, name: &NarFileName, path: &Path) -> Result<(), Refusal> {
+        let failed = |error: std::io::Error| Refusal::of_file("read", path.display(), &error);
+        let mut file = File::open(path).map_err(failed)?;
+        let (target, listing) = (NarTarget::File(*name), self.incoming_file()?);
+        let nar_size_max = self.settings().nar_size_max;
+        let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: true };
+        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } =
+            verify(&claims, &mut file, None, listing.file())?;
+        let blob = self.storage().blob(&nar_hash, compression);
+        let mut nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        match self.index().nar(&nar_hash, compression)? {
+            Some(kept) if kept.file_size == file_size && kept.file_hash == file_hash => {}
+            // Another file of this NAR was there first: this name becomes one of it, as if it had been uploaded.
+            Some(kept) => {
+                storage::link(&blob, path).map_err(failed)?;
+                nar = kept;
+            }
+            None => {
+                if let Some(folder) = blob.parent() {
+                    std::fs::create_dir_all(folder).map_err(failed)?;
+                }
+                storage::link(path, &blob).map_err(failed)?;
+                if listing_size.is_some() {
+                    storage::persist(listing, &self.storage().blob_listing(&nar_hash)).map_err(failed)?;
+                }
+            }
+        }
+        Ok(self.index().add_file(self.id(), &name.to_string(), &nar, self.now())?)
+    }
+
     /// The stored form of this NAR, if its file is there as recorded.
     fn stored(&self, nar: &NarRecord) -> Result<Option<NarRecord>, Refusal> {
         let Some(kept) = self.index().nar(&nar.nar_hash, nar.compression)? else { return Ok(None) };

@@ -1,6 +1,7 @@
 //! Tests of the whole: a data folder on a real file system.
 
 mod committing;
+mod fsck;
 mod receiving;
 mod retention;
 mod tokens;

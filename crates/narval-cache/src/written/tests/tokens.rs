@@ -54,7 +54,8 @@ fn what_is_no_token() {
 fn attic_34_revoked_at_once_and_everywhere() {
     let fixture = Fixture::new();
     let (info, text) = fixture.data.tokens().create(&new_token("push")).unwrap();
-    let elsewhere = Data::open(fixture.folder.path(), DataOptions { must_exist: true }).unwrap();
+    let elsewhere =
+        Data::open(fixture.folder.path(), DataOptions { must_exist: true, ..DataOptions::default() }).unwrap();
     assert!(elsewhere.tokens().verify(text.as_bytes()).unwrap().is_some());
     assert!(fixture.data.tokens().revoke(&info.id).unwrap());
     assert!(elsewhere.tokens().verify(text.as_bytes()).unwrap().is_none());
@@ -86,7 +87,7 @@ fn the_audit_log_says_who_did_what() {
 fn a_folder_that_must_exist() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data");
-    let error = Data::open(&path, DataOptions { must_exist: true }).unwrap_err();
+    let error = Data::open(&path, DataOptions { must_exist: true, ..DataOptions::default() }).unwrap_err();
     assert!(error.to_string().contains("no index.sqlite"), "{error}");
     assert!(!path.exists());
 }

@@ -150,6 +150,10 @@ impl Index for Sqlite {
         self.read(|connection| nars::file(connection, cache, name))
     }
 
+    fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
+        self.read(|connection| nars::files(connection, cache))
+    }
+
     fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError> {
         self.read(|connection| nars::files_of(connection, cache, nar_hash))
     }

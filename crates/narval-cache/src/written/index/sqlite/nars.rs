@@ -36,6 +36,13 @@ pub(super) fn file(connection: &Connection, cache: CacheId, name: &str) -> rusql
     connection.prepare_cached(&query)?.query_row(params![cache.0, name], record).optional()
 }
 
+pub(super) fn files(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<(String, NarRecord)>> {
+    let query =
+        format!("select {COLUMNS}, f.name from files f join nars n on n.id = f.nar where f.cache = ? order by f.name");
+    let mut statement = connection.prepare_cached(&query)?;
+    statement.query_map([cache.0], |row| Ok((row.get(7)?, record(row)?)))?.collect()
+}
+
 pub(super) fn files_of(
     connection: &Connection,
     cache: CacheId,

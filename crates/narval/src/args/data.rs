@@ -1,0 +1,133 @@
+//! The data folder of a cache that is written, and what in it.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use narval_cache::Wanted;
+use narval_cache::written::{Cache, CacheName, Data, DataOptions, Grant};
+use narval_nix::HashPart;
+use narval_nix::StoreDir;
+
+use crate::Failure;
+
+/// Where the data folder is if nobody says.
+pub const DATA_DEFAULT: &str = "/var/lib/narval";
+
+/// Which data folder.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DataArgs {
+    /// Data folder of the server; a server may be running with it
+    #[arg(long, value_name = "DIR", default_value = DATA_DEFAULT, env = "NARVAL_DATA", hide_env_values = true)]
+    pub data: PathBuf,
+}
+
+/// Which data folder, and which of its caches.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CacheArgs {
+    /// The folder.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Which cache
+    #[arg(long, value_name = "NAME", default_value_t)]
+    pub cache: CacheName,
+}
+
+impl DataArgs {
+    /// Opens the folder, and makes it when it is missing.
+    ///
+    /// # Errors
+    /// When it can't be used.
+    pub fn create(&self) -> Result<Data, Failure> {
+        Data::open(&self.data, DataOptions::default()).map_err(Failure::runtime)
+    }
+
+    /// Opens the folder, which must be there.
+    ///
+    /// # Errors
+    /// When it is missing or can't be used.
+    pub fn open(&self) -> Result<Data, Failure> {
+        let options = DataOptions { must_exist: true, ..DataOptions::default() };
+        Data::open(&self.data, options).map_err(Failure::usage)
+    }
+}
+
+impl CacheArgs {
+    /// Opens the cache.
+    ///
+    /// # Errors
+    /// When the folder can't be used, or has no such cache.
+    pub fn open(&self) -> Result<(Data, Cache), Failure> {
+        let data = self.data.open()?;
+        let cache = data.cache(&self.cache).map_err(Failure::runtime)?;
+        let absent = || Failure::usage(format!("there is no cache '{}' in '{}'", self.cache, self.data.data.display()));
+        Ok((data, cache.ok_or_else(absent)?))
+    }
+}
+
+/// Whoever may use these commands may do everything: the folder is theirs.
+pub fn administrator() -> Grant {
+    Grant::administrator(&format!("user {}", rustix::process::geteuid().as_raw()))
+}
+
+/// The hash part of a store path of this cache, as a user writes it.
+///
+/// # Errors
+/// When it is no store path.
+pub fn hash_part(text: &str, store_dir: &StoreDir) -> Result<HashPart, Failure> {
+    Wanted::parse(text, store_dir).map(|wanted| wanted.hash_part()).map_err(Failure::usage)
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}
+
+/// How long ago a time is, roughly: `3 days ago`.
+pub fn ago(time: u64) -> String {
+    let seconds = now().saturating_sub(time);
+    let (number, unit) = match seconds {
+        0..120 => return "just now".to_owned(),
+        120..7200 => (seconds / 60, "minutes"),
+        7200..172_800 => (seconds / 3600, "hours"),
+        _ => (seconds / 86_400, "days"),
+    };
+    format!("{number} {unit} ago")
+}
+
+/// When a time is, roughly: `in 3 days`.
+pub fn ahead(time: u64) -> String {
+    let seconds = time.saturating_sub(now());
+    match seconds {
+        0 => "expired".to_owned(),
+        1..7200 => format!("in {} minutes", seconds.div_ceil(60)),
+        7200..172_800 => format!("in {} hours", seconds / 3600),
+        _ => format!("in {} days", seconds / 86_400),
+    }
+}
+
+/// A time such as `90d`, for clap.
+///
+/// # Errors
+/// When it is none.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    const UNITS: [(char, u64); 5] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800)];
+    let unit = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit));
+    let seconds = unit.and_then(|(unit, factor)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(factor));
+    seconds.map(Duration::from_secs).ok_or_else(|| "give a number with s, m, h, d or w after it, as in '90d'".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_time("90d"), Ok(Duration::from_secs(90 * 86_400)));
+        assert_eq!(parse_time("2w").unwrap(), parse_time("14d").unwrap());
+        for bad in ["", "d", "90", "-1d", "1.5h", "99999999999999999999d"] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+        assert_eq!((ago(now()), ago(now() - 3 * 86_400)), ("just now".to_owned(), "3 days ago".to_owned()));
+        assert_eq!((ahead(1), ahead(now() + 3 * 86_400 + 5)), ("expired".to_owned(), "in 3 days".to_owned()));
+    }
+}

@@ -1,0 +1,62 @@
+//! `narval cache fsck` and `import`.
+
+use std::path::Path;
+
+use narval_cache::written::{Data, FsckOptions};
+
+use crate::Failure;
+use crate::args::data::DataArgs;
+use crate::ui::output::{note, out};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  narval cache fsck
+  narval cache fsck --contents --repair
+  narval cache fsck --rebuild")]
+pub(super) struct FsckArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// Read every NAR and compare its hash, not only its length
+    #[arg(long)]
+    contents: bool,
+    /// Forget what is lost, write again what can be, remove what belongs to nothing
+    #[arg(long)]
+    repair: bool,
+    /// Make the index again from the files, verifying every NAR; the server must not be running
+    ///
+    /// The present index stays beside it. Tokens and pins are not in the files: take them back with `narval cache import`.
+    #[arg(long, conflicts_with_all = ["contents", "repair"])]
+    rebuild: bool,
+}
+
+pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
+    let report = if args.rebuild {
+        if !args.data.data.join("caches").is_dir() {
+            return Err(Failure::usage(format!("'{}' is no data folder: it has no 'caches'", args.data.data.display())));
+        }
+        Data::rebuild(&args.data.data).map_err(Failure::runtime)?.1
+    } else {
+        let data = args.data.open()?;
+        let report = data.fsck(FsckOptions { contents: args.contents, repair: args.repair }).map_err(Failure::runtime)?;
+        data.wait_until_noticed();
+        report
+    };
+    report.problems.iter().for_each(|problem| out!("{problem}"));
+    let (paths, files, problems) = (report.paths, report.files, report.problems.len());
+    note!("{paths} paths, {files} NARs, {problems} problems");
+    match problems {
+        0 => Ok(()),
+        _ if args.rebuild || args.repair => Ok(()),
+        _ => Err(Failure::runtime("something is wrong; 'narval cache fsck --repair' puts it in order")),
+    }
+}
+
+pub(super) fn import(data: &DataArgs, file: &Path) -> Result<(), Failure> {
+    let text = std::fs::read_to_string(file).map_err(|error| Failure::of_file(&format!("'{}'", file.display()), &error))?;
+    let data = data.create()?;
+    let imported = data.import(&text).map_err(Failure::usage)?;
+    data.wait_until_noticed();
+    note!("took back {} tokens and {} pins", imported.tokens, imported.pins);
+    Ok(())
+}

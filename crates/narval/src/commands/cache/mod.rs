@@ -1,0 +1,206 @@
+//! `narval cache`: looks after a cache that can be written, beside the server that runs with it.
+
+mod check;
+
+use clap::Subcommand;
+use narval_cache::written::{CollectOptions, Hold};
+use serde_json::json;
+
+use crate::Failure;
+use crate::args::client::human_bytes;
+use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead, hash_part};
+use crate::ui::output::{note, out};
+
+/// Look after a cache that can be written
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Forget what no pin and no use keeps
+    ///
+    /// Paths are hidden at once; their NARs are removed a day later, for clients that know them. With --dry-run, shows what would be
+    /// forgotten and why.
+    #[command(after_help = "Example:\n  narval cache gc --dry-run")]
+    Gc {
+        #[command(flatten)]
+        cache: CacheArgs,
+        /// Show what would be forgotten, and forget nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete a path now, its NAR too
+    #[command(after_help = "Example:\n  narval cache delete /nix/store/…-with-a-secret --referrers")]
+    Delete {
+        #[command(flatten)]
+        cache: CacheArgs,
+        /// The path
+        #[arg(value_name = "PATH")]
+        path: String,
+        /// Delete all that refers to it, too
+        #[arg(long)]
+        referrers: bool,
+    },
+    /// Show how much is in each cache
+    #[command(after_help = "Example:\n  narval cache stats")]
+    Stats {
+        #[command(flatten)]
+        data: DataArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the paths of a cache
+    #[command(after_help = "Example:\n  narval cache list")]
+    List {
+        #[command(flatten)]
+        cache: CacheArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show which pin or use keeps a path
+    #[command(after_help = "Example:\n  narval cache why /nix/store/…-glibc-2.40")]
+    Why {
+        #[command(flatten)]
+        cache: CacheArgs,
+        /// The path
+        #[arg(value_name = "PATH")]
+        path: String,
+    },
+    /// Check the index against the files
+    Fsck(check::FsckArgs),
+    /// Print what is only in the index: settings, hashes of tokens, pins
+    #[command(after_help = "Example:\n  narval cache export > saved.json")]
+    Export {
+        #[command(flatten)]
+        data: DataArgs,
+    },
+    /// Take back what `narval cache export` has printed
+    #[command(after_help = "Example:\n  narval cache import saved.json")]
+    Import {
+        #[command(flatten)]
+        data: DataArgs,
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: std::path::PathBuf,
+    },
+}
+
+/// Runs `narval cache`.
+///
+/// # Errors
+/// When the data folder can't be used, or a path is not there.
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::Gc { cache, dry_run, json } => gc(&cache, dry_run, json),
+        Command::Delete { cache, path, referrers } => delete(&cache, &path, referrers),
+        Command::Stats { data, json } => stats(&data, json),
+        Command::List { cache, json } => list(&cache, json),
+        Command::Why { cache, path } => why(&cache, &path),
+        Command::Fsck(args) => check::fsck(&args),
+        Command::Export { data } => {
+            out!("{}", data.open()?.export().map_err(Failure::runtime)?);
+            Ok(())
+        }
+        Command::Import { data, file } => check::import(&data, &file),
+    }
+}
+
+fn gc(args: &CacheArgs, dry_run: bool, json: bool) -> Result<(), Failure> {
+    let (data, cache) = args.open()?;
+    if let Some(warning) = cache.settings().warning() {
+        note!("narval: {warning}");
+    }
+    let options = CollectOptions { dry_run, ..CollectOptions::default() };
+    let collected = cache.collect(&options, &administrator()).map_err(Failure::runtime)?;
+    if json {
+        let forgotten = collected.forgotten.iter();
+        let paths: Vec<_> =
+            forgotten.map(|path| json!({"path": path.path, "used": path.used, "forSize": path.for_size})).collect();
+        out!(
+            "{}",
+            json!({"v": 1, "paths": paths, "kept": collected.kept, "files": collected.files, "bytes": collected.bytes,
+                "dryRun": dry_run})
+        );
+    } else {
+        for path in &collected.forgotten {
+            let why = if path.for_size { "the cache is too large" } else { "retention" };
+            out!("{}  last used {} ({why})", path.path, ago(path.used));
+        }
+        let forgotten = collected.forgotten.len();
+        if dry_run {
+            note!("would forget {forgotten} paths, keep {}", collected.kept);
+        } else {
+            let (files, bytes) = (collected.files, human_bytes(collected.bytes));
+            note!("forgot {forgotten} paths, kept {}; removed {files} NARs ({bytes}) that were forgotten before", collected.kept);
+        }
+    }
+    data.wait_until_noticed();
+    Ok(())
+}
+
+fn delete(args: &CacheArgs, path: &str, referrers: bool) -> Result<(), Failure> {
+    let (data, cache) = args.open()?;
+    let part = hash_part(path, &cache.settings().store_dir)?;
+    let deleted = cache.delete(&part, referrers, &administrator()).map_err(Failure::usage)?;
+    data.wait_until_noticed();
+    note!("deleted {} paths and {} NARs ({})", deleted.paths.len(), deleted.files, human_bytes(deleted.bytes));
+    Ok(())
+}
+
+fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
+    for cache in args.open()?.caches().map_err(Failure::runtime)? {
+        let (usage, settings) = (cache.usage().map_err(Failure::runtime)?, cache.settings());
+        let name = cache.name();
+        if json {
+            out!(
+                "{}",
+                json!({"cache": name.as_str(), "paths": usage.paths, "files": usage.files, "bytes": usage.bytes,
+                    "retentionDays": settings.retention_days, "sizeMax": settings.size_max, "quota": settings.quota,
+                    "public": settings.public})
+            );
+            continue;
+        }
+        let retention = settings.retention_days.map_or_else(|| "for ever".to_owned(), |days| format!("for {days} days"));
+        out!("{name}: {} paths, {} NARs, {}, kept {retention}", usage.paths, usage.files, human_bytes(usage.bytes));
+    }
+    Ok(())
+}
+
+fn list(args: &CacheArgs, json: bool) -> Result<(), Failure> {
+    for path in args.open()?.1.list().map_err(Failure::runtime)? {
+        if json {
+            out!("{}", json!({"path": path.path, "used": path.used, "fileSize": path.file_size}));
+        } else {
+            out!("{}  {}  used {}", path.path, human_bytes(path.file_size), ago(path.used));
+        }
+    }
+    Ok(())
+}
+
+fn why(args: &CacheArgs, path: &str) -> Result<(), Failure> {
+    let (_, cache) = args.open()?;
+    let part = hash_part(path, &cache.settings().store_dir)?;
+    let why = cache.why(&part).map_err(Failure::runtime)?;
+    let why = why.ok_or_else(|| Failure::usage(format!("'{path}' is not in the cache '{}'", cache.name())))?;
+    let hold = match why.hold {
+        Hold::Pin(name) => format!("pin '{name}'"),
+        Hold::Lease(until) => format!("a client was told that it is here; ends {}", ahead(until)),
+        Hold::Used(time) => format!("pushed or asked for {}", ago(time)),
+    };
+    out!("{hold}");
+    for (depth, path) in why.chain.iter().enumerate() {
+        out!("{}└ {path}", "  ".repeat(depth));
+    }
+    if !why.kept {
+        out!("that is too long ago: the next 'narval cache gc' forgets it");
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! `narval pin`: closures that a cache keeps.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use narval_cache::written::PinFor;
+use narval_nix::StorePath;
+
+use crate::Failure;
+use crate::args::data::{CacheArgs, administrator, ago, ahead, hash_part, now, parse_time};
+use crate::ui::output::out;
+
+/// Keep closures in a cache that can be written
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Keep a path and all that it refers to
+    ///
+    /// Without --for and --keep, for ever. A path that is pinned under a name that is in use is the next revision of it.
+    #[command(after_help = "\
+Example:
+  narval pin add release-1.2 /nix/store/…-app
+  narval pin add nightly /nix/store/…-app --keep 3
+  narval pin add branch-x /nix/store/…-app --for 30d")]
+    Add {
+        #[command(flatten)]
+        cache: CacheArgs,
+        /// Name of the pin
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// The path
+        #[arg(value_name = "PATH")]
+        path: String,
+        /// Keep the newest N revisions of this name
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        keep: Option<u32>,
+        /// Keep it for so long, as `30d`
+        #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+        time: Option<Duration>,
+    },
+    /// List pins
+    #[command(after_help = "Example:\n  narval pin list")]
+    List {
+        #[command(flatten)]
+        cache: CacheArgs,
+    },
+    /// Remove a pin
+    #[command(after_help = "Example:\n  narval pin remove nightly")]
+    Remove {
+        #[command(flatten)]
+        cache: CacheArgs,
+        /// Name of the pin
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Only the revision that is this path [default: all]
+        #[arg(value_name = "PATH")]
+        path: Option<String>,
+    },
+}
+
+/// Runs `narval pin`.
+///
+/// # Errors
+/// When the data folder can't be used, or the path or the pin is not there.
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::Add { cache, name, path, keep, time } => {
+            let (_, cache) = cache.open()?;
+            let part = hash_part(&path, &cache.settings().store_dir)?;
+            let until = time.map(|time| now().saturating_add(time.as_secs()));
+            let pin = cache.pin(&name, &part, PinFor { keep, until }, &administrator()).map_err(Failure::usage)?;
+            out!("{}  {}", pin.name, pin.path);
+        }
+        Command::List { cache } => {
+            for pin in cache.open()?.1.pins().map_err(Failure::runtime)? {
+                let keep = pin.holds.keep.map(|keep| format!(", keeps {keep}")).unwrap_or_default();
+                let until = pin.holds.until.map(|until| format!(", ends {}", ahead(until))).unwrap_or_default();
+                out!("{}  {}  {}{keep}{until}", pin.name, pin.path, ago(pin.created));
+            }
+        }
+        Command::Remove { cache, name, path } => {
+            let (_, cache) = cache.open()?;
+            let path = path.map(|path| base_name(&path)).transpose()?;
+            if cache.unpin(&name, path.as_ref(), &administrator()).map_err(Failure::runtime)? == 0 {
+                return Err(Failure::usage(format!("there is no such pin '{name}'; 'narval pin list' shows them")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn base_name(path: &str) -> Result<StorePath, Failure> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    StorePath::parse(name).map_err(|error| Failure::usage(format!("'{path}': {error}")))
+}

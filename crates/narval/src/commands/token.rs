@@ -1,0 +1,166 @@
+//! `narval token`: who may push to a cache, and what else.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use narval_cache::written::{CachePatterns, CacheSettings, DEFAULT_CACHE, NewToken, Scope, Scopes, TokenInfo};
+use serde_json::json;
+
+use crate::Failure;
+use crate::args::data::{DataArgs, ago, ahead, now, parse_time};
+use crate::ui::output::{note, out};
+
+/// Make, list and revoke tokens for a cache that can be written
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a token and print it
+    ///
+    /// It is shown this once: only its hash is kept. Clients present it as `Authorization: Bearer`, or as the password in netrc, with
+    /// any user name.
+    #[command(after_help = "\
+Example:
+  narval token create --pull --push ci > token
+  narval token create --push --sign --cache 'team-*' --expires 90d builders")]
+    Create(CreateArgs),
+    /// List tokens, and when they were last used
+    #[command(after_help = "Example:\n  narval token list")]
+    List {
+        #[command(flatten)]
+        data: DataArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Revoke a token: it is refused from now on
+    #[command(after_help = "Example:\n  narval token revoke 0a1b2c3d4f5g6h7i")]
+    Revoke {
+        #[command(flatten)]
+        data: DataArgs,
+        /// Its id, as `narval token list` shows it: the part between the underscores
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct CreateArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// What to call it, in lists and in the audit log
+    #[arg(value_name = "LABEL")]
+    label: String,
+    /// Caches that it is for: names, or patterns such as `team-*`
+    #[arg(long = "cache", value_name = "NAME", default_value = DEFAULT_CACHE)]
+    caches: Vec<String>,
+    /// When it ends, counted from now, as `90d` [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    expires: Option<Duration>,
+    #[command(flatten)]
+    allows: AllowArgs,
+}
+
+/// What a token allows.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "What it allows")]
+struct AllowArgs {
+    /// Read caches that are not public
+    #[arg(long)]
+    pull: bool,
+    /// Upload paths
+    #[arg(long)]
+    push: bool,
+    /// Have the cache's keys sign what is uploaded
+    #[arg(long)]
+    sign: bool,
+    /// Add and remove pins
+    #[arg(long)]
+    pin: bool,
+    /// Delete paths
+    #[arg(long)]
+    delete: bool,
+    /// Replace a path by other contents
+    #[arg(long)]
+    replace: bool,
+    /// All of it
+    #[arg(long)]
+    admin: bool,
+}
+
+impl AllowArgs {
+    fn scopes(&self) -> Scopes {
+        let chosen = [self.pull, self.push, self.sign, self.pin, self.delete, self.replace, self.admin];
+        Scope::ALL.into_iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(scope, _)| scope).collect()
+    }
+}
+
+/// Runs `narval token`.
+///
+/// # Errors
+/// When the data folder can't be used, or a token can't be what is asked for.
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::Create(args) => create(&args),
+        Command::List { data, json } => list(&data, json),
+        Command::Revoke { data, id } => revoke(&data, &id),
+    }
+}
+
+fn create(args: &CreateArgs) -> Result<(), Failure> {
+    let new = NewToken {
+        label: args.label.clone(),
+        caches: CachePatterns::new(&args.caches).map_err(Failure::usage)?,
+        scopes: args.allows.scopes(),
+        expires: args.expires.map(|time| now().saturating_add(time.as_secs())),
+    };
+    if new.scopes.is_empty() {
+        return Err(Failure::usage("a token that allows nothing: give --push, --pull or another of --help"));
+    }
+    let data = args.data.create()?;
+    // Whoever makes a token before the server's first start expects the cache to be there.
+    data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
+    let (info, token) = data.tokens().create(&new).map_err(Failure::usage)?;
+    out!("{}", token.as_str());
+    note!("token {} '{}' allows {} in {}", info.id, info.label, info.scopes, info.caches.join(", "));
+    Ok(())
+}
+
+fn list(data: &DataArgs, json: bool) -> Result<(), Failure> {
+    let tokens = data.open()?.tokens().list().map_err(Failure::runtime)?;
+    for token in &tokens {
+        if json {
+            let TokenInfo { id, label, caches, scopes, created, expires, last_used, revoked } = token;
+            let scopes = scopes.to_string();
+            out!(
+                "{}",
+                json!({"id": id, "label": label, "caches": caches, "scopes": scopes, "created": created, "expires": expires,
+                    "lastUsed": last_used, "revoked": revoked})
+            );
+            continue;
+        }
+        let state = match (token.revoked, token.expires) {
+            (Some(time), _) => format!("revoked {}", ago(time)),
+            (None, Some(time)) if time <= now() => "expired".to_owned(),
+            (None, Some(time)) => format!("expires {}", ahead(time)),
+            (None, None) => "valid".to_owned(),
+        };
+        let used = token.last_used.map_or_else(|| "never used".to_owned(), |time| format!("used {}", ago(time)));
+        out!("{}  {}  {}  {}  {state}, {used}", token.id, token.label, token.scopes, token.caches.join(","));
+    }
+    Ok(())
+}
+
+fn revoke(data: &DataArgs, id: &str) -> Result<(), Failure> {
+    let data = data.open()?;
+    if !data.tokens().revoke(id).map_err(Failure::runtime)? {
+        return Err(Failure::usage(format!("there is no token '{id}'; 'narval token list' shows them")));
+    }
+    data.audit().note(&crate::args::data::administrator(), None, "revoke", id, &Ok("revoked".to_owned()));
+    data.wait_until_noticed();
+    Ok(())
+}
