@@ -6,8 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
-    bench, cat, completions, config, copy, demo, doctor, enter, gc, install, key, ls, man, nar, path_info, profiles,
-    push, remove, rollback, run, serve, shell, static_site, use_cache, verify, warm,
+    bench, cache, cat, completions, config, copy, demo, doctor, enter, gc, install, key, ls, man, nar, path_info, pin,
+    profiles, push, remove, rollback, run, serve, shell, static_site, token, use_cache, verify, warm,
 };
 use crate::ui::{log, output};
 
@@ -33,7 +33,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "ls", "cat"]),
-    ("Caches", &["use", "copy", "push"]),
+    ("Caches", &["use", "copy", "push", "token", "pin", "cache"]),
     ("Maintain", &["verify", "gc", "doctor"]),
     ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
 ];
@@ -79,6 +79,9 @@ enum Command {
     Config(config::Args),
     Warm(warm::Args),
     Static(static_site::Args),
+    Token(token::Args),
+    Pin(pin::Args),
+    Cache(cache::Args),
     Bench(bench::Args),
     Key(key::Args),
     Nar(nar::Args),
@@ -132,6 +135,9 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Config(args) => config::run(args),
         Command::Warm(args) => warm::run(args),
         Command::Static(args) => static_site::run(args),
+        Command::Token(args) => token::run(args),
+        Command::Pin(args) => pin::run(args),
+        Command::Cache(args) => cache::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Key(args) => key::run(args),
         Command::Nar(args) => nar::run(args),

@@ -113,7 +113,9 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     const UNITS: [(char, u64); 5] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800)];
     let unit = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit));
     let seconds = unit.and_then(|(unit, factor)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(factor));
-    seconds.map(Duration::from_secs).ok_or_else(|| "give a number with s, m, h, d or w after it, as in '90d'".to_owned())
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "give a number with s, m, h, d or w after it, as in '90d'".to_owned())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod access_log;
 pub mod client;
 pub(crate) mod count;
+pub mod data;
 pub mod listen;
 pub mod nar_cache;
 pub mod paths;

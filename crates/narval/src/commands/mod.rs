@@ -1,6 +1,7 @@
 //! The commands of `narval`, one file each: its arguments, and a function that runs it.
 
 pub mod bench;
+pub mod cache;
 pub mod cat;
 pub mod completions;
 pub mod config;
@@ -15,6 +16,7 @@ pub mod ls;
 pub mod man;
 pub mod nar;
 pub mod path_info;
+pub mod pin;
 pub mod profiles;
 pub mod push;
 pub mod remove;
@@ -23,6 +25,7 @@ pub mod run;
 pub mod serve;
 pub mod shell;
 pub mod static_site;
+pub mod token;
 pub mod use_cache;
 pub mod verify;
 pub mod warm;

@@ -31,7 +31,7 @@ impl Lab {
     }
 
     pub fn data(&self) -> Data {
-        Data::open(&self.data_path(), DataOptions { must_exist: true }).unwrap()
+        Data::open(&self.data_path(), DataOptions { must_exist: true, ..DataOptions::default() }).unwrap()
     }
 
     /// A token for all caches with these scopes, separated by commas.

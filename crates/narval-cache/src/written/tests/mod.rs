@@ -2,6 +2,8 @@
 
 mod committing;
 mod fsck;
+mod hostile;
+mod killed;
 mod receiving;
 mod retention;
 mod tokens;

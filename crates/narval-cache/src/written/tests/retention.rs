@@ -253,7 +253,7 @@ fn pushes_and_collections_at_once() {
 }
 
 /// Every path in the index has what it refers to, and its NAR, at that moment.
-fn whole(cache: &Cache) {
+pub(super) fn whole(cache: &Cache) {
     let _alone = cache.storage().lock_exclusive().unwrap();
     let snapshot = cache.index().snapshot(cache.id()).unwrap();
     for path in &snapshot.paths {

@@ -33,12 +33,16 @@ pub(super) struct FsckArgs {
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let report = if args.rebuild {
         if !args.data.data.join("caches").is_dir() {
-            return Err(Failure::usage(format!("'{}' is no data folder: it has no 'caches'", args.data.data.display())));
+            return Err(Failure::usage(format!(
+                "'{}' is no data folder: it has no 'caches'",
+                args.data.data.display()
+            )));
         }
         Data::rebuild(&args.data.data).map_err(Failure::runtime)?.1
     } else {
         let data = args.data.open()?;
-        let report = data.fsck(FsckOptions { contents: args.contents, repair: args.repair }).map_err(Failure::runtime)?;
+        let report =
+            data.fsck(FsckOptions { contents: args.contents, repair: args.repair }).map_err(Failure::runtime)?;
         data.wait_until_noticed();
         report
     };
@@ -53,7 +57,8 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
 }
 
 pub(super) fn import(data: &DataArgs, file: &Path) -> Result<(), Failure> {
-    let text = std::fs::read_to_string(file).map_err(|error| Failure::of_file(&format!("'{}'", file.display()), &error))?;
+    let text =
+        std::fs::read_to_string(file).map_err(|error| Failure::of_file(&format!("'{}'", file.display()), &error))?;
     let data = data.create()?;
     let imported = data.import(&text).map_err(Failure::usage)?;
     data.wait_until_noticed();

@@ -139,7 +139,10 @@ fn gc(args: &CacheArgs, dry_run: bool, json: bool) -> Result<(), Failure> {
             note!("would forget {forgotten} paths, keep {}", collected.kept);
         } else {
             let (files, bytes) = (collected.files, human_bytes(collected.bytes));
-            note!("forgot {forgotten} paths, kept {}; removed {files} NARs ({bytes}) that were forgotten before", collected.kept);
+            note!(
+                "forgot {forgotten} paths, kept {}; removed {files} NARs ({bytes}) that were forgotten before",
+                collected.kept
+            );
         }
     }
     data.wait_until_noticed();
@@ -168,7 +171,8 @@ fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
             );
             continue;
         }
-        let retention = settings.retention_days.map_or_else(|| "for ever".to_owned(), |days| format!("for {days} days"));
+        let retention =
+            settings.retention_days.map_or_else(|| "for ever".to_owned(), |days| format!("for {days} days"));
         out!("{name}: {} paths, {} NARs, {}, kept {retention}", usage.paths, usage.files, human_bytes(usage.bytes));
     }
     Ok(())
