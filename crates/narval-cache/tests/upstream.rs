@@ -202,7 +202,9 @@ fn open_with(
     sign_keys: Vec<SecretKey>,
 ) -> Result<Upstreams, UpstreamsError> {
     let store_dir = StoreDir::default();
-    Upstreams::open(UpstreamsOptions { folder: folder.to_owned(), bytes_max, upstreams, store_dir, sign_keys })
+    let opened = Upstreams::open(UpstreamsOptions { folder: folder.to_owned(), bytes_max, upstreams, store_dir })?;
+    opened.set_sign_keys(sign_keys);
+    Ok(opened)
 }
 
 fn found(lookup: Lookup) -> NarInfo {

@@ -305,6 +305,15 @@ impl Folder {
     }
 }
 
+impl std::str::FromStr for Url {
+    type Err = UrlError;
+
+    /// As [`Url::parse`].
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        Self::parse(text)
+    }
+}
+
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.scheme(), self.path()) {

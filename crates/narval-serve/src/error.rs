@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 
+use narval_cache::upstream::Unavailable;
 use narval_cache::written::{IndexError, Refusal, RefusalKind};
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_nix::StorePath;
@@ -54,6 +55,9 @@ pub(crate) enum ServeError {
     /// The cache that is written refuses something, or fails.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The upstreams can't be asked now.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
     /// An upload is malformed, and how.
     #[error("{0}")]
     Upload(String),
@@ -116,6 +120,13 @@ impl ServeError {
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
             Self::Refused(refusal) => refused(&refusal, metrics),
+            Self::Unavailable(unavailable) => {
+                tracing::debug!("{unavailable}");
+                let seconds = unavailable.retry_after.as_secs().max(1);
+                Response::text(StatusCode::SERVICE_UNAVAILABLE, "The upstream caches can't be asked now.\n")
+                    .header(header::RETRY_AFTER, HeaderValue::from(seconds))
+                    .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+            }
             Self::Upload(reason) => {
                 metrics.uploads_refused.inc();
                 Response::text(StatusCode::BAD_REQUEST, format!("{reason}\n"))

@@ -12,6 +12,7 @@ mod routes;
 mod service;
 mod sharded;
 mod upload;
+mod upstream;
 mod warm;
 mod written;
 

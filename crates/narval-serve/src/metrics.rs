@@ -56,6 +56,8 @@ pub(crate) struct Metrics {
     pub(crate) nar_bytes_zstd: Counter,
     /// Bytes of NARs sent as they were uploaded, compressed.
     pub(crate) nar_bytes_compressed: Counter,
+    /// Of NARs that were sent while they came from an upstream.
+    pub(crate) nar_bytes_upstream: Counter,
     pub(crate) upload_bytes: Counter,
     pub(crate) uploads_stored: Counter,
     pub(crate) uploads_known: Counter,
@@ -103,6 +105,7 @@ impl Metrics {
         let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
         let (nar_bytes_identity, nar_bytes_zstd) = (encoded("identity"), encoded("zstd"));
         let nar_bytes_compressed = encoded("as uploaded");
+        let nar_bytes_upstream = encoded("from upstream");
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
@@ -135,6 +138,7 @@ impl Metrics {
             nar_bytes_identity,
             nar_bytes_zstd,
             nar_bytes_compressed,
+            nar_bytes_upstream,
             registry,
         }
     }

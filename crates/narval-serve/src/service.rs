@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Scope, SmallKind};
+use narval_cache::upstream::{Small, Upstreams};
+use narval_cache::written::{Cache, CacheName, Data, Elsewhere, RefusalKind, Scope, SmallKind};
 use narval_http::{Handler, HeadRef, Method, Prepared, Request, Response, Snapshot};
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::{ReadAhead, Store};
@@ -22,9 +23,11 @@ use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::Memo;
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
-use crate::routes::table::{self, PushRoute, Route};
+use crate::routes::table::{self, NarRoute, PushRoute, Route};
 use crate::routes::{batch, build_trace, health, log, ls, metrics, narinfo, nix_cache_info};
 use crate::upload::Uploads;
+use crate::upstream;
+use crate::upstream::narinfo::UpstreamNarinfos;
 use crate::written::narinfo::WrittenNarinfos;
 use crate::written::{nar, small};
 use crate::{Config, Face};
@@ -52,6 +55,8 @@ pub struct Sources {
     pub store: Option<Store>,
     /// A cache that takes uploads; only with [`Face::Narval`].
     pub written: Option<WrittenCache>,
+    /// What else is asked; only with a cache that takes uploads.
+    pub upstreams: Option<Upstreams>,
 }
 
 /// A cache that takes uploads.
@@ -73,6 +78,7 @@ pub(crate) struct Shared {
     narinfos: Arc<Narinfos>,
     pub(crate) live: Option<Live>,
     written: Option<Written>,
+    upstream: Option<Upstreams>,
     metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
@@ -111,7 +117,7 @@ impl Service {
     /// # Errors
     /// As [`of`](Self::of).
     pub fn new(config: Config, store: Store) -> Result<Self, ServiceError> {
-        Self::of(config, Sources { store: Some(store), written: None })
+        Self::of(config, Sources { store: Some(store), ..Sources::default() })
     }
 
     /// A service of these sources.
@@ -125,15 +131,13 @@ impl Service {
         let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
         let (face, prefix) = (config.face, config.prefix.clone());
         let sign_keys = config.sign_keys.iter().map(narval_nix::SecretKey::public_key).collect();
-        let memo_bytes = config.narinfo_memo_bytes;
+        let (memo_bytes, sign_secrets) = (config.narinfo_memo_bytes, config.sign_keys.clone());
         let mut written_narinfos = None;
         let mut written = None;
         let store = sources.store.map(Arc::new);
         if let Some(WrittenCache { data, cache }) = sources.written {
             cache.set_sign_keys(config.sign_keys.clone());
-            if let Some(store) = &store {
-                cache.set_elsewhere(Some(Arc::new(LivePaths(Arc::clone(store)))));
-            }
+            cache.set_elsewhere(Some(Arc::new(OtherSources(store.clone(), sources.upstreams.clone()))));
             let (memo, metrics) = (Memo::new(memo_bytes), Arc::clone(&metrics));
             written_narinfos = Some(WrittenNarinfos { cache: cache.clone(), memo, metrics: Arc::clone(&metrics) });
             written = Some(Written {
@@ -149,7 +153,21 @@ impl Service {
             live_narinfos = Some(narinfos);
             live = Some(Live { store, nars });
         }
-        let narinfos = Narinfos { live: live_narinfos, written: written_narinfos, absent: narinfo::absent() };
+        let upstream = sources.upstreams;
+        if let Some(upstreams) = &upstream {
+            upstreams.set_sign_keys(sign_secrets);
+        }
+        let upstream_narinfos = upstream.clone().map(|upstreams| UpstreamNarinfos {
+            upstreams,
+            memo: Memo::new(memo_bytes),
+            metrics: Arc::clone(&metrics),
+        });
+        let narinfos = Narinfos {
+            live: live_narinfos,
+            written: written_narinfos,
+            upstream: upstream_narinfos,
+            absent: narinfo::absent(),
+        };
         Ok(Self {
             shared: Arc::new(Shared {
                 face,
@@ -159,6 +177,7 @@ impl Service {
                 narinfos: Arc::new(narinfos),
                 live,
                 written,
+                upstream,
                 metrics,
                 cache_info,
                 engine: OnceLock::new(),
@@ -236,19 +255,27 @@ fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Resul
     Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
 }
 
-/// The paths of the live store: what is uploaded may refer to them, since clients of this cache can have them.
-struct LivePaths(Arc<Store>);
+/// The paths of the live store and of the upstreams: what is uploaded may refer to them, since clients of this cache can have them.
+struct OtherSources(Option<Arc<Store>>, Option<Upstreams>);
 
-impl Elsewhere for LivePaths {
-    fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
-        let has = |hash_part| match self.0.path_from_hash_part(hash_part) {
+impl Elsewhere for OtherSources {
+    fn have(&self, cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
+        let live = |store: &Store, hash_part: &HashPart| match store.path_from_hash_part(hash_part) {
             Ok(path) => path.is_some(),
             Err(error) => {
                 tracing::error!("{error}");
                 false
             }
         };
-        hash_parts.iter().map(has).collect()
+        let has = |hash_part| self.0.as_ref().is_some_and(|store| live(store, hash_part));
+        let mut have: Vec<_> = hash_parts.iter().map(has).collect();
+        if let Some(upstreams) = &self.1 {
+            let missing = std::iter::zip(hash_parts, &have).filter(|(_, has)| !**has).map(|(part, _)| *part);
+            let missing: Vec<_> = missing.collect();
+            let found = upstreams.have(cache, &missing);
+            std::iter::zip(have.iter_mut().filter(|has| !**has), found).for_each(|(has, found)| *has = found);
+        }
+        have
     }
 }
 
@@ -368,21 +395,26 @@ impl Shared {
         let head = request.head();
         match route {
             Route::NarInfo(hash_part) => self.narinfos.answer(&head, hash_part),
-            Route::Nar(route) => self.live.as_ref().ok_or(ServeError::NoPath)?.nars.answer(&head, &route),
+            Route::Nar(route) => self.nar(&route, &head),
+            Route::UpstreamNar(name) => {
+                upstream::nar::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, name, &head, &self.metrics)
+            }
             Route::NarFile(name) => match &self.written {
                 Some(written) => nar::answer(&written.cache, name, &head, &self.metrics),
                 None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
                 None => Err(ServeError::NoRoute),
             },
             Route::CacheInfo => Ok(Arc::clone(&self.cache_info).into()),
-            Route::Listing(hash_part) => self.first(
-                |live| ls::answer(&live.nars.planner, hash_part, &head),
-                SmallKind::Listing,
-                || hash_part.to_string(),
-            ),
-            Route::Log(path) => {
-                self.first(|live| log::answer(&live.store, &path), SmallKind::Log, || path.base_name().to_owned())
-            }
+            Route::Listing(hash_part) => self
+                .first(
+                    |live| ls::answer(&live.nars.planner, hash_part, &head),
+                    SmallKind::Listing,
+                    || hash_part.to_string(),
+                )
+                .or_else(|error| self.small_of_upstreams(error, &Small::Listing(hash_part))),
+            Route::Log(path) => self
+                .first(|live| log::answer(&live.store, &path), SmallKind::Log, || path.base_name().to_owned())
+                .or_else(|error| self.small_of_upstreams(error, &Small::Log(path.clone()))),
             Route::BuildTrace(key) => self.first(
                 |live| build_trace::answer(&live.store, &key),
                 SmallKind::BuildTrace,
@@ -406,6 +438,30 @@ impl Shared {
             Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
             Route::Push(_) | Route::Unknown => Err(ServeError::NoRoute),
+        }
+    }
+
+    /// A NAR of the live store, else of the upstreams, whose names may look the same.
+    fn nar(&self, route: &NarRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
+        match (answer, &self.upstream, route.nar_hash) {
+            (Err(ServeError::NoPath | ServeError::OtherNarHash), Some(upstreams), Some(hash)) => {
+                let extension = if route.zstd { ".nar.zst" } else { ".nar" };
+                let name = format!("{}-{hash}{extension}", route.hash_part);
+                upstream::nar::answer(upstreams, &name, head, &self.metrics)
+            }
+            (answer, ..) => answer,
+        }
+    }
+
+    /// A small file that is not here.
+    fn small_of_upstreams(&self, error: ServeError, small: &Small) -> Result<Response, ServeError> {
+        match (&error, &self.upstream) {
+            (ServeError::NoPath, Some(upstreams)) => upstream::small::answer(upstreams, small),
+            (ServeError::Refused(refusal), Some(upstreams)) if refusal.kind == RefusalKind::NotFound => {
+                upstream::small::answer(upstreams, small)
+            }
+            _ => Err(error),
         }
     }
 

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,13 +77,14 @@ pub(super) struct Shared {
     pub(super) waiting: Permits,
     fetches: Permits,
     store_dir: StoreDir,
-    sign_keys: Vec<SecretKey>,
+    sign_keys: RwLock<Vec<SecretKey>>,
     narinfos: Memory<HashPart, Arc<Known>>,
     /// By what a cache calls them: since when.
     absent: Memory<Box<str>, Instant>,
     asking: Mutex<HashMap<HashPart, Arc<Question>>>,
     fills: Mutex<HashMap<String, Arc<Fill>>>,
     ahead: Ahead,
+    forgotten: AtomicU64,
 }
 
 /// A narinfo that was verified.
@@ -106,7 +108,7 @@ impl Upstreams {
     /// # Errors
     /// The folder can't be used, or no thread can be started.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
-        let UpstreamsOptions { folder, bytes_max, mut upstreams, store_dir, sign_keys } = options;
+        let UpstreamsOptions { folder, bytes_max, mut upstreams, store_dir } = options;
         let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
         upstreams.sort_by_key(|upstream| upstream.priority);
         let mut threads = Ok(());
@@ -118,7 +120,7 @@ impl Upstreams {
                 waiting: Permits::new(WAITING_MAX),
                 fetches: Permits::new(FETCHES_MAX),
                 store_dir,
-                sign_keys,
+                sign_keys: RwLock::default(),
                 narinfos: Memory::new(NARINFOS_MAX),
                 absent: Memory::new(ABSENT_MAX),
                 asking: Mutex::default(),
@@ -127,10 +129,18 @@ impl Upstreams {
                     threads = Err(error);
                     Ahead::none()
                 }),
+                forgotten: AtomicU64::new(0),
             }
         });
         threads.map_err(UpstreamsError::Threads)?;
         Ok(Self { shared })
+    }
+
+    /// The keys whose signatures are added to narinfos that an upstream's key has signed.
+    pub fn set_sign_keys(&self, keys: Vec<SecretKey>) {
+        *self.shared.sign_keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        self.shared.narinfos.clear();
+        self.shared.forgotten.fetch_add(1, Ordering::AcqRel);
     }
 
     /// What memory knows of a path: no wait, no disk.
@@ -139,6 +149,11 @@ impl Upstreams {
             return Some(Lookup::Found(Arc::clone(&known.text)));
         }
         self.shared.is_absent(hash_part.as_str()).then_some(Lookup::Absent)
+    }
+
+    /// How many narinfos were forgotten so far: whoever remembers one does so under this number, taken before it was asked for.
+    pub fn forgotten(&self) -> u64 {
+        self.shared.forgotten.load(Ordering::Acquire)
     }
 
     /// What is kept of a path. No upstream is asked, whatever happens: for the presence check before a push.
@@ -234,13 +249,8 @@ impl Shared {
         if let Some(known) = self.narinfos.get(hash_part) {
             return Some(known);
         }
-        let name = kept_name(hash_part);
-        let bytes = self.kept.read(&name)?;
-        let taken_up = self.take_up(*hash_part, &bytes);
-        if taken_up.is_none() {
-            self.kept.forget(&name);
-        }
-        taken_up
+        let bytes = self.kept.read(&kept_name(hash_part))?;
+        self.take_up(*hash_part, &bytes)
     }
 
     /// A kept narinfo, if its upstream is still one of ours and its signature still trusted.
@@ -258,7 +268,7 @@ impl Shared {
         served.url = format!("nar/{name}");
         if remote.is_signed() {
             let fingerprint = info.fingerprint(&self.store_dir);
-            for key in &self.sign_keys {
+            for key in self.sign_keys.read().unwrap_or_else(PoisonError::into_inner).iter() {
                 let signature = key.sign(fingerprint.as_bytes());
                 if !served.signatures.contains(&signature) {
                     served.signatures.push(signature);
@@ -355,6 +365,7 @@ impl Shared {
         let hash_part = known.info.path.hash_part();
         self.narinfos.remove(&hash_part);
         self.kept.forget(&kept_name(&hash_part));
+        self.forgotten.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The path that a name of a NAR belongs to.

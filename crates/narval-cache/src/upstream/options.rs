@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use narval_client::{Netrc, Url};
-use narval_nix::{SecretKey, StoreDir, TrustedKeys};
+use narval_nix::{StoreDir, TrustedKeys};
 
 /// One upstream.
 pub struct UpstreamOptions {
@@ -47,6 +47,4 @@ pub struct UpstreamsOptions {
     pub upstreams: Vec<UpstreamOptions>,
     /// The store directory of the paths.
     pub store_dir: StoreDir,
-    /// Keys whose signatures are added to narinfos that an upstream's key has signed.
-    pub sign_keys: Vec<SecretKey>,
 }

@@ -117,7 +117,11 @@ impl BodySource for Lookups {
 
 impl Lookups {
     fn look_up(&mut self, hash_part: HashPart, text: &mut Vec<u8>) -> io::Result<()> {
-        let answer = self.narinfos.look_up(hash_part).map_err(|error| {
+        let answer = match self.want {
+            Want::Presence => self.narinfos.look_up_here(hash_part),
+            Want::NarInfos | Want::Closure => self.narinfos.look_up(hash_part),
+        };
+        let answer = answer.map_err(|error| {
             tracing::error!("batch lookup aborted: {error}");
             io::Error::other(error)
         })?;

@@ -1,4 +1,5 @@
-//! `/<hash part>.narinfo`: from memory on the shard, else on a worker from the sources in order: the live store, the cache that is written.
+//! `/<hash part>.narinfo`: from memory on the shard, else on a worker from the sources in order: the live store, the cache
+//! that is written, the upstreams.
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::{Answer, Memo};
 use crate::narinfo::render::{present, render};
 use crate::prepared::prepared;
+use crate::upstream::narinfo::UpstreamNarinfos;
 use crate::written::narinfo::WrittenNarinfos;
 
 /// The narinfos of all sources.
@@ -22,6 +24,7 @@ use crate::written::narinfo::WrittenNarinfos;
 pub(crate) struct Narinfos {
     pub(crate) live: Option<LiveNarinfos>,
     pub(crate) written: Option<WrittenNarinfos>,
+    pub(crate) upstream: Option<UpstreamNarinfos>,
     /// The answer for paths that are not there.
     pub(crate) absent: Arc<Prepared>,
 }
@@ -37,14 +40,17 @@ impl Narinfos {
         if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
             answer = written.remembered(hash_part)?;
         }
+        if let (Answer::Absent, Some(upstream)) = (&answer, &self.upstream) {
+            answer = upstream.remembered(hash_part)?;
+        }
         Some(self.respond(head, answer))
     }
 
     /// Answers on a worker: the shard did not find it in memory.
     pub(crate) fn answer(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
-        let answer = match (&self.live, &self.written) {
-            (Some(live), None) => live.read(hash_part)?,
-            (None, Some(written)) => written.read(hash_part)?,
+        let answer = match (&self.live, &self.written, &self.upstream) {
+            (Some(live), None, None) => live.read(hash_part)?,
+            (None, Some(written), None) => written.read(hash_part)?,
             _ => self.look_up(hash_part)?,
         };
         Ok(self.respond(head, answer))
@@ -52,6 +58,17 @@ impl Narinfos {
 
     /// The narinfo or the absence of a hash part: of each source from memory, else read.
     pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        let answer = self.look_up_here(hash_part)?;
+        match (&answer, &self.upstream) {
+            (Answer::Absent, Some(upstream)) => {
+                upstream.remembered(&hash_part).map_or_else(|| upstream.read(hash_part), Ok)
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    /// The same without the upstreams: a question for presence makes nobody fetch.
+    pub(crate) fn look_up_here(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let mut answer = Answer::Absent;
         if let Some(live) = &self.live {
             answer = live.remembered(&hash_part).map_or_else(|| live.read(hash_part), Ok)?;

@@ -21,6 +21,8 @@ pub(crate) enum Route<'a> {
     Nar(NarRoute<'a>),
     /// `/nar/<file hash>.nar…` of the cache that is written: the name of the file
     NarFile(&'a str),
+    /// `/nar/<hash part>-<hash>.nar.…` of an upstream: the name of the file
+    UpstreamNar(&'a str),
     /// `/log/<base name>`
     Log(StorePath),
     /// `/<hash part>.ls`
@@ -96,7 +98,7 @@ impl<'a> Route<'a> {
         match self {
             Self::CacheInfo => RouteLabel::CacheInfo,
             Self::NarInfo(_) => RouteLabel::NarInfo,
-            Self::Nar(_) | Self::NarFile(_) => RouteLabel::Nar,
+            Self::Nar(_) | Self::NarFile(_) | Self::UpstreamNar(_) => RouteLabel::Nar,
             Self::Log(_) => RouteLabel::Log,
             Self::Listing(_) => RouteLabel::Listing,
             Self::BuildTrace(_) | Self::Realisation(_) => RouteLabel::BuildTrace,
@@ -170,6 +172,7 @@ fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
         }
         _ if face == Face::Narval && is_file_name(file) => return Route::NarFile(file),
         Some(stem) => stem,
+        None if face == Face::Narval && is_upstream_name(file) => return Route::UpstreamNar(file),
         None => return Route::Unknown,
     };
     let parsed = match stem.len() {
@@ -189,6 +192,12 @@ fn is_file_name(file: &str) -> bool {
     let Some((hash, rest)) = file.split_at_checked(52) else { return false };
     let extension = rest.strip_prefix(".nar");
     hash.bytes().all(nix32::is_digit) && extension.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Whether it is `<32 characters>-<52 characters>.nar.` and an extension that no NAR of a store has.
+fn is_upstream_name(file: &str) -> bool {
+    let parts = file.split_once('-').filter(|(hash_part, rest)| hash_part.len() == 32 && is_file_name(rest));
+    parts.is_some_and(|(hash_part, _)| HashPart::parse(hash_part.as_bytes()).is_ok())
 }
 
 fn hash_of_query(query: Option<&str>) -> Option<HashPart> {

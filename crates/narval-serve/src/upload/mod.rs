@@ -85,7 +85,7 @@ impl Uploads {
             Route::DebugInfo(name) => Upload::Small(SmallKind::DebugInfo, name.to_owned()),
             Route::Push(PushRoute::Nar(name)) => return push::nar(self, name, grant, request),
             Route::Unknown => Upload::Unknown(request.path().to_owned()),
-            Route::Nar(_) | Route::Invalid => return Err(ServeError::Invalid),
+            Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
             Route::Health | Route::Metrics | Route::Index => return Err(ServeError::Method("GET, HEAD")),
         };

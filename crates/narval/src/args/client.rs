@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::Failure;
 
 /// The key of cache.nixos.org.
-const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
+pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
 /// Asked when no cache is named.
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
 

@@ -9,3 +9,4 @@ pub mod nar_cache;
 pub mod paths;
 pub mod push;
 pub mod tls;
+pub mod upstream;

@@ -22,7 +22,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use narval_client::Url;
 use narval_http::Limits;
+use narval_nix::PublicKey;
 
 pub use error::{ConfigError, ConfigErrors};
 pub use section::At;
@@ -47,6 +49,10 @@ pub struct ServeConfig {
     pub data: Option<PathBuf>,
     /// Whether everybody may read that cache.
     pub public: Option<bool>,
+    /// `[[upstream]]`: the caches that are asked for what this one does not have.
+    pub upstreams: Vec<UpstreamSection>,
+    /// What may be kept of them, in bytes.
+    pub upstream_size: Option<u64>,
     /// Secret keys to sign with.
     pub sign_keys: Vec<At<PathBuf>>,
     /// `Priority` in `nix-cache-info`.
@@ -61,6 +67,27 @@ pub struct ServeConfig {
     pub nar_cache: NarCacheSection,
     /// What clients may cost.
     pub limits: LimitsSection,
+}
+
+/// `[[upstream]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamSection {
+    /// Its line.
+    pub line: usize,
+    /// Its address.
+    pub url: Url,
+    /// The keys whose signatures count for what comes from it.
+    pub keys: Vec<PublicKey>,
+    /// Whether a signature of one of them is asked for.
+    pub require_signatures: Option<bool>,
+    /// Lower is asked first.
+    pub priority: Option<i64>,
+    /// A netrc file with its login and password.
+    pub netrc_file: Option<PathBuf>,
+    /// How long connecting may take, and each wait for a narinfo.
+    pub timeout: Option<Duration>,
+    /// How long a NAR may stand still.
+    pub stall_timeout: Option<Duration>,
 }
 
 /// `[tls]`.
@@ -170,6 +197,8 @@ fn top(top: &Section<'_>) -> ServeConfig {
         store: top.at("store", &Kind::text()),
         data: top.path("data").map(|at| at.value),
         public: top.get("public", &Kind::boolean()),
+        upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
+        upstream_size: top.get("upstream-size", &Kind::size()),
         sign_keys: top.paths("sign-keys"),
         priority: top.get("priority", &Kind::integer(0..=u32::MAX)),
         verify_nars: top.get("verify-nars", &Kind::boolean()),
@@ -178,6 +207,19 @@ fn top(top: &Section<'_>) -> ServeConfig {
         nar_cache: top.table("nar-cache", nar_cache),
         limits: top.table("limits", limits),
     }
+}
+
+fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {
+    let timeout = || Kind::<Duration>::duration(Duration::from_millis(100)..=Duration::from_secs(3600));
+    let url = section.get("url", &Kind::parsed("the address of a binary cache"));
+    let url = section.required("url", line, url);
+    let keys = section.list("keys", &Kind::parsed("a public key, NAME:BASE64,"));
+    let require_signatures = section.get("require-signatures", &Kind::boolean());
+    let priority = section.get("priority", &Kind::integer(0..=1_000_000));
+    let netrc_file = section.path("netrc-file").map(|at| at.value);
+    let (timeout, stall_timeout) = (section.get("timeout", &timeout()), section.get("stall-timeout", &timeout()));
+    let keys = keys.into_iter().map(|at| at.value).collect();
+    Some(UpstreamSection { line, url: url?, keys, require_signatures, priority, netrc_file, timeout, stall_timeout })
 }
 
 fn tls(tls: &Section<'_>) -> TlsSection {

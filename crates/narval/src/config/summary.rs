@@ -16,6 +16,9 @@ impl ServeConfig {
             let readers = if self.public == Some(false) { "only with a token" } else { "by everybody" };
             lines.push(format!("uploads: kept in {}, read {readers}", data.display()));
         }
+        for upstream in &self.upstreams {
+            lines.push(format!("upstream: {}", upstream.url));
+        }
         if let Some(priority) = self.priority {
             lines.push(format!("priority: {priority}"));
         }

@@ -6,12 +6,14 @@ mod settings;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use narval_cache::upstream::WAITING_MAX;
 use narval_http::Server;
 
 use crate::args::access_log::{self, AccessLogArgs};
 use crate::args::listen::Listen;
 use crate::args::nar_cache::NarCacheArgs;
 use crate::args::tls::{self, TlsArgs};
+use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
 use crate::{Failure, server};
 
@@ -67,6 +69,8 @@ pub struct Args {
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
+    upstream: UpstreamArgs,
+    #[command(flatten)]
     access_log: AccessLogArgs,
 }
 
@@ -90,11 +94,16 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let data = settings.open_data()?;
-    let service = settings.service(data.as_ref())?;
+    let opened = settings.open()?;
+    let service = settings.service(&opened)?;
     let limits = server::within_descriptors(settings.limits.clone(), &service);
     let current = CurrentService::new(service);
     let mut builder = Server::builder(current.clone()).limits(limits);
+    if opened.upstreams.is_some() {
+        // Those that wait for upstreams must not be missing for what is here.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        builder = builder.workers((4 * processors).max(16) + WAITING_MAX);
+    }
     for listen in server::listen_or_default(&settings.listen)? {
         builder = builder.listen(listen);
     }
@@ -113,6 +122,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let handle = server.spawn().map_err(Failure::runtime)?;
     let counters: Counters = Arc::new(handle.counter_source());
     current.show_engine(&counters);
-    let mut running = Running { args, settings, data, service: current, log, tls: tls.clone(), counters };
+    let mut running = Running { args, settings, opened, service: current, log, tls: tls.clone(), counters };
     server::run_reloading(handle, tls, move || running.reload())
 }

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use narval_cache::written::Data;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response, Snapshot};
 use narval_serve::Service;
 
+use super::settings::Opened;
 use super::{Args, Settings};
 use crate::Failure;
 use crate::args::access_log::{self, BoxedLog};
@@ -74,8 +74,8 @@ impl AccessLog for CurrentLog {
 pub(super) struct Running {
     pub(super) args: Args,
     pub(super) settings: Settings,
-    /// Opened once: what is being uploaded goes on while a new service answers.
-    pub(super) data: Option<Data>,
+    /// Opened once: what is being uploaded or fetched goes on while a new service answers.
+    pub(super) opened: Opened,
     pub(super) service: CurrentService,
     pub(super) log: Option<CurrentLog>,
     pub(super) tls: Option<Arc<TlsAcceptor>>,
@@ -93,7 +93,7 @@ impl Running {
 
     fn try_reload(&mut self) -> Result<String, Failure> {
         let next = Settings::read(&self.args)?;
-        let service = (next.service != self.settings.service).then(|| next.service(self.data.as_ref())).transpose()?;
+        let service = (next.service != self.settings.service).then(|| next.service(&self.opened)).transpose()?;
         let log = match (&self.log, &next.access_log) {
             // Opened even if nothing has changed: the file may have been renamed by a log rotation.
             (Some(log), (form, Some(path))) => Some((log, access_log::open(*form, path)?)),
@@ -112,8 +112,8 @@ impl Running {
         }
         let restart = next.needs_restart(&self.settings);
         // What runs stays what the next reload is compared with.
-        let Settings { listen, limits, data, .. } = &self.settings;
-        self.settings = Settings { listen: listen.clone(), limits: limits.clone(), data: data.clone(), ..next };
+        let Settings { listen, limits, data, upstreams, .. } = self.settings.clone();
+        self.settings = Settings { listen, limits, data, upstreams, ..next };
         Ok(match restart.as_slice() {
             [] => "configuration, keys and certificates read again".to_owned(),
             keys => format!("configuration read again; restart for these keys to take effect: {}", keys.join(", ")),

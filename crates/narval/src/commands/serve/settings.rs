@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use narval_cache::upstream::{Upstreams, UpstreamsOptions};
 use narval_cache::written::{CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
@@ -13,6 +14,7 @@ use narval_store::Store;
 use super::Args;
 use crate::args::access_log::LogForm;
 use crate::args::listen::Listen;
+use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::config::{At, ServeConfig};
 use crate::{Failure, server};
@@ -33,8 +35,16 @@ pub(crate) struct Settings {
     pub(crate) access_log: (LogForm, Option<PathBuf>),
     /// The data folder of a cache that takes uploads.
     pub(crate) data: Option<PathBuf>,
+    /// The caches that are asked for what is not here.
+    pub(crate) upstreams: UpstreamSettings,
     /// What the service is made of.
     pub(crate) service: ServiceSettings,
+}
+
+/// What is opened once, and shared by all services that a reload makes.
+pub(crate) struct Opened {
+    pub(crate) data: Option<Data>,
+    pub(crate) upstreams: Option<Upstreams>,
 }
 
 /// What the service is made of.
@@ -97,6 +107,11 @@ impl Settings {
             public: if args.private { Some(false) } else { file.public },
         };
         let data = args.data.clone().or_else(|| file.data.clone());
+        let file_name = args.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let upstreams = args.upstream.over(&file.upstreams, &file_name, file.upstream_size)?;
+        if data.is_none() && !upstreams.is_empty() {
+            return Err(Failure::usage("option --upstream: needs --data, where its answers are kept"));
+        }
         if data.is_some() {
             // Larger bodies are read piece by piece, by threads of their own; how large a NAR may be, the cache decides.
             limits.body_buffer_max = SMALL_UPLOAD_BYTES;
@@ -108,31 +123,57 @@ impl Settings {
             tls: args.tls.config_over(&file.tls, Vec::new())?,
             access_log: args.access_log.over(&file.access_log),
             data,
+            upstreams,
             service,
         })
     }
 
-    /// Opens the data folder, if there is one.
+    /// Opens the data folder, if there is one, and the upstreams.
     ///
     /// # Errors
     /// It cannot be used.
-    pub(crate) fn open_data(&self) -> Result<Option<Data>, Failure> {
-        let Some(path) = &self.data else { return Ok(None) };
-        let data = Data::open(path, DataOptions::default());
-        data.map(Some).map_err(|error| Failure::usage(format!("option --data: {error}")))
+    pub(crate) fn open(&self) -> Result<Opened, Failure> {
+        let Some(path) = &self.data else { return Ok(Opened { data: None, upstreams: None }) };
+        let failed = |error: DataError| Failure::usage(format!("option --data: {error}"));
+        let data = Data::open(path, DataOptions::default()).map_err(failed)?;
+        let upstreams = match self.upstreams.is_empty() {
+            true => None,
+            false => {
+                let store_dir = match data.cache(&CacheName::default()).map_err(failed)? {
+                    Some(cache) => cache.settings().store_dir.clone(),
+                    None => {
+                        self.live_store(Some(&data))?.map_or_else(StoreDir::default, |store| store.store_dir().clone())
+                    }
+                };
+                let options = UpstreamsOptions {
+                    folder: path.join("upstream"),
+                    bytes_max: self.upstreams.size,
+                    upstreams: self.upstreams.options()?,
+                    store_dir,
+                };
+                let opened = Upstreams::open(options);
+                Some(opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?)
+            }
+        };
+        Ok(Opened { data: Some(data), upstreams })
     }
 
-    /// The service that these settings describe, with a data folder that was opened before.
+    /// The live store is served beside a data folder only if it is asked for.
+    fn live_store(&self, data: Option<&Data>) -> Result<Option<Store>, Failure> {
+        match (&self.service.store, data) {
+            (None, Some(_)) => Ok(None),
+            (store, _) => server::open_store(store.as_deref()).map(Some),
+        }
+    }
+
+    /// The service that these settings describe, with what was opened before.
     ///
     /// # Errors
     /// A store that can't be read here, or a NAR cache that can't be used.
-    pub(crate) fn service(&self, data: Option<&Data>) -> Result<Service, Failure> {
-        let ServiceSettings { store, sign_keys, priority, nar_cache, verify_nars, narinfo_memory, .. } = &self.service;
-        // The live store is served beside a data folder only if it is asked for.
-        let store = match (store, data) {
-            (None, Some(_)) => None,
-            (store, _) => Some(server::open_store(store.as_deref())?),
-        };
+    pub(crate) fn service(&self, opened: &Opened) -> Result<Service, Failure> {
+        let ServiceSettings { sign_keys, priority, nar_cache, verify_nars, narinfo_memory, .. } = &self.service;
+        let data = opened.data.as_ref();
+        let store = self.live_store(data)?;
         let written = data.map(|data| self.written(data, store.as_ref())).transpose()?;
         let defaults = Config::new(Face::Narval);
         let config = Config {
@@ -144,7 +185,7 @@ impl Settings {
             narinfo_memo_bytes: *narinfo_memory,
             ..defaults
         };
-        Service::of(config, Sources { store, written }).map_err(Failure::usage)
+        Service::of(config, Sources { store, written, upstreams: opened.upstreams.clone() }).map_err(Failure::usage)
     }
 
     /// The cache that is served at `/`, made if there is none yet.
@@ -181,6 +222,7 @@ impl Settings {
         let differ = [
             ("listen", self.listen != running.listen),
             ("data", self.data != running.data),
+            ("upstream", self.upstreams != running.upstreams),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),

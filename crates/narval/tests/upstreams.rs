@@ -1,0 +1,263 @@
+//! A cache that pulls what it lacks from upstreams: two real servers, and real Nix as the client.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use support::{Answer, NARVAL, Nix, Server, Store, hash_part, value};
+
+/// A live store served with a key, and a cache that has it as its upstream.
+struct Lab {
+    store: Store,
+    upstream: Option<Server>,
+    key: String,
+    cache: Server,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let store = Store::new();
+        let (file, key) = store.key("upstream-1");
+        let log = store.path("upstream.log");
+        let args = ["--sign-key", file.to_str().unwrap(), "--access-log", log.to_str().unwrap()];
+        let upstream = Server::narval(&store, &args);
+        let cache = serve(&store, &["--upstream", &upstream.url(), "--upstream-key", &key]);
+        Self { store, upstream: Some(upstream), key, cache }
+    }
+
+    /// How often the upstream was asked for what begins so.
+    fn asked(&self, request: &str) -> usize {
+        let log = std::fs::read_to_string(self.store.path("upstream.log")).unwrap_or_default();
+        log.matches(&format!("\"{request}")).count()
+    }
+
+    fn narinfo(&self, path: &str) -> String {
+        let answer = self.cache.get(&format!("/{}.narinfo", hash_part(path)));
+        assert_eq!(answer.status, 200, "{}", self.cache.log());
+        answer.text().to_owned()
+    }
+
+    /// `nix copy --from` the cache into a new store, with signatures of the upstream's key asked for.
+    fn pull(&self, nix: Nix, path: &str) {
+        let fresh = tempfile::tempdir().unwrap();
+        let to = fresh.path().to_str().unwrap();
+        let args = ["copy", "--refresh", "--from", &self.cache.url(), "--to", to];
+        let args = [&args[..], &["--option", "trusted-public-keys", &self.key, path]].concat();
+        let output = nix.nix(fresh.path(), &args);
+        assert!(output.status.success(), "{} {}", String::from_utf8_lossy(&output.stderr), self.cache.log());
+        let copied = fresh.path().join(&path[1..]);
+        let same =
+            Command::new("diff").args(["-r", "--no-dereference"]).args([&self.store.real(path), &copied]).status();
+        assert!(same.unwrap().success(), "{path} differs");
+        // Nix's store paths are read-only: the folder could not be removed.
+        Command::new("chmod").args(["-R", "u+w", to]).status().unwrap();
+    }
+}
+
+/// A cache that is written beside a store, with these options.
+fn serve(store: &Store, args: &[&str]) -> Server {
+    let mut command = Command::new(NARVAL);
+    let data = store.path("data");
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()]).args(args);
+    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
+}
+
+#[test]
+fn nix_pulls_through_and_what_was_pulled_stays_when_the_upstream_goes() {
+    let mut lab = Lab::new();
+    let (tree, file) = (lab.store.add_tree("tree"), lab.store.add_file("file", vec![7; 300_000]));
+    for nix in Nix::BOTH {
+        lab.pull(nix, &tree);
+        lab.pull(nix, &file);
+    }
+    assert_eq!(lab.asked("GET /nar/"), 2, "each NAR came once");
+    let other = lab.store.add_file("other", "not asked for");
+    let url = lab.upstream.as_ref().unwrap().url();
+    drop(lab.upstream.take());
+    for nix in Nix::BOTH {
+        lab.pull(nix, &tree);
+    }
+    // ncps#259, #298, #631: an upstream that is down is no 500.
+    let rest = lab.cache.get(&format!("/{}.narinfo", hash_part(&other)));
+    assert_eq!((rest.status, rest.field("cache-control")), (503, Some("no-store")), "{rest:?}");
+    assert!(rest.field("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    // A server that starts now serves what is kept, too.
+    drop(std::mem::replace(&mut lab.cache, Server::narval(&lab.store, &[])));
+    lab.cache = serve(&lab.store, &["--upstream", &url, "--upstream-key", &lab.key]);
+    lab.pull(Nix::Newest, &tree);
+    // What came from an upstream that is none any more is not served.
+    drop(std::mem::replace(&mut lab.cache, Server::narval(&lab.store, &[])));
+    lab.cache = serve(&lab.store, &["--upstream", "http://127.0.0.1:1", "--upstream-key", &lab.key]);
+    assert_eq!(lab.cache.get("/nix-cache-info").status, 200);
+    assert_eq!(lab.cache.get(&format!("/{}.narinfo", hash_part(&tree))).status, 503);
+}
+
+#[test]
+fn ranges_head_listings_and_conditions() {
+    let lab = Lab::new();
+    let tree = lab.store.add_tree("tree");
+    let narinfo = lab.narinfo(&tree);
+    let url = format!("/{}", value(&narinfo, "URL").unwrap());
+    let nar = lab.store.dump(&tree);
+    let head = lab.cache.ask("HEAD", &url, &[]);
+    assert_eq!((head.status, head.field("content-length")), (200, Some(nar.len().to_string().as_str())));
+    assert_eq!(lab.asked("GET /nar/"), 0, "HEAD fetches nothing");
+    // A range of a NAR that is not here yet, and of one that is.
+    for _ in 0..3 {
+        let part = lab.cache.ask("GET", &url, &["Range: bytes=1000-1999"]);
+        assert_eq!((part.status, &part.body[..]), (206, &nar[1000..2000]));
+        let end = lab.cache.ask("GET", &url, &["Range: bytes=-10"]);
+        assert_eq!((end.status, &end.body[..]), (206, &nar[nar.len() - 10..]));
+    }
+    let whole = lab.cache.get(&url);
+    assert!(whole.status == 200 && whole.body == nar);
+    let etag = whole.field("etag").unwrap();
+    assert_eq!(lab.cache.ask("GET", &url, &[&format!("If-None-Match: {etag}")]).status, 304);
+    assert_eq!(lab.asked("GET /nar/"), 1);
+    // The tree has names that are not UTF-8, and so no listing.
+    let file = lab.store.add_file("file", "contents");
+    let listing = lab.cache.get(&format!("/{}.ls", hash_part(&file)));
+    assert!(listing.status == 200 && listing.text().contains("\"regular\""), "{listing:?}");
+    let absent = lab.cache.get("/00000000000000000000000000000000.narinfo");
+    assert_eq!(absent.status, 404);
+    assert_eq!(lab.cache.get("/00000000000000000000000000000000.ls").status, 404);
+    assert_eq!(lab.cache.get(&url.replace(".nar", ".nar.xz")).status, 404);
+}
+
+#[test]
+fn sixty_four_clients_make_one_request_of_the_upstream() {
+    let lab = Lab::new();
+    let noise: Vec<u8> = (0..8_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let path = lab.store.add_file("large", noise);
+    let nar = lab.store.dump(&path);
+    let at = format!("/{}.narinfo", hash_part(&path));
+    thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| {
+                let narinfo = lab.cache.get(&at);
+                let url = format!("/{}", value(narinfo.text(), "URL").unwrap());
+                let answer = lab.cache.get(&url);
+                assert!(answer.complete && answer.body == nar, "{} of {}", answer.body.len(), nar.len());
+            });
+        }
+    });
+    assert_eq!((lab.asked(&format!("GET {at}")), lab.asked("GET /nar/")), (1, 1));
+}
+
+/// An upstream with a right narinfo and a wrong NAR: the client's connection is aborted before its end, and nothing is kept.
+#[test]
+fn an_upstream_that_lies_is_named_and_nothing_of_it_is_kept() {
+    let store = Store::new();
+    let (file, key) = store.key("liar-1");
+    let path = store.add_file("lied-about", vec![1; 600_000]);
+    let narinfo = {
+        let honest = Server::narval(&store, &["--sign-key", file.to_str().unwrap()]);
+        honest.get(&format!("/{}.narinfo", hash_part(&path))).body
+    };
+    let mut nar = store.dump(&path);
+    nar[400_000] ^= 1;
+    let liar = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", liar.local_addr().unwrap());
+    thread::spawn(move || {
+        for socket in liar.incoming() {
+            let (mut socket, narinfo, nar) = (socket.unwrap(), narinfo.clone(), nar.clone());
+            thread::spawn(move || {
+                let mut request = [0; 4096];
+                let len = socket.read(&mut request).unwrap_or(0);
+                let body = if request[..len].starts_with(b"GET /nar/") { nar } else { narinfo };
+                let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                drop(socket.write_all(&[head.as_bytes(), &body].concat()));
+            });
+        }
+    });
+    let mut cache = serve(&store, &["--upstream", &url, "--upstream-key", &key]);
+    let narinfo = cache.get(&format!("/{}.narinfo", hash_part(&path)));
+    let at = format!("/{}", value(narinfo.text(), "URL").unwrap());
+    let raw = cache.send(format!("GET {at} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes());
+    let answer = Answer::parse(&raw);
+    assert!(answer.is_none_or(|answer| answer.status != 200 || !answer.complete), "the wrong NAR came whole");
+    cache.wait_for(|log| log.contains(&format!("upstream {url}")).then_some(()));
+    assert!(cache.log().contains("is not what its narinfo says: NarHash is sha256:"), "{}", cache.log());
+    assert_eq!(std::fs::read_dir(store.path("data/upstream/nar")).unwrap().count(), 0);
+    // Nor is its narinfo served on, which leads nowhere.
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while cache.get(&format!("/{}.narinfo", hash_part(&path))).status != 404 {
+        assert!(std::time::Instant::now() < until, "{}", cache.log());
+        thread::sleep(Duration::from_millis(5));
+    }
+    // Nix sees an error, and no path.
+    let fresh = tempfile::tempdir().unwrap();
+    let args = ["copy", "--from", &cache.url(), "--to", fresh.path().to_str().unwrap(), &path];
+    assert!(!Nix::Newest.nix(fresh.path(), &args).status.success());
+}
+
+/// Slow upstreams hold up nothing that is here.
+#[test]
+fn a_stalling_upstream_does_not_hold_up_what_is_here() {
+    let store = Store::new();
+    let (_, key) = store.key("upstream-1");
+    let here = store.add_file("here", "contents");
+    // It accepts and says nothing.
+    let stalling = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", stalling.local_addr().unwrap());
+    let root = store.uri();
+    let cache = serve(&store, &["--store", &root, "--upstream", &url, "--upstream-key", &key]);
+    thread::scope(|scope| {
+        for number in 0..100 {
+            let cache = &cache;
+            scope.spawn(move || {
+                // 503 at once where too many wait, and at last for those that do.
+                let answer = cache.get(&format!("/{number:032}.narinfo"));
+                assert_eq!(answer.status, 503);
+            });
+        }
+        for _ in 0..200 {
+            assert_eq!(cache.get(&format!("/{}.narinfo", hash_part(&here))).status, 200);
+            assert_eq!(cache.get("/nix-cache-info").status, 200);
+        }
+    });
+}
+
+#[test]
+fn a_private_cache_asks_its_upstreams_for_nobody_without_a_token() {
+    let lab = Lab::new();
+    let (own, path) = (Store::new(), lab.store.add_file("secret", "contents"));
+    let url = lab.upstream.as_ref().unwrap().url();
+    let private = serve(&own, &["--private", "--upstream", &url, "--upstream-key", &lab.key]);
+    for at in [format!("/{}.narinfo", hash_part(&path)), format!("/{}.ls", hash_part(&path))] {
+        assert_eq!(private.get(&at).status, 401);
+    }
+    assert_eq!(lab.asked("GET /"), 0);
+}
+
+#[test]
+fn options_that_can_not_be() {
+    let store = Store::new();
+    let data = store.path("data");
+    let run = |args: &[&str]| {
+        let output = Command::new(NARVAL).args(["serve", "--listen", "127.0.0.1:0"]).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let without_data = run(&["--upstream", "https://cache.nixos.org"]);
+    assert!(without_data.contains("option --upstream: needs --data"), "{without_data}");
+    let without_key = run(&["--data", data.to_str().unwrap(), "--upstream", "https://cache.example.org"]);
+    assert!(without_key.contains("give its public key with --upstream-key"), "{without_key}");
+    let file = store.path("narval.toml");
+    std::fs::write(&file, "data = 'data'\n[[upstream]]\nurl = 'https://cache.example.org'\n").unwrap();
+    let in_file = run(&["--config", file.to_str().unwrap()]);
+    assert!(
+        in_file.contains("narval.toml:2: upstream: 'https://cache.example.org' needs its public keys"),
+        "{in_file}"
+    );
+    std::fs::write(&file, "[[upstream]]\nurl = 'cache.example.org'\nkeys = 'nonsense'\npriority = -1\n").unwrap();
+    let output = Command::new(NARVAL).args(["config", "check"]).arg(&file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().count() == 3 && said.contains(".toml:2: upstream.url = 'cache.example.org': "), "{said}");
+}
