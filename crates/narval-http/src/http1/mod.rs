@@ -1,11 +1,12 @@
 //! HTTP/1.1 without I/O: pure functions over byte slices (RFC 9110, RFC 9112).
 //!
 //! Nothing here touches a socket, a file or a clock other than [`date`]; everything is checked by the fuzz targets in
-//! `fuzz/`. The shards call these functions with what they have received, and send what they return.
+//! `fuzz/`. What has state is the connection (`conn`), which is without I/O as well.
 
 pub mod accept;
 pub mod chunked;
 pub mod conditional;
+pub(crate) mod conn;
 pub mod date;
 mod error;
 pub mod head;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 
-use crate::run::body_memory::Share;
 use serde::de::DeserializeOwned;
 
 use crate::http1::ProtoError;
+use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
-use crate::run::body_pipe::{BodyPipe, Buffered};
+use crate::run::body_pipe::BodyPipe;
 use crate::run::informational::{self, Informational};
 use crate::{HeadParts, HeadRef, PathParams, Peer};
 

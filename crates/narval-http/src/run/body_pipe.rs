@@ -9,35 +9,11 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
 use crate::http1::ProtoError;
+use crate::http1::conn;
+use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::io::sync;
-use crate::run::body_memory::{BodyMemory, Share};
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
-
-/// What was received of a body whose handler does not run yet.
-#[derive(Debug)]
-pub(crate) struct Buffered {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) share: Share,
-}
-
-impl Buffered {
-    pub(crate) fn new(memory: &Arc<BodyMemory>) -> Self {
-        Self { bytes: Vec::new(), share: Share::of(memory) }
-    }
-
-    /// Adds bytes of a body of which `expected` are to be kept here, mostly. What is only announced takes no memory.
-    pub(crate) fn push(&mut self, data: &[u8], expected: usize) {
-        let needed = self.bytes.len() + data.len();
-        let had = self.bytes.capacity();
-        if needed > had {
-            let wanted = needed.max((2 * had).min(expected));
-            self.bytes.reserve_exact(wanted - self.bytes.len());
-            self.share.add(self.bytes.capacity() - had);
-        }
-        self.bytes.extend_from_slice(data);
-    }
-}
 
 /// A request body between the shard that receives it and the handler that reads it.
 #[derive(Debug)]
@@ -105,46 +81,9 @@ impl BodyPipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shard: adds bytes; they are dropped once the answer has begun.
-    pub(crate) fn push(&self, data: &[u8]) {
-        let mut pipe = self.lock();
-        if !data.is_empty() && !pipe.answered {
-            // A client that sends at once does not wait for `100 Continue`.
-            pipe.continue_due = false;
-            pipe.buffered += data.len();
-            pipe.share.add(data.len());
-            match pipe.pieces.back_mut() {
-                Some(last) if last.capacity() - last.len() >= data.len() => last.extend_from_slice(data),
-                _ => {
-                    let mut piece = BytesMut::with_capacity(data.len().max(PIECE_MIN));
-                    piece.extend_from_slice(data);
-                    pipe.pieces.push_back(piece);
-                }
-            }
-            drop(pipe);
-            self.filled.notify_one();
-        }
-    }
-
-    /// Shard: the body is complete.
-    pub(crate) fn complete(&self, trailers: HeaderMap) {
-        self.lock().trailers = trailers;
-        self.end(Ended::Complete);
-    }
-
     /// Handler: the trailer fields; none before the body is complete.
     pub(crate) fn trailers(&self) -> HeaderMap {
         self.lock().trailers.clone()
-    }
-
-    /// Shard: the rest of the body will never come.
-    pub(crate) fn abort(&self, reason: io::ErrorKind) {
-        self.end(Ended::Broken(reason));
-    }
-
-    /// Shard: the body breaks a rule, and is received no further.
-    pub(crate) fn refuse(&self, error: ProtoError) {
-        self.end(Ended::Refused(error));
     }
 
     fn end(&self, ended: Ended) {
@@ -154,19 +93,6 @@ impl BodyPipe {
             drop(pipe);
             self.filled.notify_one();
         }
-    }
-
-    /// Shard: whether to go on receiving. After a `false` comes a `BodyWanted` message when there is room.
-    pub(crate) fn has_room(&self) -> bool {
-        let mut pipe = self.lock();
-        pipe.paused = pipe.buffered >= self.window && !pipe.answered;
-        !pipe.paused
-    }
-
-    /// Whether the shard waits for the handler to read.
-    pub(crate) fn is_paused(&self) -> bool {
-        let pipe = self.lock();
-        pipe.paused || pipe.continue_due
     }
 
     /// Job: the answer begins. True: the body was received completely, and the connection can be used again.
@@ -216,5 +142,54 @@ impl BodyPipe {
             }
             pipe = sync::wait(&self.filled, &self.state, pipe);
         }
+    }
+}
+
+/// The shard's end of it.
+impl conn::Pipe for Arc<BodyPipe> {
+    /// They are dropped once the answer has begun.
+    fn push(&self, data: &[u8]) {
+        let mut pipe = self.lock();
+        if !data.is_empty() && !pipe.answered {
+            // A client that sends at once does not wait for `100 Continue`.
+            pipe.continue_due = false;
+            pipe.buffered += data.len();
+            pipe.share.add(data.len());
+            match pipe.pieces.back_mut() {
+                Some(last) if last.capacity() - last.len() >= data.len() => last.extend_from_slice(data),
+                _ => {
+                    let mut piece = BytesMut::with_capacity(data.len().max(PIECE_MIN));
+                    piece.extend_from_slice(data);
+                    pipe.pieces.push_back(piece);
+                }
+            }
+            drop(pipe);
+            self.filled.notify_one();
+        }
+    }
+
+    fn complete(&self, trailers: HeaderMap) {
+        self.lock().trailers = trailers;
+        self.end(Ended::Complete);
+    }
+
+    fn abort(&self, reason: io::ErrorKind) {
+        self.end(Ended::Broken(reason));
+    }
+
+    fn refuse(&self, error: ProtoError) {
+        self.end(Ended::Refused(error));
+    }
+
+    /// After a `false` comes a `BodyWanted` message when there is room.
+    fn has_room(&self) -> bool {
+        let mut pipe = self.lock();
+        pipe.paused = pipe.buffered >= self.window && !pipe.answered;
+        !pipe.paused
+    }
+
+    fn is_paused(&self) -> bool {
+        let pipe = self.lock();
+        pipe.paused || pipe.continue_due
     }
 }

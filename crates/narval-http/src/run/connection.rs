@@ -3,12 +3,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Peer;
+use crate::http1::conn::Close;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::{HasSocket, Socket};
 use crate::run::lease::{Finish, Holder, Lease};
-use crate::run::mailbox::{Close, Mailbox, Message};
+use crate::run::mailbox::{Mailbox, Message};
 use crate::run::transmit::Outgoing;
 use crate::tls::TlsChannel;
 

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use crate::Peer;
+use crate::http1::conn::Close;
 use crate::io::driver::Token;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
-use crate::limits::CLOSE_AT_ONCE_MAX;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -40,22 +40,6 @@ pub(crate) enum Message {
     Stop,
     /// End now.
     Halt,
-}
-
-/// How a connection ends after an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Close {
-    /// Cleanly. `large`: much of the answer may still be on its way, and the client's end is waited for.
-    Clean { large: bool },
-    /// With a reset: the answer is not complete.
-    Abort,
-}
-
-impl Close {
-    /// After an answer of `sent` bytes that ends the connection.
-    pub(crate) fn after(sent: u64) -> Self {
-        Self::Clean { large: sent > CLOSE_AT_ONCE_MAX }
-    }
 }
 
 #[cfg(test)]

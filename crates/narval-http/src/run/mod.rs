@@ -2,10 +2,8 @@
 
 pub(crate) mod admission;
 pub(crate) mod answer_context;
-pub(crate) mod body_memory;
 pub(crate) mod body_pipe;
 pub(crate) mod connection;
-pub(crate) mod incoming_body;
 pub(crate) mod informational;
 pub(crate) mod job;
 pub(crate) mod lease;
@@ -15,6 +13,5 @@ pub(crate) mod send_piece;
 pub(crate) mod server;
 pub(crate) mod server_state;
 pub(crate) mod shard;
-pub(crate) mod timers;
 pub(crate) mod transmit;
 pub(crate) mod worker;

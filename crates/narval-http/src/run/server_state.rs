@@ -3,12 +3,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode, header};
 
+use crate::http1::conn::Answer as _;
+use crate::http1::conn::body_memory::BodyMemory;
 use crate::io::clock::Clock;
 use crate::limits::Limits;
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::counters::{Counters, ThreadCounters};
 use crate::run::admission::Admission;
-use crate::run::body_memory::BodyMemory;
 use crate::run::pool::Pool;
 use crate::run::transmit::Outgoing;
 use crate::tls::Acceptor;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
+use crate::http1::conn::{Next, Over};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{BYTES_PER_TURN, SENDFILE_MIN};
 use crate::message::late_answer::LateAnswer;
@@ -20,7 +21,7 @@ use crate::run::informational;
 use crate::run::job::{Call, Job};
 use crate::run::mailbox::Message;
 use crate::run::pool::{Pool, Sleeper};
-use crate::run::send_piece::{Next, Over, send_piece};
+use crate::run::send_piece::send_piece;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{Bytes, FileRange, Response, ws};

@@ -11,10 +11,10 @@ use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
 use super::socket::Shared;
+use crate::http1::conn::Close;
 use crate::io::clock::Millis;
 use crate::run::connection::Connection;
 use crate::run::job::Job;
-use crate::run::mailbox::Close;
 use crate::run::pool::Pool;
 
 /// A WebSocket as its shard sees it. The shard brings bytes, room to write and the time; the stream says with [`Wants`]
@@ -145,6 +145,11 @@ impl Stream {
     /// Whether there is any use for more bytes from the client now.
     pub(crate) fn wants_input(&self) -> bool {
         !self.input_ended && !self.shared.inbox().is_paused()
+    }
+
+    /// Whether the client sends no more.
+    pub(crate) fn input_has_ended(&self) -> bool {
+        self.input_ended
     }
 
     /// Whether the client may still be sending: closing the connection without reading on would lose our Close frame to a

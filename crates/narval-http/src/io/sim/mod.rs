@@ -8,6 +8,7 @@
 
 mod baton;
 mod client;
+pub(crate) mod connection;
 mod handler;
 mod layer;
 mod network;
@@ -16,6 +17,7 @@ mod run;
 mod tls;
 mod websocket;
 
+pub use connection::connection;
 pub use run::{Report, conversation, garbage};
 
 pub(crate) use baton::{is_participant, yield_now};

@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use super::slot::Phase;
-use super::{Shard, millis};
+use super::Shard;
+use super::slots::{Protocol, Slot};
 use crate::Peer;
+use crate::http1::conn::Conn;
 use crate::http1::response_head::AnswerTo;
+use crate::io::clock::millis;
 use crate::io::driver::{Driver, lacks_resources};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
@@ -21,16 +23,16 @@ impl<D: Driver<Connection>> Shard<D> {
             Ok(accepted) => accepted,
             Err(error) => return self.on_accept_error(listener, &error),
         };
-        self.counters.connections_accepted.add(1);
-        if !self.server.admission.enter(&peer) {
-            self.counters.connections_refused.add(1);
-            self.counters.connections_closed.add(1);
-            if self.server.secures(&peer) {
+        self.local.counters.connections_accepted.add(1);
+        if !self.local.server.admission.enter(&peer) {
+            self.local.counters.connections_refused.add(1);
+            self.local.counters.connections_closed.add(1);
+            if self.local.server.secures(&peer) {
                 return;
             }
             let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
             let mut out = OutBuf::default();
-            encode(self.server.overloaded.clone().into(), to, &mut out);
+            encode(self.local.server.overloaded.clone().into(), to, &mut out);
             // As much as fits; a client that is turned away has no claim to more.
             drop(socket.send_buf(&mut out));
             return;
@@ -44,17 +46,17 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     fn on_accept_error(&mut self, listener: usize, error: &io::Error) {
-        self.counters.accept_errors.add(1);
+        self.local.counters.accept_errors.add(1);
         if lacks_resources(error) && self.resting.iter().all(|(resting, _)| *resting != listener) {
             tracing::warn!(%error, "cannot accept connections, trying again in {ACCEPT_PAUSE:?}");
             self.driver.unlisten(listener);
-            self.resting.push((listener, self.now + millis(ACCEPT_PAUSE)));
+            self.resting.push((listener, self.local.now + millis(ACCEPT_PAUSE)));
         }
     }
 
     /// Listeners that have rested accept again.
     pub(super) fn wake_listeners(&mut self) {
-        let now = self.now;
+        let now = self.local.now;
         let (rested, resting) = self.resting.drain(..).partition(|(_, until)| *until <= now);
         self.resting = resting;
         for (listener, _) in Vec::from_iter::<Vec<(usize, u64)>>(rested) {
@@ -70,32 +72,39 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Takes a connection in.
     pub(super) fn open(&mut self, socket: Socket, peer: Peer) {
         let home = self.mailbox.clone();
-        let tls = match self.server.acceptor.as_ref().filter(|_| self.server.secures(&peer)).map(|tls| tls.accept()) {
+        let tls = match self
+            .local
+            .server
+            .acceptor
+            .as_ref()
+            .filter(|_| self.local.server.secures(&peer))
+            .map(|tls| tls.accept())
+        {
             None => None,
             Some(Some(tls)) => Some(tls),
             Some(None) => {
-                self.counters.connections_closed.add(1);
-                return self.server.admission.leave(&peer);
+                self.local.counters.connections_closed.add(1);
+                return self.local.server.admission.leave(&peer);
             }
         };
-        let is_secure = tls.is_some();
-        let token = self.slots.insert(|token| Arc::new(Connection::new(socket, tls, peer, token, home)));
-        let Some(slot) = self.slots.get(token) else { return };
-        let limits = &self.server.limits;
-        slot.deadline = self.now + millis(limits.head_timeout);
-        if is_secure {
-            slot.phase = Phase::Handshake;
-            slot.deadline = self.now + millis(limits.handshake_timeout);
-        }
-        let connection = slot.connection.clone();
-        if let Err(error) = self.driver.attach(token, connection) {
-            tracing::warn!(%error, "cannot watch a connection: closed");
-            return self.close(token);
-        }
-        if self.stopping {
-            return self.close(token);
-        }
-        self.watch(token);
-        self.receive(token);
+        let deadline = self.first_deadline(tls.is_some());
+        let protocol = match &tls {
+            Some(_) => Protocol::Handshake { input: Vec::new(), has_ended: false },
+            None => Protocol::Http1(Conn::new(deadline)),
+        };
+        let token = self.slots.insert(|token| Slot {
+            connection: Arc::new(Connection::new(socket, tls, peer, token, home)),
+            protocol,
+            receiving: false,
+            is_gone: false,
+            deadline,
+        });
+        self.with(token, |shard, slot| {
+            if let Err(error) = shard.driver.attach(token, slot.connection.clone()) {
+                tracing::warn!(%error, "cannot watch a connection: closed");
+                slot.is_gone = true;
+            }
+            slot.is_gone |= shard.stopping;
+        });
     }
 }

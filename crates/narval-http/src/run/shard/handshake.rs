@@ -2,142 +2,131 @@
 
 use std::io;
 
-use super::slot::{BodyLeft, Phase, Scan, Then};
-use super::{Shard, millis};
-use crate::io::driver::{Driver, Token};
+use super::Shard;
+use super::slots::{Protocol, Slot};
+use crate::http1::conn::{Act, Close, Conn, Then};
+use crate::io::driver::Driver;
 use crate::run::admission::HandshakePermit;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::job::Job;
 use crate::run::lease::Holder;
-use crate::run::mailbox::Close;
 use crate::run::worker;
 use crate::tls::Opened;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// Bytes came in on a TLS connection.
-    pub(super) fn on_ciphertext(&mut self, token: Token, bytes: &[u8]) {
-        let Some(slot) = self.slots.get(token) else { return };
+    pub(super) fn on_ciphertext(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        if let Protocol::Handshake { input, .. } = &mut slot.protocol {
+            input.extend_from_slice(bytes);
+            return self.shake_hands(slot);
+        }
         let connection = slot.connection.clone();
         let Some(tls) = &connection.tls else { return };
-        if matches!(slot.phase, Phase::Handshake) {
-            slot.input.extend_from_slice(bytes);
-            self.shake_hands(token);
-            return self.receive(token);
-        }
         let mut plaintext = std::mem::take(&mut self.plaintext);
         plaintext.clear();
         let opened = tls.open(bytes, &mut plaintext);
-        self.on_opened(token, opened, &plaintext);
+        self.on_opened(slot, opened, &plaintext);
         self.plaintext = plaintext;
     }
 
     /// Received bytes were opened, or could not be.
-    fn on_opened(&mut self, token: Token, opened: io::Result<Opened>, plaintext: &[u8]) {
+    fn on_opened(&mut self, slot: &mut Slot, opened: io::Result<Opened>, plaintext: &[u8]) {
         if !plaintext.is_empty() {
-            self.on_plaintext(token, plaintext);
+            self.on_plaintext(slot, plaintext);
         }
         match opened {
             Ok(opened) => {
                 if opened.has_control {
-                    self.send_control(token);
+                    self.send_control(slot);
                 }
-                if opened.has_ended {
-                    self.on_input_end(token);
-                }
-                self.receive(token);
-            }
-            Err(error) => {
-                let Some(slot) = self.slots.get(token) else { return };
-                if matches!(slot.phase, Phase::Running(BodyLeft::Nothing))
-                    && slot.connection.lease.wait_for() == Holder::Shard
-                {
-                    // The last answer is out, and its worker has given the lease back without a word.
-                    slot.phase = Phase::Head(Scan::default());
-                }
-                if !matches!(slot.phase, Phase::Head(_)) {
-                    return self.on_broken(token, &error);
-                }
-                slot.read_no_more();
-                let out = self.take_out();
-                if let Some(then) = self.send(token, out, Then::Close(Close::Clean { large: false })) {
-                    self.after_answer(token, then, None);
+                if opened.has_ended && !slot.is_gone {
+                    self.on_input_end(slot);
                 }
             }
+            Err(error) => self.on_bad_record(slot, &error),
+        }
+    }
+
+    /// What was received is no record. Where nothing is being sent, the client is told before the connection ends.
+    fn on_bad_record(&mut self, slot: &mut Slot, error: &io::Error) {
+        if let Protocol::Http1(conn) = &mut slot.protocol
+            && conn.may_be_answered()
+            && slot.connection.lease.wait_for() == Holder::Shard
+        {
+            // The last answer is out, and its worker has given the lease back without a word.
+            conn.answered_quietly(&self.local.at(&slot.connection));
+        }
+        if slot.http1().is_some_and(|conn| conn.is_idle()) {
+            self.http1(slot, &[], |conn, _, _| conn.fail());
+        } else {
+            self.on_broken(slot, error);
         }
     }
 
     /// Sends what receiving had to say, unless an answer is on its way, which will carry it.
-    fn send_control(&mut self, token: Token) {
-        if let Some(slot) = self.slots.get(token)
-            && matches!(slot.phase, Phase::Head(_))
-            && slot.connection.lease.holder() == Holder::Shard
-        {
-            let out = self.take_out();
-            self.send(token, out, Then::Next);
+    fn send_control(&mut self, slot: &mut Slot) {
+        let is_idle = slot.http1().is_some_and(|conn| conn.is_idle());
+        if is_idle && slot.connection.lease.holder() == Holder::Shard {
+            self.http1(slot, &[], |_, _, _| Act::Write(Then::Wait));
         }
     }
 
     /// Gives what was received of a handshake to a worker, if none has the last piece still. What costs less than that is done
     /// here.
-    fn shake_hands(&mut self, token: Token) {
-        let Some(slot) = self.slots.get(token) else { return };
-        if slot.input.is_empty() || slot.connection.lease.holder() == Holder::Job {
+    fn shake_hands(&mut self, slot: &mut Slot) {
+        let Protocol::Handshake { input, .. } = &mut slot.protocol else { return };
+        if input.is_empty() || slot.connection.lease.holder() == Holder::Job {
             return;
         }
         if slot.connection.tls.as_ref().is_some_and(|tls| tls.rest_is_cheap()) {
-            let (connection, received) = (slot.connection.clone(), std::mem::take(&mut slot.input));
-            let mut out = self.take_out();
-            let outcome = worker::shake_hands(&connection, &received, &mut out, &self.counters);
-            self.give_back(out);
-            return self.go_on_after_handshake(token, outcome);
+            let received = std::mem::take(input);
+            let local = &mut self.local;
+            let outcome = worker::shake_hands(&slot.connection, &received, &mut local.out, &local.counters);
+            local.clear_out();
+            return self.go_on_after_handshake(slot, outcome);
         }
-        let Some(permit) = HandshakePermit::get(&self.server.admission) else {
-            self.counters.handshakes_refused.add(1);
-            return self.close(token);
+        let Some(permit) = HandshakePermit::get(&self.local.server.admission) else {
+            self.local.counters.handshakes_refused.add(1);
+            slot.is_gone = true;
+            return;
         };
-        let received = std::mem::take(&mut slot.input);
+        let received = std::mem::take(input);
         let lease = TxLease::dispatch(&slot.connection);
-        self.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
+        self.local.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
     /// A worker is done with a piece of a handshake, and the lease is back.
-    pub(super) fn on_handshaken(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
-        let Some(slot) = self.slots.get(token) else { return };
+    pub(super) fn on_handshaken(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         slot.connection.lease.take_back();
-        self.go_on_after_handshake(token, plaintext);
+        self.go_on_after_handshake(slot, plaintext);
     }
 
     /// A piece of a handshake is done, or failed.
-    fn go_on_after_handshake(&mut self, token: Token, plaintext: io::Result<Vec<u8>>) {
-        let deadline = self.now + millis(self.server.limits.head_timeout);
-        let Some(slot) = self.slots.get(token) else { return };
+    fn go_on_after_handshake(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         let is_handshaking = slot.connection.tls.as_ref().is_some_and(|tls| tls.is_handshaking());
+        let Protocol::Handshake { input, has_ended } = &mut slot.protocol else { return };
+        let has_ended = *has_ended;
         match plaintext {
             Err(error) => {
                 tracing::debug!("a TLS handshake failed: {error}");
                 // An alert has gone out, which closing at once might take back.
-                slot.read_no_more();
-                self.end(token, Close::Clean { large: false }, None);
+                slot.protocol = Protocol::Http1(Conn::ending(has_ended, true));
+                self.http1(slot, &[], |_, _, _| Act::End(Close::Clean { large: false }));
             }
-            Ok(_) if is_handshaking && slot.has_ended() && slot.input.is_empty() => self.close(token),
-            Ok(_) if is_handshaking => {
-                self.shake_hands(token);
-                self.receive(token);
-            }
+            Ok(_) if is_handshaking && has_ended && input.is_empty() => slot.is_gone = true,
+            Ok(_) if is_handshaking => self.shake_hands(slot),
             Ok(mut plaintext) => {
                 let connection = slot.connection.clone();
-                let input = std::mem::take(&mut slot.input);
-                slot.phase = Phase::Head(Scan::default());
-                slot.deadline = deadline;
-                self.watch(token);
+                let input = std::mem::take(input);
+                slot.protocol = Protocol::Http1(Conn::new(self.first_deadline(false)));
                 // What was received meanwhile comes before anything that is received from now on.
                 if let Some(tls) = &connection.tls {
                     let opened = tls.open(&input, &mut plaintext);
-                    self.on_opened(token, opened, &plaintext);
+                    self.on_opened(slot, opened, &plaintext);
                 }
                 // Its end may have come meanwhile, too.
-                if self.slots.get(token).is_some_and(|slot| matches!(slot.phase, Phase::Head(_)) && slot.has_ended()) {
-                    self.end_cleanly(token);
+                if has_ended && !slot.is_gone {
+                    self.on_input_end(slot);
                 }
             }
         }

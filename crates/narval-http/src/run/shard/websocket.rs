@@ -3,84 +3,81 @@
 use std::sync::Arc;
 
 use super::Shard;
-use super::slot::{Phase, Scan};
+use super::slots::{Protocol, Slot};
+use crate::http1::conn::{Act, Close, Conn};
 use crate::io::driver::{Driver, Op, Token};
 use crate::run::connection::Connection;
-use crate::run::mailbox::Close;
 use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// A job has answered 101: from now on the connection is a WebSocket.
     pub(super) fn on_upgraded(&mut self, token: Token, shared: Arc<ws::Shared>) {
-        let mut stream = Box::new(ws::Stream::new(shared, self.now));
-        let Some(slot) = self.slots.get(token) else { return stream.release(&self.server.pool) };
+        let mut stream = Box::new(ws::Stream::new(shared, self.local.now));
+        let Some(mut slot) = self.slots.take(token) else { return stream.release(&self.local.server.pool) };
         // Whoever sends takes the outbox's lock from now on; the lease stays here.
-        drop(slot.take_back_lease());
-        let input = std::mem::take(&mut slot.input);
-        if !input.is_empty() {
-            stream.receive(&input, self.now, &self.server.pool);
-        }
-        if slot.has_ended() {
-            stream.receive_end(&self.server.pool);
+        slot.connection.lease.take_back();
+        if let Some(conn) = slot.http1() {
+            let (input, has_ended) = (conn.upgraded(), conn.has_ended());
+            if !input.is_empty() {
+                stream.receive(&input, self.local.now, &self.local.server.pool);
+            }
+            if has_ended {
+                stream.receive_end(&self.local.server.pool);
+            }
         }
         if self.stopping {
             stream.stop();
         }
-        slot.phase = Phase::WebSocket { stream, awaits_room: false };
-        self.look_at_websocket(token, false);
+        slot.protocol = Protocol::WebSocket { stream, awaits_room: false };
+        self.slots.put(slot);
+        self.with(token, |shard, slot| shard.look_at_websocket(slot, false));
     }
 
     /// Bytes came in.
-    pub(super) fn on_websocket_bytes(&mut self, token: Token, bytes: &[u8]) {
-        if let Some(Phase::WebSocket { stream, .. }) = self.slots.get(token).map(|slot| &mut slot.phase) {
-            stream.receive(bytes, self.now, &self.server.pool);
-            self.look_at_websocket(token, false);
+    pub(super) fn on_websocket_bytes(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
+            stream.receive(bytes, self.local.now, &self.local.server.pool);
+            self.look_at_websocket(slot, false);
         }
     }
 
     /// The client sends no more, or the connection broke.
-    pub(super) fn on_websocket_end(&mut self, token: Token) {
-        if let Some(Phase::WebSocket { stream, .. }) = self.slots.get(token).map(|slot| &mut slot.phase) {
-            stream.receive_end(&self.server.pool);
-            self.look_at_websocket(token, false);
+    pub(super) fn on_websocket_end(&mut self, slot: &mut Slot) {
+        if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
+            stream.receive_end(&self.local.server.pool);
+            self.look_at_websocket(slot, false);
         }
     }
 
     /// Does what the stream wants. `writable`: the socket takes bytes again.
-    pub(super) fn look_at_websocket(&mut self, token: Token, writable: bool) {
-        let now = self.now;
-        let Some(slot) = self.slots.get(token) else { return };
-        let Phase::WebSocket { stream, awaits_room } = &mut slot.phase else { return };
+    pub(super) fn look_at_websocket(&mut self, slot: &mut Slot, writable: bool) {
+        let Protocol::WebSocket { stream, awaits_room } = &mut slot.protocol else { return };
         *awaits_room &= !writable;
-        let wants = stream.look(writable, now, &self.server.pool);
+        let wants = stream.look(writable, self.local.now, &self.local.server.pool);
         if let Some(close) = wants.end {
-            return self.end_websocket(token, close);
+            return self.end_websocket(slot, close);
         }
         let awaits = wants.writable && !std::mem::replace(awaits_room, wants.writable);
         slot.deadline = wants.deadline;
-        self.watch(token);
         if awaits {
-            self.submit(Op::AwaitWritable(token));
+            self.submit(Op::AwaitWritable(slot.token()));
         }
-        self.receive(token);
     }
 
     /// Says goodbye to a WebSocket because the server stops.
-    pub(super) fn stop_websocket(&mut self, token: Token) {
-        if let Some(Phase::WebSocket { stream, .. }) = self.slots.get(token).map(|slot| &mut slot.phase) {
+    pub(super) fn stop_websocket(&mut self, slot: &mut Slot) {
+        if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
             stream.stop();
-            self.look_at_websocket(token, false);
+            self.look_at_websocket(slot, false);
         }
     }
 
-    fn end_websocket(&mut self, token: Token, close: Close) {
-        let Some(slot) = self.slots.get(token) else { return };
-        if let Phase::WebSocket { stream, .. } = std::mem::replace(&mut slot.phase, Phase::Head(Scan::default())) {
-            if stream.may_have_unread_input() {
-                slot.read_no_more();
-            }
-            stream.release(&self.server.pool);
+    fn end_websocket(&mut self, slot: &mut Slot, close: Close) {
+        let Protocol::WebSocket { stream, .. } = &slot.protocol else { return };
+        let ending = Protocol::Http1(Conn::ending(stream.input_has_ended(), stream.may_have_unread_input()));
+        if let Protocol::WebSocket { stream, .. } = std::mem::replace(&mut slot.protocol, ending) {
+            stream.release(&self.local.server.pool);
         }
-        self.end(token, close, None);
+        self.http1(slot, &[], |_, _, _| Act::End(close));
     }
 }

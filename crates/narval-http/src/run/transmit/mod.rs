@@ -7,5 +7,5 @@ mod outgoing;
 mod probes;
 
 pub(crate) use encode::{Rest, encode};
-pub(crate) use outgoing::{Outgoing, Step, Stream, Window};
+pub(crate) use outgoing::{Outgoing, Step, Stream};
 pub(crate) use probes::Probes;

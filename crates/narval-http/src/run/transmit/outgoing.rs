@@ -10,6 +10,7 @@ use http::header::{
 use super::Probes;
 use crate::FileRange;
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
+use crate::http1::conn::{Answer, Window};
 use crate::http1::response_head::BodyFraming;
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
@@ -48,22 +49,12 @@ pub(crate) struct Outgoing {
     /// What is to be noted at its end.
     pub(crate) watch: Option<Box<Watch>>,
     /// The present window of the write deadline, while it waits for the socket.
-    pub(crate) window: Option<Window>,
+    window: Option<Window>,
     is_blocked: bool,
     /// Everything there was is sent, and the source had no more for now.
     is_waiting: bool,
     /// How files are sent, once that has been asked.
     pace: Option<Pace>,
-}
-
-/// A window of the write deadline.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
-    pub(crate) began: Millis,
-    /// What had been sent then.
-    pub(crate) had: u64,
-    /// At its end it was tried to send, whether the socket counted as writable or not.
-    pub(crate) had_last_try: bool,
 }
 
 /// How the files of a large answer are sent.
@@ -112,17 +103,6 @@ impl Outgoing {
         Self { is_blocked: true, wire: out, made: length, ..Self::default() }
     }
 
-    /// Bytes the socket has taken. (What TLS adds to those that it has not taken yet counts against them.)
-    pub(crate) fn sent(&self) -> u64 {
-        self.made.saturating_sub(self.wire.len() as u64)
-    }
-
-    /// The window of the write deadline, which begins now if there is none.
-    pub(crate) fn window(&mut self, now: Millis) -> &mut Window {
-        let had = self.sent();
-        self.window.get_or_insert(Window { began: now, had, had_last_try: false })
-    }
-
     /// Whether the socket took only a part when last tried.
     pub(crate) fn is_blocked(&self) -> bool {
         self.is_blocked
@@ -142,22 +122,12 @@ impl Outgoing {
         }
     }
 
-    /// Whether [`drive`](Self::drive) last came to [`Step::Waiting`].
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.is_waiting
-    }
-
     /// Has `waker` used when the source has more; returns how long to wait for that at most. It holds no buffer meanwhile.
     pub(crate) fn wait(&mut self, waker: BodyWaker) -> Duration {
         (self.lead, self.wire, self.segments) = Default::default();
         (self.memory_sent, self.files_sent) = (0, 0);
         self.window = None;
         self.stream.as_mut().map_or(Duration::ZERO, |stream| stream.source.wait(waker))
-    }
-
-    /// The client or the server would rather have it end. True: it does, and may be cut off where the client is gone.
-    pub(crate) fn hang_up(&mut self) -> bool {
-        self.stream.as_mut().is_some_and(|stream| stream.source.hang_up())
     }
 
     /// Whether the rest is in memory, so that sending it can't block, and needs no work but sending.
@@ -421,6 +391,27 @@ impl Outgoing {
             self.file_sent = 0;
         }
         Ok(())
+    }
+}
+
+impl Answer for Outgoing {
+    /// What TLS adds to bytes that the socket has not taken yet counts against them.
+    fn sent(&self) -> u64 {
+        self.made.saturating_sub(self.wire.len() as u64)
+    }
+
+    fn window(&mut self, now: Millis) -> &mut Window {
+        let had = self.sent();
+        self.window.get_or_insert(Window { began: now, had, had_last_try: false })
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
+    /// It may be cut off where the client is gone.
+    fn hang_up(&mut self) -> bool {
+        self.stream.as_mut().is_some_and(|stream| stream.source.hang_up())
     }
 }
 

@@ -1,7 +1,8 @@
 //! A timer wheel for deadlines that are mostly moved on before they are reached.
 //!
-//! The wheel only remembers *when to look* at a connection; the deadline itself is a field of the connection's slot.
-//! Serving a request writes that field and leaves the wheel alone; a connection that is looked at too early is put back.
+//! Each connection has at most one entry: when to look at it. A deadline that moves on leaves the entry where it is, so that
+//! serving a request costs a comparison; a connection that is looked at too early is put back. One that moves nearer moves the
+//! entry.
 
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
@@ -14,6 +15,8 @@ const TICKS: usize = 1024;
 /// Connections to look at, by time.
 pub(crate) struct TimerWheel {
     buckets: Vec<Vec<Token>>,
+    /// Where each connection has its entry, by the index of its token.
+    entries: Vec<Entry>,
     /// One bit per bucket that holds something.
     occupied: [u64; TICKS / 64],
     /// The tick up to which everything has been taken out.
@@ -22,25 +25,80 @@ pub(crate) struct TimerWheel {
     next: Option<Option<Millis>>,
 }
 
+/// A place in a bucket.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    /// 0: there is none.
+    tick: u64,
+    at: u32,
+}
+
 impl TimerWheel {
     pub(crate) fn new(now: Millis) -> Self {
-        Self { buckets: vec![Vec::new(); TICKS], occupied: [0; TICKS / 64], tick: now / TICK, next: None }
+        Self {
+            buckets: vec![Vec::new(); TICKS],
+            entries: Vec::new(),
+            occupied: [0; TICKS / 64],
+            tick: now / TICK,
+            next: None,
+        }
     }
 
-    /// When it would look at what is scheduled now for `at`.
-    pub(crate) fn looks_at(&self, at: Millis) -> Millis {
-        at.div_ceil(TICK).clamp(self.tick + 1, self.tick + TICKS as u64 - 1) * TICK
+    /// Looks at `token` at `deadline`, or earlier.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, token: Token, deadline: Millis) {
+        if let Some(entry) = self.entries.get(token.index as usize)
+            && entry.tick > 0
+            && entry.tick * TICK <= deadline
+        {
+            return;
+        }
+        self.move_nearer(token, deadline);
     }
 
-    /// Remembers to look at `token` at `at`, or earlier: when [`looks_at`](Self::looks_at) says.
-    pub(crate) fn schedule(&mut self, token: Token, at: Millis) {
-        let tick = self.looks_at(at) / TICK;
-        let at = (tick % TICKS as u64) as usize;
-        if let (Some(bucket), Some(bits)) = (self.buckets.get_mut(at), self.occupied.get_mut(at / 64)) {
-            bucket.push(token);
-            *bits |= 1 << (at % 64);
+    #[inline(never)]
+    fn move_nearer(&mut self, token: Token, deadline: Millis) {
+        let tick = deadline.div_ceil(TICK).clamp(self.tick + 1, self.tick + TICKS as u64 - 1);
+        let index = token.index as usize;
+        if self.entries.len() <= index {
+            self.entries.resize(index + 1, Entry::default());
+        }
+        if self.entries.get(index).is_some_and(|entry| entry.tick > 0 && entry.tick <= tick) {
+            return;
+        }
+        self.remove(token);
+        let bucket = (tick % TICKS as u64) as usize;
+        if let (Some(tokens), Some(bits), Some(entry)) =
+            (self.buckets.get_mut(bucket), self.occupied.get_mut(bucket / 64), self.entries.get_mut(index))
+        {
+            *entry = Entry { tick, at: tokens.len() as u32 };
+            tokens.push(token);
+            *bits |= 1 << (bucket % 64);
         }
         self.next = self.next.map(|next| Some(next.map_or(tick * TICK, |next| next.min(tick * TICK))));
+    }
+
+    /// Forgets a connection.
+    pub(crate) fn remove(&mut self, token: Token) {
+        let Some(entry) = self.entries.get_mut(token.index as usize).map(std::mem::take) else { return };
+        let bucket = (entry.tick % TICKS as u64) as usize;
+        let Some(tokens) = self.buckets.get_mut(bucket).filter(|_| entry.tick > 0) else { return };
+        if (entry.at as usize) < tokens.len() {
+            tokens.swap_remove(entry.at as usize);
+        }
+        if let Some(moved) = tokens.get(entry.at as usize)
+            && let Some(place) = self.entries.get_mut(moved.index as usize)
+        {
+            place.at = entry.at;
+        }
+        if tokens.is_empty()
+            && let Some(bits) = self.occupied.get_mut(bucket / 64)
+        {
+            *bits &= !(1 << (bucket % 64));
+            if self.next.is_some_and(|next| next == Some(entry.tick * TICK)) {
+                self.next = None;
+            }
+        }
     }
 
     /// Whether there may be something that is due.
@@ -64,6 +122,11 @@ impl TimerWheel {
                 && *bits & (1 << (at % 64)) != 0
             {
                 *bits &= !(1 << (at % 64));
+                for token in bucket.iter() {
+                    if let Some(entry) = self.entries.get_mut(token.index as usize) {
+                        *entry = Entry::default();
+                    }
+                }
                 due.append(bucket);
                 if bucket.capacity() > 64 {
                     *bucket = Vec::new();
@@ -116,7 +179,7 @@ mod tests {
     fn a_token_is_due_at_its_time_and_not_before() {
         let mut wheel = TimerWheel::new(1000);
         let token = Token::new(3, 1);
-        wheel.schedule(token, 5000);
+        wheel.set(token, 5000);
         let next = wheel.next_due().unwrap();
         assert!((5000..5000 + TICK).contains(&next), "{next}");
         assert!(due(&mut wheel, 4999).is_empty());
@@ -127,7 +190,7 @@ mod tests {
     #[test]
     fn what_lies_beyond_one_turn_comes_early_and_never_late() {
         let mut wheel = TimerWheel::new(0);
-        wheel.schedule(Token::new(1, 1), 1_000_000);
+        wheel.set(Token::new(1, 1), 1_000_000);
         let next = wheel.next_due().unwrap();
         assert!(next <= 1_000_000 && next > 60_000, "{next}");
         assert_eq!(due(&mut wheel, next).len(), 1);
@@ -136,7 +199,7 @@ mod tests {
     #[test]
     fn the_past_is_due_at_the_next_tick() {
         let mut wheel = TimerWheel::new(10_000);
-        wheel.schedule(Token::new(1, 1), 5);
+        wheel.set(Token::new(1, 1), 5);
         assert!(wheel.next_due().unwrap() <= 10_000 + TICK);
         assert_eq!(due(&mut wheel, 10_000 + TICK).len(), 1);
     }
@@ -147,7 +210,7 @@ mod tests {
         let mut now = 0;
         for round in 0..3000u64 {
             let at = now + round * 37 % 50_000;
-            wheel.schedule(Token::new(round as u32, 0), at);
+            wheel.set(Token::new(round as u32, 0), at);
             let next = wheel.next_due().unwrap();
             assert!(next <= at.max(now) + TICK, "{next} for {at}");
             assert!(due(&mut wheel, next - 1).is_empty());

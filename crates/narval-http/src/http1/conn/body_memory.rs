@@ -86,6 +86,31 @@ impl Drop for Share {
     }
 }
 
+/// What was received of a body whose handler does not run yet.
+#[derive(Debug)]
+pub(crate) struct Buffered {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) share: Share,
+}
+
+impl Buffered {
+    pub(crate) fn new(memory: &Arc<BodyMemory>) -> Self {
+        Self { bytes: Vec::new(), share: Share::of(memory) }
+    }
+
+    /// Adds bytes of a body of which `expected` are to be kept here, mostly. What is only announced takes no memory.
+    pub(crate) fn push(&mut self, data: &[u8], expected: usize) {
+        let needed = self.bytes.len() + data.len();
+        let had = self.bytes.capacity();
+        if needed > had {
+            let wanted = needed.max((2 * had).min(expected));
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+            self.share.add(self.bytes.capacity() - had);
+        }
+        self.bytes.extend_from_slice(data);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

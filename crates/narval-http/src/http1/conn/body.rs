@@ -1,0 +1,236 @@
+//! Request bodies: into memory up to a limit, above it to a handler that reads them while they come.
+
+use std::io;
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+
+use super::act::{Act, Body, Request, Then};
+use super::body_memory::Buffered;
+use super::incoming_body::{Fed, IncomingBody};
+use super::service::{Exchange, Pipe, Service};
+use super::state::{BodyLeft, Receiving, Scan, State, Unread};
+use super::{Conn, Input};
+use crate::http1::ProtoError;
+use crate::http1::head::{Framing, ParsedHead};
+use crate::io::clock::millis;
+use crate::limits::{BODY_SMALL, Limits};
+
+impl<X: Exchange> Conn<X> {
+    /// Begins a request that is not answered from memory: its body is received, or a worker is to answer it.
+    pub(super) fn begin(
+        &mut self,
+        head: Box<ParsedHead>,
+        input: &mut Input<'_>,
+        service: &mut impl Service<X>,
+    ) -> Act<X> {
+        let bytes = Bytes::copy_from_slice(input.rest().get(..head.head_len).unwrap_or_default());
+        input.used += head.head_len;
+        if head.framing == Framing::None {
+            self.run(BodyLeft::Nothing, service);
+            return Act::Job(Request { bytes, head, body: Body::None });
+        }
+        let limits = service.limits();
+        if let Framing::Length(length) = head.framing
+            && length > limits.body_max
+        {
+            input.use_all();
+            let error = ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large");
+            service.reject(error, head.parts.method == Method::HEAD);
+            return self.give_up_input();
+        }
+        let window_end = service.now() + millis(limits.body_stall_timeout);
+        let incoming = Box::new(IncomingBody::new(head.framing, window_end));
+        let body = service.buffer();
+        if head.expect_continue && input.rest().is_empty() {
+            if service.has_spare_streams() {
+                // It gets its `100 Continue` when the handler wants the body, and not before.
+                let pipe = service.pipe(body, true);
+                return self.stream(bytes, head, incoming, pipe, service);
+            }
+            service.send_continue();
+        }
+        self.deadline = incoming.next_check(service.now(), service.limits());
+        self.state = State::Body(Box::new(Receiving { incoming, body, bytes, head }));
+        if input.rest().is_empty() { Act::Wait } else { self.feed_buffer(input, service) }
+    }
+
+    /// Has a handler read the body while it comes.
+    fn stream(
+        &mut self,
+        bytes: Bytes,
+        head: Box<ParsedHead>,
+        incoming: Box<IncomingBody>,
+        pipe: X::Pipe,
+        service: &impl Service<X>,
+    ) -> Act<X> {
+        self.run(BodyLeft::Streamed { incoming, pipe: pipe.clone() }, service);
+        Act::Job(Request { bytes, head, body: Body::Streamed(pipe) })
+    }
+
+    /// A worker will answer the last request.
+    pub(crate) fn dispatched(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        if let State::Running(BodyLeft::Streamed { incoming, .. }) = &self.state {
+            self.deadline = incoming.next_check(service.now(), service.limits());
+            self.feed_left(input, service);
+        }
+        Act::Wait
+    }
+
+    /// No worker will answer the last request; the service has.
+    pub(crate) fn refused(&mut self, keep_alive: bool) -> Act<X> {
+        if !keep_alive {
+            return self.give_up_input();
+        }
+        self.state = State::Head(Scan::default());
+        Act::Write(Then::Next)
+    }
+
+    /// Gives input to what a job has not received of its request's body.
+    pub(super) fn feed_left(&mut self, input: &mut Input<'_>, service: &impl Service<X>) {
+        let State::Running(left) = &mut self.state else { return };
+        let limits = service.limits();
+        let fed = match left {
+            BodyLeft::Nothing => return,
+            BodyLeft::Unread(incoming) => incoming.feed(input.rest(), limits, |_| {}),
+            BodyLeft::Streamed { incoming, pipe } => {
+                let fed = incoming.feed(input.rest(), limits, |data| pipe.push(data));
+                match &fed {
+                    Ok(Fed { done: true, .. }) => pipe.complete(incoming.trailers()),
+                    Ok(_) => {}
+                    // The handler finds out, and answers what it wants; the connection ends after that.
+                    Err(error) => pipe.refuse(*error),
+                }
+                fed
+            }
+        };
+        match fed {
+            Ok(Fed { consumed, done: false }) => input.used += consumed,
+            Ok(Fed { consumed, done: true }) => {
+                input.used += consumed;
+                *left = BodyLeft::Nothing;
+            }
+            Err(_) => {
+                // What the client still sends is read then, so that the answer is not lost to a reset.
+                input.use_all();
+                *left = BodyLeft::Nothing;
+                self.read_no_more();
+            }
+        }
+    }
+
+    /// Gives input to a body that is received into memory.
+    pub(super) fn feed_buffer(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        let State::Body(request) = &mut self.state else { return Act::Wait };
+        let Receiving { incoming, body, head, .. } = &mut **request;
+        let is_head = head.parts.method == Method::HEAD;
+        let limits = service.limits();
+        let expected = incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
+        let expected = expected.min(limits.body_buffer_max);
+        let next = match incoming.feed(input.rest(), limits, |data| body.push(data, expected)) {
+            Ok(Fed { consumed, done }) => {
+                input.used += consumed;
+                next_step(body, done, service)
+            }
+            Err(error) => {
+                input.use_all();
+                service.reject(error, is_head);
+                return self.give_up_input();
+            }
+        };
+        match next {
+            NextStep::Receive => return Act::Wait,
+            NextStep::Refuse => {
+                input.use_all();
+                service.refuse(is_head);
+                return self.give_up_input();
+            }
+            NextStep::Dispatch | NextStep::Stream => {}
+        }
+        let State::Body(request) = std::mem::replace(&mut self.state, State::Head(Scan::default())) else {
+            return Act::Wait;
+        };
+        let Receiving { incoming, body, bytes, head } = *request;
+        if next == NextStep::Stream {
+            let pipe = service.pipe(body, false);
+            return self.stream(bytes, head, incoming, pipe, service);
+        }
+        self.run(BodyLeft::Nothing, service);
+        Act::Job(Request { bytes, head, body: Body::Buffered(Box::new((body, incoming.trailers()))) })
+    }
+
+    /// Checks the progress of a body.
+    pub(super) fn check_body(&mut self, service: &mut impl Service<X>) -> Act<X> {
+        let (now, limits) = (service.now(), service.limits());
+        let short = service.is_short_for_bodies();
+        let (incoming, is_paused, is_in_demand) = match &mut self.state {
+            State::Body(request) => {
+                let is_costly = request.body.bytes.len() > BODY_SMALL || !request.body.share.is_fair();
+                (&mut request.incoming, false, short && is_costly)
+            }
+            State::Running(BodyLeft::Streamed { incoming, pipe }) => (incoming, pipe.is_paused(), short),
+            State::Running(BodyLeft::Unread(incoming)) => (incoming, false, false),
+            _ => return Act::Wait,
+        };
+        if incoming.progresses(now, limits, is_paused, is_in_demand) {
+            self.deadline = incoming.next_check(now, limits);
+            return Act::Wait;
+        }
+        service.count_timeout();
+        match &mut self.state {
+            State::Body(request) => {
+                let is_head = request.head.parts.method == Method::HEAD;
+                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly");
+                service.time_out(error, is_head);
+                self.give_up_input()
+            }
+            State::Running(left) => {
+                drop(left.abort(io::ErrorKind::TimedOut));
+                self.read_no_more();
+                self.deadline = now + service.keep_alive();
+                Act::Wait
+            }
+            _ => Act::Wait,
+        }
+    }
+}
+
+/// Receives more of a body that nobody reads, while its answer goes out or the connection ends. What is behind it, or can't be
+/// understood, is of no use either: the connection ends.
+pub(super) fn feed_unread(unread: &mut Unread, input: &mut Input<'_>, limits: &Limits) {
+    if let Some(incoming) = unread
+        && !incoming.feed(input.rest(), limits, |_| {}).is_ok_and(|fed| !fed.done)
+    {
+        *unread = None;
+    }
+    input.use_all();
+}
+
+/// What is to be done with a body that is being received into memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NextStep {
+    /// Receive more of it.
+    Receive,
+    /// It is complete.
+    Dispatch,
+    /// A handler is to read the rest while it comes.
+    Stream,
+    /// There is no memory for it.
+    Refuse,
+}
+
+fn next_step<X: Exchange>(body: &Buffered, is_complete: bool, service: &impl Service<X>) -> NextStep {
+    if !body.share.fits() {
+        NextStep::Refuse
+    } else if is_complete {
+        NextStep::Dispatch
+    } else if body.bytes.len() > service.limits().body_buffer_max {
+        NextStep::Stream
+    } else if body.share.is_fair() {
+        NextStep::Receive
+    } else if service.has_free_stream() {
+        NextStep::Stream
+    } else {
+        NextStep::Refuse
+    }
+}

@@ -1,0 +1,208 @@
+//! How a connection ends: at deadlines, after answers, when the server stops.
+
+use std::io;
+
+use super::act::{Act, Close};
+use super::service::{Answer, Exchange, Service, Window};
+use super::state::{BodyLeft, Reading, Scan, State};
+use super::{Conn, Input};
+use crate::io::clock::{Millis, millis};
+use crate::limits::{LAST_TRY, LINGER_LOOK};
+
+impl<X: Exchange> Conn<X> {
+    /// The deadline has come. `idle_since`: when its job ended, where that [may have been](Self::may_be_answered) without a word.
+    pub(crate) fn tick(
+        &mut self,
+        idle_since: Option<Millis>,
+        input: &Input<'_>,
+        service: &mut impl Service<X>,
+    ) -> Act<X> {
+        let (now, keep_alive) = (service.now(), service.keep_alive());
+        match &self.state {
+            State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
+            State::Head(_) => {
+                service.count_timeout();
+                Act::Drop
+            }
+            State::Running(BodyLeft::Nothing) => match idle_since {
+                Some(since) if since + keep_alive <= now => self.end_cleanly(service),
+                since => {
+                    self.deadline = since.unwrap_or(now) + keep_alive;
+                    Act::Wait
+                }
+            },
+            State::Running(_) | State::Body(_) => self.check_body(service),
+            State::Sending { blocked: Some(_), .. } | State::Draining { .. } => self.check_writing(service),
+            State::Sending { blocked: None, .. } => self.stalled(service),
+            State::Waiting { .. } => Act::Drive,
+            State::Ending { .. } => Act::Drop,
+            State::Lingering { .. } => self.check_lingering(service),
+        }
+    }
+
+    /// A window of an answer's deadline is over.
+    fn check_writing(&mut self, service: &mut impl Service<X>) -> Act<X> {
+        let (now, limits) = (service.now(), service.limits());
+        let Some((answer, _)) = self.answer() else { return Act::Wait };
+        let sent = answer.sent();
+        let window = answer.window(now);
+        if sent.saturating_sub(window.had) >= limits.write_progress_min {
+            *window = Window { began: now, had: sent, had_last_try: false };
+            self.deadline = now + millis(limits.write_stall_timeout);
+            Act::Wait
+        } else if !window.had_last_try {
+            // A socket counts as writable only when a third of its buffer is free, which takes a slow client a while. What
+            // it has taken meanwhile shows when something is sent.
+            window.had_last_try = true;
+            self.deadline = now + millis(LAST_TRY);
+            Act::Drive
+        } else {
+            self.stalled(service)
+        }
+    }
+
+    /// The client does not take its answer.
+    fn stalled(&mut self, service: &mut impl Service<X>) -> Act<X> {
+        service.count_timeout();
+        if let Some((answer, _)) = self.answer() {
+            service.abandon(answer);
+        }
+        self.state = State::Ending { unread: None };
+        Act::End(Close::Abort)
+    }
+
+    /// All is sent, and the client has not ended the connection yet.
+    fn check_lingering(&mut self, service: &mut impl Service<X>) -> Act<X> {
+        let (now, limits) = (service.now(), service.limits());
+        let State::Lingering { until, unread, .. } = &mut self.state else { return Act::Wait };
+        if let Some(incoming) = unread
+            && incoming.progresses(now, limits, false, false)
+        {
+            self.deadline = incoming.next_check(now, limits);
+        } else if now < *until && service.has_in_flight() {
+            self.deadline = (*until).min(now + millis(LINGER_LOOK));
+        } else {
+            return Act::Drop;
+        }
+        Act::Wait
+    }
+
+    /// Ends a connection whose last answer is out, or whose client sends no more.
+    pub(super) fn end_cleanly(&mut self, service: &impl Service<X>) -> Act<X> {
+        let unread = self.state.take_unread();
+        self.state = State::Ending { unread };
+        Act::End(Close::Clean { large: service.last_was_large() })
+    }
+
+    /// Whether closing now does no harm, if the client has sent nothing that was not received.
+    pub(crate) fn may_close(&self, close: Close, input: &Input<'_>) -> bool {
+        match (close, self.reading) {
+            (Close::Clean { .. }, Reading::Ended) => true,
+            // All that came was read, and the answer fits into the kernel's buffer.
+            (Close::Clean { large: false }, Reading::Open) => input.rest().is_empty(),
+            (Close::Clean { .. }, _) => false,
+            (Close::Abort, _) => true,
+        }
+    }
+
+    /// Whether the client has sent its last bytes.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.reading == Reading::Ended
+    }
+
+    /// The output has ended, and the connection waits for the client. Closing now would reset the connection if the client has
+    /// sent anything more, or drop what is in the send buffer if the client pauses for longer than the kernel cares for a
+    /// socket without an owner.
+    pub(crate) fn linger(&mut self, close: Close, service: &impl Service<X>) {
+        let (now, limits) = (service.now(), service.limits());
+        let large = close == (Close::Clean { large: true });
+        let until = now + millis(if large { limits.write_stall_timeout } else { limits.linger_timeout });
+        let unread = self.state.take_unread();
+        self.state = State::Lingering { until, discarded: 0, unread };
+        // A client that has everything, and keeps the connection, is not waited for.
+        self.deadline = if large { until.min(now + millis(LINGER_LOOK)) } else { until };
+    }
+
+    /// A connection that is about to end, of another protocol until now. `has_ended`: the client sends no more; `has_unread`: it
+    /// may have sent what nobody will read.
+    pub(crate) fn ending(has_ended: bool, has_unread: bool) -> Self {
+        let reading = match (has_ended, has_unread) {
+            (true, _) => Reading::Ended,
+            (false, true) => Reading::Unread,
+            (false, false) => Reading::Open,
+        };
+        Self { state: State::Ending { unread: None }, reading, ..Self::new(0) }
+    }
+
+    /// A body without an end of its own ends, because the client sends no more or the server stops.
+    pub(super) fn hang_up(&mut self, service: &impl Service<X>) -> Act<X> {
+        let State::Waiting { answer, .. } = &mut self.state else { return Act::Wait };
+        if !answer.hang_up() {
+            Act::Wait
+        } else if self.reading == Reading::Ended {
+            // Clients of endless streams do not end their side of the connection before they leave.
+            Act::Drop
+        } else {
+            self.go_on_by_worker(service)
+        }
+    }
+
+    /// The server stops: what is idle ends, and the rest finishes.
+    pub(crate) fn stop(&mut self, input: &Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        match self.state {
+            State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
+            State::Waiting { .. } => self.hang_up(service),
+            State::Lingering { .. } => self.check_lingering(service),
+            _ => Act::Wait,
+        }
+    }
+
+    /// The connection is gone: whoever reads its request's body hears of it. Returns the answer that was on its way.
+    pub(crate) fn release(self) -> Option<Box<X::Answer>> {
+        match self.state {
+            State::Running(mut left) => {
+                drop(left.abort(io::ErrorKind::ConnectionReset));
+                None
+            }
+            State::Sending { blocked: answer, .. } => answer,
+            State::Draining { answer, .. } | State::Waiting { answer, .. } => Some(answer),
+            _ => None,
+        }
+    }
+
+    /// The WebSocket that the connection has become takes over: what was received behind the request.
+    pub(crate) fn upgraded(&mut self) -> Vec<u8> {
+        drop(self.state.take_unread());
+        self.state = State::Head(Scan::default());
+        self.take_input()
+    }
+
+    /// Bytes of input that were received and not used.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn held(&self) -> usize {
+        self.input.len()
+    }
+
+    /// Whether what is read is the body of a request that is answered already, or is being answered.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn reads_body(&self) -> bool {
+        match &self.state {
+            State::Running(left) => !matches!(left, BodyLeft::Nothing),
+            State::Draining { unread, .. } | State::Waiting { unread, .. } => unread.is_some(),
+            State::Lingering { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// What it is doing, for the log of a simulation.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "{} {:?}, {} bytes of input, until {}",
+            self.state.name(),
+            self.reading,
+            self.input.len(),
+            self.deadline
+        )
+    }
+}

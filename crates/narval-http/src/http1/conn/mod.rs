@@ -1,0 +1,565 @@
+//! An HTTP/1 connection without a socket: it is told of bytes, of answers, of room to write and of the time, and says what it
+//! wants: to read, to write, a request answered by a worker, to be called at a deadline, to end.
+//!
+//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]; what is to be
+//! done next is a value, an [`Act`]. The simulator runs it in a whole server; a property test and a fuzz target run it alone.
+//!
+//! ```text
+//!          received            Act::Job            answered
+//!   Head ───────────→ Body ───────────→ Running ─────────────→ Head
+//!     │ inline answer                      │ handed_back         ↑
+//!     ├──→ Sending ────────────────────────┼─────────────────────┤ flushed
+//!     └────────────────────────────→ Draining ⇄ Waiting ─────────┘ drove
+//!                                    any of them: Act::End → Lingering
+//! ```
+
+mod act;
+mod body;
+pub(crate) mod body_memory;
+mod end;
+pub(crate) mod incoming_body;
+mod service;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::mem;
+
+use http::Method;
+
+pub(crate) use self::act::{Act, Body, Close, Next, Over, Request, Then};
+pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Service, Window};
+use self::state::{BodyLeft, Reading, Scan, State, Unread};
+use crate::http1::ProtoError;
+use crate::http1::head::{Framing, ParsedHead, begins_with_head};
+use crate::io::clock::{Millis, millis};
+use crate::limits::SOURCE_WAIT_MAX;
+
+/// An HTTP/1 connection. An idle one holds no buffer.
+pub(crate) struct Conn<X: Exchange> {
+    state: State<X>,
+    reading: Reading,
+    /// Received and not yet used: part of a head, or pipelined requests.
+    input: Vec<u8>,
+    /// When [`tick`](Self::tick) is to be called.
+    deadline: Millis,
+}
+
+/// What a connection waits for, beside what its last [`Act`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wants {
+    /// Bytes from the client.
+    pub(crate) read: bool,
+    /// The end of its job, to be told by [`Conn::answered`].
+    pub(crate) answer: bool,
+    /// [`Conn::tick`] at this time.
+    pub(crate) deadline: Millis,
+}
+
+/// Received bytes, and how many of them were used.
+pub(crate) struct Input<'a> {
+    bytes: &'a [u8],
+    used: usize,
+}
+
+impl<'a> Input<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, used: 0 }
+    }
+
+    /// What was not used.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.used..).unwrap_or_default()
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    fn use_all(&mut self) {
+        self.used = self.bytes.len();
+    }
+}
+
+impl<X: Exchange> Conn<X> {
+    /// A connection whose first head has to be there at `deadline`.
+    pub(crate) fn new(deadline: Millis) -> Self {
+        Self { state: State::Head(Scan::default()), reading: Reading::Open, input: Vec::new(), deadline }
+    }
+
+    /// What it waits for now. `is_reading`: bytes were asked for already.
+    #[inline(always)]
+    pub(crate) fn wants(&mut self, is_reading: bool, stopping: bool) -> Wants {
+        let answer = self.wants_answer(stopping);
+        Wants { read: !is_reading && self.wants_read(), answer, deadline: self.deadline }
+    }
+
+    #[inline(always)]
+    fn wants_read(&mut self) -> bool {
+        if self.reading == Reading::Ended {
+            return false;
+        }
+        match &mut self.state {
+            State::Head(_) | State::Body(_) | State::Lingering { .. } => true,
+            State::Running(BodyLeft::Nothing) | State::Sending { .. } => self.input.is_empty(),
+            State::Running(BodyLeft::Unread(_)) => true,
+            State::Running(BodyLeft::Streamed { incoming, pipe }) => {
+                let has_room = pipe.has_room();
+                if !has_room {
+                    incoming.pause();
+                }
+                has_room
+            }
+            State::Draining { unread, .. } | State::Waiting { unread, .. } => self.input.is_empty() || unread.is_some(),
+            State::Ending { .. } => false,
+        }
+    }
+
+    /// Whether something waits for the end of a job.
+    #[inline(always)]
+    fn wants_answer(&self, stopping: bool) -> bool {
+        matches!(self.state, State::Running(_)) && (stopping || self.reading != Reading::Open || !self.input.is_empty())
+    }
+
+    /// Whether a job works on a request that was received completely: its end is not told, unless the connection
+    /// [wants](Wants::answer) that.
+    #[inline(always)]
+    pub(crate) fn may_be_answered(&self) -> bool {
+        matches!(self.state, State::Running(BodyLeft::Nothing))
+    }
+
+    /// Its job has [ended](Self::may_be_answered), and the connection is kept.
+    #[inline(always)]
+    pub(crate) fn answered_quietly(&mut self, service: &impl Service<X>) {
+        self.state = State::Head(Scan::default());
+        self.deadline = service.now() + service.keep_alive();
+    }
+
+    /// Whether it waits for a request, and nothing is being sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.state, State::Head(_))
+    }
+
+    /// Whether something is being sent.
+    pub(crate) fn is_answering(&self) -> bool {
+        matches!(self.state, State::Sending { .. } | State::Draining { .. } | State::Waiting { .. })
+    }
+
+    /// What was received and not used. Each event takes it, and [keeps](Self::keep) what is left.
+    #[inline(always)]
+    pub(crate) fn take_input(&mut self) -> Vec<u8> {
+        mem::take(&mut self.input)
+    }
+
+    /// Keeps what an event did not use of `input`.
+    pub(crate) fn keep(&mut self, mut input: Vec<u8>, used: usize) {
+        if self.reading == Reading::Open || !matches!(self.state, State::Lingering { .. } | State::Ending { .. }) {
+            input.drain(..used);
+            self.input = input;
+        }
+    }
+
+    /// Bytes came in. Where [`may_be_answered`](Self::may_be_answered), the caller has looked whether the job is done.
+    #[inline(always)]
+    pub(crate) fn received(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        if let State::Head(_) = self.state {
+            return self.serve(input, service);
+        }
+        self.received_otherwise(input, service)
+    }
+
+    #[inline(never)]
+    fn received_otherwise(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        match &mut self.state {
+            State::Head(_) => return self.serve(input, service),
+            State::Body(_) => return self.feed_buffer(input, service),
+            State::Running(BodyLeft::Nothing) | State::Sending { .. } | State::Ending { .. } => {}
+            State::Running(_) => self.feed_left(input, service),
+            State::Draining { unread, .. } | State::Waiting { unread, .. } => {
+                if unread.is_some() {
+                    body::feed_unread(unread, input, service.limits());
+                }
+            }
+            State::Lingering { unread: unread @ Some(_), .. } => body::feed_unread(unread, input, service.limits()),
+            State::Lingering { discarded, .. } => {
+                *discarded += input.rest().len();
+                input.use_all();
+                if *discarded > service.limits().linger_bytes_max {
+                    return Act::Drop;
+                }
+            }
+        }
+        Act::Wait
+    }
+
+    /// Answers requests, as far as they are complete and answered from memory.
+    #[inline(always)]
+    fn serve(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        // After an answer it is a fresh one.
+        let State::Head(kept) = &mut self.state else { return Act::Wait };
+        let mut scan = mem::take(kept);
+        let from = input.used;
+        let stopping = service.is_stopping();
+        loop {
+            let rest = input.rest();
+            if rest.is_empty() {
+                break;
+            }
+            let (last, limits) = service.heads();
+            let limits = &limits.head;
+            let mut for_engine = false;
+            let known = if scan.scan.is_fresh() { last.read(rest, limits) } else { None };
+            let mut head = match known {
+                Some(head) => head,
+                None => match scan.scan.parse_into(rest, limits, &mut last.spare_fields()) {
+                    Ok(Some(head)) => {
+                        for_engine = is_about_the_server(rest, &head) && !limits.asterisk_allowed;
+                        last.learn(rest, &head);
+                        last.place(head)
+                    }
+                    Ok(None) => {
+                        self.state = State::Head(scan);
+                        break;
+                    }
+                    Err(error) => return self.reject_head(error, input, service),
+                },
+            };
+            scan.has_begun = false;
+            head.keep_alive &= !stopping;
+            if head.framing != Framing::None {
+                return self.at_job(head, input, service);
+            }
+            let length = head.head_len;
+            let bytes = rest.get(..length).unwrap_or_default();
+            match service.inline(head, bytes, for_engine) {
+                Inline::Job(head) => return self.at_job(head, input, service),
+                Inline::Answered => input.used += length,
+                Inline::Enough => {
+                    input.used += length;
+                    return Act::Write(Then::Next);
+                }
+                Inline::Last(close) => {
+                    input.used += length;
+                    return Act::Write(Then::Close(close));
+                }
+                Inline::Answer(answer) => {
+                    input.used += length;
+                    return Act::Answer(answer);
+                }
+                Inline::Later(later) => {
+                    input.used += length;
+                    return Act::Write(Then::Later(later));
+                }
+            }
+        }
+        self.await_head(input.used > from, !input.rest().is_empty(), service);
+        if service.has_output() { Act::Write(Then::Wait) } else { self.waiting(service) }
+    }
+
+    /// Waits for (the rest of) a head. `has_answered`: one was answered just now. `has_begun`: some of the next is there.
+    #[inline(always)]
+    fn await_head(&mut self, has_answered: bool, has_begun: bool, service: &impl Service<X>) {
+        let idle_until = service.now() + service.keep_alive();
+        let State::Head(scan) = &mut self.state else { return };
+        if !has_begun {
+            self.deadline = idle_until;
+        } else if !scan.has_begun {
+            // Absolute: bytes that trickle in don't move it.
+            scan.has_begun = true;
+            let until = if has_answered { idle_until } else { self.deadline };
+            self.deadline = until.min(service.now() + millis(service.limits().head_timeout));
+        }
+    }
+
+    /// All input was used.
+    #[inline(always)]
+    fn waiting(&mut self, service: &impl Service<X>) -> Act<X> {
+        if self.reading == Reading::Ended { self.end_cleanly(service) } else { Act::Wait }
+    }
+
+    /// A request that is not answered from memory: what was answered before it goes out first.
+    fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        if service.has_output() { Act::Write(Then::Begin(head)) } else { self.begin(head, input, service) }
+    }
+
+    /// Answers what is no request. What follows it can't be understood; it is only read so that the answer is not lost to a
+    /// reset.
+    #[cold]
+    fn reject_head(&mut self, error: ProtoError, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        service.reject(error, begins_with_head(input.rest()));
+        input.use_all();
+        self.give_up_input()
+    }
+
+    /// The answer that was made ends the connection; what the client still sends is of no use.
+    fn give_up_input(&mut self) -> Act<X> {
+        self.state = State::Head(Scan::default());
+        self.read_no_more();
+        Act::Write(Then::Close(Close::Clean { large: false }))
+    }
+
+    /// What was collected is out, at once.
+    #[inline(always)]
+    pub(crate) fn sent(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        match then {
+            Then::Wait => self.waiting(service),
+            then => self.sent_before(then, input, service),
+        }
+    }
+
+    #[inline(never)]
+    fn sent_before(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        match then {
+            Then::Wait => self.waiting(service),
+            Then::Next => self.serve(input, service),
+            Then::Begin(head) => self.begin(head, input, service),
+            Then::Later(later) => {
+                self.run(BodyLeft::Nothing, service);
+                Act::Later(later)
+            }
+            Then::Close(close) => Act::End(close),
+        }
+    }
+
+    /// What was collected is being sent: by the driver, or as `blocked` when the socket takes more.
+    pub(crate) fn sending(
+        &mut self,
+        blocked: Option<Box<X::Answer>>,
+        then: Then<X>,
+        service: &impl Service<X>,
+    ) -> Act<X> {
+        // A head that is still in the input is read again.
+        let then = if let Then::Begin(_) | Then::Wait = then { Then::Next } else { then };
+        let stall = millis(service.limits().write_stall_timeout);
+        match blocked {
+            None => {
+                self.state = State::Sending { blocked: None, then };
+                self.deadline = service.now() + stall;
+                Act::Wait
+            }
+            Some(mut answer) => {
+                self.deadline = answer.window(service.now()).began + stall;
+                self.state = State::Sending { blocked: Some(answer), then };
+                Act::AwaitRoom
+            }
+        }
+    }
+
+    /// What the driver still has to send follows that.
+    pub(crate) fn take_then(&mut self) -> Then<X> {
+        match &mut self.state {
+            State::Sending { then, .. } => mem::replace(then, Then::Next),
+            _ => Then::Next,
+        }
+    }
+
+    /// What was being sent is out.
+    pub(crate) fn flushed(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        self.follow(then, None, input, service)
+    }
+
+    /// Everything made for this connection is sent. `unread`: what is still to come of the body of the request that was answered.
+    fn follow(
+        &mut self,
+        then: Then<X>,
+        unread: Unread,
+        input: &mut Input<'_>,
+        service: &mut impl Service<X>,
+    ) -> Act<X> {
+        match then {
+            Then::Later(later) => {
+                self.run(BodyLeft::Nothing, service);
+                Act::Later(later)
+            }
+            Then::Close(close) => {
+                self.state = State::Ending { unread };
+                Act::End(close)
+            }
+            _ if service.is_stopping()
+                || self.reading == Reading::Unread
+                || (self.reading == Reading::Ended && input.rest().is_empty()) =>
+            {
+                self.state = State::Ending { unread };
+                self.end_cleanly(service)
+            }
+            _ => {
+                self.state = State::Head(Scan::default());
+                self.deadline = service.now() + service.keep_alive();
+                if input.rest().is_empty() { Act::Wait } else { self.serve(input, service) }
+            }
+        }
+    }
+
+    /// A job has the lease from now on. Looked at from time to time: a job that ends quietly starts the idle time itself.
+    fn run(&mut self, left: BodyLeft<X::Pipe>, service: &impl Service<X>) {
+        self.state = State::Running(left);
+        self.deadline = service.now() + service.keep_alive();
+    }
+
+    /// A job is done, and the lease is back.
+    pub(crate) fn answered(
+        &mut self,
+        close: Option<Close>,
+        input: &mut Input<'_>,
+        service: &mut impl Service<X>,
+    ) -> Act<X> {
+        let unread = self.take_back();
+        self.follow(close.map_or(Then::Next, Then::Close), unread, input, service)
+    }
+
+    /// A job could not send all of an answer, and the lease is back.
+    pub(crate) fn handed_back(&mut self, answer: Box<X::Answer>, service: &mut impl Service<X>) -> Act<X> {
+        let unread = self.take_back();
+        if answer.is_waiting() {
+            self.await_source(answer, unread, service)
+        } else {
+            self.drain(answer, unread, service)
+        }
+    }
+
+    /// What the handler left of the body of its request nobody reads.
+    fn take_back(&mut self) -> Unread {
+        let unread = self.state.take_unread();
+        if unread.is_some() {
+            self.read_no_more();
+        }
+        unread
+    }
+
+    /// A worker sends the answer that was [begun](Act::Answer).
+    pub(crate) fn handed_over(&mut self, service: &impl Service<X>) -> Act<X> {
+        self.run(BodyLeft::Nothing, service);
+        Act::Wait
+    }
+
+    /// A piece of the answer that was [begun](Act::Answer) was sent, or could not be.
+    pub(crate) fn began(
+        &mut self,
+        next: Next,
+        answer: Box<X::Answer>,
+        input: &mut Input<'_>,
+        service: &mut impl Service<X>,
+    ) -> Act<X> {
+        match next {
+            Next::Over(Over { close: None, .. }) => self.serve(input, service),
+            Next::Over(Over { close: Some(close), .. }) => Act::End(close),
+            Next::AtRoom | Next::AtOnce | Next::AtSource => self.drain(answer, None, service),
+        }
+    }
+
+    /// Lets an answer wait for the socket to take more.
+    fn drain(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &impl Service<X>) -> Act<X> {
+        // It may be over already; then the deadline is the next thing that happens.
+        self.deadline = answer.window(service.now()).began + millis(service.limits().write_stall_timeout);
+        self.state = State::Draining { answer, unread };
+        Act::AwaitRoom
+    }
+
+    /// Lets an answer wait for its source to have more.
+    fn await_source(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &mut impl Service<X>) -> Act<X> {
+        let at_most = service.wait(&mut answer);
+        self.state = State::Waiting { answer, unread };
+        self.deadline = service.now() + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
+        if at_most.is_zero() {
+            // By way of the queue: a source that changes its mind all the time must not keep the shard.
+            self.go_on_by_worker(service)
+        } else if service.is_stopping() || self.reading == Reading::Ended {
+            self.hang_up(service)
+        } else {
+            Act::Wait
+        }
+    }
+
+    /// The socket takes more, or (`source`) the source has more.
+    pub(crate) fn writable(&mut self, source: bool) -> Act<X> {
+        match &self.state {
+            State::Waiting { .. } => Act::Drive,
+            State::Sending { blocked: Some(_), .. } | State::Draining { .. } if !source => Act::Drive,
+            _ => Act::Wait,
+        }
+    }
+
+    /// The answer that is to be sent on. `true`: it is in memory, and what follows it is the connection's own affair, so that no
+    /// worker can have it.
+    pub(crate) fn answer(&mut self) -> Option<(&mut X::Answer, bool)> {
+        match &mut self.state {
+            State::Sending { blocked: Some(answer), .. } => Some((answer, true)),
+            State::Draining { answer, .. } | State::Waiting { answer, .. } => Some((answer, false)),
+            _ => None,
+        }
+    }
+
+    /// A piece of the [answer](Self::answer) was sent, or could not be.
+    pub(crate) fn drove(&mut self, next: Next, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        match (next, mem::replace(&mut self.state, State::Ending { unread: None })) {
+            (Next::Over(over), state) => {
+                let (then, unread) = match state {
+                    State::Sending { then, .. } => (then, None),
+                    State::Draining { unread, .. } | State::Waiting { unread, .. } => (Then::Next, unread),
+                    _ => (Then::Next, None),
+                };
+                self.follow(over.close.map_or(then, Then::Close), unread, input, service)
+            }
+            (Next::AtSource, State::Draining { answer, unread } | State::Waiting { answer, unread }) => {
+                self.await_source(answer, unread, service)
+            }
+            (_, State::Waiting { answer, unread }) => self.drain(answer, unread, service),
+            // There may be room for more: only a full socket tells when it has room again.
+            (_, state) => {
+                self.state = state;
+                Act::AwaitRoom
+            }
+        }
+    }
+
+    /// What comes next of the [answer](Self::answer) may block.
+    pub(crate) fn go_on_by_worker(&mut self, service: &impl Service<X>) -> Act<X> {
+        match mem::replace(&mut self.state, State::Ending { unread: None }) {
+            State::Draining { answer, unread } | State::Waiting { answer, unread } => {
+                self.run(unread.into(), service);
+                Act::Continue(answer)
+            }
+            state => {
+                self.state = state;
+                Act::Wait
+            }
+        }
+    }
+
+    /// The client sends no more (`UnexpectedEof`), or the connection broke. The client of the former may still read.
+    pub(crate) fn input_ended(&mut self, reason: io::ErrorKind, service: &mut impl Service<X>) -> Act<X> {
+        self.reading = Reading::Ended;
+        let is_broken = reason != io::ErrorKind::UnexpectedEof;
+        if let State::Running(left) = &mut self.state {
+            // A job that runs finds out when it sends.
+            drop(left.abort(reason));
+            return Act::Wait;
+        }
+        drop(self.state.take_unread());
+        match self.state {
+            _ if is_broken => Act::Drop,
+            State::Head(_) | State::Body(_) => self.end_cleanly(service),
+            State::Lingering { .. } => Act::Drop,
+            State::Waiting { .. } => self.hang_up(service),
+            State::Running(_) | State::Sending { .. } | State::Draining { .. } | State::Ending { .. } => Act::Wait,
+        }
+    }
+
+    /// What the client sends is no longer understood, by the layer below; that has something to say about it.
+    pub(crate) fn fail(&mut self) -> Act<X> {
+        self.give_up_input()
+    }
+
+    /// What the client still sends is of no use.
+    fn read_no_more(&mut self) {
+        if self.reading == Reading::Open {
+            self.reading = Reading::Unread;
+        }
+    }
+}
+
+/// Whether it is `OPTIONS *`, which asks the server as such whether it is there (RFC 9110 section 9.3.7).
+fn is_about_the_server(input: &[u8], head: &ParsedHead) -> bool {
+    input.get(head.parts.target.start as usize) == Some(&b'*') && head.parts.method == Method::OPTIONS
+}

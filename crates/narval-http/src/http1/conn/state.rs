@@ -1,0 +1,120 @@
+use std::io;
+use std::mem;
+
+use bytes::Bytes;
+
+use super::act::Then;
+use super::body_memory::Buffered;
+use super::incoming_body::IncomingBody;
+use super::service::{Exchange, Pipe};
+use crate::http1::head::{HeadScan, ParsedHead};
+use crate::io::clock::Millis;
+
+/// The client's side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// The client may send more.
+    Open,
+    /// The client may send more, which is of no use: the connection ends, and closing it must wait until the rest was received.
+    Unread,
+    /// The client sends no more.
+    Ended,
+}
+
+/// What a connection is doing, with what it needs for that.
+pub(super) enum State<X: Exchange> {
+    /// Waiting for a request's head.
+    Head(Scan),
+    /// Receiving a request body into memory.
+    Body(Box<Receiving>),
+    /// A job holds the lease (or has quietly given it back).
+    Running(BodyLeft<X::Pipe>),
+    /// What was collected is being sent: by the driver, or (`blocked`) when the socket takes more.
+    Sending { blocked: Option<Box<X::Answer>>, then: Then<X> },
+    /// An answer waits for the socket to take more.
+    Draining { answer: Box<X::Answer>, unread: Unread },
+    /// An answer waits for its source to have more.
+    Waiting { answer: Box<X::Answer>, unread: Unread },
+    /// All is sent, and the end was asked for.
+    Ending { unread: Unread },
+    /// The output has ended; the client's remaining input is discarded, so that closing does not reset what it has not read yet.
+    Lingering { until: Millis, discarded: usize, unread: Unread },
+}
+
+/// The rest of a request body whose request has been answered. It is received so that the client goes on to read the answer.
+pub(super) type Unread = Option<Box<IncomingBody>>;
+
+/// How far a head has been received.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// How far the input has been searched for its end.
+    pub(super) scan: HeadScan,
+    /// It has begun, and its deadline stands.
+    pub(super) has_begun: bool,
+}
+
+/// A request whose body is received into memory.
+pub(super) struct Receiving {
+    pub(super) incoming: Box<IncomingBody>,
+    pub(super) body: Buffered,
+    pub(super) bytes: Bytes,
+    pub(super) head: Box<ParsedHead>,
+}
+
+/// What is still to be received of the body of a request that a job works on.
+pub(super) enum BodyLeft<P> {
+    /// Nothing: it is complete, or there is none.
+    Nothing,
+    /// The handler reads it from a pipe.
+    Streamed { incoming: Box<IncomingBody>, pipe: P },
+    /// Nobody reads it any more.
+    Unread(Box<IncomingBody>),
+}
+
+impl<X: Exchange> State<X> {
+    /// Takes out the rest of a request body that nobody is going to read.
+    pub(super) fn take_unread(&mut self) -> Unread {
+        match self {
+            Self::Draining { unread, .. }
+            | Self::Waiting { unread, .. }
+            | Self::Ending { unread }
+            | Self::Lingering { unread, .. } => unread.take(),
+            Self::Running(left) => left.abort(io::ErrorKind::Other),
+            Self::Head(_) | Self::Body(_) | Self::Sending { .. } => None,
+        }
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Head(_) => "Head",
+            Self::Body(_) => "Body",
+            Self::Running(_) => "Running",
+            Self::Sending { .. } => "Sending",
+            Self::Draining { .. } => "Draining",
+            Self::Waiting { .. } => "Waiting",
+            Self::Ending { .. } => "Ending",
+            Self::Lingering { .. } => "Lingering",
+        }
+    }
+}
+
+impl<P: Pipe> BodyLeft<P> {
+    /// The handler gets no more of the body.
+    pub(super) fn abort(&mut self, reason: io::ErrorKind) -> Unread {
+        match mem::replace(self, Self::Nothing) {
+            Self::Nothing => None,
+            Self::Streamed { incoming, pipe } => {
+                pipe.abort(reason);
+                Some(incoming)
+            }
+            Self::Unread(incoming) => Some(incoming),
+        }
+    }
+}
+
+impl<P> From<Unread> for BodyLeft<P> {
+    fn from(unread: Unread) -> Self {
+        unread.map_or(Self::Nothing, Self::Unread)
+    }
+}

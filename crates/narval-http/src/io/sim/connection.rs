@@ -1,0 +1,725 @@
+//! An HTTP/1 connection alone, without a server: what the shard does for it, done by chance, and checked.
+//!
+//! Bytes come in cut at random places, the socket takes what it likes, jobs end when they like, quietly or with a message, time
+//! passes. Whatever the client sends, there is one job at most, answers come in the order of their requests, nothing more is read
+//! while what was read waits to be used, there is always a deadline that is not forgotten, and an end is final.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::HeaderMap;
+
+use super::Random;
+use crate::http1::ProtoError;
+use crate::http1::conn::body_memory::{BodyMemory, Buffered};
+use crate::http1::conn::incoming_body::IncomingBody;
+use crate::http1::conn::{
+    Act, Answer, Body, Close, Conn, Exchange, Inline, Input, Next, Over, Pipe, Request, Service, Then, Wants, Window,
+};
+use crate::http1::head::{Framing, HeadLimits, LastHead, ParsedHead, parse_head};
+use crate::io::clock::Millis;
+use crate::limits::Limits;
+
+/// The most events of one run, and the most acts that one event may lead to.
+const EVENTS_MAX: usize = 200_000;
+/// The longest that a connection may want to wait: longer than every timeout.
+const WAIT_MAX: Millis = 24 * 3_600_000;
+/// The most bytes that come in at once.
+const PIECE_MAX: usize = 5000;
+
+/// Runs one connection whose client sends `input`, with choices drawn from `seed`.
+///
+/// # Panics
+/// The connection broke a promise.
+pub fn connection(seed: u64, input: &[u8]) {
+    let mut run = Run::new(seed, input);
+    while !run.is_over() {
+        run.step();
+    }
+    run.check_end();
+}
+
+/// What the connection carries.
+pub(crate) enum Carried {}
+
+impl Exchange for Carried {
+    type Answer = Sending;
+    type Later = ();
+    type Pipe = Arc<Mutex<Piped>>;
+}
+
+/// An answer on its way.
+pub(crate) struct Sending {
+    left: u64,
+    sent: u64,
+    keep_alive: bool,
+    is_waiting: bool,
+    window: Option<Window>,
+}
+
+impl Answer for Sending {
+    fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    fn window(&mut self, now: Millis) -> &mut Window {
+        let had = self.sent;
+        self.window.get_or_insert(Window { began: now, had, had_last_try: false })
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
+    fn hang_up(&mut self) -> bool {
+        self.left.is_multiple_of(2)
+    }
+}
+
+/// A body that its handler reads while it comes.
+#[derive(Default)]
+pub(crate) struct Piped {
+    received: Vec<u8>,
+    read: usize,
+    window: usize,
+    is_paused: bool,
+    is_complete: bool,
+    is_over: bool,
+}
+
+impl Pipe for Arc<Mutex<Piped>> {
+    fn push(&self, data: &[u8]) {
+        let mut pipe = lock(self);
+        assert!(!pipe.is_over, "a body goes on after its end");
+        pipe.received.extend_from_slice(data);
+        assert!(
+            pipe.received.len() <= pipe.read + pipe.window + PIECE_MAX,
+            "more is received than the handler has room for"
+        );
+    }
+
+    fn complete(&self, _: HeaderMap) {
+        let mut pipe = lock(self);
+        assert!(!std::mem::replace(&mut pipe.is_over, true), "a body ends twice");
+        pipe.is_complete = true;
+    }
+
+    fn refuse(&self, _: ProtoError) {
+        assert!(!std::mem::replace(&mut lock(self).is_over, true), "a body ends twice");
+    }
+
+    fn abort(&self, _: io::ErrorKind) {
+        assert!(!std::mem::replace(&mut lock(self).is_over, true), "a body ends twice");
+    }
+
+    fn has_room(&self) -> bool {
+        let mut pipe = lock(self);
+        pipe.is_paused = pipe.received.len() >= pipe.read + pipe.window;
+        !pipe.is_paused
+    }
+
+    fn is_paused(&self) -> bool {
+        lock(self).is_paused
+    }
+}
+
+fn lock(pipe: &Mutex<Piped>) -> MutexGuard<'_, Piped> {
+    pipe.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The server around the connection.
+struct World {
+    random: Random,
+    limits: Limits,
+    memory: Arc<BodyMemory>,
+    last_head: LastHead,
+    now: Millis,
+    stopping: bool,
+    /// Answers that were collected and not sent.
+    collected: usize,
+    /// The targets of the requests that were answered or begun, in order.
+    served: Vec<Vec<u8>>,
+    /// Those among them that are only collected, and may be asked for again.
+    is_busy: bool,
+    has_rejected: bool,
+    has_timed_out: bool,
+}
+
+impl World {
+    fn serve(&mut self, head: &ParsedHead, bytes: &[u8]) {
+        let target = head.parts.target;
+        self.served.push(bytes.get(target.start as usize..target.end as usize).unwrap_or_default().to_vec());
+    }
+
+    fn answer(&mut self) -> Sending {
+        let (left, keep_alive) = (self.random.below(100_000) as u64, !self.random.one_in(8));
+        Sending { left, sent: 0, keep_alive, is_waiting: false, window: None }
+    }
+}
+
+impl Service<Carried> for World {
+    fn now(&self) -> Millis {
+        self.now
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn keep_alive(&self) -> Millis {
+        self.limits.keep_alive_timeout.as_millis() as Millis
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    fn heads(&mut self) -> (&mut LastHead, &Limits) {
+        (&mut self.last_head, &self.limits)
+    }
+
+    fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], _: bool) -> Inline<Carried> {
+        assert!(!self.is_busy, "a request is answered while another one is");
+        assert!(head.framing == Framing::None, "a request with a body is answered before that was received");
+        let choice = self.random.below(9);
+        if choice > 5 {
+            return Inline::Job(head);
+        }
+        self.serve(&head, bytes);
+        match choice {
+            0 if head.keep_alive => Inline::Later(()),
+            1 => {
+                self.collected = 0;
+                Inline::Answer(Box::new(self.answer()))
+            }
+            2 => {
+                self.collected += 1;
+                Inline::Enough
+            }
+            _ => {
+                self.collected += 1;
+                self.last_head.give_back(head);
+                if self.random.one_in(20) { Inline::Last(Close::Clean { large: false }) } else { Inline::Answered }
+            }
+        }
+    }
+
+    fn has_output(&self) -> bool {
+        self.collected > 0
+    }
+
+    fn reject(&mut self, _: ProtoError, _: bool) {
+        assert!(!self.is_busy, "an error is answered while a request is");
+        self.has_rejected = true;
+        self.collected += 1;
+    }
+
+    fn time_out(&mut self, _: ProtoError, _: bool) {
+        self.collected += 1;
+    }
+
+    fn refuse(&mut self, _: bool) {
+        self.has_rejected = true;
+        self.collected += 1;
+    }
+
+    fn buffer(&self) -> Buffered {
+        Buffered::new(&self.memory)
+    }
+
+    fn pipe(&self, begun: Buffered, _: bool) -> Arc<Mutex<Piped>> {
+        // What was received before does not count against the window.
+        let window = self.limits.body_window + begun.bytes.len();
+        Arc::new(Mutex::new(Piped { received: begun.bytes, window, ..Piped::default() }))
+    }
+
+    fn send_continue(&self) {
+        assert!(!self.is_busy && self.collected == 0, "100 Continue in the middle of an answer");
+    }
+
+    fn has_spare_streams(&self) -> bool {
+        self.now.is_multiple_of(2)
+    }
+
+    fn has_free_stream(&self) -> bool {
+        self.now.is_multiple_of(3)
+    }
+
+    fn is_short_for_bodies(&self) -> bool {
+        self.now.is_multiple_of(5)
+    }
+
+    fn wait(&mut self, answer: &mut Sending) -> Duration {
+        answer.window = None;
+        Duration::from_millis(self.random.below(3) as u64 * 50)
+    }
+
+    fn abandon(&mut self, _: &mut Sending) {
+        self.has_timed_out = true;
+    }
+
+    fn count_timeout(&self) {}
+
+    fn last_was_large(&self) -> bool {
+        self.now.is_multiple_of(7)
+    }
+
+    fn has_in_flight(&self) -> bool {
+        self.now.is_multiple_of(4)
+    }
+}
+
+/// A job that has the connection's lease.
+enum Job {
+    /// A request; its body, if it is streamed.
+    Request { pipe: Option<Arc<Mutex<Piped>>>, is_quick: bool },
+    /// An answer that goes on.
+    Continue(Box<Sending>),
+}
+
+/// A connection, and what a shard knows of it.
+struct Run {
+    conn: Option<Conn<Carried>>,
+    world: World,
+    /// What the client has still to send.
+    input: VecDeque<u8>,
+    has_ended: bool,
+    expected: Vec<Expected>,
+    wants: Wants,
+    is_reading: bool,
+    job: Option<Job>,
+    /// The connection has asked to hear of the job's end.
+    is_awaited: bool,
+    idle_since: Millis,
+    /// The driver is sending.
+    is_sending: bool,
+    awaits_room: bool,
+    /// The connection was told to end; nothing may be sent any more.
+    is_ending: bool,
+    bodies: Vec<(usize, Vec<u8>, bool)>,
+    events: usize,
+}
+
+/// A request that the input holds.
+struct Expected {
+    target: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Run {
+    fn new(seed: u64, input: &[u8]) -> Self {
+        let mut random = Random::new(seed);
+        let limits = Limits {
+            body_buffer_max: [1 << 20, 1000, 10, 0][random.below(4)],
+            body_window: [1, 100, 10_000][random.below(3)],
+            body_max: 50_000,
+            head: HeadLimits { bytes_max: 2000, ..HeadLimits::default() },
+            linger_bytes_max: 10_000,
+            ..Limits::default()
+        };
+        let expected = requests(input, &limits);
+        let memory = BodyMemory::new(if random.one_in(3) { 20_000 } else { 1 << 20 });
+        let world = World {
+            random,
+            limits,
+            memory,
+            last_head: LastHead::default(),
+            now: 1000,
+            stopping: false,
+            collected: 0,
+            served: Vec::new(),
+            is_busy: false,
+            has_rejected: false,
+            has_timed_out: false,
+        };
+        let mut run = Self {
+            conn: Some(Conn::new(11_000)),
+            world,
+            input: input.iter().copied().collect(),
+            has_ended: false,
+            expected,
+            wants: Wants { read: false, answer: false, deadline: 11_000 },
+            is_reading: false,
+            job: None,
+            is_awaited: false,
+            idle_since: 0,
+            is_sending: false,
+            awaits_room: false,
+            is_ending: false,
+            bodies: Vec::new(),
+            events: 0,
+        };
+        run.settle();
+        run
+    }
+
+    fn is_over(&self) -> bool {
+        self.conn.is_none() && self.job.is_none()
+    }
+
+    /// One of the things that can happen now.
+    fn step(&mut self) {
+        self.events += 1;
+        assert!(self.events < EVENTS_MAX, "the connection never ends");
+        match self.world.random.below(if self.input.is_empty() { 9 } else { 40 }) {
+            0 => self.pass(),
+            1 if self.world.random.one_in(40) => self.stop(),
+            2 => self.work(),
+            3 | 4 => self.room(),
+            5 if self.world.random.one_in(100) => self.receive_end(io::ErrorKind::ConnectionReset),
+            6 => self.event(|conn, _, _| conn.writable(true)),
+            _ => self.receive(),
+        }
+    }
+
+    fn pass(&mut self) {
+        let deadline = self.wants.deadline;
+        let ahead = [1, 60, 3000, 40_000][self.world.random.below(4)];
+        // The whole way, where nothing else is left to happen.
+        let is_idle = self.input.is_empty() && self.has_ended && self.job.is_none() && !self.is_sending;
+        self.world.now = if is_idle { deadline.max(self.world.now + 1) } else { self.world.now + ahead };
+        let mut ticks = 0;
+        while self.conn.is_some() && self.wants.deadline <= self.world.now {
+            ticks += 1;
+            assert!(ticks <= 4, "a deadline that has come does not move");
+            let is_back = self.conn.as_ref().is_some_and(Conn::may_be_answered) && self.job.is_none();
+            let idle_since = is_back.then_some(self.idle_since);
+            self.event(|conn, input, world| conn.tick(idle_since, input, world));
+        }
+    }
+
+    fn stop(&mut self) {
+        self.world.stopping = true;
+        self.event(|conn, input, world| conn.stop(input, world));
+    }
+
+    /// The client sends something, or ends.
+    fn receive(&mut self) {
+        if !self.is_reading {
+            return;
+        }
+        if self.input.is_empty() {
+            if !self.has_ended {
+                self.receive_end(io::ErrorKind::UnexpectedEof);
+            }
+            return;
+        }
+        let most = self.input.len().min(PIECE_MAX);
+        let n = if self.world.random.one_in(3) { most } else { 1 + self.world.random.below(most.min(60)) };
+        let bytes: Vec<u8> = self.input.drain(..n).collect();
+        self.is_reading = false;
+        let Some(conn) = &mut self.conn else { return };
+        if conn.may_be_answered() && self.has_lease_back() {
+            if let Some(conn) = &mut self.conn {
+                conn.answered_quietly(&self.world);
+            }
+            self.world.is_busy = false;
+        }
+        self.event_with(&bytes, |conn, input, world| conn.received(input, world));
+    }
+
+    fn receive_end(&mut self, reason: io::ErrorKind) {
+        if self.is_reading {
+            (self.is_reading, self.has_ended) = (false, true);
+            self.event(|conn, _, world| conn.input_ended(reason, world));
+        }
+    }
+
+    /// The socket takes more, or the driver has sent.
+    fn room(&mut self) {
+        if self.is_sending {
+            self.is_sending = false;
+            let Some(conn) = &mut self.conn else { return };
+            let then = conn.take_then();
+            if self.world.random.one_in(3) {
+                self.is_sending = true;
+                self.event(|conn, _, world| conn.sending(None, then, world));
+            } else {
+                self.world.is_busy = false;
+                self.event(|conn, input, world| conn.flushed(then, input, world));
+            }
+        } else if std::mem::take(&mut self.awaits_room) {
+            self.event(|conn, _, _| conn.writable(false));
+        }
+    }
+
+    /// The job reads, or ends.
+    fn work(&mut self) {
+        let Some(job) = self.job.take() else { return };
+        let mut close = self.world.random.one_in(8).then_some(Close::Clean { large: false });
+        match job {
+            Job::Request { pipe: Some(pipe), is_quick } if !is_quick && !lock(&pipe).is_over => {
+                let mut state = lock(&pipe);
+                let left = state.received.len() - state.read;
+                state.read += self.world.random.below(left + 1);
+                let has_room = std::mem::take(&mut state.is_paused) && state.received.len() < state.read + state.window;
+                drop(state);
+                let is_quick = self.world.random.one_in(20);
+                self.job = Some(Job::Request { pipe: Some(pipe), is_quick });
+                if has_room {
+                    self.event(|_, _, _| Act::Wait);
+                }
+                return;
+            }
+            Job::Request { pipe, .. } => {
+                if let Some(pipe) = pipe {
+                    let pipe = lock(&pipe);
+                    if !pipe.is_complete {
+                        close = Some(Close::Clean { large: false });
+                    }
+                    self.bodies.push((self.world.served.len() - 1, pipe.received.clone(), pipe.is_complete));
+                }
+                if self.world.random.one_in(3) {
+                    let mut answer = self.world.answer();
+                    answer.keep_alive &= close.is_none();
+                    answer.is_waiting = self.world.random.one_in(3);
+                    return self.hand_back(Box::new(answer));
+                }
+            }
+            Job::Continue(mut answer) => {
+                answer.sent += answer.left / 2;
+                answer.left -= answer.left / 2;
+                if answer.left > 100 {
+                    return self.hand_back(answer);
+                }
+                close = (!answer.keep_alive).then_some(Close::after(answer.sent));
+            }
+        }
+        self.idle_since = self.world.now;
+        if close.is_none() && !self.is_awaited {
+            return;
+        }
+        self.is_awaited = false;
+        self.world.is_busy = false;
+        self.event(|conn, input, world| conn.answered(close, input, world));
+    }
+
+    fn hand_back(&mut self, answer: Box<Sending>) {
+        self.is_awaited = false;
+        self.event(|conn, _, world| conn.handed_back(answer, world));
+    }
+
+    /// Whether no job has the lease; otherwise its end will be told.
+    fn has_lease_back(&mut self) -> bool {
+        self.is_awaited = self.job.is_some();
+        !self.is_awaited
+    }
+
+    fn event(&mut self, event: impl FnOnce(&mut Conn<Carried>, &mut Input<'_>, &mut World) -> Act<Carried>) {
+        self.event_with(&[], event);
+    }
+
+    fn event_with(
+        &mut self,
+        bytes: &[u8],
+        event: impl FnOnce(&mut Conn<Carried>, &mut Input<'_>, &mut World) -> Act<Carried>,
+    ) {
+        let Some(mut conn) = self.conn.take() else { return };
+        let mut kept = conn.take_input();
+        kept.extend_from_slice(bytes);
+        let mut input = Input::new(&kept);
+        let act = event(&mut conn, &mut input, &mut self.world);
+        let is_alive = self.perform(&mut conn, act, &mut input);
+        let used = input.used();
+        if !is_alive {
+            drop(conn.release());
+            return;
+        }
+        conn.keep(kept, used);
+        self.conn = Some(conn);
+        self.settle();
+    }
+
+    /// What a shard does behind each event.
+    fn settle(&mut self) {
+        let Some(conn) = &mut self.conn else { return };
+        self.wants = conn.wants(self.is_reading, self.world.stopping);
+        let Wants { read, answer, deadline } = self.wants;
+        assert!(deadline > 0 && deadline < self.world.now + WAIT_MAX, "a connection without a deadline");
+        assert!(!read || !self.has_ended, "a client that has ended is to send more");
+        let held = conn.held();
+        assert!(held <= self.world.limits.head.bytes_max + 2 * PIECE_MAX, "{held} bytes are held");
+        if read && self.world.is_busy && held > 0 {
+            assert!(conn.reads_body(), "more is read while what was read waits");
+        }
+        self.is_reading |= read;
+        if answer && self.has_lease_back() {
+            self.world.is_busy = false;
+            self.event(|conn, input, world| conn.answered(None, input, world));
+        }
+    }
+
+    /// Does what the connection wants. False: it is gone.
+    fn perform(&mut self, conn: &mut Conn<Carried>, mut act: Act<Carried>, input: &mut Input<'_>) -> bool {
+        for acts in 0.. {
+            assert!(acts < EVENTS_MAX, "an event has no end");
+            assert!(!matches!(act, Act::Drive) || conn.answer().is_some(), "there is nothing to be sent");
+            if self.is_ending {
+                assert!(matches!(act, Act::Wait | Act::Drop), "something follows the end");
+            }
+            act = match act {
+                Act::Wait => return true,
+                Act::Drop => return false,
+                Act::AwaitRoom => {
+                    self.awaits_room = true;
+                    return true;
+                }
+                Act::End(close) => {
+                    assert_eq!(self.world.collected, 0, "answers that were not sent");
+                    self.is_ending = true;
+                    if conn.may_close(close, input) {
+                        return false;
+                    }
+                    conn.linger(close, &self.world);
+                    Act::Wait
+                }
+                Act::Write(then) => self.write(conn, then, input),
+                Act::Answer(mut answer) => {
+                    self.begin_exchange();
+                    if self.world.random.one_in(3) {
+                        let act = conn.handed_over(&self.world);
+                        self.start(Job::Continue(answer));
+                        act
+                    } else {
+                        let next = self.send(&mut answer, false);
+                        conn.began(next, answer, input, &mut self.world)
+                    }
+                }
+                Act::Drive => match conn.answer() {
+                    None => Act::Drop,
+                    Some((_, false)) if self.world.random.one_in(3) => conn.go_on_by_worker(&self.world),
+                    Some((answer, is_memory)) => {
+                        let next = self.send(answer, is_memory);
+                        conn.drove(next, input, &mut self.world)
+                    }
+                },
+                Act::Continue(answer) => {
+                    self.start(Job::Continue(answer));
+                    Act::Wait
+                }
+                Act::Later(()) => {
+                    self.begin_exchange();
+                    self.start(Job::Request { pipe: None, is_quick: false });
+                    Act::Wait
+                }
+                Act::Job(request) => self.dispatch(conn, request, input),
+            };
+        }
+        false
+    }
+
+    fn begin_exchange(&mut self) {
+        assert!(!std::mem::replace(&mut self.world.is_busy, true), "two requests at once");
+    }
+
+    fn start(&mut self, job: Job) {
+        assert!(self.job.is_none() && !self.is_sending, "two jobs at once");
+        assert_eq!(self.world.collected, 0, "a job begins before what was answered is sent");
+        self.job = Some(job);
+        self.is_awaited = false;
+    }
+
+    fn write(&mut self, conn: &mut Conn<Carried>, then: Then<Carried>, input: &mut Input<'_>) -> Act<Carried> {
+        assert!(self.job.is_none() && !self.world.is_busy && !self.is_sending, "two write at once");
+        self.world.collected = 0;
+        match self.world.random.below(8) {
+            0 => {
+                (self.is_sending, self.world.is_busy) = (true, true);
+                conn.sending(None, then, &self.world)
+            }
+            1 => {
+                self.world.is_busy = true;
+                let rest = Sending { left: 1000, sent: 10, keep_alive: true, is_waiting: false, window: None };
+                conn.sending(Some(Box::new(rest)), then, &self.world)
+            }
+            2 if self.world.random.one_in(20) => Act::Drop,
+            _ => conn.sent(then, input, &mut self.world),
+        }
+    }
+
+    /// Sends a piece of an answer.
+    fn send(&mut self, answer: &mut Sending, is_memory: bool) -> Next {
+        let random = &mut self.world.random;
+        let n = answer.left.min(random.below(50_000) as u64);
+        answer.left -= n;
+        answer.sent += n;
+        let next = match random.below(6) {
+            _ if answer.left == 0 => Next::Over(Over::complete(answer.keep_alive, answer.sent)),
+            0 if random.one_in(10) => Next::Over(Over::ABORTED),
+            1 if !is_memory => Next::AtSource,
+            2 => Next::AtOnce,
+            _ => Next::AtRoom,
+        };
+        if let Next::Over(_) = next {
+            self.world.is_busy = false;
+            self.idle_since = self.world.now;
+        }
+        next
+    }
+
+    fn dispatch(&mut self, conn: &mut Conn<Carried>, request: Request<Carried>, input: &mut Input<'_>) -> Act<Carried> {
+        let Request { bytes, head, body } = request;
+        assert_eq!(self.world.collected, 0, "a job begins before what was answered is sent");
+        self.world.serve(&head, &bytes);
+        let at = self.world.served.len() - 1;
+        let pipe = match body {
+            Body::None => {
+                self.bodies.push((at, Vec::new(), true));
+                None
+            }
+            Body::Buffered(body) => {
+                self.bodies.push((at, body.0.bytes.clone(), true));
+                None
+            }
+            Body::Streamed(pipe) => Some(pipe),
+        };
+        if self.world.random.one_in(15) {
+            self.world.collected += 1;
+            return conn.refused(pipe.is_none() && !self.world.random.one_in(3));
+        }
+        self.begin_exchange();
+        self.start(Job::Request { pipe, is_quick: false });
+        conn.dispatched(input, &mut self.world)
+    }
+
+    /// What was served are the first of the requests that the client sent.
+    fn check_end(&self) {
+        let served = &self.world.served;
+        for (at, target) in served.iter().enumerate() {
+            let expected = self.expected.get(at).map(|expected| &expected.target);
+            assert_eq!(Some(target), expected, "request {at} of {}", self.expected.len());
+        }
+        for (at, body, is_complete) in &self.bodies {
+            let expected = self.expected.get(*at).map_or(&[][..], |expected| &expected.body);
+            let received = if *is_complete { expected } else { expected.get(..body.len()).unwrap_or_default() };
+            assert_eq!(body, received, "the body of request {at}");
+        }
+        assert_eq!(self.world.memory.used(), 0, "memory for bodies");
+    }
+}
+
+/// The requests in `input`, read one behind the other.
+fn requests(mut input: &[u8], limits: &Limits) -> Vec<Expected> {
+    let mut requests = Vec::new();
+    while let Ok(Some(head)) = parse_head(input, &limits.head) {
+        let target = head.parts.target;
+        let target = input.get(target.start as usize..target.end as usize).unwrap_or_default().to_vec();
+        input = input.get(head.head_len..).unwrap_or_default();
+        let mut body = Vec::new();
+        if head.framing != Framing::None {
+            let mut incoming = IncomingBody::new(head.framing, 0);
+            let fed = incoming.feed(input, limits, |data| body.extend_from_slice(data));
+            let is_over = !matches!(&fed, Ok(fed) if fed.done);
+            input = input.get(fed.map_or(0, |fed| fed.consumed)..).unwrap_or_default();
+            requests.push(Expected { target, body });
+            if is_over {
+                break;
+            }
+            continue;
+        }
+        requests.push(Expected { target, body });
+    }
+    requests
+}

@@ -1,0 +1,94 @@
+//! One turn of a shard: what the driver has completed, mail, deadlines.
+
+use std::io;
+
+use super::Shard;
+use crate::http1::date;
+use crate::io::clock::Millis;
+use crate::io::driver::{Completion, Driver, Op};
+use crate::limits::SHARD_FILE_BYTES_IN_ALL;
+use crate::run::connection::Connection;
+
+impl<D: Driver<Connection>> Shard<D> {
+    /// Waits for something to do, and does it. False: the shard has stopped.
+    ///
+    /// The way from here to the system calls of a request and back is inlined: the kernel's own calls evict the return-address
+    /// predictor, and each return behind a system call costs 20 to 30 ns. With ten of them a request took 0.15 µs more.
+    #[inline(always)]
+    pub(crate) fn turn(&mut self) -> io::Result<bool> {
+        if self.halted || (self.stopping && self.slots.len() == 0) {
+            return Ok(false);
+        }
+        let until = self.wait_until();
+        // What came in before that is seen in this turn, and deadlines are judged by it: a process that was stopped finds time gone by
+        // and input that came in time.
+        let before = self.local.now;
+        self.driver.wait(before, until)?;
+        self.local.counters.polls.add(1);
+        self.local.spent = None;
+        self.file_bytes_left = SHARD_FILE_BYTES_IN_ALL;
+        self.local.now = self.local.server.clock.now();
+        if self.local.now >= self.local.date_until {
+            self.local.date_until = self.local.now + date::set();
+        }
+        let (mut completions, mut messages) = (0, 0);
+        while let Some(completion) = self.driver.next() {
+            match completion {
+                Completion::Received { token, result: Ok(buffer) } => {
+                    self.with(token, |shard, slot| shard.on_received(slot, &buffer));
+                    self.driver.recycle(buffer);
+                }
+                other => self.complete(other),
+            }
+            while let Some(completion) = self.done.pop() {
+                self.complete(completion);
+            }
+            completions += 1;
+        }
+        while let Some(message) = self.mailbox.take() {
+            self.on_message(message);
+            messages += 1;
+        }
+        self.local.counters.completions.add(completions);
+        self.local.counters.messages.add(messages);
+        self.expire(before);
+        while let Some(completion) = self.done.pop() {
+            self.complete(completion);
+        }
+        Ok(true)
+    }
+
+    fn wait_until(&mut self) -> Option<Millis> {
+        let due = self.wheel.next_due();
+        if self.resting.is_empty() {
+            return due;
+        }
+        self.resting.iter().map(|(_, until)| *until).chain(due).min()
+    }
+
+    fn complete(&mut self, completion: Completion<D::Buffer>) {
+        match completion {
+            Completion::Accepted { listener, result } => self.on_accepted(listener, result),
+            Completion::Received { token, result: Ok(buffer) } => {
+                self.with(token, |shard, slot| shard.on_received_again(slot, &buffer));
+                self.driver.recycle(buffer);
+            }
+            Completion::Received { token, result: Err(error) } => {
+                self.with(token, |shard, slot| shard.on_broken(slot, &error));
+            }
+            Completion::Sent { token, result, buf } => {
+                self.with(token, |shard, slot| shard.on_sent(slot, result, buf));
+            }
+            Completion::Writable { token } => self.with(token, |shard, slot| shard.on_writable(slot, false)),
+            Completion::Woken => {}
+        }
+    }
+
+    /// Starts an operation on a connection.
+    #[inline(always)]
+    pub(super) fn submit(&mut self, op: Op) {
+        if let Some(completion) = self.driver.submit(op) {
+            self.done.push(completion);
+        }
+    }
+}

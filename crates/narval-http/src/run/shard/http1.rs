@@ -1,0 +1,363 @@
+//! HTTP/1 connections: the shard brings what happens to them, and does what they want.
+
+use std::io;
+use std::time::Instant;
+
+use http::{Method, Version};
+
+use super::Shard;
+use super::send::Sent;
+use super::service::{At, Exchanged};
+use super::slots::{Protocol, Slot};
+use crate::RequestBody;
+use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Request};
+use crate::http1::head::ParsedHead;
+use crate::http1::response_head::AnswerTo;
+use crate::io::driver::{Driver, Op};
+use crate::limits::HANDSHAKE_INPUT_MAX;
+use crate::message::responder::Later;
+use crate::observe::access_log::{Entry, Watch};
+use crate::run::answer_context::AnswerContext;
+use crate::run::connection::{Connection, TxLease};
+use crate::run::job::{Call, Job};
+use crate::run::lease::Holder;
+use crate::run::transmit::{Outgoing, encode};
+use crate::run::worker;
+
+/// One request in so many is timed that is not answered inline.
+const REQUEST_SAMPLE: u64 = 16;
+
+/// An inline answer that is still to come, and what it is an answer to.
+#[derive(Debug)]
+pub(super) struct PendingLate {
+    pub(super) later: Later,
+    pub(super) context: AnswerContext,
+}
+
+impl<D: Driver<Connection>> Shard<D> {
+    #[inline(never)]
+    pub(super) fn on_received_again(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        self.on_received(slot, bytes);
+    }
+
+    /// Bytes came in, or the end of them (none).
+    #[inline(always)]
+    pub(super) fn on_received(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        slot.receiving = false;
+        if bytes.is_empty() {
+            return self.on_input_end(slot);
+        }
+        self.local.counters.bytes_received.add(bytes.len() as u64);
+        if slot.connection.tls.is_some() {
+            return self.on_ciphertext(slot, bytes);
+        }
+        self.on_plaintext(slot, bytes);
+    }
+
+    /// The client has sent something.
+    #[inline(always)]
+    pub(super) fn on_plaintext(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        match &mut slot.protocol {
+            Protocol::Http1(conn) => {
+                if conn.may_be_answered() && slot.connection.lease.wait_for() == Holder::Shard {
+                    conn.answered_quietly(&self.local.at(&slot.connection));
+                }
+                self.http1(slot, bytes, |conn, input, at| conn.received(input, at));
+            }
+            // Nothing is said before the handshake is over.
+            Protocol::Handshake { .. } => {}
+            Protocol::WebSocket { .. } => self.on_websocket_bytes(slot, bytes),
+        }
+    }
+
+    /// The client sends no more. It may still read.
+    #[inline(never)]
+    pub(super) fn on_input_end(&mut self, slot: &mut Slot) {
+        self.on_reading_over(slot, io::ErrorKind::UnexpectedEof);
+    }
+
+    /// Receiving failed: the connection is gone.
+    pub(super) fn on_broken(&mut self, slot: &mut Slot, error: &io::Error) {
+        tracing::trace!(%error, "a connection broke");
+        slot.receiving = false;
+        self.on_reading_over(slot, io::ErrorKind::ConnectionReset);
+    }
+
+    fn on_reading_over(&mut self, slot: &mut Slot, reason: io::ErrorKind) {
+        match &mut slot.protocol {
+            Protocol::Http1(_) => self.http1(slot, &[], |conn, _, at| conn.input_ended(reason, at)),
+            Protocol::WebSocket { .. } => self.on_websocket_end(slot),
+            Protocol::Handshake { has_ended, .. } => {
+                *has_ended = true;
+                slot.is_gone |= slot.connection.lease.wait_for() == Holder::Shard;
+            }
+        }
+    }
+
+    /// A job is done, and the lease is back.
+    pub(super) fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
+        slot.connection.lease.take_back();
+        if let Protocol::Handshake { .. } = slot.protocol {
+            // Its job panicked.
+            slot.connection.socket.abort();
+            slot.is_gone = true;
+        }
+        self.http1(slot, &[], |conn, input, at| conn.answered(close, input, at));
+    }
+
+    /// A job could not send everything, and the lease is back.
+    pub(super) fn on_outgoing(&mut self, slot: &mut Slot, outgoing: Box<Outgoing>) {
+        slot.connection.lease.take_back();
+        self.http1(slot, &[], |conn, _, at| conn.handed_back(outgoing, at));
+    }
+
+    /// The socket takes more, or (`source`) the source of an answer has more.
+    pub(super) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
+        match &slot.protocol {
+            Protocol::Http1(_) => self.http1(slot, &[], |conn, _, _| conn.writable(source)),
+            Protocol::WebSocket { .. } if !source => self.look_at_websocket(slot, true),
+            Protocol::WebSocket { .. } | Protocol::Handshake { .. } => {}
+        }
+    }
+
+    /// Has `event` happen to an HTTP/1 connection, with what it kept of its input and `bytes`, and does what follows.
+    #[inline(always)]
+    pub(super) fn http1(
+        &mut self,
+        slot: &mut Slot,
+        bytes: &[u8],
+        event: impl FnOnce(&mut Conn<Exchanged>, &mut Input<'_>, &mut At<'_>) -> Act<Exchanged>,
+    ) {
+        let Protocol::Http1(conn) = &mut slot.protocol else { return };
+        if slot.is_gone {
+            return;
+        }
+        let mut kept = conn.take_input();
+        if kept.is_empty() {
+            let mut input = Input::new(bytes);
+            let act = event(conn, &mut input, &mut self.local.at(&slot.connection));
+            self.perform(slot, act, &mut input);
+            if !input.rest().is_empty() {
+                keep(slot, input.rest().to_vec(), 0);
+            }
+            return;
+        }
+        kept.extend_from_slice(bytes);
+        let mut input = Input::new(&kept);
+        let act = event(conn, &mut input, &mut self.local.at(&slot.connection));
+        self.perform_again(slot, act, &mut input);
+        let used = input.used();
+        keep(slot, kept, used);
+    }
+
+    #[inline(never)]
+    fn perform_again(&mut self, slot: &mut Slot, act: Act<Exchanged>, input: &mut Input<'_>) {
+        self.perform(slot, act, input);
+    }
+
+    /// Does what a connection wants done, until it waits.
+    #[inline(always)]
+    fn perform(&mut self, slot: &mut Slot, mut act: Act<Exchanged>, input: &mut Input<'_>) {
+        let mut files_sent = 0;
+        loop {
+            act = match act {
+                Act::Wait => return,
+                Act::Write(then) => {
+                    let sent = self.send(slot);
+                    let Protocol::Http1(conn) = &mut slot.protocol else { return };
+                    let mut at = self.local.at(&slot.connection);
+                    match sent {
+                        Sent::All => conn.sent(then, input, &mut at),
+                        Sent::Later => conn.sending(None, then, &at),
+                        Sent::Blocked(rest) => conn.sending(Some(rest), then, &at),
+                        Sent::Broken => Act::Drop,
+                    }
+                }
+                other => match self.perform_other(slot, other, input, &mut files_sent) {
+                    Act::Wait => return,
+                    act => act,
+                },
+            };
+        }
+    }
+
+    #[inline(never)]
+    fn perform_other(
+        &mut self,
+        slot: &mut Slot,
+        act: Act<Exchanged>,
+        input: &mut Input<'_>,
+        files_sent: &mut u64,
+    ) -> Act<Exchanged> {
+        match act {
+            Act::Wait | Act::Write(_) => return act,
+            Act::Answer(outgoing) => return self.begin_answer(slot, outgoing, input, files_sent),
+            Act::Drive => return self.drive(slot, input),
+            Act::Job(request) => return self.dispatch(slot, request, input),
+            Act::Continue(outgoing) => self.go_on_by_worker(slot, outgoing),
+            Act::Later(late) => self.wait_for_late(slot, *late),
+            Act::AwaitRoom => self.submit(Op::AwaitWritable(slot.token())),
+            Act::End(close) => self.end(slot, close, input),
+            Act::Drop => slot.is_gone = true,
+        }
+        Act::Wait
+    }
+
+    /// Does what a connection waits for, when nothing more is to be done for it.
+    #[inline(always)]
+    pub(super) fn settle(&mut self, slot: &mut Slot) {
+        if slot.is_gone {
+            return;
+        }
+        let wants_read = loop {
+            match &mut slot.protocol {
+                Protocol::Http1(conn) => {
+                    let wants = conn.wants(slot.receiving, self.stopping);
+                    if wants.answer && slot.connection.lease.wait_for() == Holder::Shard {
+                        // The job has ended without a word.
+                        self.http1(slot, &[], |conn, input, at| conn.answered(None, input, at));
+                        if slot.is_gone {
+                            return;
+                        }
+                        continue;
+                    }
+                    slot.deadline = wants.deadline;
+                    break wants.read;
+                }
+                Protocol::Handshake { input, has_ended } => break !*has_ended && input.len() < HANDSHAKE_INPUT_MAX,
+                Protocol::WebSocket { stream, .. } => break stream.wants_input(),
+            }
+        };
+        self.watch(slot);
+        if wants_read && !slot.receiving {
+            slot.receiving = true;
+            self.submit(Op::Receive(slot.token()));
+        }
+    }
+
+    /// Hands a request to the workers.
+    fn dispatch(&mut self, slot: &mut Slot, request: Request<Exchanged>, input: &mut Input<'_>) -> Act<Exchanged> {
+        let Request { bytes, head, body } = request;
+        let connection = slot.connection.clone();
+        let to = answer_to(&head);
+        let (body, pipe) = match body {
+            Body::None => (RequestBody::default(), None),
+            Body::Buffered(body) => {
+                let (body, trailers) = *body;
+                (RequestBody::buffered(body, trailers), None)
+            }
+            Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
+        };
+        let request = crate::Request::new(bytes, head.parts, connection.peer.clone(), body);
+        self.dispatched = self.dispatched.wrapping_add(1);
+        let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
+        let server = &self.local.server;
+        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
+        let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
+        let streamed = pipe.is_some();
+        let lease = TxLease::dispatch(&slot.connection);
+        let call = Call { lease, request, context: AnswerContext { to, body: pipe, watch } };
+        let queue = if streamed { &server.streams } else { &server.pool };
+        match queue.push(Box::new(call)) {
+            Ok(depth) => {
+                if streamed {
+                    worker::start_where_wanted(server);
+                }
+                if is_sampled {
+                    self.local.counters.queue_depth.add_count(depth as u64);
+                }
+                let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
+                conn.dispatched(input, &mut self.local.at(&slot.connection))
+            }
+            Err(call) => {
+                self.local.counters.overloaded.add(1);
+                call.lease.give_up();
+                self.refuse(slot, to, call.context.watch, streamed)
+            }
+        }
+    }
+
+    /// Answers 503 to a request that finds the queue full.
+    fn refuse(
+        &mut self,
+        slot: &mut Slot,
+        mut to: AnswerTo,
+        watch: Option<Box<Watch>>,
+        streamed: bool,
+    ) -> Act<Exchanged> {
+        to.keep_alive &= !streamed;
+        let local = &mut self.local;
+        let encoded = encode(local.server.overloaded.clone().into(), to, &mut local.out);
+        local.server.record(&local.counters, encoded.status.as_u16(), local.out.len() as u64, false, watch);
+        let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
+        conn.refused(encoded.keep_alive)
+    }
+
+    /// An inline answer is still to come: until then its job has the connection, though no worker has the job.
+    fn wait_for_late(&mut self, slot: &mut Slot, late: PendingLate) {
+        let PendingLate { later, context } = late;
+        let lease = TxLease::dispatch(&slot.connection);
+        if let Some(late) = later.wait(lease, context, &self.local.server) {
+            self.local.server.pool.push_continued(Job::Late(Box::new(late)));
+        }
+    }
+
+    /// Has a worker make and send the next piece of an answer.
+    pub(super) fn go_on_by_worker(&mut self, slot: &mut Slot, outgoing: Box<Outgoing>) {
+        let lease = TxLease::dispatch(&slot.connection);
+        self.local.server.pool.push_continued(Job::Continue { lease, outgoing });
+    }
+
+    /// Sends an answer whose body is not in memory.
+    ///
+    /// `files_sent`: how much of that the shard has done itself for this connection in this turn. A client that asks for
+    /// many files at once must not keep it from the others.
+    fn begin_answer(
+        &mut self,
+        slot: &mut Slot,
+        mut outgoing: Box<Outgoing>,
+        input: &mut Input<'_>,
+        files_sent: &mut u64,
+    ) -> Act<Exchanged> {
+        let next = self.send_at_once(slot, &mut outgoing, files_sent);
+        let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
+        let Some(next) = next else {
+            let act = conn.handed_over(&self.local.at(&slot.connection));
+            self.go_on_by_worker(slot, outgoing);
+            return act;
+        };
+        if let Next::Over(_) = next {
+            let (buffer, _) = std::mem::take(&mut *outgoing).into_buffers();
+            self.local.reuse(buffer);
+        }
+        conn.began(next, outgoing, input, &mut self.local.at(&slot.connection))
+    }
+
+    /// Sends a piece of the answer that a connection keeps. What is in memory the shard sends itself; what may have to be read
+    /// goes to a worker.
+    fn drive(&mut self, slot: &mut Slot, input: &mut Input<'_>) -> Act<Exchanged> {
+        let next = self.send_next(slot);
+        let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
+        let mut at = self.local.at(&slot.connection);
+        match next {
+            Some(next) => conn.drove(next, input, &mut at),
+            None => conn.go_on_by_worker(&at),
+        }
+    }
+}
+
+/// Keeps what an event did not use of its input.
+fn keep(slot: &mut Slot, input: Vec<u8>, used: usize) {
+    if let Some(conn) = slot.http1() {
+        conn.keep(input, used);
+    }
+}
+
+pub(super) fn answer_to(head: &ParsedHead) -> AnswerTo {
+    AnswerTo { version: head.parts.version, is_head: head.parts.method == Method::HEAD, keep_alive: head.keep_alive }
+}
+
+/// Of an answer that ends its connection.
+pub(super) fn last_answer(is_head: bool) -> AnswerTo {
+    AnswerTo { version: Version::HTTP_11, is_head, keep_alive: false }
+}

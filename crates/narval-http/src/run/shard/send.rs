@@ -1,0 +1,156 @@
+//! Sending: what was collected for a connection, and pieces of larger answers.
+
+use std::io;
+
+use super::Shard;
+use super::slots::{Protocol, Slot};
+use crate::http1::conn::{Act, Answer as _, Next};
+use crate::io::clock::Millis;
+use crate::io::driver::{Completion, Driver, Op};
+use crate::io::out_buf::OutBuf;
+use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_PER_TURN};
+use crate::run::connection::Connection;
+use crate::run::send_piece::send_piece;
+use crate::run::transmit::{Outgoing, Probes};
+
+/// What became of what was collected.
+pub(super) enum Sent {
+    All,
+    /// The driver sends it, and will tell.
+    Later,
+    /// The socket took no more than a part; this is the rest.
+    Blocked(Box<Outgoing>),
+    /// The connection is broken.
+    Broken,
+}
+
+impl<D: Driver<Connection>> Shard<D> {
+    /// Sends what was collected for a connection.
+    #[inline(always)]
+    pub(super) fn send(&mut self, slot: &Slot) -> Sent {
+        if let Err(error) = slot.connection.seal(&mut self.local.out) {
+            return self.unsent(&error);
+        }
+        if !self.local.out.is_empty() {
+            slot.connection.answered(self.local.now, self.local.out.len() as u64 > LARGE_ANSWER);
+        }
+        self.send_sealed(slot)
+    }
+
+    #[inline(always)]
+    fn send_sealed(&mut self, slot: &Slot) -> Sent {
+        let token = slot.token();
+        while !self.local.out.is_empty() {
+            match self.driver.send_now(token, &mut self.local.out) {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => return self.unsent(&error),
+                None => {}
+            }
+            match self.driver.submit(Op::Send(token, std::mem::take(&mut *self.local.out))) {
+                Some(Completion::Sent { result, buf, .. }) => {
+                    *self.local.out = buf;
+                    if let Err(error) = result {
+                        return self.unsent(&error);
+                    }
+                }
+                Some(_) | None => return Sent::Later,
+            }
+        }
+        self.local.clear_out();
+        Sent::All
+    }
+
+    /// The socket took nothing: it is full, or broken.
+    #[cold]
+    fn unsent(&mut self, error: &io::Error) -> Sent {
+        let buf = std::mem::take(&mut *self.local.out);
+        if error.kind() != io::ErrorKind::WouldBlock {
+            tracing::trace!(%error, "a connection broke while it was answered");
+            return Sent::Broken;
+        }
+        let length = buf.len() as u64;
+        let mut outgoing = Outgoing::sealed(buf, length);
+        (outgoing.keep_alive, outgoing.is_recorded) = (true, true);
+        Sent::Blocked(Box::new(outgoing))
+    }
+
+    /// A send that took its time is done, wholly or in part.
+    pub(super) fn on_sent(&mut self, slot: &mut Slot, result: io::Result<()>, buf: OutBuf) {
+        let Some(conn) = slot.http1() else { return };
+        let then = conn.take_then();
+        let sent = match result {
+            Ok(()) if buf.is_empty() => {
+                self.local.reuse(buf);
+                Sent::All
+            }
+            result => {
+                *self.local.out = buf;
+                match result {
+                    Ok(()) => self.send_sealed(slot),
+                    Err(error) => self.unsent(&error),
+                }
+            }
+        };
+        self.http1(slot, &[], |conn, input, at| match sent {
+            Sent::All => conn.flushed(then, input, at),
+            Sent::Later => conn.sending(None, then, at),
+            Sent::Blocked(rest) => conn.sending(Some(rest), then, at),
+            Sent::Broken => Act::Drop,
+        });
+    }
+
+    /// Sends a piece of the answer that a connection keeps. `None`: what comes next may block.
+    pub(super) fn send_next(&mut self, slot: &mut Slot) -> Option<Next> {
+        let Protocol::Http1(conn) = &mut slot.protocol else { return Some(Next::AtRoom) };
+        let Some((outgoing, is_memory)) = conn.answer() else { return Some(Next::AtRoom) };
+        let (connection, now) = (&slot.connection, self.local.now);
+        let budget = match is_memory {
+            true => BYTES_PER_TURN,
+            false => {
+                budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.file_bytes_left > 0)?
+            }
+        };
+        // What was sealed and not sent counts with what TLS adds to it: there may be less now than before.
+        let had = outgoing.sent();
+        let next = send_piece(outgoing, connection, budget, &self.local.server, &self.local.counters);
+        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent().saturating_sub(had));
+        match next {
+            Next::Over(over) => connection.answered(now, over.large),
+            Next::AtOnce if !is_memory => {
+                budget_of_shard(outgoing, connection, &mut self.probes, now)?;
+            }
+            Next::AtOnce | Next::AtRoom | Next::AtSource => {}
+        }
+        Some(next)
+    }
+
+    /// Sends an answer that was made inline, where its body hardly blocks. A worker would be woken for it, and often the shard for
+    /// its end: that costs as much as sending 100 KB. `None`: it may block.
+    pub(super) fn send_at_once(&mut self, slot: &Slot, outgoing: &mut Outgoing, files_sent: &mut u64) -> Option<Next> {
+        if *files_sent >= SHARD_FILE_BYTES_PER_TURN || self.file_bytes_left == 0 {
+            return None;
+        }
+        let (connection, now) = (&slot.connection, self.local.now);
+        let budget = outgoing.at_hand(connection, &mut self.probes, now)?;
+        if !outgoing.keep_alive {
+            connection.socket.cork(true);
+        }
+        let next = send_piece(outgoing, connection, budget, &self.local.server, &self.local.counters);
+        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent());
+        if let Next::Over(over) = next {
+            connection.answered(now, over.large);
+            *files_sent += outgoing.sent();
+        }
+        Some(next)
+    }
+}
+
+/// How much of an answer the shard may send itself; `None` where that may block.
+fn budget_of_shard(outgoing: &Outgoing, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
+    if outgoing.is_quick(connection) {
+        return Some(BYTES_PER_TURN);
+    }
+    outgoing.next_at_hand(connection, SHARD_DRAIN_MAX, probes, now)
+}
+
+const _: () = assert!(SENDFILE_MIN > LARGE_ANSWER, "a file sent from the shard is a large answer");

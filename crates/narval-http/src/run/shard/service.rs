@@ -1,0 +1,279 @@
+//! What the HTTP/1 connections of a shard ask of it: answers from memory, buffers, limits, the time.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+use http::StatusCode;
+
+use super::http1::{PendingLate, answer_to, last_answer};
+use crate::http1::ProtoError;
+use crate::http1::conn::body_memory::Buffered;
+use crate::http1::conn::{Close, Exchange, Inline, Service};
+use crate::http1::head::{LastHead, ParsedHead};
+use crate::io::clock::{Millis, millis};
+use crate::io::out_buf::OutBuf;
+use crate::limits::{INLINE_BATCH_MAX, Limits};
+use crate::message::response::{Held, reason_response};
+use crate::observe::access_log::{Entry, Watch};
+use crate::observe::counters::ThreadCounters;
+use crate::run::answer_context::AnswerContext;
+use crate::run::body_pipe::BodyPipe;
+use crate::run::connection::Connection;
+use crate::run::server_state::ServerState;
+use crate::run::transmit::{Outgoing, Rest, encode};
+use crate::{BodyWaker, HeadRef, Response};
+
+/// One inline call in so many is timed.
+const INLINE_SAMPLE: u64 = 64;
+/// An inline call that takes longer holds up a whole shard.
+const INLINE_SLOW: Duration = Duration::from_micros(200);
+
+/// What all connections of a shard share.
+pub(super) struct Local {
+    pub(super) server: Arc<ServerState>,
+    pub(super) counters: Arc<CachePadded<ThreadCounters>>,
+    pub(super) now: Millis,
+    /// Where inline answers are collected. It stays in its box: what was just written is not to be moved.
+    pub(super) out: Box<OutBuf>,
+    /// The last answer that was encoded. Dropped after the poll: decrementing the refcount right after the memcpy would stall on
+    /// it.
+    pub(super) spent: Option<Held>,
+    /// The last head that may come again.
+    last_head: LastHead,
+    /// Until then the thread's `Date` line is that of the present second.
+    pub(super) date_until: Millis,
+    /// As the engine's limits have it.
+    keep_alive: Millis,
+    inline_calls: u64,
+}
+
+/// The same, for one connection.
+pub(super) struct At<'a> {
+    local: &'a mut Local,
+    connection: &'a Arc<Connection>,
+}
+
+/// What HTTP/1 connections carry for a shard.
+pub(super) enum Exchanged {}
+
+impl Exchange for Exchanged {
+    type Answer = Outgoing;
+    type Later = Box<PendingLate>;
+    type Pipe = Arc<BodyPipe>;
+}
+
+impl Local {
+    pub(super) fn new(server: Arc<ServerState>) -> Self {
+        Self {
+            counters: server.counters.thread(),
+            now: server.clock.now(),
+            out: Box::default(),
+            spent: None,
+            last_head: LastHead::default(),
+            date_until: 0,
+            keep_alive: millis(server.limits.keep_alive_timeout),
+            inline_calls: 0,
+            server,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn at<'a>(&'a mut self, connection: &'a Arc<Connection>) -> At<'a> {
+        At { local: self, connection }
+    }
+
+    /// Empties the buffer for answers, which are sent.
+    #[inline]
+    pub(super) fn clear_out(&mut self) {
+        if self.out.memory.capacity() > 2 * INLINE_BATCH_MAX {
+            self.out.memory = Vec::new();
+        }
+        self.out.clear();
+    }
+
+    /// Keeps the memory of a buffer that had another way.
+    pub(super) fn reuse(&mut self, mut buffer: OutBuf) {
+        let capacity = buffer.memory.capacity();
+        if self.out.is_empty() && capacity > self.out.memory.capacity() && capacity <= 2 * INLINE_BATCH_MAX {
+            buffer.clear();
+            *self.out = buffer;
+        }
+    }
+
+    /// Asks the handler; measures a sample of the calls.
+    #[inline(always)]
+    fn call_inline(&mut self, head: &HeadRef<'_>) -> Option<Response> {
+        self.inline_calls = self.inline_calls.wrapping_add(1);
+        let started = self.inline_calls.is_multiple_of(INLINE_SAMPLE).then(Instant::now);
+        let handler = &self.server.handler;
+        let answer = catch_unwind(AssertUnwindSafe(|| handler.inline(head))).unwrap_or_else(|_| {
+            self.counters.panics.add(1);
+            tracing::error!(target = head.target(), "an inline handler panicked: answered 500");
+            Some(self.server.failed.clone().into())
+        });
+        if let Some(started) = started {
+            let took = started.elapsed();
+            self.counters.inline_time.add_time(took);
+            if took > INLINE_SLOW {
+                self.counters.inline_slow.add(1);
+                tracing::warn!(target = head.target(), "an inline answer took {} µs", took.as_micros());
+            }
+        }
+        answer
+    }
+
+    /// Makes an answer that ends its connection.
+    fn answer_last(&mut self, response: Response, is_head: bool) {
+        let encoded = encode(response, last_answer(is_head), &mut self.out);
+        self.counters.status(encoded.status.as_u16());
+    }
+}
+
+impl Service<Exchanged> for At<'_> {
+    #[inline(always)]
+    fn now(&self) -> Millis {
+        self.local.now
+    }
+
+    #[inline(always)]
+    fn limits(&self) -> &Limits {
+        &self.local.server.limits
+    }
+
+    #[inline(always)]
+    fn keep_alive(&self) -> Millis {
+        self.local.keep_alive
+    }
+
+    #[inline(always)]
+    fn is_stopping(&self) -> bool {
+        self.local.server.is_stopping()
+    }
+
+    #[inline(always)]
+    fn heads(&mut self) -> (&mut LastHead, &Limits) {
+        (&mut self.local.last_head, &self.local.server.limits)
+    }
+
+    #[inline(always)]
+    fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], for_engine: bool) -> Inline<Exchanged> {
+        let local = &mut *self.local;
+        let view = HeadRef::new(bytes, &head.parts, &self.connection.peer);
+        let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
+        let Some(response) = answer else { return Inline::Job(head) };
+        let entry = local.server.log.is_some().then(|| Box::new(Entry::new(&view)));
+        local.counters.requests_inline.add(1);
+        if response.late.is_some() {
+            return late(response, &head, entry);
+        }
+        let before = local.out.len();
+        let encoded = encode(response, answer_to(&head), &mut local.out);
+        local.last_head.give_back(head);
+        local.spent = encoded.spent;
+        let status = encoded.status.as_u16();
+        if !matches!(encoded.rest, Rest::None) {
+            return more(std::mem::take(&mut *local.out), encoded.rest, encoded.keep_alive, status, entry);
+        }
+        let bytes = (local.out.len() - before) as u64;
+        local.server.record(&local.counters, status, bytes, false, None);
+        if let Some(entry) = entry {
+            local.server.log(entry, status, bytes, false);
+        }
+        if !encoded.keep_alive {
+            local.out.ends = true;
+            return Inline::Last(Close::after(local.out.len() as u64));
+        }
+        if !local.out.tail.is_empty() || local.out.len() > INLINE_BATCH_MAX { Inline::Enough } else { Inline::Answered }
+    }
+
+    #[inline(always)]
+    fn has_output(&self) -> bool {
+        !self.local.out.is_empty()
+    }
+
+    fn reject(&mut self, error: ProtoError, is_head: bool) {
+        self.local.counters.rejected.add(1);
+        self.local.answer_last(reason_response(error.status, error.reason), is_head);
+    }
+
+    fn time_out(&mut self, error: ProtoError, is_head: bool) {
+        self.local.answer_last(reason_response(error.status, error.reason), is_head);
+    }
+
+    fn refuse(&mut self, is_head: bool) {
+        self.local.counters.overloaded.add(1);
+        let overloaded = self.local.server.overloaded.clone();
+        self.local.answer_last(overloaded.into(), is_head);
+    }
+
+    fn buffer(&self) -> Buffered {
+        Buffered::new(&self.local.server.body_memory)
+    }
+
+    fn pipe(&self, begun: Buffered, continue_due: bool) -> Arc<BodyPipe> {
+        let window = self.local.server.limits.body_window;
+        Arc::new(BodyPipe::new(self.connection.clone(), window, continue_due, begun))
+    }
+
+    fn send_continue(&self) {
+        self.connection.send_continue();
+    }
+
+    fn has_spare_streams(&self) -> bool {
+        self.local.server.has_spare_streams()
+    }
+
+    fn has_free_stream(&self) -> bool {
+        self.local.server.has_free_stream()
+    }
+
+    fn is_short_for_bodies(&self) -> bool {
+        self.local.server.is_short_for_bodies()
+    }
+
+    fn wait(&mut self, answer: &mut Outgoing) -> Duration {
+        answer.wait(BodyWaker::new(self.connection))
+    }
+
+    fn abandon(&mut self, answer: &mut Outgoing) {
+        self.local.server.record_outgoing(&self.local.counters, answer, true);
+    }
+
+    fn count_timeout(&self) {
+        self.local.counters.timeouts.add(1);
+    }
+
+    fn last_was_large(&self) -> bool {
+        self.connection.last_was_large()
+    }
+
+    fn has_in_flight(&self) -> bool {
+        self.connection.socket.has_in_flight()
+    }
+}
+
+/// An inline answer that is more than bytes in memory, behind the answers that were collected.
+#[cold]
+#[inline(never)]
+fn more(collected: OutBuf, rest: Rest, keep_alive: bool, status: u16, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
+    let mut outgoing = match rest {
+        Rest::File(range) => Outgoing::file(collected, range),
+        Rest::Stream(stream) => Outgoing::stream(collected, stream),
+        Rest::None => Outgoing::memory(collected),
+    };
+    (outgoing.keep_alive, outgoing.status) = (keep_alive, status);
+    outgoing.watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
+    Inline::Answer(Box::new(outgoing))
+}
+
+/// An inline answer that is still to come.
+#[cold]
+#[inline(never)]
+fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
+    let watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
+    let context = AnswerContext { to: answer_to(head), body: None, watch };
+    let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
+    late.map_or(Inline::Answered, Inline::Later)
+}

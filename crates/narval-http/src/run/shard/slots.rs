@@ -1,0 +1,123 @@
+use std::sync::Arc;
+
+use super::service::Exchanged;
+use crate::http1::conn::Conn;
+use crate::io::clock::Millis;
+use crate::io::driver::Token;
+use crate::run::connection::Connection;
+use crate::ws;
+
+/// What a shard keeps of a connection. An idle one holds no buffer.
+pub(super) struct Slot {
+    pub(super) connection: Arc<Connection>,
+    pub(super) protocol: Protocol,
+    /// A receive is under way.
+    pub(super) receiving: bool,
+    /// It is to be closed, and nothing else.
+    pub(super) is_gone: bool,
+    /// When the protocol wants to be told the time. 0: not before something else happens.
+    pub(super) deadline: Millis,
+}
+
+const _: () = assert!(size_of::<Slot>() <= 128, "there are many of them, and most are idle");
+
+/// What is spoken on a connection.
+pub(super) enum Protocol {
+    /// A TLS handshake. `input` holds what was received while a job works on what came before.
+    Handshake { input: Vec<u8>, has_ended: bool },
+    /// HTTP/1.
+    Http1(Conn<Exchanged>),
+    /// WebSocket. `awaits_room`: the driver will tell when the socket takes bytes again.
+    WebSocket { stream: Box<ws::Stream>, awaits_room: bool },
+}
+
+impl Slot {
+    pub(super) fn token(&self) -> Token {
+        self.connection.token
+    }
+
+    /// The HTTP/1 connection, if it is one.
+    #[inline(always)]
+    pub(super) fn http1(&mut self) -> Option<&mut Conn<Exchanged>> {
+        match &mut self.protocol {
+            Protocol::Http1(conn) => Some(conn),
+            Protocol::Handshake { .. } | Protocol::WebSocket { .. } => None,
+        }
+    }
+
+    /// What it is doing, for the log of a simulation.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn describe(&self) -> String {
+        match &self.protocol {
+            Protocol::Handshake { .. } => "a TLS handshake".to_owned(),
+            Protocol::Http1(conn) => conn.describe(),
+            Protocol::WebSocket { stream, .. } => format!("{stream:?}"),
+        }
+    }
+}
+
+/// The slots of a shard. A slot that is used again gets a new generation, so that messages and events about its former
+/// connection are recognised.
+#[derive(Default)]
+pub(super) struct Slots {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    used: usize,
+}
+
+#[derive(Default)]
+struct Place {
+    generation: u32,
+    /// Not there while something happens to it.
+    slot: Option<Box<Slot>>,
+}
+
+impl Slots {
+    /// Puts a connection into a free slot; `make` gets the token that names it.
+    pub(super) fn insert(&mut self, make: impl FnOnce(Token) -> Slot) -> Token {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place::default());
+            self.places.len() as u32 - 1
+        });
+        let token = Token::new(index, self.places.get(index as usize).map_or(0, |place| place.generation));
+        if let Some(place) = self.places.get_mut(index as usize) {
+            place.slot = Some(Box::new(make(token)));
+            self.used += 1;
+        }
+        token
+    }
+
+    /// Takes a slot out for as long as something happens to it: it is [put back](Self::put), or [removed](Self::remove).
+    #[inline(always)]
+    pub(super) fn take(&mut self, token: Token) -> Option<Box<Slot>> {
+        let place = self.places.get_mut(token.index as usize)?;
+        if place.generation == token.generation { place.slot.take() } else { None }
+    }
+
+    /// Puts back what was taken.
+    #[inline(always)]
+    pub(super) fn put(&mut self, slot: Box<Slot>) {
+        if let Some(place) = self.places.get_mut(slot.token().index as usize) {
+            place.slot = Some(slot);
+        }
+    }
+
+    /// The connection of a slot that was taken is closed.
+    pub(super) fn remove(&mut self, token: Token) {
+        if let Some(place) = self.places.get_mut(token.index as usize) {
+            // The largest generations name the driver's own events.
+            place.generation = if place.generation >= u32::MAX - 2 { 0 } else { place.generation + 1 };
+            self.free.push(token.index);
+            self.used -= 1;
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn tokens(&self) -> Vec<Token> {
+        let used = self.places.iter().enumerate().filter(|(_, place)| place.slot.is_some());
+        used.map(|(index, place)| Token::new(index as u32, place.generation)).collect()
+    }
+}

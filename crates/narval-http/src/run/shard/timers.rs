@@ -1,0 +1,61 @@
+//! The deadlines of a shard's connections.
+
+use super::Shard;
+use super::slots::{Protocol, Slot};
+use crate::io::clock::{Millis, millis};
+use crate::io::driver::Driver;
+use crate::limits::EXPIRY_POSTPONED_MAX;
+use crate::run::connection::Connection;
+use crate::run::lease::Holder;
+
+impl<D: Driver<Connection>> Shard<D> {
+    /// Ticks for the connections whose time has come.
+    ///
+    /// `now`: input that came before was handled, unless there was more than one turn takes.
+    #[inline]
+    pub(super) fn expire(&mut self, now: Millis) {
+        if self.wheel.is_behind(now) && self.driver.has_more() && self.expiry_postponed < EXPIRY_POSTPONED_MAX {
+            self.expiry_postponed += 1;
+            return;
+        }
+        self.expiry_postponed = 0;
+        let mut due = std::mem::take(&mut self.due);
+        self.wheel.take_due(now, &mut due);
+        for token in due.drain(..) {
+            // The deadline may have moved on since it went into the wheel.
+            self.with(token, |shard, slot| {
+                if slot.deadline <= now {
+                    shard.on_deadline(slot);
+                }
+            });
+        }
+        self.due = due;
+        if !self.resting.is_empty() {
+            self.wake_listeners();
+        }
+    }
+
+    fn on_deadline(&mut self, slot: &mut Slot) {
+        match &mut slot.protocol {
+            Protocol::Http1(conn) => {
+                let may_be_answered = conn.may_be_answered();
+                let is_back = may_be_answered && slot.connection.lease.holder() == Holder::Shard;
+                let idle_since = is_back.then(|| slot.connection.idle_since());
+                self.http1(slot, &[], |conn, input, at| conn.tick(idle_since, input, at));
+            }
+            Protocol::WebSocket { .. } => self.look_at_websocket(slot, false),
+            Protocol::Handshake { has_ended, .. } => {
+                self.local.counters.timeouts.add(1);
+                *has_ended = true;
+                slot.deadline = self.local.now + millis(self.local.server.limits.keep_alive_timeout);
+                slot.is_gone = slot.connection.lease.wait_for() == Holder::Shard;
+            }
+        }
+    }
+
+    /// Has the timer wheel look at the connection at its deadline.
+    #[inline(always)]
+    pub(super) fn watch(&mut self, slot: &Slot) {
+        self.wheel.set(slot.token(), slot.deadline);
+    }
+}

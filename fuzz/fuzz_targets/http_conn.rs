@@ -1,0 +1,7 @@
+//! An HTTP/1 connection alone: the first eight bytes choose what happens to it, the rest is what its client sends.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let Some((seed, input)) = data.split_first_chunk() else { return };
+    narval_http::sim::connection(u64::from_le_bytes(*seed), input);
+});
