@@ -18,6 +18,17 @@ pub use self::watch::Stamp;
 use crate::error::StoreError;
 use crate::realisation::Realisation;
 
+/// A valid path, in the order in which paths became valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registered {
+    /// Its number: `id` of `ValidPaths`.
+    pub number: u64,
+    /// The path.
+    pub path: StorePath,
+    /// Whether it was built here, and neither substituted nor added (`ultimate`).
+    pub is_built_here: bool,
+}
+
 /// A Nix database that is only read. Shared by threads: each query takes a connection of its own from a small pool.
 #[derive(Debug)]
 pub struct Database {
@@ -137,6 +148,46 @@ impl Database {
     /// As [`Database::path_from_hash_part`].
     pub fn newest_paths(&self, count: u32) -> Result<Vec<StorePath>, StoreError> {
         self.paths(&format!("select path from ValidPaths order by id desc limit {count}"), &[])
+    }
+
+    /// The number that the path which was registered last has, whether that is still valid or not; 0 for a new store. Numbers
+    /// only grow, and none is given twice (`autoincrement`).
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn last_registered(&self) -> Result<u64, StoreError> {
+        self.pool.query(|connection| {
+            let sql = "select seq from sqlite_sequence where name = 'ValidPaths'";
+            let last: Option<i64> = connection.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?;
+            Ok(last.and_then(|last| u64::try_from(last).ok()).unwrap_or(0))
+        })
+    }
+
+    /// The valid paths that were registered after the one with this number, in the order of their numbers, at most `count`.
+    /// What is no store path is left out.
+    ///
+    /// # Errors
+    /// As [`Database::path_from_hash_part`].
+    pub fn registered_after(&self, number: u64, count: u32) -> Result<Vec<Registered>, StoreError> {
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        self.pool.query(|connection| {
+            let sql = "select id, path, ultimate from ValidPaths where id > ?1 order by id limit ?2";
+            let mut statement = connection.prepare_cached(sql)?;
+            let mut rows = statement.query(params![number, count])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                let (number, full): (i64, _) = (row.get(0)?, row::text(row, 1)?.unwrap_or_default());
+                match self.rows.path(&full, "path", &full) {
+                    Ok(path) => found.push(Registered {
+                        number: u64::try_from(number).unwrap_or(0),
+                        path,
+                        is_built_here: row.get::<_, Option<i64>>(2)? == Some(1),
+                    }),
+                    Err(_) => tracing::warn!("the Nix database has a valid path that is none: '{full}'"),
+                }
+            }
+            Ok(found)
+        })
     }
 
     /// All valid paths, in no order.

@@ -8,5 +8,6 @@ pub mod listen;
 pub mod nar_cache;
 pub mod paths;
 pub mod push;
+pub mod state;
 pub mod tls;
 pub mod upstream;

@@ -1,0 +1,219 @@
+//! Delivers to one cache what the state has for it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use narval_cache::{CacheError, Wanted};
+use narval_client::Url;
+use narval_nix::{PathInfo, StorePath};
+
+use super::state::{DestinationId, State};
+use super::watcher::{Stop, WatchOptions};
+use crate::{Destination, Error, Target, push};
+
+/// Paths that are pushed together.
+const BATCH_MAX: u32 = 256;
+
+/// The first pause when a cache does not answer; doubled each time.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The longest.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+
+/// How often a cache that does not answer is tried by a watcher that is to end.
+const ATTEMPTS_ONCE: u32 = 3;
+
+/// How long nothing is asked of the state while there is nothing to do.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// One cache, and what it gets.
+pub(super) struct Delivery<'a> {
+    pub(super) options: &'a WatchOptions,
+    pub(super) state: &'a State,
+    pub(super) id: DestinationId,
+    pub(super) url: Url,
+    pub(super) stop: &'a Stop,
+}
+
+/// What came of it.
+#[derive(Default)]
+pub(super) struct Delivered {
+    pub(super) pushed: u64,
+    pub(super) left: u64,
+    pub(super) failure: Option<String>,
+}
+
+impl Delivery<'_> {
+    /// Delivers until the watcher ends.
+    pub(super) fn run(&self) -> Delivered {
+        let (mut delivered, mut target, mut failures) = (Delivered::default(), None, 0);
+        while !self.stop.is_stopped() {
+            // Before the state is read: what comes after it ends the wait.
+            let (seen, is_over) = self.stop.changes();
+            let done = self.state.due(self.id, BATCH_MAX).and_then(|due| {
+                self.push(&due, &mut target, &mut delivered)?;
+                Ok(due.is_empty())
+            });
+            match done {
+                Ok(is_idle) => {
+                    failures = 0;
+                    delivered.failure = None;
+                    if is_idle && is_over {
+                        break;
+                    }
+                    if is_idle {
+                        self.stop.wait(seen, self.longest_wait());
+                    }
+                }
+                Err(_) if self.stop.is_stopped() => break,
+                Err(error) => {
+                    // What is wrong may be the connection.
+                    target = None;
+                    failures += 1;
+                    delivered.failure = Some(self.named(&error));
+                    if is_over && failures >= ATTEMPTS_ONCE {
+                        break;
+                    }
+                    let pause = pause(failures);
+                    tracing::warn!("{}; trying again in {} s", self.named(&error), pause.as_secs());
+                    self.stop.pause(pause);
+                }
+            }
+        }
+        match self.state.left(self.id) {
+            Ok((left, _)) => delivered.left = left,
+            Err(error) => delivered.failure = Some(error.to_string()),
+        }
+        delivered
+    }
+
+    /// Until a path that was refused is tried again.
+    fn longest_wait(&self) -> Duration {
+        match self.state.left(self.id) {
+            Ok((_, Some(seconds))) => Duration::from_secs(seconds.max(1)).min(IDLE),
+            _ => IDLE,
+        }
+    }
+
+    /// An error with the cache's name in it.
+    fn named(&self, error: &Error) -> String {
+        let (text, url) = (error.to_string(), self.url.to_string());
+        if text.contains(&url) { text } else { format!("{url}: {text}") }
+    }
+
+    /// Pushes paths with all that they refer to. An error is the cache's, or that of the state; what is wrong with one path is
+    /// remembered with it.
+    fn push(&self, paths: &[StorePath], target: &mut Option<Target>, delivered: &mut Delivered) -> Result<(), Error> {
+        // A store of its own: what it keeps from collections is kept as long as this push takes.
+        let from = Destination::new(self.options.store.clone());
+        let (mut infos, mut valid, mut gone) = (BTreeMap::new(), Vec::new(), Vec::new());
+        for path in paths {
+            match closure(&from, path, &mut infos) {
+                Ok(true) => valid.push(path.clone()),
+                Ok(false) => gone.push(path.clone()),
+                Err(error) => self.refuse(path, &error)?,
+            }
+        }
+        if !gone.is_empty() {
+            gone.iter().for_each(|path| tracing::info!("{path} is not valid any more and is not pushed"));
+            self.state.done(self.id, &gone)?;
+        }
+        if valid.is_empty() {
+            return Ok(());
+        }
+        let opened = match target.take() {
+            Some(opened) => opened,
+            None => Target::open(&self.url, &self.options.client, from.store_dir())?,
+        };
+        let target_now = &*target.insert(opened);
+        let progress = self.stop.progress();
+        let result = push(&from, infos.into_values().collect(), target_now, &self.options.push, progress);
+        // Nobody shows it.
+        progress.take_finished();
+        match result {
+            Ok(pushed) => {
+                self.state.done(self.id, &valid)?;
+                delivered.pushed += pushed.pushed as u64;
+                tracing::info!(
+                    "{}: {} paths pushed, {} were there, {} bytes sent",
+                    self.url,
+                    pushed.pushed,
+                    pushed.already,
+                    pushed.sent
+                );
+                Ok(())
+            }
+            Err(error) if is_the_caches(&error) || self.stop.is_stopped() => Err(error),
+            Err(error) => match valid.as_slice() {
+                [path] => self.refuse(path, &error),
+                // One of them keeps the others.
+                several => several.iter().try_for_each(|path| self.push(std::slice::from_ref(path), target, delivered)),
+            },
+        }
+    }
+
+    fn refuse(&self, path: &StorePath, error: &Error) -> Result<(), Error> {
+        let is_tried_again = self.state.refused(self.id, path)?;
+        let then = if is_tried_again { "it is tried again later" } else { "it is not tried again" };
+        tracing::warn!("{path} was not pushed: {}; {then}", self.named(error));
+        Ok(())
+    }
+}
+
+/// Adds a path with all that it refers to, and keeps it from collections. Returns whether all of it is valid.
+fn closure(from: &Destination, root: &StorePath, infos: &mut BTreeMap<StorePath, PathInfo>) -> Result<bool, Error> {
+    if from.find_and_keep(&Wanted::Path(root.clone()))?.is_none() {
+        return Ok(false);
+    }
+    let (mut own, mut queue) = (BTreeMap::new(), vec![root.clone()]);
+    while let Some(path) = queue.pop() {
+        if infos.contains_key(&path) || own.contains_key(&path) {
+            continue;
+        }
+        let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
+        queue.extend(info.references.iter().cloned());
+        own.insert(path, info);
+    }
+    infos.append(&mut own);
+    Ok(true)
+}
+
+/// Whether a failure is the cache's or that of the way to it, and no path will do better now.
+fn is_the_caches(error: &Error) -> bool {
+    match error {
+        Error::Cache(CacheError::Fetch { .. } | CacheError::Refused { .. }) => true,
+        // What the server says of this path, and not of all of them.
+        Error::Refused { status, .. } => !matches!(status, 400 | 409 | 411 | 413 | 415 | 422),
+        Error::CacheFolder { .. } | Error::Copy { .. } | Error::Space { .. } | Error::File { .. } => true,
+        Error::Several { first, .. } => is_the_caches(first),
+        _ => false,
+    }
+}
+
+/// The pause after so many failures in a row, a quarter of it by chance: several machines are not to ask at once.
+fn pause(failures: u32) -> Duration {
+    let whole = PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE_MAX);
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
+    whole.mul_f64(1.0 - f64::from(nanos % 1000) / 4000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        let within = |failures, seconds: f64| {
+            let pause = pause(failures).as_secs_f64();
+            pause <= seconds && pause >= seconds * 0.74
+        };
+        assert!(within(1, 1.0) && within(2, 2.0) && within(4, 8.0) && within(60, 300.0));
+    }
+
+    #[test]
+    fn whose_fault_a_failure_is() {
+        let refused = |status| Error::Refused { cache: "c".into(), what: "w".into(), status, message: "m".into() };
+        assert!([401, 403, 404, 405, 429, 500, 503, 507].into_iter().all(|status| is_the_caches(&refused(status))));
+        assert!(![400, 409, 413, 422].into_iter().any(|status| is_the_caches(&refused(status))));
+        assert!(!is_the_caches(&Error::Usage("its files have been changed".into())));
+    }
+}

@@ -1,0 +1,22 @@
+//! Pushing what a store builds: a queue that Nix's post-build hook fills, and a watcher that empties it and follows the store's
+//! database.
+//!
+//! ```text
+//! hook ── a file per build ──▶ queue/ ─┐
+//!                                      ├─▶ state.sqlite: what each cache still gets ─▶ one thread for each cache: push
+//! Nix ── ValidPaths.id ──▶ database ───┘
+//! ```
+//!
+//! What was read is remembered per cache before it is forgotten elsewhere, so that nothing is lost at any moment. Telling from
+//! the kernel (inotify) only makes it quicker.
+
+mod deliver;
+mod filter;
+mod queue;
+mod state;
+mod wake;
+mod watcher;
+
+pub use filter::Filter;
+pub use queue::Queue;
+pub use watcher::{Stop, WatchOptions, WatchReport, watch};

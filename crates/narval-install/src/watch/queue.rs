@@ -1,0 +1,196 @@
+//! The queue of a post-build hook: a folder with one file for each build.
+//!
+//! A hook must be quick, may run many times at once, and may be killed at any moment. A file that is written beside its place,
+//! synced and renamed needs no lock and no schema, and what is killed before the rename was never there.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use narval_nix::StorePath;
+use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
+
+use crate::Error;
+
+/// The beginning of the names of files that are being written.
+const INCOMING: &str = ".incoming-";
+
+/// The largest file of the queue that is read, in bytes: an environment variable holds 128 KiB.
+const FILE_LEN_MAX: u64 = 1 << 20;
+
+/// The files that one look at the queue takes.
+const FILES_MAX: usize = 1024;
+
+/// Paths that wait to be pushed, in files of one folder. Cheap to make; nothing is opened before it is used.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    folder: PathBuf,
+}
+
+/// One file of the queue.
+#[derive(Debug)]
+pub(super) struct Queued {
+    file: PathBuf,
+    pub(super) paths: Vec<StorePath>,
+}
+
+impl Queue {
+    /// The queue in a folder of state.
+    pub fn new(state: &Path) -> Self {
+        Self { folder: state.join("queue") }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Makes the folder; others may not look into it.
+    pub(super) fn make(&self) -> Result<(), Error> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
+        made.map_err(|error| Error::file("make the folder", &self.folder, error))
+    }
+
+    /// Adds paths. They are on the disk when this returns.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn add(&self, paths: &[StorePath]) -> Result<(), Error> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        let text: String = paths.iter().map(|path| format!("{path}\n")).collect();
+        let failed = |error| Error::file("write to the queue", &self.folder, error);
+        let file = match TemporaryFile::create(&self.folder, INCOMING, 0o640) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.make()?;
+                TemporaryFile::create(&self.folder, INCOMING, 0o640)
+            }
+            file => file,
+        };
+        let file = file.map_err(failed)?;
+        file.file().write_all(text.as_bytes()).and_then(|()| file.file().sync_data()).map_err(failed)?;
+        // In the order of time; the rest of the name keeps two of one moment apart.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        file.persist(&self.folder.join(temporary_name(format_args!("{now:024}-")))).map_err(failed)?;
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+
+    /// The oldest files. What can't be read as one is removed.
+    pub(super) fn oldest(&self) -> Result<Vec<Queued>, Error> {
+        let failed = |error| Error::file("read the queue", &self.folder, error);
+        let mut names = Vec::new();
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            if !is_temporary_name(&name, INCOMING) {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        let mut queued = Vec::new();
+        for name in names.into_iter().take(FILES_MAX) {
+            let file = self.folder.join(name);
+            match read(&file) {
+                Ok(paths) => queued.push(Queued { file, paths }),
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    tracing::warn!("'{}' is no file of the queue and is removed: {error}", file.display());
+                    self.remove(&file)?;
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::file("read", &file, error)),
+            }
+        }
+        Ok(queued)
+    }
+
+    /// Removes files whose paths are remembered elsewhere.
+    pub(super) fn forget(&self, queued: &[Queued]) -> Result<(), Error> {
+        queued.iter().try_for_each(|queued| self.remove(&queued.file))
+    }
+
+    /// Removes what hooks left that were killed while they wrote.
+    pub(super) fn remove_leftovers(&self) -> Result<(), Error> {
+        let removed = remove_leftovers(&self.folder, |name| is_temporary_name(name, INCOMING));
+        removed.map_err(|error| Error::file("clean up", &self.folder, error))
+    }
+
+    fn remove(&self, file: &Path) -> Result<(), Error> {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::file("remove", file, error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn read(file: &Path) -> io::Result<Vec<StorePath>> {
+    let mut text = String::new();
+    File::open(file)?.take(FILE_LEN_MAX + 1).read_to_string(&mut text)?;
+    let invalid = |reason: String| io::Error::new(ErrorKind::InvalidData, reason);
+    if text.len() as u64 > FILE_LEN_MAX {
+        return Err(invalid("it is too large".to_owned()));
+    }
+    text.lines().map(|line| line.parse::<StorePath>().map_err(|error| invalid(error.to_string()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(number: u32) -> StorePath {
+        format!("{}-{number}", "0".repeat(32)).parse().unwrap()
+    }
+
+    fn all(queue: &Queue) -> Vec<StorePath> {
+        queue.oldest().unwrap().into_iter().flat_map(|queued| queued.paths).collect()
+    }
+
+    #[test]
+    fn first_in_first_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = Queue::new(&dir.path().join("state"));
+        assert!(all(&queue).is_empty());
+        queue.add(&[path(3), path(1)]).unwrap();
+        queue.add(&[]).unwrap();
+        queue.add(&[path(2)]).unwrap();
+        assert_eq!(all(&queue), [path(3), path(1), path(2)]);
+        let first = queue.oldest().unwrap();
+        queue.forget(&first[..1]).unwrap();
+        assert_eq!(all(&queue), [path(2)]);
+    }
+
+    #[test]
+    fn what_is_no_file_of_the_queue_does_not_stop_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = Queue::new(dir.path());
+        queue.make().unwrap();
+        fs::write(queue.folder().join("0"), "../../etc/passwd\n").unwrap();
+        fs::write(queue.folder().join("1"), [0xff]).unwrap();
+        fs::write(queue.folder().join(temporary_name(INCOMING)), "half").unwrap();
+        queue.add(&[path(1)]).unwrap();
+        assert_eq!(all(&queue), [path(1)]);
+        queue.remove_leftovers().unwrap();
+        assert_eq!(fs::read_dir(queue.folder()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn hooks_at_once_lose_nothing() {
+        const HOOKS: u32 = 8;
+        let dir = tempfile::tempdir().unwrap();
+        let queue = Queue::new(dir.path());
+        std::thread::scope(|scope| {
+            for hook in 0..HOOKS {
+                let queue = &queue;
+                scope.spawn(move || (0..20).for_each(|build| queue.add(&[path(hook * 100 + build)]).unwrap()));
+            }
+        });
+        let mut found = all(&queue);
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len(), 160);
+    }
+}

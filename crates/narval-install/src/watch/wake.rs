@@ -1,0 +1,102 @@
+//! Waiting until something may have happened: inotify on the folders of the database and of the queue.
+//!
+//! What inotify says is only ever a reason to look, and it is looked from time to time without it: a folder may be on a file
+//! system that tells nothing, or be replaced.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+
+/// Waits for changes in folders, or for [`Waker::wake`].
+pub(super) struct Waker {
+    inotify: Option<OwnedFd>,
+    woken: OwnedFd,
+}
+
+impl Waker {
+    /// Watches folders. One that can't be watched is looked at from time to time.
+    pub(super) fn new(folders: &[&Path]) -> std::io::Result<Self> {
+        let woken = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let watch = || {
+            let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+            for folder in folders {
+                inotify::add_watch(&inotify, *folder, WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO)?;
+            }
+            Ok::<_, Errno>(inotify)
+        };
+        let inotify =
+            watch().inspect_err(|error| tracing::debug!(%error, "no inotify; looking from time to time")).ok();
+        Ok(Self { inotify, woken })
+    }
+
+    /// Whether changes are told of.
+    pub(super) const fn is_told(&self) -> bool {
+        self.inotify.is_some()
+    }
+
+    /// Ends a wait, this one or the next.
+    pub(super) fn wake(&self) {
+        // It can only be full, and then the wait has ended.
+        let _ = rustix::io::write(&self.woken, &1_u64.to_ne_bytes());
+    }
+
+    /// Waits for a change, at most this long. Returns whether there was one.
+    pub(super) fn wait(&self, timeout: Duration) -> bool {
+        let mut handles = vec![PollFd::new(&self.woken, PollFlags::IN)];
+        handles.extend(self.inotify.as_ref().map(|inotify| PollFd::new(inotify, PollFlags::IN)));
+        let until = Instant::now() + timeout;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match poll(&mut handles, Timespec::try_from(left).ok().as_ref()) {
+                Err(Errno::INTR) => continue,
+                Ok(count) if count > 0 => {}
+                _ => return false,
+            }
+            let is_change = handles.get(1).is_some_and(|handle| !handle.revents().is_empty());
+            drain(&self.woken);
+            if let Some(inotify) = &self.inotify {
+                drain(inotify);
+            }
+            return is_change;
+        }
+    }
+
+    /// Waits until nothing has changed for `quiet`, at most `longest` in all.
+    pub(super) fn settle(&self, quiet: Duration, longest: Duration, is_over: impl Fn() -> bool) {
+        let until = Instant::now() + longest;
+        while !is_over() && Instant::now() < until && self.wait(quiet) {}
+    }
+}
+
+/// Takes what there is to be read.
+fn drain(handle: impl AsFd) {
+    let mut buffer = [0_u8; 4096];
+    while rustix::io::read(&handle, &mut buffer).is_ok_and(|len| len > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn changes_end_a_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let waker = Waker::new(&[dir.path()]).unwrap();
+        assert!(waker.is_told() && !waker.wait(Duration::from_millis(1)));
+        std::fs::write(dir.path().join("a"), "x").unwrap();
+        assert!(waker.wait(LONG));
+        assert!(!waker.wait(Duration::from_millis(1)), "once for all of them");
+        std::fs::rename(dir.path().join("a"), dir.path().join("b")).unwrap();
+        waker.settle(Duration::from_millis(1), LONG, || false);
+        waker.wake();
+        assert!(!waker.wait(LONG), "woken, and nothing has changed");
+        let missing = Waker::new(&[&dir.path().join("missing")]).unwrap();
+        assert!(!missing.is_told());
+    }
+}

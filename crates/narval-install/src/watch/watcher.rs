@@ -1,0 +1,250 @@
+//! The watcher: collects what is to be pushed, and has a thread for each cache deliver it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use narval_client::{Client, Url};
+use narval_nix::StorePath;
+use narval_store::{Access, Database, Store, StoreConfig};
+
+use super::deliver::{Delivered, Delivery};
+use super::filter::Filter;
+use super::queue::Queue;
+use super::state::{DestinationId, State};
+use super::wake::Waker;
+use crate::{Error, Progress, PushOptions};
+
+/// The caches of one watcher.
+const TARGETS_MAX: usize = 16;
+
+/// Rows of the database that are read at once.
+const ROWS_MAX: u32 = 4096;
+
+/// A build registers several paths in a row: they go in one push if nothing changes for this long.
+const QUIET: Duration = Duration::from_secs(1);
+/// And they wait no longer than this.
+const QUIET_AT_LATEST: Duration = Duration::from_secs(10);
+
+/// How often is looked although nothing was told of.
+const LOOK_ANYWAY: Duration = Duration::from_secs(30);
+/// And how often where nothing can be told of.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What is watched, and where it goes.
+pub struct WatchOptions {
+    /// The store. Its database has to be readable.
+    pub store: StoreConfig,
+    /// The folder of the state, with the queue in it; made if it is missing.
+    pub state: PathBuf,
+    /// The caches to push to.
+    pub targets: Vec<Url>,
+    /// The client to reach them with.
+    pub client: Arc<Client>,
+    /// What is pushed.
+    pub filter: Filter,
+    /// How it is pushed.
+    pub push: PushOptions,
+    /// Whether a cache that is new to the state also gets what is valid already.
+    pub existing: bool,
+    /// Whether to end once everything that is there now was delivered.
+    pub once: bool,
+}
+
+/// What a watcher did before it ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WatchReport {
+    /// Paths that caches did not have and have now, counted for each cache.
+    pub pushed: u64,
+    /// Paths that are remembered to be pushed next time, counted for each cache.
+    pub left: u64,
+    /// Why paths are left, for each cache where that is known.
+    pub failures: Vec<String>,
+}
+
+/// Ends a watcher from another thread. What was not delivered is remembered.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Shared>);
+
+/// What the threads of a watcher share.
+#[derive(Default)]
+struct Shared {
+    is_stopped: AtomicBool,
+    progress: Progress,
+    /// Counts what has changed: collections, and the order to end.
+    changes: Mutex<Changes>,
+    changed: Condvar,
+    waker: OnceLock<Waker>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Changes {
+    count: u64,
+    /// Nothing more will be collected.
+    is_over: bool,
+}
+
+impl Stop {
+    /// Ends the watcher soon. May be called at any time, before it runs as well.
+    pub fn stop(&self) {
+        self.0.is_stopped.store(true, Ordering::Relaxed);
+        self.0.progress.interrupt();
+        if let Some(waker) = self.0.waker.get() {
+            waker.wake();
+        }
+        self.change(false);
+    }
+
+    /// Whether it was told to end.
+    pub fn is_stopped(&self) -> bool {
+        self.0.is_stopped.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn progress(&self) -> &Progress {
+        &self.0.progress
+    }
+
+    fn change(&self, is_over: bool) {
+        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.count += 1;
+        changes.is_over |= is_over;
+        drop(changes);
+        self.0.changed.notify_all();
+    }
+
+    /// How much has changed so far, and whether nothing more will be collected.
+    pub(super) fn changes(&self) -> (u64, bool) {
+        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        (changes.count, changes.is_over)
+    }
+
+    /// Waits until more has changed than `seen`, for this long at most.
+    pub(super) fn wait(&self, seen: u64, timeout: Duration) {
+        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = |changes: &mut Changes| changes.count == seen && !self.is_stopped();
+        drop(self.0.changed.wait_timeout_while(changes, timeout, more).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Does nothing for this long, or until the watcher is to end.
+    pub(super) fn pause(&self, timeout: Duration) {
+        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = |_: &mut Changes| !self.is_stopped();
+        drop(self.0.changed.wait_timeout_while(changes, timeout, goes_on).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Pushes what becomes valid in a store and what hooks have put into the queue, until it is stopped. `ready` is called when
+/// everything is open.
+///
+/// # Errors
+/// When the database can't be read, the state can't be used, or another watcher uses it. What goes wrong later is logged and
+/// tried again.
+pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Result<WatchReport, Error> {
+    if options.targets.is_empty() || options.targets.len() > TARGETS_MAX {
+        return Err(Error::Usage(format!("between 1 and {TARGETS_MAX} caches can be pushed to")));
+    }
+    let store = Store::new(StoreConfig { access: Access::Database, ..options.store.clone() });
+    let database = store.database().ok_or_else(|| Error::Usage("a watcher reads the store's database".to_owned()))?;
+    let queue = Queue::new(&options.state);
+    queue.make()?;
+    queue.remove_leftovers()?;
+    let state = State::open(&options.state)?;
+    let collector = Collector { state: &state, queue: &queue, database, options };
+    let destinations = collector.destinations()?;
+    let database_folder = options.store.database().parent().map(PathBuf::from).unwrap_or_default();
+    let waker = Waker::new(&[&database_folder, queue.folder()]);
+    let waker = waker.map_err(|error| Error::file("watch", &database_folder, error))?;
+    let waker = stop.0.waker.get_or_init(|| waker);
+    collector.collect(&destinations)?;
+    ready();
+    let delivered: Vec<Delivered> = std::thread::scope(|scope| {
+        let start = |(url, id): &(Url, DestinationId)| {
+            let delivery = Delivery { options, state: &state, id: *id, url: url.clone(), stop };
+            scope.spawn(move || delivery.run())
+        };
+        let threads: Vec<_> = destinations.iter().map(start).collect();
+        while !options.once && !stop.is_stopped() {
+            if waker.wait(if waker.is_told() { LOOK_ANYWAY } else { LOOK }) {
+                waker.settle(QUIET, QUIET_AT_LATEST, || stop.is_stopped());
+            }
+            match collector.collect(&destinations) {
+                Ok(0) => {}
+                Ok(_) => stop.change(false),
+                Err(error) => tracing::error!("{error}; trying again"),
+            }
+        }
+        stop.change(true);
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    if delivered.len() < destinations.len() {
+        return Err(Error::Died);
+    }
+    Ok(delivered.into_iter().fold(WatchReport::default(), |mut report, delivered| {
+        report.pushed += delivered.pushed;
+        report.left += delivered.left;
+        report.failures.extend(delivered.failure);
+        report
+    }))
+}
+
+/// Reads the queue and the database.
+struct Collector<'a> {
+    state: &'a State,
+    queue: &'a Queue,
+    database: &'a Database,
+    options: &'a WatchOptions,
+}
+
+impl Collector<'_> {
+    /// The caches in the state, each once.
+    fn destinations(&self) -> Result<Vec<(Url, DestinationId)>, Error> {
+        let newest = self.database.last_registered()?;
+        let start = if self.options.existing { 0 } else { newest };
+        let store = self.options.store.database().display().to_string();
+        let mut found: Vec<(Url, DestinationId)> = Vec::new();
+        for url in &self.options.targets {
+            let id = self.state.destination(&url.to_string(), &store, start)?;
+            if self.state.last_registered(id)? > newest {
+                tracing::warn!(
+                    "'{store}' is another database than before; only what becomes valid from now on is pushed"
+                );
+                self.state.add(id, &[], Some(newest))?;
+            }
+            if !found.iter().any(|(_, other)| *other == id) {
+                found.push((url.clone(), id));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Remembers for each cache what is new. Returns how much there was.
+    fn collect(&self, destinations: &[(Url, DestinationId)]) -> Result<usize, Error> {
+        let mut added = 0;
+        loop {
+            let queued = self.queue.oldest()?;
+            if queued.is_empty() {
+                break;
+            }
+            let paths = queued.iter().flat_map(|queued| &queued.paths);
+            let paths: Vec<StorePath> = paths.filter(|path| self.options.filter.takes(path, true)).cloned().collect();
+            for (_, id) in destinations {
+                added += self.state.add(*id, &paths, None)?;
+            }
+            // Only now: killed before, they are remembered twice.
+            self.queue.forget(&queued)?;
+        }
+        for (_, id) in destinations {
+            let mut last = self.state.last_registered(*id)?;
+            loop {
+                let found = self.database.registered_after(last, ROWS_MAX)?;
+                let Some(newest) = found.last() else { break };
+                last = newest.number;
+                let taken = found.iter().filter(|one| self.options.filter.takes(&one.path, one.is_built_here));
+                let paths: Vec<StorePath> = taken.map(|one| one.path.clone()).collect();
+                added += self.state.add(*id, &paths, Some(last))?;
+            }
+        }
+        Ok(added)
+    }
+}

@@ -1,0 +1,34 @@
+//! Where a hook leaves what a watcher pushes.
+
+use std::path::PathBuf;
+
+use crate::Failure;
+
+/// The folder of root, whose hook the daemon runs.
+const OF_ROOT: &str = "/var/lib/narval-push";
+
+/// Where the queue of hooks is, and what a watcher remembers.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StateArgs {
+    /// Folder with the queue and what was pushed; the same for hook and watch-store [default: /var/lib/narval-push for
+    /// root, otherwise ~/.local/state/narval/push]
+    #[arg(long, value_name = "DIR", env = "NARVAL_STATE", hide_env_values = true)]
+    pub state: Option<PathBuf>,
+}
+
+impl StateArgs {
+    /// The folder.
+    pub fn folder(&self) -> Result<PathBuf, Failure> {
+        if let Some(folder) = &self.state {
+            return Ok(folder.clone());
+        }
+        if rustix::process::geteuid().is_root() {
+            return Ok(OF_ROOT.into());
+        }
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+        state
+            .map(|state| state.join("narval/push"))
+            .ok_or_else(|| Failure::usage("HOME is not set: say where the state is with --state DIR"))
+    }
+}
