@@ -1,0 +1,291 @@
+//! `narval watch-store`: stores of real Nix, servers of ours that are written, and a watcher between them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::io::Read;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{NARVAL, Nix, Server, Store, hash_part, stdout};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A watcher, killed when dropped.
+struct Watcher(Child);
+
+impl Watcher {
+    /// Ends it with a signal; its exit code and what it said.
+    fn end(mut self, signal: &str) -> (Option<i32>, String) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let status = self.0.wait().unwrap();
+        let mut said = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (status.code(), said)
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(store: &Store, args: &[&str]) -> Command {
+    let mut command = Command::new(NARVAL);
+    command.arg("watch-store").args(["--store", &store.uri()]).args(args);
+    command.env("NARVAL_STATE", store.path("state")).env("HOME", store.path("home")).env_remove("NOTIFY_SOCKET");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts a watcher, and waits until it watches: systemd would be told so.
+fn watch(store: &Store, args: &[&str]) -> Watcher {
+    let socket = store.path("notify");
+    let _ = std::fs::remove_file(&socket);
+    let notified = UnixDatagram::bind(&socket).unwrap();
+    notified.set_read_timeout(Some(PATIENCE)).unwrap();
+    let watcher = Watcher(command(store, args).env("NOTIFY_SOCKET", &socket).spawn().unwrap());
+    let mut message = [0; 1024];
+    let len = notified.recv(&mut message).expect("it is not ready");
+    assert_eq!(&message[..len], b"READY=1\n", "{}", String::from_utf8_lossy(&message));
+    watcher
+}
+
+fn once(store: &Store, args: &[&str]) -> Output {
+    command(store, args).arg("--once").output().unwrap()
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Waits until a narinfo is in the folder of a cache.
+fn wait_for(folder: &Path, path: &str) {
+    let until = Instant::now() + PATIENCE;
+    while !is_in(folder, path) {
+        assert!(Instant::now() < until, "{path} does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_in(folder: &Path, path: &str) -> bool {
+    folder.join(format!("{}.narinfo", hash_part(path))).exists()
+}
+
+fn url(folder: &Path) -> String {
+    format!("file://{}", folder.display())
+}
+
+/// The text of a file that refers to a path.
+fn referring_to(store: &Store, name: &str, path: &str) -> String {
+    let file = store.path(name);
+    std::fs::write(&file, format!("see {path}\n")).unwrap();
+    let expression = format!("builtins.toFile \"{name}\" (builtins.storePath \"{path}\")");
+    let args = ["eval", "--raw", "--impure", "--store", &store.uri(), "--expr", &expression];
+    stdout(Nix::Newest.nix(store.dir.path(), &args))
+}
+
+#[test]
+fn what_becomes_valid_is_pushed_and_remembered_over_restarts() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    let before = store.add_file("before", "valid before the watcher knew the cache");
+    let watcher = watch(&store, &["--to", &url(&cache)]);
+    let first = store.add_tree("first");
+    wait_for(&cache, &first);
+    assert!(!is_in(&cache, &before), "only what becomes valid from now on");
+    let (code, said) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{said}");
+    // While nobody watches.
+    let missed = store.add_file("missed", "valid while nobody watches");
+    let watcher = watch(&store, &["--to", &url(&cache)]);
+    wait_for(&cache, &missed);
+    assert!(!is_in(&cache, &before));
+    let (code, said) = watcher.end("-INT");
+    assert_eq!((code, said.contains(" 1 paths pushed, 0 were there")), (Some(0), true), "{said}");
+    // Another cache begins by itself; told so, with what is there already.
+    let other = store.path("other");
+    let output = once(&store, &["--to", &url(&other), "--existing"]);
+    assert!(output.status.success(), "{}", error(&output));
+    assert!([&before, &first, &missed].into_iter().all(|path| is_in(&other, path)));
+    let copy = store.path("copy");
+    let args = ["copy", "--from", &url(&other), "--to", copy.to_str().unwrap(), "--no-check-sigs", &first];
+    stdout(Nix::Newest.nix(store.dir.path(), &args));
+}
+
+#[test]
+fn a_path_goes_with_what_it_refers_to_and_filters_leave_out() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    assert!(once(&store, &["--to", &url(&cache)]).status.success());
+    let (lib, source) = (store.add_file("lib-source", "a reference"), store.add_file("a-source", "alone"));
+    let app = referring_to(&store, "app", &lib);
+    let output = once(&store, &["--to", &url(&cache), "--exclude", "*-source"]);
+    assert!(output.status.success(), "{}", error(&output));
+    assert!(is_in(&cache, &app) && is_in(&cache, &lib) && !is_in(&cache, &source));
+    // Nothing of this was built here.
+    let later = store.add_file("later", "added");
+    assert!(once(&store, &["--to", &url(&cache), "--built-here"]).status.success());
+    assert!(!is_in(&cache, &later));
+    let refused = once(&store, &["--to", &url(&cache), "--exclude", "["]);
+    assert_eq!(refused.status.code(), Some(2), "{}", error(&refused));
+}
+
+/// cachix#509: the watcher dies of a path that is invalid by then.
+#[test]
+fn what_is_not_valid_any_more_is_left_out() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    assert!(once(&store, &["--to", &url(&cache)]).status.success());
+    let (gone, stays) = (store.add_file("gone", "deleted"), store.add_file("stays", "not deleted"));
+    queue(&store, &format!("{gone} {stays} /nix/store/{}-never", "0".repeat(32)));
+    stdout(store.nix_store(&["--delete", &gone]));
+    let output = once(&store, &["--to", &url(&cache)]);
+    assert!(output.status.success(), "{}", error(&output));
+    assert!(error(&output).contains("not valid any more"), "{}", error(&output));
+    assert!(is_in(&cache, &stays) && !is_in(&cache, &gone));
+}
+
+/// A path whose files were changed keeps no other one from being pushed.
+#[test]
+fn a_damaged_path_does_not_keep_the_others() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    assert!(once(&store, &["--to", &url(&cache)]).status.success());
+    let (damaged, fine) = (store.add_file("damaged", "0123456789"), store.add_file("fine", "fine"));
+    let real = store.real(&damaged);
+    std::fs::remove_file(&real).unwrap();
+    std::fs::write(&real, "9876543210").unwrap();
+    let output = once(&store, &["--to", &url(&cache)]);
+    assert_eq!(output.status.code(), Some(1), "{}", error(&output));
+    assert!(error(&output).contains("-damaged was not pushed"), "{}", error(&output));
+    assert!(is_in(&cache, &fine) && !is_in(&cache, &damaged));
+}
+
+fn queue(store: &Store, paths: &str) {
+    let mut command = Command::new(NARVAL);
+    command.arg("hook").env("NARVAL_STATE", store.path("state")).env("OUT_PATHS", paths);
+    let output = command.output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", error(&output));
+}
+
+#[test]
+fn the_queue_of_hooks_wakes_the_watcher_and_is_emptied() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    let path = store.add_file("built", "valid before; only the hook tells of it");
+    let watcher = watch(&store, &["--to", &url(&cache)]);
+    queue(&store, &path);
+    wait_for(&cache, &path);
+    assert_eq!(std::fs::read_dir(store.path("state/queue")).unwrap().count(), 0);
+    // A second one with the same state would take what is the first one's.
+    let second = once(&store, &["--to", &url(&cache)]);
+    assert_eq!(second.status.code(), Some(2), "{}", error(&second));
+    assert!(error(&second).contains("--state"), "{}", error(&second));
+    assert_eq!(watcher.end("-TERM").0, Some(0));
+}
+
+/// A server with a cache that can be written, and a token for it.
+fn server(store: &Store, listen: &str) -> (Server, PathBuf) {
+    let (data, token) = (store.path("data"), store.path("token"));
+    if !token.exists() {
+        let mut command = Command::new(NARVAL);
+        command.args(["token", "create", "--push", "--pull", "test", "--data"]).arg(&data);
+        std::fs::write(&token, stdout(command.output().unwrap())).unwrap();
+    }
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", listen, "--data"]).arg(&data);
+    (Server::start(command, &[("XDG_CACHE_HOME", store.path("xdg").to_str().unwrap())]), token)
+}
+
+/// While a cache is down its paths wait, and another cache gets them.
+#[test]
+fn a_cache_that_is_down_gets_what_it_missed() {
+    let store = Store::new();
+    let (first, token) = server(&store, "127.0.0.1:0");
+    let (address, url_of) = (first.address.to_string(), first.url());
+    let folder = store.path("folder");
+    let token = token.to_str().unwrap();
+    let to = ["--to", &url_of, "--to", &url(&folder), "--token-file", token, "--attempts", "1"];
+    let watcher = watch(&store, &to);
+    let one = store.add_tree("one");
+    wait_for(&folder, &one);
+    let until = Instant::now() + PATIENCE;
+    while first.get(&format!("/{}.narinfo", hash_part(&one))).status != 200 {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(first.terminate(), Some(0));
+    let two = store.add_file("two", "while the server is down");
+    wait_for(&folder, &two);
+    let (code, said) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{said}");
+    // Down when the watcher begins, too.
+    let watcher = watch(&store, &to);
+    let (second, _) = server(&store, &address);
+    let until = Instant::now() + PATIENCE;
+    while second.get(&format!("/{}.narinfo", hash_part(&two))).status != 200 {
+        assert!(Instant::now() < until, "{two} does not come");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (code, said) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{said}");
+    // Without a token nothing is written, and nothing is lost.
+    let three = store.add_file("three", "refused at first");
+    let refused = once(&store, &["--to", &url_of]);
+    assert_eq!(refused.status.code(), Some(1), "{}", error(&refused));
+    let given = once(&store, &["--to", &url_of, "--token-file", token]);
+    assert!(given.status.success(), "{}", error(&given));
+    assert_eq!(second.get(&format!("/{}.narinfo", hash_part(&three))).status, 200);
+}
+
+/// Killed at any moment and started again, the watcher has pushed everything in the end.
+#[test]
+fn nothing_is_lost_by_kills() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    assert!(once(&store, &["--to", &url(&cache)]).status.success());
+    let mut paths = Vec::new();
+    for round in 0..12_u64 {
+        paths.push(store.add_file(&format!("by-database-{round}"), vec![b'x'; 300_000]));
+        queue(&store, paths.last().unwrap());
+        let mut child = command(&store, &["--to", &url(&cache), "--once"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(round * 12));
+        // It may have ended.
+        let _ = child.kill();
+        child.wait().unwrap();
+    }
+    let output = once(&store, &["--to", &url(&cache)]);
+    assert!(output.status.success(), "{}", error(&output));
+    assert!(paths.iter().all(|path| is_in(&cache, path)));
+    let copy = store.path("copy");
+    let mut args = vec!["copy", "--from", "", "--to", copy.to_str().unwrap(), "--no-check-sigs"];
+    let from = url(&cache);
+    args[2] = &from;
+    args.extend(paths.iter().map(String::as_str));
+    stdout(Nix::Newest.nix(store.dir.path(), &args));
+}
+
+/// A signal while a cache does not answer: the watcher ends, and what it had to do is remembered.
+#[test]
+fn a_signal_in_the_middle_ends_it_in_order() {
+    let store = Store::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("http://{}", listener.local_addr().unwrap());
+    let watcher = watch(&store, &["--to", &to]);
+    store.add_file("a", "never answered");
+    let (_connection, _) = listener.accept().unwrap();
+    let (code, said) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("remembered"), "{said}");
+    drop(listener);
+    let output = once(&store, &["--to", &to, "--attempts", "1"]);
+    assert_eq!(output.status.code(), Some(1), "{}", error(&output));
+    assert!(error(&output).contains("narval: 1 paths were not pushed and are remembered"), "{}", error(&output));
+}
