@@ -196,8 +196,20 @@ impl Cache {
         if let Some(seconds) = lease_seconds {
             self.index().lease(self.id(), hash_parts, self.now().saturating_add(seconds))?;
         }
-        let present = self.index().present(self.id(), hash_parts)?;
-        Ok(hash_parts.iter().zip(present).filter(|(_, present)| !present).map(|(part, _)| *part).collect())
+        let mut missing = Vec::new();
+        for (part, located) in hash_parts.iter().zip(self.index().located(self.id(), hash_parts)?) {
+            let is_there = match &located {
+                Some((name, size)) => {
+                    self.directory().nar_len(name).map_err(|error| Refusal::of_file("look at", name, &error))?
+                        == Some(*size)
+                }
+                None => false,
+            };
+            if !is_there {
+                missing.push(*part);
+            }
+        }
+        Ok(missing)
     }
 
     /// All its paths, by base name.

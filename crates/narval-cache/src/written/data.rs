@@ -17,7 +17,9 @@ use super::index::{CacheRecord, Index, IndexError, Sqlite};
 use super::retention::Uses;
 use super::storage::{CacheDirectory, Storage, TEMPORARY};
 use super::tokens::TokensUsed;
-use super::{Audit, Cache, CacheName, CacheSettings, Refusal, RefusalKind, SettingsError, Tokens};
+use super::{
+    Audit, Cache, CacheName, CacheSettings, CollectOptions, Grant, Refusal, RefusalKind, SettingsError, Tokens,
+};
 
 /// How often what was collected is recorded.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -59,6 +61,8 @@ pub enum DataError {
 pub struct DataOptions {
     /// Do not make what is missing: a command that only reads says that there is no data folder instead.
     pub must_exist: bool,
+    /// Forget what nothing keeps, so often: for a server. The first time is after one such period.
+    pub collect_every: Option<Duration>,
     /// For measuring only: uncompressed NARs are believed and not synchronised. Whoever uploads could put anything in anybody's
     /// place.
     #[doc(hidden)]
@@ -119,7 +123,9 @@ impl Data {
         let data = Self { shared };
         data.reconcile()?;
         let weak = Arc::downgrade(&data.shared);
-        let keeping = std::thread::Builder::new().name("cache-house".into()).spawn(move || keep_house(&weak, &stopped));
+        let keeping = std::thread::Builder::new()
+            .name("cache-house".into())
+            .spawn(move || keep_house(&weak, &stopped, options.collect_every));
         keeping.map_err(|source| io_error("start a thread for", path, source))?;
         Ok(data)
     }
@@ -259,14 +265,35 @@ impl Drop for Shared {
     }
 }
 
-fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>) {
-    let mut settled = Instant::now();
+fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Option<Duration>) {
+    let (mut settled, mut collected) = (Instant::now(), Instant::now());
     while stopped.recv_timeout(RECORD_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
         shared.record();
         if settled.elapsed() >= SETTLE_EVERY {
             shared.settle();
             settled = Instant::now();
+        }
+        if collect_every.is_some_and(|every| collected.elapsed() >= every) {
+            collect_all(&Data { shared });
+            collected = Instant::now();
+        }
+    }
+}
+
+fn collect_all(data: &Data) {
+    let caches = data.caches().map_err(|error| tracing::error!("no collection: {error}"));
+    for cache in caches.unwrap_or_default() {
+        match cache.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
+            Ok(collected) => tracing::info!(
+                "cache '{}': forgot {} paths, kept {}; removed {} NARs with {} bytes",
+                cache.name(),
+                collected.forgotten.len(),
+                collected.kept,
+                collected.files,
+                collected.bytes
+            ),
+            Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", cache.name()),
         }
     }
 }

@@ -25,6 +25,9 @@ impl WrittenNarinfos {
     pub(crate) fn remembered(&self, hash_part: &HashPart) -> Option<Answer> {
         let answer = self.memo.get(self.cache.stamp(), hash_part)?;
         self.metrics.narinfo_memo_hits.inc();
+        if matches!(answer, Answer::Present(_)) {
+            self.cache.note_used(hash_part);
+        }
         Some(answer)
     }
 

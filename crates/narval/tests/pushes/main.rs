@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+mod administration;
 mod client;
 mod complaints;
 mod contract;

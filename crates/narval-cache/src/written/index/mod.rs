@@ -223,6 +223,8 @@ pub(crate) trait Index: Send + Sync {
     fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError>;
     /// Which of these paths are there.
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
+    /// For each path that is there, the name of its NAR's file and the bytes that it should have.
+    fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
     /// Makes paths visible, all at once and durably, or none: each must still have the version of its record.
     fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError>;
     /// Keeps these paths until then, whatever collects garbage.

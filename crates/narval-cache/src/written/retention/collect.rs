@@ -1,10 +1,14 @@
 //! Collections: forgetting what nothing keeps.
 
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
 use narval_nix::HashPart;
 
 use super::mark::{Marks, Why, mark};
 use crate::written::index::Snapshot;
-use crate::written::{Cache, Grant, Refusal};
+use crate::written::{Cache, Grant, Refusal, storage};
 
 /// How long a NAR stays that no narinfo names any more, or not yet, in seconds: a day. Clients that have its narinfo can still
 /// take it, and an upload whose narinfo comes last is not disturbed.
@@ -12,6 +16,9 @@ pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
 
 /// Paths that are hidden in one step; uploads wait meanwhile.
 const STEP: usize = 256;
+
+/// Folders of a cache whose files no narinfo names.
+const SMALL_FOLDERS: [&str; 4] = ["log", "realisations", "build-trace-v2", "debuginfo"];
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -87,6 +94,7 @@ impl Cache {
             }
         }
         if !options.dry_run {
+            self.sweep_small(retention)?;
             (collected.files, collected.bytes) = self.sweep(now.saturating_sub(options.grace), now)?;
             collected
                 .forgotten
@@ -120,16 +128,51 @@ impl Cache {
     }
 
     fn hide(&self, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, Refusal> {
-        let fail = |error: std::io::Error| Refusal::of_file("lock", "the data folder", &error);
+        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
         let hidden = self.index().hide(self.id(), paths, now)?;
         self.reconcile_now()?;
         Ok(hidden)
     }
 
+    /// Removes logs, realisations and debug information that were written before this. Those of outputs that are here stay.
+    fn sweep_small(&self, before: u64) -> Result<(), Refusal> {
+        let root = self.directory().path();
+        let mut open: Vec<PathBuf> = SMALL_FOLDERS.iter().map(|folder| root.join(folder)).collect();
+        while let Some(path) = open.pop() {
+            let fail = |error: io::Error| Refusal::of_file("look at", path.display(), &error);
+            let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
+            if metadata.is_dir() {
+                for entry in std::fs::read_dir(&path).map_err(fail)? {
+                    open.push(entry.map_err(fail)?.path());
+                }
+                continue;
+            }
+            let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            if modified.is_some_and(|time| time.as_secs() < before) && !self.is_of_a_path(&path)? {
+                storage::remove_file(&path).map_err(fail)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a realisation or debug information is of something that is here. Logs are of derivations, which nobody pushes.
+    fn is_of_a_path(&self, file: &Path) -> Result<bool, Refusal> {
+        let text = std::fs::read(file).unwrap_or_default();
+        let Ok(json) = serde_json::from_slice::<serde_json::Value>(&text) else { return Ok(false) };
+        let field = |key: &str| json.get(key).and_then(serde_json::Value::as_str);
+        if let Some(part) = field("outPath").and_then(|path| path.get(..32)?.parse::<HashPart>().ok()) {
+            return Ok(self.index().path(self.id(), &part)?.is_some());
+        }
+        match field("archive").and_then(|archive| archive.rsplit('/').next()) {
+            Some(name) => Ok(self.index().file(self.id(), name)?.is_some()),
+            None => Ok(false),
+        }
+    }
+
     /// Removes the files of NARs that no narinfo has named since then.
     pub(super) fn sweep(&self, before: u64, now: u64) -> Result<(usize, u64), Refusal> {
-        let fail = |error: std::io::Error| Refusal::of_file("lock", "the data folder", &error);
+        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let (mut files, mut bytes) = (0, 0);
         loop {
             let _alone = self.storage().lock_exclusive().map_err(fail)?;

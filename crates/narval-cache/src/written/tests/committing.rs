@@ -71,6 +71,7 @@ fn attic_110_what_the_storage_has_lost_can_be_pushed_again() {
         damage(&cache.directory().path().join("nar").join(&name));
         fs::remove_dir_all(fixture.folder.path().join("blobs")).unwrap();
         fs::create_dir(fixture.folder.path().join("blobs")).unwrap();
+        assert_eq!(cache.missing(&[path.part()], None).unwrap(), [path.part()], "the client is told to send it");
         // Pushing at once helps.
         assert!(matches!(cache.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
         path.push(cache).unwrap();

@@ -263,3 +263,30 @@ pub(super) fn whole(cache: &Cache) {
         assert!(cache.index().present(cache.id(), &record.references).unwrap().iter().all(|present| *present));
     }
 }
+
+/// Logs go with age; what describes a path that is here stays.
+#[test]
+fn small_files_are_forgotten_too() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let path = TestPath::new("a", &[]);
+    path.push(cache).unwrap();
+    pin(cache, "release", &path, PinFor::default());
+    let drv = |name: &str| store_path(&format!("{name}.drv")).to_string();
+    let put = |kind, name: &str, text: &str| cache.put_small(kind, name, &mut text.as_bytes(), &pusher()).unwrap();
+    put(SmallKind::Log, &drv("log"), "built");
+    put(SmallKind::BuildTrace, &format!("{}/out.doi", drv("a")), &format!("{{\"outPath\":\"{}\"}}", path.info.path));
+    put(
+        SmallKind::BuildTrace,
+        &format!("{}/out.doi", drv("b")),
+        &format!("{{\"outPath\":\"{}\"}}", store_path("gone")),
+    );
+    let archive = format!("{{\"archive\":\"../nar/{}\"}}", path.file_name(Compression::Zstd));
+    put(SmallKind::DebugInfo, &"ab".repeat(20), &archive);
+    collect_after(cache, 89);
+    assert_eq!(fixture.files("caches/default/log").len() + fixture.files("caches/default/build-trace-v2").len(), 3);
+    collect_after(cache, 91);
+    assert!(fixture.files("caches/default/log").is_empty());
+    assert_eq!(fixture.files("caches/default/build-trace-v2"), [format!("{}/out.doi", drv("a"))]);
+    assert_eq!(fixture.files("caches/default/debuginfo").len(), 1);
+}

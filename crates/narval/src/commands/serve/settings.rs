@@ -22,6 +22,9 @@ use crate::{Failure, server};
 /// How long a client may read nothing unless said otherwise.
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
 
+/// How often what nothing keeps is forgotten.
+const COLLECT_EVERY: Duration = Duration::from_secs(60 * 60);
+
 /// Everything that was decided.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -135,7 +138,8 @@ impl Settings {
     pub(crate) fn open(&self) -> Result<Opened, Failure> {
         let Some(path) = &self.data else { return Ok(Opened { data: None, upstreams: None }) };
         let failed = |error: DataError| Failure::usage(format!("option --data: {error}"));
-        let data = Data::open(path, DataOptions::default()).map_err(failed)?;
+        let options = DataOptions { collect_every: Some(COLLECT_EVERY), ..DataOptions::default() };
+        let data = Data::open(path, options).map_err(failed)?;
         let upstreams = match self.upstreams.is_empty() {
             true => None,
             false => {

@@ -184,6 +184,10 @@ impl Index for Sqlite {
         self.read(|connection| hash_parts.iter().map(|part| paths::is_present(connection, cache, part)).collect())
     }
 
+    fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError> {
+        self.read(|connection| hash_parts.iter().map(|part| paths::located(connection, cache, part)).collect())
+    }
+
     fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError> {
         self.write(Durability::Full, move |connection| paths::commit(connection, cache, &paths, now))
     }

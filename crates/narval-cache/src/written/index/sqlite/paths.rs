@@ -20,6 +20,17 @@ pub(super) fn is_present(connection: &Connection, cache: CacheId, hash_part: &Ha
     connection.prepare_cached(query)?.exists(params![cache.0, hash_part.as_str()])
 }
 
+pub(super) fn located(
+    connection: &Connection,
+    cache: CacheId,
+    hash_part: &HashPart,
+) -> rusqlite::Result<Option<(String, u64)>> {
+    let query = "select p.file, n.file_size from paths p join files f on f.cache = p.cache and f.name = p.file \
+         join nars n on n.id = f.nar where p.cache = ? and p.hash_part = ?";
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], row).optional()
+}
+
 pub(super) fn path(
     connection: &Connection,
     cache: CacheId,

@@ -1,0 +1,121 @@
+//! `narval token`, `pin` and `cache` beside a server, which notices what they do at once.
+
+use std::process::{Command, Output};
+
+use crate::lab::Lab;
+use crate::support::{NARVAL, Nix, hash_part};
+
+fn run(lab: &Lab, args: &[&str]) -> Output {
+    let data = lab.data_path();
+    Command::new(NARVAL).args(args).args(["--data", data.to_str().unwrap()]).output().unwrap()
+}
+
+/// What a command prints, which succeeds.
+fn narval(lab: &Lab, args: &[&str]) -> String {
+    let output = run(lab, args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn fails(lab: &Lab, args: &[&str]) -> String {
+    let output = run(lab, args);
+    assert!(!output.status.success(), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn base(path: &str) -> &str {
+    path.rsplit('/').next().unwrap()
+}
+
+#[test]
+fn tokens() {
+    let lab = Lab::new();
+    let path = lab.store.add_tree("tree");
+    let token = narval(&lab, &["token", "create", "--pull", "--push", "ci"]);
+    let id = token.split('_').nth(1).unwrap();
+    lab.push(Nix::Newest, token.trim(), "compression=none", &path).unwrap();
+    let listed = narval(&lab, &["token", "list"]);
+    assert!(
+        listed.contains(&format!("{id}  ci  pull,push  default  valid")) && !listed.contains(token.trim()),
+        "{listed}"
+    );
+    narval(&lab, &["token", "revoke", id]);
+    assert!(narval(&lab, &["token", "list"]).contains("revoked just now"));
+    assert_eq!(lab.put("/nix-cache-info", token.trim(), b"").status, 401);
+    assert!(fails(&lab, &["token", "revoke", "nothing"]).contains("there is no token"));
+    assert!(fails(&lab, &["token", "create", "ci"]).contains("allows nothing"));
+    assert!(fails(&lab, &["token", "create", "--push", "--expires", "soon", "ci"]).contains("90d"));
+}
+
+#[test]
+fn pins_and_the_cache() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let path = lab.store.add_tree("tree");
+    lab.push(Nix::Newest, &token, "compression=zstd", &path).unwrap();
+    let narinfo = format!("/{}.narinfo", hash_part(&path));
+    assert_eq!(lab.get(&narinfo).status, 200);
+    assert!(narval(&lab, &["cache", "list"]).starts_with(base(&path)));
+    assert!(narval(&lab, &["cache", "stats"]).starts_with("default: 1 paths, 1 NARs"));
+    assert!(narval(&lab, &["cache", "why", &path]).contains("pushed or asked for just now"));
+    narval(&lab, &["pin", "add", "release", &path, "--keep", "3"]);
+    assert!(narval(&lab, &["cache", "why", &path]).starts_with("pin 'release'"));
+    let pins = narval(&lab, &["pin", "list"]);
+    assert!(pins.contains(base(&path)) && pins.contains("keeps 3"), "{pins}");
+    assert!(narval(&lab, &["cache", "export"]).contains("\"release\""));
+    narval(&lab, &["pin", "remove", "release"]);
+    assert!(fails(&lab, &["pin", "remove", "release"]).contains("no such pin"));
+    assert_eq!(narval(&lab, &["cache", "gc", "--dry-run"]), "");
+    narval(&lab, &["cache", "fsck", "--contents"]);
+    // The server has its narinfo in memory, and forgets it when the command has ended.
+    assert_eq!(lab.get(&narinfo).status, 200);
+    narval(&lab, &["cache", "delete", &path]);
+    assert_eq!(lab.get(&narinfo).status, 404);
+    assert!(fails(&lab, &["cache", "delete", &path]).contains("is not in the cache"));
+    assert!(fails(&lab, &["cache", "why", "nonsense"]).contains("nonsense"));
+    assert!(fails(&lab, &["cache", "list", "--cache", "other"]).contains("there is no cache 'other'"));
+}
+
+/// What is used is kept, from the server's memory, too.
+#[test]
+fn cachix_338_uses_are_counted_by_a_server() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let path = lab.store.add_tree("tree");
+    lab.push(Nix::Newest, &token, "compression=none", &path).unwrap();
+    let narinfo = format!("/{}.narinfo", hash_part(&path));
+    // Into memory.
+    assert_eq!(lab.get(&narinfo).status, 200);
+    std::thread::sleep(std::time::Duration::from_secs(11));
+    let database = rusqlite::Connection::open(lab.data_path().join("index.sqlite")).unwrap();
+    database.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+    database.execute("update paths set used = 1000", []).unwrap();
+    assert!(narval(&lab, &["cache", "gc", "--dry-run"]).contains(base(&path)));
+    assert_eq!(lab.get(&narinfo).status, 200);
+    for _ in 0..60 {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        if narval(&lab, &["cache", "gc", "--dry-run"]).is_empty() {
+            return;
+        }
+    }
+    panic!("the use was not recorded");
+}
+
+#[test]
+fn without_a_data_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("none");
+    for args in [
+        &["token", "list"][..],
+        &["pin", "list"],
+        &["cache", "stats"],
+        &["cache", "fsck"],
+        &["cache", "fsck", "--rebuild"],
+    ] {
+        let output = Command::new(NARVAL).args(args).arg("--data").arg(&data).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.starts_with("narval: ") && error.lines().count() == 1 && error.contains("none"), "{error}");
+    }
+    assert!(!data.exists());
+}
