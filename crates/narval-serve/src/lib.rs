@@ -16,6 +16,7 @@ mod upstream;
 mod warm;
 mod written;
 
+pub use auth::oidc::OidcGrant;
 pub use config::{Config, Face, NARINFO_MEMO_BYTES_DEFAULT};
 pub use nar::zstd::NarCacheConfig;
 pub use service::{Service, ServiceError, Sources, WrittenCache};

@@ -7,11 +7,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use narval_cache::upstream::{Small, Upstreams};
+use narval_cache::written::oidc::Issuer;
 use narval_cache::written::{Cache, CacheName, Data, Elsewhere, RefusalKind, Scope, SmallKind};
 use narval_http::{Handler, HeadRef, Method, Prepared, Request, Response, Snapshot};
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
+use crate::auth::oidc::{Exchange, OidcGrant};
 use crate::auth::{Auth, Caller, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::{Metrics, RouteLabel};
@@ -66,6 +68,8 @@ pub struct WrittenCache {
     pub data: Data,
     /// The cache in it.
     pub cache: Cache,
+    /// The platforms whose jobs get tokens (OpenID Connect).
+    pub oidc: Vec<Issuer<OidcGrant>>,
 }
 
 /// What all requests share.
@@ -100,6 +104,8 @@ struct Written {
     auth: Auth,
     uploads: Arc<Uploads>,
     is_public: bool,
+    /// For jobs of CI platforms.
+    exchange: Option<Exchange>,
 }
 
 /// See [`Service::show_engine`].
@@ -135,13 +141,14 @@ impl Service {
         let mut written_narinfos = None;
         let mut written = None;
         let store = sources.store.map(Arc::new);
-        if let Some(WrittenCache { data, cache }) = sources.written {
+        if let Some(WrittenCache { data, cache, oidc }) = sources.written {
             cache.set_sign_keys(config.sign_keys.clone());
             cache.set_elsewhere(Some(Arc::new(OtherSources(store.clone(), sources.upstreams.clone()))));
             let (memo, metrics) = (Memo::new(memo_bytes), Arc::clone(&metrics));
             written_narinfos = Some(WrittenNarinfos { cache: cache.clone(), memo, metrics: Arc::clone(&metrics) });
             written = Some(Written {
                 is_public: cache.settings().public,
+                exchange: (!oidc.is_empty()).then(|| Exchange::new(oidc, data.clone())),
                 auth: Auth::new(data.tokens(), Arc::clone(&metrics)),
                 uploads: Arc::new(Uploads::new(data, cache.clone(), metrics)),
                 cache,
@@ -374,6 +381,12 @@ impl Shared {
         route: Route<'_>,
         request: Request,
     ) -> Result<Response, ServeError> {
+        // Whoever has no token yet.
+        if let (&Method::POST, Route::Push(PushRoute::Oidc), Some(exchange)) =
+            (request.method(), &route, &written.exchange)
+        {
+            return exchange.answer(&written.auth, request);
+        }
         let caller = written.auth.caller(&request.head())?;
         match (request.method().clone(), route) {
             (Method::PUT, route) => written.uploads.put(route, caller.grant()?, request),
@@ -381,7 +394,9 @@ impl Shared {
             (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
                 written.uploads.progress(name, &caller.grant()?)
             }
-            (_, Route::Push(PushRoute::Missing | PushRoute::Commit)) => Err(ServeError::Method("POST")),
+            (_, Route::Push(PushRoute::Missing | PushRoute::Commit | PushRoute::Oidc)) => {
+                Err(ServeError::Method("POST"))
+            }
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 written.may_read(&caller, &route)?;
                 self.read(route, request)

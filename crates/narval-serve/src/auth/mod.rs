@@ -1,6 +1,7 @@
 //! Who sends a request: the token in its `Authorization` field, and what that token allows.
 
 mod credentials;
+pub(crate) mod oidc;
 mod throttle;
 
 use std::fmt;

@@ -69,6 +69,8 @@ pub(crate) enum PushRoute<'a> {
     Nar(&'a str),
     /// `commit`
     Commit,
+    /// `oidc`
+    Oidc,
 }
 
 /// The longest path of any route, percent-encoded: three bytes for each byte of a log's name.
@@ -150,6 +152,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
         return match (rest, rest.strip_prefix("nar/")) {
             ("missing", _) => Route::Push(PushRoute::Missing),
             ("commit", _) => Route::Push(PushRoute::Commit),
+            ("oidc", _) => Route::Push(PushRoute::Oidc),
             (_, Some(name)) => Route::Push(PushRoute::Nar(name)),
             _ => Route::Unknown,
         };
@@ -274,6 +277,7 @@ mod tests {
         assert_eq!(rich("/debuginfo/ab.debug"), Route::DebugInfo("ab.debug"));
         assert_eq!(rich("/_narval/v1/missing"), Route::Push(PushRoute::Missing));
         assert_eq!(rich("/_narval/v1/commit"), Route::Push(PushRoute::Commit));
+        assert_eq!(rich("/_narval/v1/oidc"), Route::Push(PushRoute::Oidc));
         assert_eq!(rich("/_narval/v1/nar/x"), Route::Push(PushRoute::Nar("x")));
         assert_eq!(rich("/_narval/v2/commit"), Route::Unknown);
         let drv_path = StorePath::parse(&format!("{HASH}-a.drv")).unwrap();

@@ -106,6 +106,7 @@ impl Uploads {
             PushRoute::Missing => push::missing(self, request),
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
+            PushRoute::Oidc => Err(ServeError::NoRoute),
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::Failure;
 use crate::args::tls;
 use crate::commands::key;
+use crate::commands::serve::oidc::issuers;
 use crate::config::{At, CertificateSection, ConfigError, ConfigErrors, ServeConfig};
 use crate::ui::output::out;
 
@@ -61,5 +62,6 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
         Some(error(pair.line, format!("tls.certificate: {failure}")))
     };
     let keys = config.sign_keys.iter().filter_map(sign_key);
-    keys.chain(config.tls.certificates.iter().filter_map(certificate)).collect()
+    let oidc = issuers(&file.display().to_string(), &config.oidc).err();
+    keys.chain(oidc).chain(config.tls.certificates.iter().filter_map(certificate)).collect()
 }

@@ -51,6 +51,8 @@ pub struct ServeConfig {
     pub public: Option<bool>,
     /// `[[upstream]]`: the caches that are asked for what this one does not have.
     pub upstreams: Vec<UpstreamSection>,
+    /// `[[oidc]]`: the platforms whose jobs get tokens.
+    pub oidc: Vec<OidcSection>,
     /// What may be kept of them, in bytes.
     pub upstream_size: Option<u64>,
     /// Secret keys to sign with.
@@ -88,6 +90,36 @@ pub struct UpstreamSection {
     pub timeout: Option<Duration>,
     /// How long a NAR may stand still.
     pub stall_timeout: Option<Duration>,
+}
+
+/// `[[oidc]]`: a platform whose jobs get tokens (OpenID Connect).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OidcSection {
+    /// Its line.
+    pub line: usize,
+    /// What logs call it.
+    pub name: Option<String>,
+    /// Its address.
+    pub issuer: String,
+    /// For whom its tokens must have been made.
+    pub audience: String,
+    /// How long the tokens of this cache are good for.
+    pub token_lifetime: Option<Duration>,
+    /// `[[oidc.rule]]`: the first that a token meets says what it gets.
+    pub rules: Vec<OidcRuleSection>,
+}
+
+/// `[[oidc.rule]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OidcRuleSection {
+    /// Its line.
+    pub line: usize,
+    /// The claims that a token must have, each with the patterns of which one must fit.
+    pub claims: Vec<(String, Vec<String>)>,
+    /// Names or patterns of caches; none: all.
+    pub caches: Vec<String>,
+    /// What a token may do there.
+    pub scopes: Vec<String>,
 }
 
 /// `[tls]`.
@@ -198,6 +230,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         data: top.path("data").map(|at| at.value),
         public: top.get("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
+        oidc: top.tables("oidc", oidc).into_iter().flatten().collect(),
         upstream_size: top.get("upstream-size", &Kind::size()),
         sign_keys: top.paths("sign-keys"),
         priority: top.get("priority", &Kind::integer(0..=u32::MAX)),
@@ -220,6 +253,26 @@ fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {
     let (timeout, stall_timeout) = (section.get("timeout", &timeout()), section.get("stall-timeout", &timeout()));
     let keys = keys.into_iter().map(|at| at.value).collect();
     Some(UpstreamSection { line, url: url?, keys, require_signatures, priority, netrc_file, timeout, stall_timeout })
+}
+
+fn oidc(section: &Section<'_>, line: usize) -> Option<OidcSection> {
+    let lifetime = Kind::<Duration>::duration(Duration::from_secs(60)..=TIMEOUT_MAX);
+    let name = section.get("name", &Kind::text());
+    let issuer = section.required("issuer", line, section.get("issuer", &Kind::text()));
+    let audience = section.required("audience", line, section.get("audience", &Kind::text()));
+    let token_lifetime = section.get("token-lifetime", &lifetime);
+    let rules = section.tables("rule", oidc_rule);
+    Some(OidcSection { line, name, issuer: issuer?, audience: audience?, token_lifetime, rules })
+}
+
+fn oidc_rule(section: &Section<'_>, line: usize) -> OidcRuleSection {
+    let texts = |key| section.list(key, &Kind::text()).into_iter().map(|at| at.value).collect();
+    OidcRuleSection {
+        line,
+        claims: section.map("claims", &Kind::text()),
+        caches: texts("caches"),
+        scopes: texts("scopes"),
+    }
 }
 
 fn tls(tls: &Section<'_>) -> TlsSection {

@@ -168,6 +168,29 @@ impl<'a> Section<'a> {
         all
     }
 
+    /// The values of a table whose keys are not ours: each an array, or one value alone.
+    pub(super) fn map<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<(String, Vec<T>)> {
+        let table = match self.find(key) {
+            None => return Vec::new(),
+            Some((DeValue::Table(table), _)) => table,
+            Some((_, span)) => {
+                self.wrong(key, span, "give a table");
+                return Vec::new();
+            }
+        };
+        let path = format!("{key}.");
+        let values = |(name, value): (&toml::Spanned<std::borrow::Cow<'_, str>>, &toml::Spanned<DeValue<'_>>)| {
+            let name = name.get_ref().to_string();
+            let one = |value: &DeValue<'_>, span| self.value(&format!("{path}{name}"), value, span, kind);
+            let values = match value.get_ref() {
+                DeValue::Array(array) => array.iter().filter_map(|item| one(item.get_ref(), item.span())).collect(),
+                alone => one(alone, value.span()).into_iter().collect::<Vec<_>>(),
+            };
+            (name, values.into_iter().map(|at| at.value).collect())
+        };
+        table.iter().map(values).collect()
+    }
+
     /// A key that must be there.
     pub(super) fn required<T>(&self, key: &'static str, line: usize, value: Option<T>) -> Option<T> {
         let given = self.table.is_none_or(|table| table.contains_key(key));

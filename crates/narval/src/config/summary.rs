@@ -19,6 +19,14 @@ impl ServeConfig {
         for upstream in &self.upstreams {
             lines.push(format!("upstream: {}", upstream.url));
         }
+        for oidc in &self.oidc {
+            let rules = oidc.rules.len();
+            lines.push(format!(
+                "tokens for jobs of {} by {rules} rule{}",
+                oidc.issuer,
+                if rules == 1 { "" } else { "s" }
+            ));
+        }
         if let Some(priority) = self.priority {
             lines.push(format!("priority: {priority}"));
         }

@@ -1,5 +1,6 @@
 //! `narval serve`: a Nix store as a binary cache, with all it can say.
 
+pub(crate) mod oidc;
 mod reload;
 mod settings;
 

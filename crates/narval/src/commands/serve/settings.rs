@@ -11,12 +11,12 @@ use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES, Service, Sources, WrittenCache};
 use narval_store::Store;
 
-use super::Args;
+use super::{Args, oidc};
 use crate::args::access_log::LogForm;
 use crate::args::listen::Listen;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
-use crate::config::{At, ServeConfig};
+use crate::config::{At, OidcSection, ServeConfig};
 use crate::{Failure, server};
 
 /// How long a client may read nothing unless said otherwise.
@@ -61,6 +61,8 @@ pub(crate) struct ServiceSettings {
     narinfo_memory: u64,
     /// Whether everybody may read; `None`: as the cache in the data folder has it.
     public: Option<bool>,
+    /// The file, and the platforms in it.
+    oidc: (String, Vec<OidcSection>),
 }
 
 /// A key to sign with. Two are the same if their public halves are.
@@ -100,6 +102,7 @@ impl Settings {
             args.listen.clone()
         };
         let defaults = Config::new(Face::Narval);
+        let file_name = args.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         let service = ServiceSettings {
             store: args.store.clone().or_else(|| Some(file.store.as_ref()?.value.clone())),
             sign_keys: sign_keys(args, file)?,
@@ -108,9 +111,9 @@ impl Settings {
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
             public: if args.private { Some(false) } else { file.public },
+            oidc: (file_name.clone(), file.oidc.clone()),
         };
         let data = args.data.clone().or_else(|| file.data.clone());
-        let file_name = args.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         let upstreams = args.upstream.over(&file.upstreams, &file_name, file.upstream_size)?;
         if data.is_none() && !upstreams.is_empty() {
             return Err(Failure::usage("option --upstream: needs --data, where its answers are kept"));
@@ -213,7 +216,9 @@ impl Settings {
         if let Some(warning) = settings.warning() {
             tracing::warn!("cache '{name}': {warning}");
         }
-        Ok(WrittenCache { data: data.clone(), cache })
+        let (file, sections) = &self.service.oidc;
+        let oidc = oidc::issuers(file, sections).map_err(Failure::usage)?;
+        Ok(WrittenCache { data: data.clone(), cache, oidc })
     }
 
     /// The keys of the file that take effect at the next start only, and that differ from those of `running`.

@@ -1,0 +1,118 @@
+//! `POST /_narval/v1/oidc`: a CI job shows the token of its platform, and gets a short one of this cache.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use narval_cache::written::oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
+use narval_cache::written::{CachePatterns, Data, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError};
+use narval_http::{HeaderValue, Request, Response, StatusCode, header};
+
+use super::{Auth, address, unauthorized};
+use crate::error::ServeError;
+
+/// Exchanges at once: one may wait for an issuer that is slow.
+const EXCHANGES_MAX: usize = 4;
+
+/// What a rule allows the tokens that meet it.
+#[derive(Clone, Debug)]
+pub struct OidcGrant {
+    /// In which caches.
+    pub caches: CachePatterns,
+    /// What.
+    pub scopes: Scopes,
+    /// For how long.
+    pub lifetime: Duration,
+}
+
+/// Exchanges tokens.
+pub(crate) struct Exchange {
+    verifier: Verifier<OidcGrant>,
+    data: Data,
+    running: AtomicUsize,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Exchange")
+    }
+}
+
+impl Exchange {
+    pub(crate) fn new(issuers: Vec<Issuer<OidcGrant>>, data: Data) -> Self {
+        Self { verifier: Verifier::new(issuers), data, running: AtomicUsize::new(0) }
+    }
+
+    /// Answers with a token and its end; the body of the request is the platform's token.
+    pub(crate) fn answer(&self, auth: &Auth, mut request: Request) -> Result<Response, ServeError> {
+        let address = address(request.peer());
+        let presented = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {
+            ServeError::Upload(format!(
+                "the body is to be the platform's token, at most {TOKEN_LEN_MAX} bytes: {error}"
+            ))
+        })?;
+        if !auth.throttle.may_try(address, presented.as_bytes()) {
+            auth.metrics.logins_throttled.inc();
+            return Err(unauthorized("too many wrong tokens came from this address: wait some seconds"));
+        }
+        if self.running.fetch_add(1, Ordering::AcqRel) >= EXCHANGES_MAX {
+            self.running.fetch_sub(1, Ordering::AcqRel);
+            return Ok(later("too many tokens are exchanged just now"));
+        }
+        let verified = self.verifier.verify(&presented);
+        self.running.fetch_sub(1, Ordering::AcqRel);
+        let peer = address.map_or_else(|| "unix socket".to_owned(), |address| address.to_string());
+        match verified {
+            Ok(verified) => {
+                auth.throttle.succeeded(address, presented.as_bytes());
+                self.issue(&verified, &peer)
+            }
+            Err(error @ OidcError::Unavailable { .. }) => Ok(later(&error.to_string())),
+            Err(error) => {
+                auth.throttle.failed(address);
+                auth.metrics.logins_failed.inc();
+                tracing::info!("OpenID Connect: a token from {peer} is refused: {error}");
+                Err(match error {
+                    OidcError::NoRule(_) => Refusal::new(RefusalKind::Forbidden, error).into(),
+                    error => unauthorized(&error.to_string()),
+                })
+            }
+        }
+    }
+
+    fn issue(&self, verified: &Verified<'_, OidcGrant>, peer: &str) -> Result<Response, ServeError> {
+        let OidcGrant { caches, scopes, lifetime } = verified.allows;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let expires = now.saturating_add(lifetime.as_secs());
+        let new =
+            NewToken { label: verified.label.clone(), caches: caches.clone(), scopes: *scopes, expires: Some(expires) };
+        let (info, token) = self.data.tokens().create(&new).map_err(|error: TokenError| {
+            tracing::error!("{error}");
+            Refusal::new(RefusalKind::Failed, "no token can be made; the server's log says why")
+        })?;
+        let grant = Grant {
+            token: info.id.clone(),
+            label: verified.label.clone(),
+            caches: caches.clone(),
+            scopes: *scopes,
+            expires: Some(expires),
+            peer: Some(peer.to_owned()),
+        };
+        self.data.audit().note(
+            &grant,
+            None,
+            "oidc",
+            &info.id,
+            &Ok(format!("{scopes} for {}", caches.texts().join(","))),
+        );
+        Ok(Response::text(StatusCode::CREATED, format!("{}\n", &*token))
+            .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+            .header("narval-token-expires", HeaderValue::from(expires)))
+    }
+}
+
+fn later(message: &str) -> Response {
+    Response::text(StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n"))
+        .header(header::RETRY_AFTER, HeaderValue::from_static("5"))
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+}

@@ -1,0 +1,209 @@
+//! A CI job exchanges its platform's token for one of the cache, and pushes with stock Nix. The platform runs here.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::{Value, json};
+use support::{Answer, NARVAL, Nix, Server, Store, hash_part};
+
+const AUDIENCE: &str = "https://cache.example.org";
+
+/// A platform with one key.
+struct Platform {
+    address: SocketAddr,
+    key: EcdsaKeyPair,
+    away: Arc<AtomicBool>,
+}
+
+impl Platform {
+    fn start() -> Self {
+        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let point = key.public_key().as_ref();
+        let (x, y) = (URL_SAFE_NO_PAD.encode(&point[1..33]), URL_SAFE_NO_PAD.encode(&point[33..65]));
+        let keys = json!({ "keys": [{ "kty": "EC", "crv": "P-256", "kid": "1", "x": x, "y": y }] }).to_string();
+        let discovery = json!({ "issuer": format!("http://{address}"), "jwks_uri": format!("http://{address}/keys") });
+        let away = Arc::new(AtomicBool::new(false));
+        let is_away = Arc::clone(&away);
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut socket = socket.unwrap();
+                if is_away.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let mut request = [0; 4096];
+                let len = socket.read(&mut request).unwrap_or(0);
+                let body = if request[..len].starts_with(b"GET /keys") { keys.clone() } else { discovery.to_string() };
+                let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                drop(socket.write_all(format!("{head}{body}").as_bytes()));
+            }
+        });
+        Self { address, key, away }
+    }
+
+    /// A token for a job; `changed` says what is different from one that may push.
+    fn token(&self, changed: &[(&str, Value)]) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let mut claims = json!({
+            "iss": format!("http://{}", self.address), "aud": AUDIENCE, "sub": "repo:our-org/app:ref:refs/heads/main",
+            "exp": now + 300, "repository": "our-org/app", "ref": "refs/heads/main",
+        });
+        for (name, value) in changed {
+            claims[*name] = value.clone();
+        }
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let message = format!("{}.{}", part(&json!({ "alg": "ES256", "kid": "1" })), part(&claims));
+        let signature = self.key.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
+        format!("{message}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
+    }
+}
+
+/// A private cache: the main branch of a repository pushes, its other branches read.
+fn serve(store: &Store, platform: &Platform) -> Server {
+    let config = format!(
+        "listen = '127.0.0.1:0'\ndata = 'data'\npublic = false\n\n[[oidc]]\nname = 'ci'\nissuer = 'http://{}'\naudience = '{AUDIENCE}'\n\n\
+         [[oidc.rule]]\nclaims = {{ repository = 'our-org/*', ref = ['refs/heads/main', 'refs/tags/v*'] }}\nscopes = ['pull', 'push']\n\n\
+         [[oidc.rule]]\nclaims = {{ repository = 'our-org/*' }}\nscopes = 'pull'\n",
+        platform.address
+    );
+    let file = store.path("narval.toml");
+    std::fs::write(&file, config).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--config"]).arg(&file);
+    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
+}
+
+fn exchange(server: &Server, token: &str) -> Answer {
+    let head = format!(
+        "POST /_narval/v1/oidc HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        token.len()
+    );
+    Answer::parse(&server.send(format!("{head}{token}").as_bytes())).unwrap()
+}
+
+/// `nix copy --to` with a token in the netrc file.
+fn push(server: &Server, store: &Store, token: &str, path: &str) -> Result<(), String> {
+    let netrc = store.path("netrc");
+    std::fs::write(&netrc, format!("machine 127.0.0.1 login any password {token}\n")).unwrap();
+    let (url, from) = (server.url(), store.uri());
+    let args =
+        ["copy", "--refresh", "--to", &url, "--from", &from, "--option", "netrc-file", netrc.to_str().unwrap(), path];
+    let output = Nix::Newest.nix(store.dir.path(), &args);
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+/// attic#104: pushing from CI without a secret that is kept there.
+#[test]
+fn a_job_pushes_with_the_token_that_it_was_given() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let server = serve(&store, &platform);
+    let path = store.add_file("result", "built by a job");
+    let narinfo = format!("/{}.narinfo", hash_part(&path));
+    assert_eq!(server.get(&narinfo).status, 401);
+
+    let given = exchange(&server, &platform.token(&[]));
+    assert_eq!((given.status, given.field("cache-control")), (201, Some("no-store")), "{given:?}");
+    assert!(given.field("narval-token-expires").unwrap().parse::<u64>().unwrap() > 0);
+    let token = given.text().trim().to_owned();
+    assert!(token.starts_with("nv1_") && token.lines().count() == 1);
+    push(&server, &store, &token, &path).unwrap();
+    let bearer = |token: &str| format!("Authorization: Bearer {token}");
+    assert_eq!(server.ask("GET", &narinfo, &[&bearer(&token)]).status, 200);
+
+    // Another branch reads, and pushes nothing.
+    let reader = exchange(&server, &platform.token(&[("ref", json!("refs/heads/feature"))])).text().trim().to_owned();
+    assert_eq!(server.ask("GET", &narinfo, &[&bearer(&reader)]).status, 200);
+    let other = store.add_file("other", "not for this branch");
+    let refused = push(&server, &store, &reader, &other).unwrap_err();
+    assert!(refused.contains("403"), "{refused}");
+
+    // Who it was, and what became of it.
+    let audit = std::fs::read_to_string(store.path("data/audit.jsonl")).unwrap();
+    assert!(
+        audit
+            .lines()
+            .any(|line| line.contains("\"oidc\"") && line.contains("ci: repo:our-org/app:ref:refs/heads/main")),
+        "{audit}"
+    );
+}
+
+#[test]
+fn tokens_that_are_not_exchanged() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let server = serve(&store, &platform);
+    let stranger = Platform::start();
+    let ours = json!(format!("http://{}", platform.address));
+    // The keys are fetched when they are first needed.
+    platform.away.store(true, Ordering::Relaxed);
+    let away = exchange(&server, &platform.token(&[]));
+    assert_eq!((away.status, away.field("retry-after")), (503, Some("5")), "{away:?}");
+    platform.away.store(false, Ordering::Relaxed);
+    for (token, status, says) in [
+        (platform.token(&[("aud", json!("https://other.example.org"))]), 401, "audience"),
+        (platform.token(&[("exp", json!(1))]), 401, "expired"),
+        (stranger.token(&[]), 401, "not accepted here"),
+        (stranger.token(&[("iss", ours)]), 401, "signature"),
+        ("nonsense".to_owned(), 401, "not a token"),
+        (platform.token(&[("repository", json!("other-org/app"))]), 403, "no rule"),
+    ] {
+        let answer = exchange(&server, &token);
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert!(answer.text().contains(says) && answer.text().len() < 1024, "{}", answer.text());
+    }
+    let long = exchange(&server, &"a".repeat(20_000));
+    assert_eq!(long.status, 400, "{long:?}");
+    assert_eq!(server.get("/_narval/v1/oidc").status, 405);
+    // Guessing is slowed down, and who was right is not.
+    for _ in 0..20 {
+        exchange(&server, "nonsense");
+    }
+    assert!(exchange(&server, "nonsense").text().contains("too many wrong tokens"));
+}
+
+#[test]
+fn rules_that_can_not_be_are_found_by_the_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("narval.toml");
+    let github = "[[oidc]]\nissuer = 'https://token.actions.githubusercontent.com'\naudience = 'us'\n";
+    for (text, says) in [
+        (
+            format!("{github}[[oidc.rule]]\nclaims = {{ ref = 'refs/heads/main' }}\nscopes = 'push'\n"),
+            ":1: oidc: a rule for https://token",
+        ),
+        (
+            format!("{github}[[oidc.rule]]\nclaims = {{ repository = 'o/r' }}\nscopes = 'admin'\n"),
+            ":4: oidc.rule: scopes: a job can't",
+        ),
+        (
+            format!("{github}[[oidc.rule]]\nclaims = {{ repository = 'o/r' }}\nscopes = 'psuh'\n"),
+            ":4: oidc.rule: unknown scope 'psuh'",
+        ),
+        (format!("{github}[[oidc.rule]]\nscopes = 'push'\n"), ":4: oidc.rule: a rule needs at least one claim"),
+        (
+            format!("{github}[[oidc.rule]]\nclaims = {{ repository = 7 }}\nscopes = 'push'\n"),
+            ":5: oidc.rule.claims.repository = 7: give a text",
+        ),
+        (github.to_owned(), ":1: oidc: the issuer 'https://token.actions.githubusercontent.com' needs a rule"),
+        ("[[oidc]]\nissuer = 'http://ci.example.org'\n".to_owned(), ":1: oidc: key 'audience' is missing"),
+    ] {
+        std::fs::write(&file, &text).unwrap();
+        let output = Command::new(NARVAL).args(["config", "check"]).arg(&file).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(said.contains(&format!("narval.toml{says}")), "{text}: {said}");
+    }
+}
