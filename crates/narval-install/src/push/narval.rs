@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
+use std::thread::{Scope, ScopedJoinHandle};
 
 use narval_cache::CacheError;
 use narval_cache::encode::{Encoding, write_nar};
@@ -13,7 +14,7 @@ use narval_store::{Sink, Source, TransferError, Visible};
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
 use crate::{Error, Progress};
 
-/// Bytes in one part: less than the 32 MiB that the protocol allows, as each upload holds one part in memory.
+/// Bytes in one part: less than the 32 MiB that the protocol allows, as each upload holds two parts in memory.
 const PART_LEN: usize = 16 * 1024 * 1024;
 /// Hash parts in one question, and narinfos in one commit.
 const BATCH_MAX: usize = 65_536;
@@ -57,46 +58,39 @@ impl Sink for NarvalCache<'_> {
 
     fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<NarInfo, TransferError<S::Error, Error>> {
         let info = source.info(entry);
-        let kept = source.narinfo(entry).map(|narinfo| narinfo.compression);
-        let compression = kept.unwrap_or_else(|| self.encoding.compression());
+        let kept = source.narinfo(entry);
+        let compression = kept.map_or_else(|| self.encoding.compression(), |narinfo| narinfo.compression);
         let name = format!("nar/{}.nar{}", info.nar_hash.to_nix32(), compression.file_extension());
         let mut offset = self.offset(&name, info.nar_size).map_err(TransferError::Sink)?;
-        for start in 1.. {
-            let mut parts = Parts::new(self, &name, offset);
-            let written = write_nar(source, entry, (self.encoding, self.key), &mut parts);
-            let mut narinfo = match (written, parts.outcome.take()) {
-                (_, Some(Outcome::Known(text))) => {
-                    let made = source.narinfo(entry).cloned();
-                    let mut narinfo = made.unwrap_or_else(|| NarInfo::new(info, "", compression));
-                    if source.narinfo(entry).is_none() {
-                        let fingerprint = info.fingerprint(source.store_dir());
-                        narinfo.signatures.extend(self.key.map(|key| key.sign(fingerprint.as_bytes())));
-                    }
-                    parts.text = Some(text);
-                    narinfo
+        for _ in 0..STARTS_MAX {
+            let sent = std::thread::scope(|scope| {
+                let mut parts = Parts::new(scope, self, &name, offset);
+                let written = write_nar(source, entry, (self.encoding, self.key), &mut parts);
+                match (parts.outcome.take(), written) {
+                    (Some(outcome), _) => Err(Err(outcome)),
+                    (None, Err(error)) => Err(Ok(error)),
+                    (None, Ok(narinfo)) => parts.finish().map(|text| (narinfo, text)).map_err(Err),
                 }
-                (_, Some(Outcome::StartOver)) if start < STARTS_MAX => {
+            });
+            let (mut narinfo, text) = match sent {
+                Ok(sent) => sent,
+                Err(Ok(error)) => return Err(error.map_sink(|source| Error::Copy { path: info.path.clone(), source })),
+                Err(Err(Outcome::Failed(error))) => return Err(TransferError::Sink(error)),
+                Err(Err(Outcome::StartOver)) => {
                     offset = 0;
                     continue;
                 }
-                (_, Some(Outcome::StartOver)) => return Err(TransferError::Sink(self.malformed(&name))),
-                (_, Some(Outcome::Failed(error))) => return Err(TransferError::Sink(error)),
-                (Ok(narinfo), None) => match parts.finish() {
-                    Ok(()) => narinfo,
-                    // The parts of an earlier run were others.
-                    Err(Error::Refused { status: 409 | 422, .. }) if offset > 0 && start < STARTS_MAX => {
-                        offset = 0;
-                        continue;
-                    }
-                    Err(error) => return Err(TransferError::Sink(error)),
-                },
-                (Err(error), None) => {
-                    let fail = |source| Error::Copy { path: info.path.clone(), source };
-                    return Err(error.map_sink(fail));
+                Err(Err(Outcome::Known(text))) => {
+                    let signature = || self.key.map(|key| key.sign(info.fingerprint(source.store_dir()).as_bytes()));
+                    let made = || {
+                        let mut made = NarInfo::new(info, "", compression);
+                        made.signatures.extend(signature());
+                        made
+                    };
+                    (kept.cloned().unwrap_or_else(made), text)
                 }
             };
-            let told = parts.text.as_deref().and_then(|text| take_file_lines(&mut narinfo, text));
-            return match told {
+            return match take_file_lines(&mut narinfo, &text) {
                 Some(()) => Ok(narinfo),
                 None => Err(TransferError::Sink(self.malformed(&name))),
             };
@@ -165,7 +159,7 @@ impl NarvalCache<'_> {
     }
 }
 
-/// Why a NAR is not written to its end.
+/// Why a NAR is not sent to its end.
 enum Outcome {
     /// The cache has it already: the lines for the narinfo.
     Known(Vec<u8>),
@@ -174,66 +168,89 @@ enum Outcome {
     Failed(Error),
 }
 
-/// A NAR on its way, part by part.
-struct Parts<'a> {
-    cache: &'a NarvalCache<'a>,
-    name: &'a str,
+/// A NAR on its way, part by part: one is sent while the next one is made.
+struct Parts<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    cache: &'env NarvalCache<'env>,
+    name: &'env str,
     /// What is held of the next part.
     part: Vec<u8>,
     /// Where it begins.
     offset: u64,
-    /// Bytes that the server has from an earlier run.
+    /// Bytes that the server has from an earlier run and that are still to be left out.
     skip: u64,
+    is_resumed: bool,
+    /// The part before.
+    sending: Option<ScopedJoinHandle<'scope, Result<(), Outcome>>>,
     outcome: Option<Outcome>,
-    /// The lines for the narinfo.
-    text: Option<Vec<u8>>,
 }
 
-impl<'a> Parts<'a> {
-    const fn new(cache: &'a NarvalCache<'a>, name: &'a str, offset: u64) -> Self {
-        Self { cache, name, part: Vec::new(), offset, skip: offset, outcome: None, text: None }
+impl<'scope, 'env> Parts<'scope, 'env> {
+    const fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        cache: &'env NarvalCache<'env>,
+        name: &'env str,
+        offset: u64,
+    ) -> Self {
+        let (sending, outcome) = (None, None);
+        Self { scope, cache, name, part: Vec::new(), offset, skip: offset, is_resumed: offset > 0, sending, outcome }
     }
 
-    fn send(&self, last: bool) -> Result<(Url, Answer), Error> {
-        let whole = last && self.offset == 0;
-        let below = match (whole, last) {
-            (true, _) => self.name.to_owned(),
-            (false, true) => format!("{}?offset={}&last=1", self.name, self.offset),
-            (false, false) => format!("{}?offset={}", self.name, self.offset),
+    /// Waits for the part before, and has the full one sent.
+    fn pass_on(&mut self) -> Result<(), Outcome> {
+        self.wait()?;
+        let (cache, name, offset) = (self.cache, self.name, self.offset);
+        let part = std::mem::take(&mut self.part);
+        self.offset += part.len() as u64;
+        self.sending = Some(self.scope.spawn(move || cache.send_part(name, offset, &part)));
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Outcome> {
+        let sent = self.sending.take().map(ScopedJoinHandle::join);
+        sent.unwrap_or(Ok(Ok(()))).unwrap_or(Err(Outcome::Failed(Error::Died)))
+    }
+
+    /// Sends what is left: the lines for the narinfo.
+    fn finish(&mut self) -> Result<Vec<u8>, Outcome> {
+        self.wait()?;
+        let below = match self.offset {
+            0 => self.name.to_owned(),
+            offset => format!("{}?offset={offset}&last=1", self.name),
         };
-        let url = self.cache.url(&below)?;
-        let (content_type, payload) = ("application/x-nix-nar", Payload::Bytes(&self.part));
+        let (url, answer) = self.cache.send_nar(&below, &self.part).map_err(Outcome::Failed)?;
+        match answer.head.status {
+            // The server has lost the parts, or those of an earlier run were others.
+            409 if self.offset > 0 => Err(Outcome::StartOver),
+            422 if self.is_resumed => Err(Outcome::StartOver),
+            _ => self.cache.server.accepted(&url, answer).map_err(Outcome::Failed),
+        }
+    }
+}
+
+impl NarvalCache<'_> {
+    fn send_nar(&self, below: &str, bytes: &[u8]) -> Result<(Url, Answer), Error> {
+        let url = self.url(below)?;
+        let (content_type, payload) = ("application/x-nix-nar", Payload::Bytes(bytes));
         let sent = Sent { method: Method::Put, url: &url, content_type, payload, answer_len_max: ANSWER_LEN_MAX };
-        let answer = self.cache.server.send(&sent, &|len| self.cache.progress.downloaded(len))?;
+        let answer = self.server.send(&sent, &|len| self.progress.downloaded(len))?;
         Ok((url, answer))
     }
 
-    /// Sends the part that is full.
-    fn send_part(&mut self) -> Result<(), Outcome> {
-        let (url, answer) = self.send(false).map_err(Outcome::Failed)?;
-        let end = self.offset + self.part.len() as u64;
+    fn send_part(&self, name: &str, offset: u64, part: &[u8]) -> Result<(), Outcome> {
+        let (url, answer) = self.send_nar(&format!("{name}?offset={offset}"), part).map_err(Outcome::Failed)?;
         match (answer.head.status, upload_offset(answer.head.field("upload-offset"))) {
-            (200, _) => return Err(Outcome::Known(answer.body)),
+            (200, _) => Err(Outcome::Known(answer.body)),
+            (202, _) => Ok(()),
             // The answer to an earlier attempt was lost.
-            (202, _) => {}
-            (409, Some(offset)) if offset == end => {}
-            (409, _) => return Err(Outcome::StartOver),
-            (status, _) => return Err(Outcome::Failed(self.cache.server.refusal(&url.target(), status, &answer.body))),
+            (409, Some(expected)) if expected == offset + part.len() as u64 => Ok(()),
+            (409, _) => Err(Outcome::StartOver),
+            (status, _) => Err(Outcome::Failed(self.server.refusal(&url.target(), status, &answer.body))),
         }
-        self.offset = end;
-        self.part.clear();
-        Ok(())
-    }
-
-    /// Sends what is left.
-    fn finish(&mut self) -> Result<(), Error> {
-        let (url, answer) = self.send(true)?;
-        self.text = Some(self.cache.server.accepted(&url, answer)?);
-        Ok(())
     }
 }
 
-impl Write for Parts<'_> {
+impl Write for Parts<'_, '_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.cache.progress.is_interrupted() {
             self.outcome = Some(Outcome::Failed(Error::Interrupted));
@@ -243,9 +260,9 @@ impl Write for Parts<'_> {
         self.skip -= skipped as u64;
         let mut rest = bytes.get(skipped..).unwrap_or_default();
         while !rest.is_empty() {
-            // A full part is sent when more follows: the last one is sent by `finish`.
+            // A full part is passed on when more follows: the last one is sent by `finish`.
             if self.part.len() == PART_LEN
-                && let Err(outcome) = self.send_part()
+                && let Err(outcome) = self.pass_on()
             {
                 self.outcome = Some(outcome);
                 return Err(io::ErrorKind::Other.into());
