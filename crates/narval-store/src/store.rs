@@ -1,5 +1,6 @@
 //! A store that is read: the database first, the daemon where the database can't be read, or either alone.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use narval_nix::{HashPart, PathInfo, StoreDir, StorePath};
@@ -115,6 +116,29 @@ impl Store {
             |database| database.path_infos(paths),
             |daemon| paths.iter().map(|path| daemon.path_info(path)).collect(),
         )
+    }
+
+    /// These paths and all that they refer to, each once: what is known of those that are valid, and those that are not. In
+    /// a sound store only roots can be of the latter kind.
+    ///
+    /// # Errors
+    /// As [`Store::path_from_hash_part`].
+    pub fn closure(
+        &self,
+        roots: impl IntoIterator<Item = StorePath>,
+    ) -> Result<(Vec<PathInfo>, Vec<StorePath>), StoreError> {
+        let mut seen = HashSet::new();
+        let mut queue: Vec<StorePath> = roots.into_iter().filter(|path| seen.insert(path.clone())).collect();
+        let (mut valid, mut invalid) = (Vec::new(), Vec::new());
+        while let Some(path) = queue.pop() {
+            let Some(info) = self.path_info(&path)? else {
+                invalid.push(path);
+                continue;
+            };
+            queue.extend(info.references.iter().filter(|reference| seen.insert((*reference).clone())).cloned());
+            valid.push(info);
+        }
+        Ok((valid, invalid))
     }
 
     /// Whether the store can be used: it is asked a question, its folder is opened, and of the paths that became valid last at least one

@@ -76,15 +76,14 @@ impl Closure {
     }
 
     /// Adds paths of a store, with all that they refer to.
-    fn add_from(&mut self, store: &Destination, mut queue: Vec<StorePath>) -> Result<(), Error> {
-        while let Some(path) = queue.pop() {
-            if self.nodes.contains_key(&path) {
-                continue;
-            }
-            let absent = || Error::NotInStore { what: path.to_string(), store: store.name() };
-            let info = store.store().path_info(&path)?.ok_or_else(absent)?;
-            queue.extend(info.references.iter().cloned());
-            self.nodes.insert(path, Node { info, file_size: None });
+    fn add_from(&mut self, store: &Destination, paths: Vec<StorePath>) -> Result<(), Error> {
+        let new = paths.into_iter().filter(|path| !self.nodes.contains_key(path));
+        let (valid, invalid) = store.store().closure(new)?;
+        if let Some(path) = invalid.into_iter().find(|path| !self.nodes.contains_key(path)) {
+            return Err(Error::NotInStore { what: path.to_string(), store: store.name() });
+        }
+        for info in valid {
+            self.nodes.entry(info.path.clone()).or_insert(Node { info, file_size: None });
         }
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! `narval warm`: compresses NARs before anybody asks for them.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroUsize;
 
 use narval_nix::StorePath;
@@ -66,18 +65,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 /// The paths, and all that they refer to.
 fn closure(store: &Store, roots: &[String]) -> Result<Vec<StorePath>, Failure> {
-    let mut queue = VecDeque::new();
-    for root in roots {
+    let parse = |root: &String| {
         let parsed = store.store_dir().parse(root.trim_end_matches('/'));
-        queue.push_back(parsed.map_err(|error| Failure::usage(format!("'{root}' is not a store path: {error}")))?);
+        parsed.map_err(|error| Failure::usage(format!("'{root}' is not a store path: {error}")))
+    };
+    let roots: Vec<StorePath> = roots.iter().map(parse).collect::<Result<_, _>>()?;
+    let (valid, invalid) = store.closure(roots).map_err(Failure::runtime)?;
+    match invalid.first() {
+        Some(path) => Err(Failure::usage(format!("'{path}' is not a valid path of this store"))),
+        None => Ok(valid.into_iter().map(|info| info.path).collect()),
     }
-    let mut seen: BTreeSet<StorePath> = queue.iter().cloned().collect();
-    let mut closure = Vec::new();
-    while let Some(path) = queue.pop_front() {
-        let info = store.path_info(&path).map_err(Failure::runtime)?;
-        let info = info.ok_or_else(|| Failure::usage(format!("'{path}' is not a valid path of this store")))?;
-        queue.extend(info.references.iter().filter(|reference| seen.insert((*reference).clone())).cloned());
-        closure.push(path);
-    }
-    Ok(closure)
 }
