@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 
-/// The other end of a connection.
+/// The client's side of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A TCP client.

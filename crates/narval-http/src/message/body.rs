@@ -25,7 +25,7 @@ pub(crate) enum BodyKind {
 }
 
 impl Body {
-    /// No body: `Content-Length: 0`.
+    /// An empty body: `Content-Length: 0`.
     pub fn empty() -> Self {
         Self::default()
     }
@@ -35,20 +35,20 @@ impl Body {
         Self { kind: BodyKind::Bytes(bytes.into()) }
     }
 
-    /// A range of an open file, sent with `sendfile(2)` where that pays. A file that turns out shorter aborts the connection.
+    /// A range of an open file, sent with `sendfile(2)` if that pays. If the file turns out to be shorter, the
+    /// connection is aborted.
     pub fn file(range: FileRange) -> Self {
         Self { kind: BodyKind::File(range) }
     }
 
-    /// A body that is made piece by piece as the client takes it. With `length` it is sent with `Content-Length`, and a
-    /// source that makes more or less aborts the connection; without, it is sent chunked. So does one that panics.
+    /// A body produced piece by piece as the client reads it. With `length`, it is sent with `Content-Length`; without,
+    /// chunked. If the source fails, panics, or produces another length, the connection is aborted.
     pub fn source(source: impl BodySource + 'static, length: Option<u64>) -> Self {
         Self { kind: BodyKind::Source { source: Box::new(Guarded::new(source)), length } }
     }
 
-    /// A body that is written, by any thread, while it is sent: the other end is a [`BodyWriter`]. With `length` it is
-    /// sent with `Content-Length`, and a writer that ends earlier or goes on aborts the connection; without, it is sent
-    /// chunked.
+    /// A body that any thread writes, with the returned [`BodyWriter`], while it is sent. With `length`, it is sent
+    /// with `Content-Length`, and writing less or more aborts the connection; without, it is sent chunked.
     ///
     /// ```
     /// use std::io::Write;
@@ -71,7 +71,7 @@ impl Body {
         (Self::source(source, length), writer)
     }
 
-    /// The length in bytes, as far as it is known beforehand.
+    /// The length in bytes, if it is known in advance.
     pub fn length(&self) -> Option<u64> {
         match &self.kind {
             BodyKind::Empty => Some(0),

@@ -1,5 +1,5 @@
-//! Response bodies that are written, by any thread, while they are sent: a buffer with a limit between the writer, which
-//! waits when it is full, and the connection, which waits when it is empty. No worker waits for either.
+//! Response bodies that any thread writes while they are sent: a bounded buffer between the writer, which blocks when
+//! it is full, and the connection, which waits when it is empty. No worker waits for either.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// Writes a response body; see [`Body::writer`](crate::Body::writer).
 ///
-/// What is written is gathered: it goes out when there is enough of it, at a [`flush`](Write::flush), and at the end. Writing
-/// waits while the client is slow, and fails when the client is gone, or was so slow that the connection was given up. Return
-/// the response before (or while) much is written: until the engine has it, nothing is sent.
+/// Writes are buffered: the bytes are sent when there are enough of them, at a [`flush`](Write::flush), and at the end.
+/// Writing blocks while the client is slow, and fails when the client is gone, or was disconnected for being too slow.
+/// Return the response before (or while) much is written: nothing is sent until the engine has it.
 ///
-/// A writer that is dropped without [`finish`](Self::finish) aborts the connection: a body that is not complete never ends cleanly.
+/// Dropping a writer without [`finish`](Self::finish) aborts the connection: an incomplete body never ends cleanly.
 #[derive(Debug)]
 pub struct BodyWriter {
     shared: Arc<Shared>,
@@ -25,7 +25,7 @@ pub struct BodyWriter {
     finished: bool,
 }
 
-/// The two ends of a body that is pushed.
+/// The two sides of a pushed body.
 pub(crate) fn pair() -> (BodyWriter, impl BodySource + 'static) {
     let shared = Arc::new(Shared::default());
     (BodyWriter { shared: shared.clone(), gathered: Vec::new(), finished: false }, Source { shared })
@@ -40,8 +40,8 @@ impl BodyWriter {
         self.finish_with(Vec::new())
     }
 
-    /// Ends the body, and sends these fields behind it (RFC 9110 section 6.5): where it is chunked, which a body without a
-    /// length is, but not to HTTP/1.0 clients.
+    /// Ends the body, and sends these trailer fields (RFC 9110 section 6.5) if it is chunked. A body without a length
+    /// is, except to HTTP/1.0 clients.
     ///
     /// # Errors
     /// The client is gone.
@@ -55,7 +55,7 @@ impl BodyWriter {
         if state.gone { Err(gone()) } else { Ok(()) }
     }
 
-    /// Whether somebody is there to read. It may take a while until it shows that a client is gone.
+    /// Whether the client is connected. It may take a while until a disconnect is detected.
     pub fn is_open(&self) -> bool {
         !self.shared.lock().gone
     }
@@ -91,7 +91,7 @@ impl Drop for BodyWriter {
     }
 }
 
-/// What is between the two ends.
+/// Shared by the two sides.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -105,13 +105,13 @@ struct State {
     trailers: Vec<(HeaderName, HeaderValue)>,
     /// The response is being sent.
     attached: bool,
-    /// Nobody takes the bytes any more.
+    /// The bytes are not read any more.
     gone: bool,
     /// The connection waits for bytes.
     waker: Option<BodyWaker>,
 }
 
-/// What the writer did at last.
+/// How the writer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Finished,
@@ -123,7 +123,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands bytes over, in pieces as there is room.
+    /// Hands over bytes, in pieces as there is room.
     fn push(&self, mut bytes: &[u8]) -> io::Result<()> {
         let mut state = self.lock();
         while !bytes.is_empty() {
@@ -145,7 +145,7 @@ impl Shared {
 
     fn wait_for_room<'a>(&'a self, state: MutexGuard<'a, State>) -> io::Result<MutexGuard<'a, State>> {
         if state.attached || sync::is_simulated() {
-            // The connection's deadlines bound this: in the end there is room, or the source is dropped.
+            // The connection's deadlines bound this: eventually there is room, or the source is dropped.
             return Ok(sync::wait(&self.has_room, &self.state, state));
         }
         // A handler that writes more than the buffer holds before it returns would wait for itself.
@@ -172,7 +172,7 @@ fn gone() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the client takes no more of the response")
 }
 
-/// The connection's end.
+/// The connection's side.
 struct Source {
     shared: Arc<Shared>,
 }
@@ -194,7 +194,7 @@ impl BodySource for Source {
             }
             Some(End::Dropped) => Ok(Fill::More),
             None if out.memory().is_empty() => {
-                // Whoever waits for bytes holds no buffer.
+                // A waiting connection holds no buffer.
                 state.buffer = Vec::new();
                 Ok(Fill::Wait)
             }

@@ -8,8 +8,8 @@ use crate::ws::UpgradeError;
 
 /// What a handler may return.
 ///
-/// With `Result`, a handler can use `?`: an error becomes 500 and a log line, or what the router's
-/// [`on_error`](crate::Router::on_error) makes of it. A [`ProtoError`] (a malformed query, path or form) and an
+/// A handler that returns a `Result` can use `?`: an error becomes a 500 and a log line, or the response of the
+/// router's [`on_error`](crate::Router::on_error). A [`ProtoError`] (a malformed query, path or form) and an
 /// [`UpgradeError`] become their own status.
 ///
 /// ```
@@ -21,7 +21,7 @@ use crate::ws::UpgradeError;
 /// # let _: &dyn narval_http::Handler = &motd;
 /// ```
 pub trait IntoResponse {
-    /// The response.
+    /// Converts the value to a response.
     fn into_response(self) -> Response;
 }
 
@@ -63,12 +63,11 @@ where
 }
 
 impl Response {
-    /// The answer for an error in a handler: 500 without detail, or the own status and reason of a [`ProtoError`]
-    /// or [`UpgradeError`]. The error
-    /// travels with the response as far as the router's [`on_error`](crate::Router::on_error).
+    /// The response for an error: a 500 without details, or the status and reason of a [`ProtoError`] or
+    /// [`UpgradeError`]. The router's [`on_error`](crate::Router::on_error) gets the error.
     pub fn failure(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         let error = error.into();
-        // Readers of bodies and forms can only return an io::Error; what it holds counts.
+        // Readers of bodies and forms return an io::Error; what matters is the error inside.
         let in_io =
             error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref()?.downcast_ref::<ProtoError>());
         let mut response = if let Some(error) = error.downcast_ref::<ProtoError>().or(in_io) {
@@ -83,7 +82,7 @@ impl Response {
         response
     }
 
-    /// Takes out the error that [`failure`](Response::failure) was given.
+    /// Takes the error of [`failure`](Response::failure).
     pub(crate) fn take_failure(&mut self) -> Option<Box<dyn Error + Send + Sync>> {
         self.failure.take()
     }

@@ -6,7 +6,7 @@ use crate::Response;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::TxLease;
 
-/// A late answer, to be sent.
+/// A late answer that is ready to send.
 #[derive(Debug)]
 pub(crate) struct LateAnswer {
     pub(crate) lease: TxLease,
@@ -16,7 +16,7 @@ pub(crate) struct LateAnswer {
 }
 
 impl LateAnswer {
-    /// Worker: what is to be sent, once all that waited for it has been done to it. As a handler does, that may panic.
+    /// Worker: applies the recorded changes, and returns the response to send. Like a handler, they may panic.
     pub(crate) fn take(&mut self) -> Response {
         let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
         let answer = mem::replace(&mut self.response, nothing);
@@ -24,7 +24,7 @@ impl LateAnswer {
     }
 }
 
-/// What is to be done to an answer when it is there, in this order.
+/// Changes to a late answer, in this order.
 #[derive(Default)]
 pub(crate) struct Changes(pub(crate) Vec<Box<dyn FnOnce(Response) -> Response + Send>>);
 

@@ -1,4 +1,4 @@
-//! What a handler sees: requests, responses and their bodies.
+//! Requests, responses and bodies, as handlers use them.
 
 pub(crate) mod body;
 pub(crate) mod body_source;

@@ -1,5 +1,6 @@
-//! The bugs of body sources, kept to their connection. The engine calls a source on a worker, on the thread that multiplexes a
-//! shard's connections, and wherever an answer is dropped; a panic there would end that thread, and all connections with it.
+//! Confines panics of body sources to their connection. The engine calls a source on a worker, on the thread that
+//! multiplexes a shard's connections, and wherever a response is dropped; a panic there would end that thread, and with
+//! it all its connections.
 
 use std::fmt;
 use std::io;
@@ -10,16 +11,16 @@ use http::{HeaderName, HeaderValue};
 
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
-/// A source that does not panic. After one that did, its next piece is an error, which aborts the connection.
+/// A source that does not panic. After a panic, its next piece is an error, which aborts the connection.
 pub(crate) struct Guarded<S> {
-    /// None once it is to be dropped.
+    /// `None` once it is being dropped.
     source: Option<S>,
-    /// Asked for as part of its last piece: where it fails, that piece does.
+    /// Taken with its last piece: if that panics, the piece fails.
     trailers: Vec<(HeaderName, HeaderValue)>,
     has_panicked: bool,
 }
 
-/// The error that a panic of a source has become.
+/// The error for a panic of a source.
 #[derive(Debug)]
 struct Panicked;
 
@@ -31,7 +32,7 @@ impl fmt::Display for Panicked {
 
 impl std::error::Error for Panicked {}
 
-/// Whether an answer was aborted because its source panicked.
+/// Whether a response was aborted because its source panicked.
 pub(crate) fn is_panic(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Panicked>())
 }
@@ -62,7 +63,7 @@ impl<S: BodySource> BodySource for Guarded<S> {
     }
 
     fn wait(&mut self, waker: BodyWaker) -> Duration {
-        // At once, it is asked for its next piece, and that is the error.
+        // With no wait, its next piece follows at once, and is the error.
         self.call(|source| source.wait(waker)).unwrap_or(Duration::ZERO)
     }
 

@@ -13,7 +13,7 @@ use crate::run::body_pipe::BodyPipe;
 use crate::run::informational::{self, Informational};
 use crate::{HeadParts, HeadRef, PathParams, Peer};
 
-/// A request, as a handler gets it.
+/// A request as passed to a handler.
 #[derive(Debug)]
 pub struct Request {
     head: Bytes,
@@ -24,13 +24,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request from its parts: the bytes of the head, what was parsed from them, the peer and the body.
+    /// Makes a request of its parts: the bytes of the head, the result of parsing them, the peer and the body.
     pub fn new(head: Bytes, parts: HeadParts, peer: Peer, body: RequestBody) -> Self {
         Self { head, parts, peer, body, params: PathParams::default() }
     }
 
-    /// A request from the text of its head and its body, with a unix socket as the peer: for testing handlers without
-    /// sockets.
+    /// Makes a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
+    /// without sockets.
     ///
     /// ```
     /// use narval_http::{Bytes, Handler, Request, StatusCode};
@@ -42,7 +42,7 @@ impl Request {
     /// ```
     ///
     /// # Errors
-    /// The rule of HTTP that the head breaks; 400 for a head that isn't complete.
+    /// A malformed or incomplete head.
     pub fn parse(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Result<Self, ProtoError> {
         let head = head.into();
         let parsed =
@@ -55,7 +55,7 @@ impl Request {
         HeadRef::new(&self.head, &self.parts, &self.peer)
     }
 
-    /// A copy of what a view of the head needs, for when the request itself has been given away.
+    /// Copies what a [`HeadRef`] needs, for when the request itself has been passed on.
     pub(crate) fn head_parts(&self) -> (Bytes, HeadParts, Peer) {
         (self.head.clone(), self.parts.clone(), self.peer.clone())
     }
@@ -100,14 +100,14 @@ impl Request {
         self.head().header_bytes(name)
     }
 
-    /// Who sent the request.
+    /// The client's address.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, ahead of the answer. Any number may
-    /// be sent, by the handler, on the thread it was called on. True: it is on its way. False: the client is one of
-    /// HTTP/1.0, which knows of no such thing, or the socket takes no more for now, or this is not that thread (see
+    /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, before the response. A
+    /// handler may send any number, on the thread it was called on. Returns `false` if it was not sent: to HTTP/1.0
+    /// clients, which do not know them, if the socket is full, and on another thread (see
     /// [`Responder::informational`](crate::Responder::informational)).
     ///
     /// ```
@@ -115,7 +115,7 @@ impl Request {
     ///
     /// fn page(request: Request) -> Response {
     ///     let style = (header::LINK, HeaderValue::from_static("</style.css>; rel=preload; as=style"));
-    ///     // A hint: whoever can't be given it does without.
+    ///     // Only a hint: it does not matter whether it was sent.
     ///     let _ = request.informational(StatusCode::EARLY_HINTS, &[style]);
     ///     Response::text(StatusCode::OK, "what took a while to make")
     /// }
@@ -123,8 +123,8 @@ impl Request {
     /// ```
     ///
     /// # Errors
-    /// Not a status of this kind (`100 Continue` and `101 Switching Protocols` are the engine's own), or the connection is
-    /// broken.
+    /// The status is not informational (`100 Continue` and `101 Switching Protocols` are sent by the engine), or the
+    /// connection is broken.
     pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
         let message = Informational::new(status, fields)?;
         if Informational::is_known_to(self.version()) {
@@ -134,12 +134,12 @@ impl Request {
         }
     }
 
-    /// What tells this request from every other there is.
+    /// Identifies this request among all others.
     pub(crate) fn address(&self) -> usize {
         self.head.as_ptr().addr()
     }
 
-    /// The body, to be read.
+    /// The body.
     pub fn body(&mut self) -> &mut RequestBody {
         &mut self.body
     }
@@ -147,15 +147,15 @@ impl Request {
 
 /// The body of a request, read with [`io::Read`].
 ///
-/// A body of up to [`Limits::body_buffer_max`](crate::Limits::body_buffer_max) is in memory before the handler runs. A larger one is
-/// received while the handler reads, no faster than it reads. A client that waits for `100 Continue` gets it at the first read, unless
-/// so many bodies are being received that it got it at once.
+/// A body of up to [`Limits::body_buffer_max`](crate::Limits::body_buffer_max) is in memory before the handler runs. A
+/// larger one is received while the handler reads, no faster than that. A client that expects `100 Continue` gets it at
+/// the first read, or earlier if many bodies are being received.
 #[derive(Debug, Default)]
 pub struct RequestBody {
     buffered: Bytes,
-    /// The memory for that, where it came over a connection.
+    /// Its share of the memory for bodies, if it came over a connection.
     _share: Option<Share>,
-    /// Of a buffered body.
+    /// The trailers of a buffered body.
     trailers: HeaderMap,
     pipe: Option<Arc<BodyPipe>>,
 }
@@ -169,8 +169,8 @@ impl RequestBody {
         Self { buffered: body.bytes.into(), _share: Some(body.share), trailers, pipe: None }
     }
 
-    /// The fields that came behind a chunked body (RFC 9110 section 6.5); there are none before the body has been read to its end.
-    /// They are the client's word, and never among the fields of the head.
+    /// The trailer fields of a chunked body (RFC 9110 section 6.5); empty until the body has been read to its end. They
+    /// are sent by the client, and never merged into the fields of the head.
     pub fn trailers(&self) -> HeaderMap {
         match &self.pipe {
             Some(pipe) => pipe.trailers(),
@@ -179,9 +179,9 @@ impl RequestBody {
     }
 }
 
-/// The whole body at once. Give each handler the limit that suits it: it decides how much memory a request takes.
+/// Reading the whole body. Choose a limit for each handler: it bounds the memory of a request.
 impl RequestBody {
-    /// What is left of the body, if that is no more than `bytes_max` bytes.
+    /// Reads the rest of the body, up to `bytes_max` bytes.
     ///
     /// ```
     /// use narval_http::{Bytes, Handler, Request, StatusCode};
@@ -198,7 +198,8 @@ impl RequestBody {
     /// ```
     ///
     /// # Errors
-    /// It is longer, or it was aborted. A handler that returns the error answers 413, or what the error is about.
+    /// The body is larger, or was aborted. A handler that returns the error answers 413, or the status that fits the
+    /// error.
     pub fn bytes(&mut self, bytes_max: usize) -> io::Result<Bytes> {
         let body = match &self.pipe {
             None => std::mem::take(&mut self.buffered),
@@ -214,16 +215,16 @@ impl RequestBody {
         Ok(body)
     }
 
-    /// What is left of the body, as UTF-8.
+    /// Reads the rest of the body as UTF-8.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes), and 400 for what is not UTF-8.
+    /// As [`bytes`](Self::bytes), and 400 if it is not UTF-8.
     pub fn text(&mut self, bytes_max: usize) -> io::Result<String> {
         let malformed = |_| ProtoError::bad_request("the request body is not UTF-8").into();
         String::from_utf8(self.bytes(bytes_max)?.into()).map_err(malformed)
     }
 
-    /// What is left of the body, read as JSON.
+    /// Reads the rest of the body as JSON.
     ///
     /// ```
     /// use narval_http::{Bytes, Request, StatusCode};
@@ -239,9 +240,9 @@ impl RequestBody {
     /// ```
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes), and 400 for what is not JSON, or not of this type.
+    /// As [`bytes`](Self::bytes), and 400 if it is not JSON of this type.
     pub fn json<T: DeserializeOwned>(&mut self, bytes_max: usize) -> io::Result<T> {
-        let malformed = |_| ProtoError::bad_request("the request body is not the JSON that is wanted here").into();
+        let malformed = |_| ProtoError::bad_request("the request body is not JSON of the expected form").into();
         serde_json::from_slice(&self.bytes(bytes_max)?).map_err(malformed)
     }
 }

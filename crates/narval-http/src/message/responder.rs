@@ -12,15 +12,16 @@ use crate::run::informational::Informational;
 use crate::run::job::Job;
 use crate::run::server_state::ServerState;
 
-/// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. Dropped without an
-/// answer, it answers 500.
+/// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. If it is
+/// dropped without an answer, the response is a 500.
 #[derive(Debug)]
 pub struct Responder {
     late: Option<Arc<Late>>,
 }
 
 impl Response {
-    /// A response that is still to come: return it from [`Handler::handle`](crate::Handler::handle), and answer with the [`Responder`], before or after.
+    /// A response that follows later: return it from [`Handler::handle`](crate::Handler::handle), and answer with the
+    /// [`Responder`], before or after that.
     ///
     /// ```
     /// use std::time::Duration;
@@ -37,9 +38,9 @@ impl Response {
     /// }
     /// ```
     ///
-    /// [`header`](Self::header), [`replace_header`](Self::replace_header) and [`body`](Self::body) change the answer when it is
-    /// there, and so does [`map`](Self::map), which is for middlewares that look at it. Until then, there is nothing to look at.
-    /// From [`Handler::inline`](crate::Handler::inline) it is possible, too.
+    /// [`header`](Self::header), [`replace_header`](Self::replace_header), [`body`](Self::body) and [`map`](Self::map)
+    /// change the answer once it is there; until then, the status is not known.
+    /// [`Handler::inline`](crate::Handler::inline) may return one, too.
     pub fn later() -> (Self, Responder) {
         let late = Arc::new(Late::default());
         let mut response = Self::new(StatusCode::INTERNAL_SERVER_ERROR);
@@ -47,7 +48,7 @@ impl Response {
         (response, Responder { late: Some(late) })
     }
 
-    /// Changes the answer: at once, or, where it is [still to come](Self::later), on a worker when it is there.
+    /// Changes the answer: at once, or, if it [follows later](Self::later), on a worker when it is there.
     ///
     /// ```
     /// use narval_http::{Next, Request, Response};
@@ -75,7 +76,7 @@ impl Response {
     }
 }
 
-/// A response that is still to come, on its way through the middlewares.
+/// A response that follows later, on its way through the middlewares.
 #[derive(Debug)]
 pub(crate) struct Later {
     late: Arc<Late>,
@@ -83,18 +84,18 @@ pub(crate) struct Later {
 }
 
 impl Responder {
-    /// Answers. A worker sends it; this thread does not wait.
+    /// Answers. A worker sends the response; this thread does not wait.
     pub fn respond(mut self, response: Response) {
         if let Some(late) = self.late.take() {
             late.answer(response);
         }
     }
 
-    /// Sends an informational response ahead of the answer; see [`Request::informational`](crate::Request::informational).
-    /// False also before the handler has returned.
+    /// Sends an informational response before the answer; see
+    /// [`Request::informational`](crate::Request::informational). Also returns `false` before the handler has returned.
     ///
     /// # Errors
-    /// Not a status of this kind, or the connection is broken.
+    /// The status is not informational, or the connection is broken.
     pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
         let message = Informational::new(status, fields)?;
         self.late.as_ref().map_or(Ok(false), |late| late.inform(&message))
@@ -109,7 +110,7 @@ impl Drop for Responder {
     }
 }
 
-/// Where the handler's right to answer and the answer meet, whichever comes first.
+/// Joins the handler's lease with the answer, whichever comes first.
 #[derive(Debug, Default)]
 pub(crate) struct Late {
     meeting: Mutex<Meeting>,

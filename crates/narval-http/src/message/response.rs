@@ -9,18 +9,18 @@ use crate::message::invalid_header::{InvalidHeader, header_field};
 use crate::message::responder::Later;
 use crate::{Body, http1, ws};
 
-/// An answer: a status, field lines and a [`Body`].
+/// A response: a status, field lines and a [`Body`].
 ///
-/// The engine adds `Date`, `Content-Length` or `Transfer-Encoding`, and `Connection`; it leaves the body out where
-/// RFC 9110 does (HEAD, 204, 304).
+/// The engine adds `Date`, `Content-Length` or `Transfer-Encoding`, and `Connection`, and omits the body where RFC 9110
+/// requires it (HEAD, 204, 304).
 #[derive(Debug)]
 pub struct Response {
     pub(crate) kind: ResponseKind,
-    /// With a 101: what the connection becomes.
+    /// With a 101: the new protocol of the connection.
     pub(crate) upgrade: Option<ws::Accepted>,
-    /// The answer is still to come.
+    /// The answer follows later.
     pub(crate) late: Option<Box<Later>>,
-    /// The error that a handler answered with, until an error handler takes it.
+    /// The error that a handler returned, until an error handler takes it.
     pub(crate) failure: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum ResponseKind {
     Prepared(Held),
 }
 
-/// How an answer has what was prepared.
+/// How a response holds a prepared one.
 #[derive(Debug)]
 pub(crate) enum Held {
     Shared(Arc<Prepared>),
@@ -51,7 +51,7 @@ impl Deref for Held {
 }
 
 impl Response {
-    /// An answer that is kept within something larger: one count for both.
+    /// A prepared response inside a larger value: one reference count for both.
     pub fn within<T>(holder: Arc<T>) -> Self
     where
         T: AsRef<Prepared> + std::fmt::Debug + Send + Sync + 'static,
@@ -59,7 +59,7 @@ impl Response {
         Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
     }
 
-    /// An answer with this status, no field lines and no body.
+    /// A response with this status, without field lines and body.
     pub fn new(status: StatusCode) -> Self {
         Self {
             kind: ResponseKind::Plain { status, headers: Vec::new(), body: Body::empty() },
@@ -69,7 +69,7 @@ impl Response {
         }
     }
 
-    /// A `text/plain` answer.
+    /// A `text/plain` response.
     pub fn text(status: StatusCode, text: impl Into<String>) -> Self {
         Self::new(status)
             .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
@@ -78,8 +78,8 @@ impl Response {
 
     /// Adds a field line. Others with this name are kept.
     ///
-    /// Names and values are strings, bytes, or typed ([`HeaderName`], [`HeaderValue`]). A string that is not allowed there turns the
-    /// response into a 500 ([`failure`](Self::failure) with an [`InvalidHeader`]), and the log says where it was set.
+    /// Names and values are strings, bytes, or typed ([`HeaderName`], [`HeaderValue`]). An invalid string turns the
+    /// response into a 500 ([`failure`](Self::failure) with an [`InvalidHeader`]), and the place of the call is logged.
     ///
     /// ```
     /// use narval_http::{Response, StatusCode, header};
@@ -107,7 +107,7 @@ impl Response {
         }
     }
 
-    /// Sets a field line, in place of all with this name. Arguments as of [`header`](Self::header).
+    /// Sets a field line, replacing all with this name; see [`header`](Self::header) for the arguments.
     #[must_use]
     #[track_caller]
     pub fn replace_header<N, V>(self, name: N, value: V) -> Self
@@ -136,7 +136,7 @@ impl Response {
         self
     }
 
-    /// Turns the response into a 500 that ignores what is set from here on, until [`settle`](Self::settle).
+    /// Turns the response into a 500 that ignores further changes, until [`settle`](Self::settle).
     fn fail_on_header(self, error: InvalidHeader) -> Self {
         if self.is_being_failed() { self } else { Self::failure(error) }
     }
@@ -146,7 +146,7 @@ impl Response {
         invalid.is_some_and(|invalid| invalid.is_ignoring_changes)
     }
 
-    /// The handler that built the response has returned it: middlewares may change it again.
+    /// Called when the handler has returned the response: middlewares may change it again.
     pub(crate) fn settle(mut self) -> Self {
         if let Some(invalid) = self.failure.as_mut().and_then(|failure| failure.downcast_mut::<InvalidHeader>()) {
             invalid.is_ignoring_changes = false;
@@ -178,7 +178,7 @@ impl Response {
         self
     }
 
-    /// Field lines and body, to be changed; a [`Prepared`] answer is taken apart for that.
+    /// Mutable field lines and body; a [`Prepared`] response is taken apart for that.
     pub(crate) fn plain(&mut self) -> (&mut Vec<(HeaderName, HeaderValue)>, &mut Body) {
         if let ResponseKind::Prepared(prepared) = &self.kind {
             let (status, headers) = (prepared.status, prepared.fields());
@@ -198,7 +198,7 @@ impl Response {
         }
     }
 
-    /// The length of the body in bytes, as far as it is known beforehand.
+    /// The length of the body in bytes, if it is known in advance.
     pub fn content_length(&self) -> Option<u64> {
         match &self.kind {
             ResponseKind::Plain { body, .. } => body.length(),
@@ -213,30 +213,30 @@ impl From<Arc<Prepared>> for Response {
     }
 }
 
-/// Something that a [`Prepared`] answer is kept in.
+/// A value that contains a [`Prepared`] response.
 pub(crate) trait HoldsPrepared: AsRef<Prepared> + std::fmt::Debug + Send + Sync {}
 
 impl<T: AsRef<Prepared> + std::fmt::Debug + Send + Sync> HoldsPrepared for T {}
 
-/// For answers that never change: nothing is counted each time one is sent.
+/// For responses that live as long as the program: no reference count.
 impl From<&'static Prepared> for Response {
     fn from(prepared: &'static Prepared) -> Self {
         Self { kind: ResponseKind::Prepared(Held::Forever(prepared)), upgrade: None, late: None, failure: None }
     }
 }
 
-/// An answer encoded once and sent many times: status line, field lines and body as bytes, to which the engine adds
-/// only `Date` and `Connection`. For answers from memory ([`Handler::inline`](crate::Handler::inline)).
+/// A response encoded once and sent many times: status line, field lines and body as bytes, to which the engine adds
+/// only `Date` and `Connection`. For responses from memory ([`Handler::inline`](crate::Handler::inline)).
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) status: StatusCode,
-    /// Status line and field lines, each ended by CRLF, `Content-Length` included, without the empty line.
+    /// Status line and field lines, including `Content-Length`, each ended by CRLF, without the final empty line.
     pub(crate) head: Bytes,
     pub(crate) body: Bytes,
 }
 
 impl Prepared {
-    /// Encodes an answer from memory.
+    /// Encodes a response.
     pub fn new(status: StatusCode, headers: &[(HeaderName, HeaderValue)], body: Bytes) -> Self {
         let mut head = Vec::with_capacity(128);
         http1::response_head::status_line(&mut head, status);
@@ -254,7 +254,7 @@ impl Prepared {
         &self.body
     }
 
-    /// The field lines, read back from the encoded head; without `Content-Length`, which follows from the body.
+    /// The field lines, parsed from the encoded head; without `Content-Length`, which follows from the body.
     fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
         let mut fields = Vec::new();
         for line in self.head.split(|&byte| byte == b'\n').skip(1).map(<[u8]>::trim_ascii_end) {
@@ -274,7 +274,7 @@ impl Prepared {
     }
 }
 
-/// An answer that says in one line what is wrong with a request, and closes the connection.
+/// A response with a one-line reason for rejecting a request, which closes the connection.
 pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
     Response::new(status)
         .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))

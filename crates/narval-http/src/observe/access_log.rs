@@ -1,4 +1,4 @@
-//! The access log: written by a thread of its own, so that a slow disk never holds up an answer.
+//! The access log, written by a thread of its own, so that a slow disk does not delay responses.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,37 +8,37 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::{HeadRef, Peer};
 
-/// Lines that wait for the writer. More are dropped, and counted.
+/// Lines queued for the writer. Further ones are dropped, and counted.
 const QUEUE_MAX: usize = 16 * 1024;
 
-/// One answered request, as the access log sees it.
+/// An entry of the access log: an answered request.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Who asked.
+    /// The client.
     pub peer: Peer,
     /// When the request's head was complete.
     pub time: SystemTime,
     /// `GET /path HTTP/1.1`, as sent.
     pub request_line: String,
-    /// The status answered.
+    /// The status of the response.
     pub status: u16,
-    /// Bytes sent, the head included.
+    /// Bytes sent, including the head.
     pub bytes: u64,
-    /// From the request's head to the last byte given to the socket.
+    /// From the complete request head to the last byte written to the socket.
     pub duration: Duration,
-    /// Whether the answer was aborted.
+    /// Whether the response was aborted.
     pub aborted: bool,
     /// The `Referer` field.
     pub referer: Option<String>,
     /// The `User-Agent` field.
     pub user_agent: Option<String>,
-    /// The `X-Real-IP` field, else `X-Forwarded-For`: who asked, if a proxy in front is to be believed.
+    /// The `X-Real-IP` field, else `X-Forwarded-For`: the client, if a trusted proxy is in front.
     pub forwarded_for: Option<String>,
     started: Instant,
 }
 
 impl Entry {
-    /// An entry of a request whose head is complete now.
+    /// Starts the entry of a request whose head is complete now.
     pub fn new(head: &HeadRef<'_>) -> Self {
         let text = |name| head.header_bytes(name).map(|value| String::from_utf8_lossy(value).into_owned());
         Self {
@@ -57,7 +57,7 @@ impl Entry {
     }
 }
 
-/// A request whose duration is measured, and the line it gets, if there is a log.
+/// The start of a request, and its log entry if there is a log.
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// When its head was complete.
@@ -65,32 +65,32 @@ pub(crate) struct Watch {
     pub(crate) entry: Option<Box<Entry>>,
 }
 
-/// What writes the access log, on a thread of its own.
+/// Writes the access log, on a thread of its own.
 pub trait AccessLog: Send + 'static {
     /// Writes one entry.
     fn write(&mut self, entry: &Entry);
 
-    /// Called when no further entry waits, so that buffered lines can be written out.
+    /// Called when the queue is empty, so that buffered lines can be written.
     fn flush(&mut self) {}
 }
 
-/// The engine's end of the log.
+/// The engine's side of the log.
 #[derive(Debug)]
 pub(crate) struct LogQueue {
-    /// `None`: that was the last one.
+    /// `None` ends the thread.
     sender: SyncSender<Option<Box<Entry>>>,
     dropped: Arc<AtomicU64>,
 }
 
 impl LogQueue {
-    /// Starts the thread that writes to `log`; it ends with the queue, or before it by [`end`](Self::end).
+    /// Starts the thread that writes to `log`. It ends with the queue, or before that by [`end`](Self::end).
     pub(crate) fn start(log: Box<dyn AccessLog>) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
         let (sender, receiver) = sync_channel(QUEUE_MAX);
         let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(log, &receiver))?;
         Ok((Self { sender, dropped: Arc::default() }, thread))
     }
 
-    /// Has the thread end when it has written what is queued. False: there is no room for this now.
+    /// Makes the thread end after the queued lines. Returns `false` if the queue has no room for that now.
     pub(crate) fn end(&self) -> bool {
         !matches!(self.sender.try_send(None), Err(TrySendError::Full(_)))
     }
@@ -111,7 +111,7 @@ impl LogQueue {
     }
 }
 
-/// A bug at one line must not cost all that follow.
+/// A panic at one line must not lose all that follow.
 fn guarded(method: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(method)).is_err() {
         tracing::error!("the access log panicked: lines may be missing");

@@ -1,4 +1,4 @@
-//! What the engine counts: one block of counters per thread, summed when somebody asks.
+//! The engine's counters: one block per thread, summed on request.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use crossbeam_utils::CachePadded;
 use crate::observe::counter::Counter;
 use crate::observe::histogram::{Cells, Histogram, Unit};
 
-/// Status codes that are counted one by one: 100 to 599.
+/// Status codes that are counted individually: 100 to 599.
 const STATUSES: usize = 500;
 
-/// The counters of one thread. Only that thread writes, so that adding is a load and a store.
+/// The counters of one thread. Only that thread writes, so incrementing is a load and a store.
 #[derive(Debug)]
 pub(crate) struct ThreadCounters {
     pub(crate) requests_inline: Counter,
@@ -80,21 +80,21 @@ impl ThreadCounters {
     }
 }
 
-/// All threads' counters.
+/// The counters of all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     threads: Mutex<Vec<Arc<CachePadded<ThreadCounters>>>>,
 }
 
 impl Counters {
-    /// A block for a new thread.
+    /// Adds a block for a new thread.
     pub(crate) fn thread(&self) -> Arc<CachePadded<ThreadCounters>> {
         let block = Arc::new(CachePadded::new(ThreadCounters::new()));
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(block.clone());
         block
     }
 
-    /// The sums at this moment.
+    /// The current sums.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let sum = |field: fn(&ThreadCounters) -> &Counter| threads.iter().map(|block| field(block).get()).sum::<u64>();
@@ -143,7 +143,7 @@ impl Counters {
     }
 }
 
-/// The engine's counters at one moment; all of them since the server was built, where nothing else is said.
+/// The engine's counters at one moment, since the server was built unless stated otherwise.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -151,9 +151,9 @@ pub struct Snapshot {
     pub requests_inline: u64,
     /// Requests answered by a worker.
     pub requests_worker: u64,
-    /// Answers by status code; codes that were never sent are left out.
+    /// Responses by status code; only codes that were sent.
     pub statuses: Vec<(u16, u64)>,
-    /// Bytes given to sockets.
+    /// Bytes written to sockets.
     pub bytes_sent: u64,
     /// Bytes received.
     pub bytes_received: u64,
@@ -161,50 +161,50 @@ pub struct Snapshot {
     pub connections_accepted: u64,
     /// Connections open now.
     pub connections_open: u64,
-    /// Connections turned away with 503 because of a cap.
+    /// Connections refused with 503 because of a limit.
     pub connections_refused: u64,
-    /// TLS handshakes that were completed.
+    /// Completed TLS handshakes.
     pub handshakes: u64,
-    /// TLS handshakes that failed.
+    /// Failed TLS handshakes.
     pub handshakes_failed: u64,
-    /// Connections closed because too many TLS handshakes were under way.
+    /// Connections closed because of too many concurrent TLS handshakes.
     pub handshakes_refused: u64,
-    /// Times that accepting failed, for example for want of file descriptors.
+    /// Failures to accept, for example for lack of file descriptors.
     pub accept_errors: u64,
     /// Malformed requests.
     pub rejected: u64,
     /// Requests answered 503 because the queue was full.
     pub overloaded: u64,
-    /// Connections closed at a deadline, those between two requests not counted.
+    /// Connections closed at a deadline, except idle ones.
     pub timeouts: u64,
-    /// Answers aborted.
+    /// Aborted responses.
     pub aborts: u64,
     /// Handlers that panicked.
     pub panics: u64,
-    /// Calls into the driver's wait.
+    /// Calls of the driver's `wait`.
     pub polls: u64,
-    /// Operations and readiness events that the driver has completed.
+    /// Operations and readiness events completed by the driver.
     pub completions: u64,
-    /// Messages from other threads handled by shards.
+    /// Messages from other threads that shards handled.
     pub messages: u64,
-    /// How long inline calls took, of one in 64.
+    /// Duration of inline calls; one in 64 is measured.
     pub inline_time: Histogram,
-    /// Timed inline calls of more than 200 µs, which hold up a whole shard.
+    /// Measured inline calls of more than 200 µs, which delay a whole shard.
     pub inline_slow: u64,
-    /// How long requests took that were not answered inline, from the end of the head to the last byte given to the socket; of one in
-    /// 16, or of all of them where there is an access log.
+    /// Duration of requests that were not answered inline, from the end of the head to the last byte written to the
+    /// socket; one in 16 is measured, or all with an access log.
     pub request_time: Histogram,
     /// Time that workers spent on jobs.
     pub worker_busy: Duration,
-    /// How long each of these jobs took: handlers, and pieces of answers that went on.
+    /// Duration of jobs: handlers, and pieces of continued responses.
     pub job_time: Histogram,
-    /// How many requests waited for a worker when one was added, itself included; of one in 16.
+    /// Length of the queue whenever a request was added, including that one; one in 16 is measured.
     pub queue_depths: Histogram,
-    /// Requests that wait for a worker now.
+    /// Requests in the queue now.
     pub queue_depth: usize,
-    /// Memory that request bodies take now, in bytes.
+    /// Memory used by request bodies now, in bytes.
     pub body_memory_bytes: u64,
-    /// Requests with streamed bodies that wait for a thread now.
+    /// Requests with streamed bodies that are queued for a thread now.
     pub bodies_waiting: usize,
     /// Worker threads.
     pub workers: usize,
@@ -213,7 +213,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Requests answered in all.
+    /// All requests answered.
     pub fn requests(&self) -> u64 {
         self.requests_inline + self.requests_worker
     }

@@ -1,19 +1,19 @@
-//! Histograms whose bounds double: one thread adds, for the price of two additions, and any thread reads.
+//! Histograms with doubling bounds: one thread adds, at the cost of two additions, and any thread reads.
 
 use std::time::Duration;
 
 use crate::observe::counter::Counter;
 
-/// Buckets with a bound; one more holds what is above the last.
+/// Buckets with a bound; one more counts everything above the last.
 const BUCKETS: usize = 26;
 
-/// What is measured.
+/// The unit of a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Nanoseconds; the first bound is 2¹⁰ of them, about a microsecond, and the last 34 s.
+    /// Nanoseconds; the first bound is 2¹⁰ ns, about a microsecond, and the last 34 s.
     #[default]
     Time,
-    /// Things; the first bound is one.
+    /// A count; the first bound is one.
     Count,
 }
 
@@ -26,7 +26,7 @@ impl Unit {
         }
     }
 
-    /// In seconds, or as it is.
+    /// In seconds, or unchanged.
     fn in_base_units(self, value: u64) -> f64 {
         match self {
             Self::Time => Duration::from_nanos(value).as_secs_f64(),
@@ -48,7 +48,7 @@ impl Cells {
         self.add(Unit::Time, u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds a number of things.
+    /// Adds a count.
     pub(crate) fn add_count(&self, count: u64) {
         self.add(Unit::Count, count);
     }
@@ -63,7 +63,7 @@ impl Cells {
     }
 }
 
-/// How something was distributed, in buckets whose bounds double.
+/// A distribution, in buckets with doubling bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     unit: Unit,
@@ -84,17 +84,17 @@ impl Histogram {
         all
     }
 
-    /// How many were measured.
+    /// The number of measurements.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their sum: seconds, where it is times that were measured.
+    /// The sum of the measurements, in seconds if they are durations.
     pub fn sum(&self) -> f64 {
         self.unit.in_base_units(self.sum)
     }
 
-    /// Each bound, and how many were at most that; in the end infinity, and how many there were at all.
+    /// Each bound, with the number of measurements up to it; the last bound is infinity.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let mut so_far = 0;
         self.counts.iter().enumerate().map(move |(at, count)| {
@@ -105,8 +105,8 @@ impl Histogram {
         })
     }
 
-    /// A bound that this share of what was measured does not exceed: `quantile(0.99)`. It is the next one, so up to twice the
-    /// true value; `None` where nothing was measured.
+    /// A bound that this share of the measurements does not exceed, such as `quantile(0.99)`: the next bucket's, so at
+    /// most twice the true value. `None` without measurements.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let wanted = share.clamp(0.0, 1.0) * self.count() as f64;
         self.buckets().find(|(_, so_far)| *so_far > 0 && *so_far as f64 >= wanted).map(|(bound, _)| bound)

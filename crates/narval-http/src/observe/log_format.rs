@@ -9,29 +9,29 @@ use serde_json::json;
 use crate::observe::access_log::{AccessLog, Entry};
 use crate::{Peer, http1};
 
-/// Bytes of a field that a line shows at most.
+/// Bytes of a field that a line contains at most.
 const FIELD_BYTES_MAX: usize = 2048;
-/// Bytes gathered before they are written, if nothing has them written earlier.
+/// Bytes buffered before they are written, unless flushed earlier.
 const BUFFER: usize = 64 * 1024;
 
-/// The form of a line in an access log.
+/// The format of the lines of an access log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// Apache's combined form.
+    /// Apache's combined log format.
     Combined,
-    /// The same with the address that `X-Real-IP` or `X-Forwarded-For` names, which only means something behind a proxy that
+    /// The same with the address from `X-Real-IP` or `X-Forwarded-For`, which is only meaningful behind a proxy that
     /// sets them.
     RealIp,
-    /// Address, request, status, bytes and time, for people.
+    /// Address, request, status, bytes and duration, human-readable.
     Verbose,
-    /// A JSON object: `time` (RFC 3339), `client`, `request`, `status`, `bytes`, `seconds`, `aborted`, and where the client sent
-    /// them `referer`, `user_agent` and `forwarded_for`.
+    /// A JSON object: `time` (RFC 3339), `client`, `request`, `status`, `bytes`, `seconds`, `aborted`, and, if the
+    /// client sent them, `referer`, `user_agent` and `forwarded_for`.
     Json,
 }
 
-/// An [`AccessLog`] in one of the usual formats, to anything that can be written to. Where that fails it is said once, as an
-/// error event, and the log goes on when it can.
+/// An [`AccessLog`] in one of the usual formats, written to any [`Write`]. A failure is logged once, as an error event;
+/// writing resumes when it is possible.
 ///
 /// ```no_run
 /// use std::fs::OpenOptions;
@@ -50,12 +50,12 @@ pub struct LogWriter<W: Write> {
 }
 
 impl<W: Write> LogWriter<W> {
-    /// Writes lines of this form.
+    /// Writes lines in this format.
     pub fn new(format: LogFormat, out: W) -> Self {
         Self { format, out: io::BufWriter::with_capacity(BUFFER, out), failed: false }
     }
 
-    /// Once per spell of trouble: a full disk must not fill the other log, too.
+    /// Logged once per failure: a full disk must not fill the other log, too.
     fn note(&mut self, result: io::Result<()>) {
         match result {
             Ok(()) => self.failed = false,
@@ -81,7 +81,7 @@ impl<W: Write + Send + 'static> AccessLog for LogWriter<W> {
 }
 
 impl LogFormat {
-    /// The line of an entry, its end included. Nothing a client sends can end it, or reach a terminal as it is.
+    /// The line of an entry, including its end. No input of a client can end the line or reach a terminal unescaped.
     pub fn line(self, entry: &Entry) -> String {
         match self {
             Self::Combined => combined(&peer(&entry.peer), entry),
@@ -140,13 +140,13 @@ fn peer(peer: &Peer) -> String {
     }
 }
 
-/// The client's address as a proxy in front says it.
+/// The client's address according to a proxy in front.
 fn real_ip(entry: &Entry) -> Option<String> {
     let first = entry.forwarded_for.as_deref()?.split(',').next()?.trim();
     first.parse::<IpAddr>().ok().map(|address| address.to_string())
 }
 
-/// Text from outside: what could end the field or the line, or trick a terminal, is written `\xHH`.
+/// Untrusted text: characters that could end the field or the line, or control a terminal, are escaped as `\xHH`.
 fn push(out: &mut String, text: &str) {
     for byte in text.bytes().take(FIELD_BYTES_MAX) {
         match byte {
@@ -156,7 +156,7 @@ fn push(out: &mut String, text: &str) {
     }
 }
 
-/// As much of a text as a line shows.
+/// As much of a text as a line contains.
 fn short(text: &str) -> &str {
     text.get(..text.floor_char_boundary(FIELD_BYTES_MAX)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What a server reports: counters, histograms, access logs, and all of them as OpenMetrics.
+//! Observability: counters, histograms, access logs, OpenMetrics.
 
 pub(crate) mod access_log;
 pub(crate) mod counter;

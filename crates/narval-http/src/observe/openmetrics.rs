@@ -77,7 +77,7 @@ impl Snapshot {
 }
 
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string can't fail.
+    // Writing to a string cannot fail.
     let _ = write!(text, "# TYPE {name} {kind}\n# HELP {name} {help}\n");
 }
 

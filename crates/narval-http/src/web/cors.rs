@@ -1,4 +1,4 @@
-//! Cross-origin resource sharing (the Fetch standard, section 3.2), as a middleware.
+//! Cross-origin resource sharing (the Fetch standard, section 3.2) as a middleware.
 
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::{HeadRef, Middleware, Next, Request, Response};
 
-/// A [`Middleware`] that tells browsers which pages of other origins may use the answers. Preflight requests it answers itself.
+/// A [`Middleware`] that tells browsers which pages of other origins may read the responses, and answers preflight
+/// requests.
 ///
-/// It protects browsers' users, not the server: other clients don't ask.
+/// CORS protects the users of browsers, not the server: other clients ignore it.
 ///
 /// ```
 /// use narval_http::{Cors, Method, Router};
@@ -24,10 +25,10 @@ use crate::{HeadRef, Middleware, Next, Request, Response};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Cors {
-    /// None: any.
+    /// `None`: any.
     origins: Option<Vec<String>>,
     methods: HeaderValue,
-    /// None: those the preflight asks for.
+    /// `None`: those that the preflight requests.
     request_headers: Option<HeaderValue>,
     exposed_headers: Option<HeaderValue>,
     credentials: bool,
@@ -35,7 +36,7 @@ pub struct Cors {
 }
 
 impl Cors {
-    /// Pages of any origin may; never with credentials.
+    /// Allows all origins, without credentials.
     pub fn any_origin() -> Self {
         Self {
             origins: None,
@@ -47,33 +48,33 @@ impl Cors {
         }
     }
 
-    /// Pages of these origins may, each written like `https://app.example:8443`.
+    /// Allows these origins, each written like `https://app.example:8443`.
     pub fn origins<S: Into<String>>(origins: impl IntoIterator<Item = S>) -> Self {
         Self { origins: Some(origins.into_iter().map(Into::into).collect()), ..Self::any_origin() }
     }
 
-    /// The methods that may be used.
+    /// Sets the allowed methods.
     #[must_use]
     pub fn methods(mut self, methods: &[Method]) -> Self {
         self.methods = list(methods.iter().map(Method::as_str));
         self
     }
 
-    /// The request fields that may be set; without this, whichever the page asks for.
+    /// Sets the allowed request fields. Default: those that the preflight requests.
     #[must_use]
     pub fn request_headers(mut self, names: &[HeaderName]) -> Self {
         self.request_headers = Some(list(names.iter().map(HeaderName::as_str)));
         self
     }
 
-    /// The fields of answers that pages may read, beside those they always may.
+    /// Sets the response fields that pages may read, besides the CORS-safelisted ones.
     #[must_use]
     pub fn exposed_headers(mut self, names: &[HeaderName]) -> Self {
         self.exposed_headers = Some(list(names.iter().map(HeaderName::as_str)));
         self
     }
 
-    /// Cookies and the like may be sent along. Without effect where any origin may ask, because then every page could act in the
+    /// Allows credentials such as cookies. This has no effect if any origin is allowed: every page could act in the
     /// name of its visitor.
     #[must_use]
     pub fn credentials(mut self) -> Self {
@@ -81,14 +82,15 @@ impl Cors {
         self
     }
 
-    /// How long a browser may remember the answer to a preflight; 10 minutes without this.
+    /// Sets how long a browser may cache the answer to a preflight. Default: 10 minutes.
     #[must_use]
     pub fn max_age(mut self, age: Duration) -> Self {
         self.max_age = age;
         self
     }
 
-    /// The value of `Access-Control-Allow-Origin` for a request; none where it has no origin, or one that may not.
+    /// The value of `Access-Control-Allow-Origin` for a request; `None` if it has no origin, or one that is not
+    /// allowed.
     fn allowed_origin(&self, head: &HeadRef<'_>) -> Option<HeaderValue> {
         let origin = head.header_bytes(ORIGIN.as_str())?;
         match &self.origins {
@@ -166,7 +168,7 @@ fn is_preflight(head: &HeadRef<'_>) -> bool {
         && head.header_bytes(ACCESS_CONTROL_REQUEST_METHOD.as_str()).is_some()
 }
 
-/// Tokens as a list; a field value can always hold them.
+/// Tokens as a list; always valid in a field value.
 fn list<'a>(tokens: impl Iterator<Item = &'a str>) -> HeaderValue {
     let text = tokens.collect::<Vec<_>>().join(", ");
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))

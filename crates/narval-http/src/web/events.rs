@@ -1,7 +1,7 @@
 //! Server-sent events (<https://html.spec.whatwg.org/multipage/server-sent-events.html>).
 //!
-//! An open stream holds no thread. Any thread sends; the connection's shard passes on what was queued, and a comment from
-//! time to time, so that proxies keep the connection and a client that is gone is noticed.
+//! An open stream holds no thread. Any thread may send. The connection's shard forwards queued events, and an
+//! occasional comment that keeps proxies from closing the connection and detects clients that are gone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,15 +18,15 @@ use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::ws::SendStatus;
 use crate::{HeaderName, Response};
 
-/// A stream of server-sent events to one client; see [`Response::events`]. A cheap handle: any thread may hold one, and
-/// send. The stream ends when the last handle is dropped, when it is [closed](Self::close), when the client leaves, and
-/// when the server stops.
+/// A handle on a stream of server-sent events to one client; see [`Response::events`]. Handles are cheap, and any
+/// thread may send. The stream ends when the last handle is dropped, when it is [closed](Self::close), when the client
+/// disconnects, and when the server stops.
 #[derive(Clone, Debug)]
 pub struct EventStream {
     handle: Arc<Handle>,
 }
 
-/// What a stream may cost, and how often a silent one is heard of.
+/// Limits and heartbeat of a stream.
 #[derive(Clone, Debug)]
 pub struct EventOptions {
     heartbeat: Duration,
@@ -35,23 +35,23 @@ pub struct EventOptions {
 }
 
 impl Default for EventOptions {
-    /// A heartbeat each 15 s, [`Backpressure`](SendStatus::Backpressure) above 256 KiB, [`Dropped`](SendStatus::Dropped)
-    /// above 1 MiB.
+    /// A heartbeat every 15 s, [`Backpressure`](SendStatus::Backpressure) above 256 KiB,
+    /// [`Dropped`](SendStatus::Dropped) above 1 MiB.
     fn default() -> Self {
         Self { heartbeat: Duration::from_secs(15), soft_bytes: 256 * 1024, hard_bytes: 1024 * 1024 }
     }
 }
 
 impl EventOptions {
-    /// How long nothing may be sent before a comment is, which clients ignore.
+    /// Sets after which idle time a comment is sent, which clients ignore.
     #[must_use]
     pub fn heartbeat(mut self, interval: Duration) -> Self {
         self.heartbeat = interval.max(Duration::from_millis(1));
         self
     }
 
-    /// How many bytes may wait for the client: above `soft` sending reports backpressure, and events that would go above
-    /// `hard` are dropped.
+    /// Sets how many bytes may be queued: above `soft`, sending reports backpressure; events that would exceed `hard`
+    /// are dropped.
     #[must_use]
     pub fn queue_bytes(mut self, soft: usize, hard: usize) -> Self {
         (self.soft_bytes, self.hard_bytes) = (soft, hard.max(soft));
@@ -60,9 +60,9 @@ impl EventOptions {
 }
 
 impl Response {
-    /// A stream of events: return the response, and send to the [`EventStream`], from now on and from any thread.
+    /// A stream of events: return the response, and send to the [`EventStream`], at once and from any thread.
     ///
-    /// A browser that was disconnected says in the field `Last-Event-ID` what it saw last.
+    /// A browser that reconnects sends the last event id that it received in the field `Last-Event-ID`.
     ///
     /// ```
     /// use narval_http::{Event, EventOptions, Request, Response};
@@ -85,7 +85,7 @@ impl Response {
         let response = Self::new(StatusCode::OK)
             .header(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"))
             .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
-            // nginx in front would hold events back until it has a buffer full.
+            // An nginx proxy would otherwise buffer the events.
             .header(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))
             .body(Body::source(Source { shared: shared.clone() }, None));
         (response, EventStream { handle: Arc::new(Handle { shared }) })
@@ -93,7 +93,7 @@ impl Response {
 }
 
 impl EventStream {
-    /// Sends an event. Never waits: the status says what became of it.
+    /// Sends an event. Never blocks: the status says whether it was queued.
     pub fn send(&self, event: &Event) -> SendStatus {
         let Shared { options, state } = &*self.handle.shared;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +101,7 @@ impl EventStream {
             return SendStatus::Closed;
         }
         let queued = state.queued_bytes + event.wire.len();
-        // An event larger than the limit is let through when nothing waits: else it could never be sent.
+        // An event larger than the limit is allowed into an empty queue: otherwise it could never be sent.
         if state.queued_bytes > 0 && queued > options.hard_bytes {
             return SendStatus::Dropped;
         }
@@ -111,17 +111,17 @@ impl EventStream {
         if queued > options.soft_bytes { SendStatus::Backpressure } else { SendStatus::Queued }
     }
 
-    /// Ends the stream when what is queued has been sent. A browser connects again: answer 204 to tell it not to.
+    /// Ends the stream after the queued events. A browser reconnects; answer 204 to make it stop.
     pub fn close(&self) {
         self.handle.shared.end();
     }
 
-    /// Whether events are still taken.
+    /// Whether the stream is open.
     pub fn is_open(&self) -> bool {
         self.handle.shared.lock().is_open()
     }
 
-    /// Bytes that wait for the client.
+    /// The number of bytes queued for the client.
     pub fn queued_bytes(&self) -> usize {
         self.handle.shared.lock().queued_bytes
     }
@@ -141,18 +141,18 @@ impl Hash for EventStream {
     }
 }
 
-/// One event, encoded once however many streams it is sent to.
+/// An event, encoded once however many streams it is sent to.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Event {
     wire: Bytes,
 }
 
 impl Event {
-    /// An event with this text, of any number of lines.
+    /// An event with this text, which may have several lines.
     pub fn new(data: impl AsRef<str>) -> Self {
         let data = data.as_ref();
         let mut wire = Vec::with_capacity(data.len() + 16);
-        // CR, LF and CRLF each end a line there.
+        // CR, LF and CRLF each end a line in the format.
         for line in data.replace("\r\n", "\n").split(['\n', '\r']) {
             wire.extend_from_slice(b"data: ");
             wire.extend_from_slice(line.as_bytes());
@@ -162,30 +162,30 @@ impl Event {
         Self { wire: wire.into() }
     }
 
-    /// Names the kind of event: what a page listens for with `addEventListener`. Without, it is `message`.
+    /// Sets the event type, which a page passes to `addEventListener`. Default: `message`.
     #[must_use]
     pub fn name(self, name: impl AsRef<str>) -> Self {
         self.with("event: ", name.as_ref())
     }
 
-    /// Names the event itself: what a client sends as `Last-Event-ID` when it connects again.
+    /// Sets the event id, which a client sends as `Last-Event-ID` when it reconnects.
     #[must_use]
     pub fn id(self, id: impl AsRef<str>) -> Self {
         self.with("id: ", id.as_ref())
     }
 
-    /// How long the client is to wait before it connects again.
+    /// Sets how long the client waits before it reconnects.
     #[must_use]
     pub fn retry(self, after: Duration) -> Self {
         self.with("retry: ", &after.as_millis().to_string())
     }
 
-    /// The event as it is sent.
+    /// The encoded event.
     pub fn as_bytes(&self) -> &[u8] {
         &self.wire
     }
 
-    /// Puts a line in front; what would end it, or void an id (NUL), is left out.
+    /// Prepends a line. Characters that would end it, or invalidate an id (NUL), are removed.
     fn with(self, field: &str, value: &str) -> Self {
         let value: String = value.chars().filter(|c| !matches!(c, '\r' | '\n' | '\0')).collect();
         Self { wire: [field.as_bytes(), value.as_bytes(), b"\n", &self.wire].concat().into() }
@@ -198,7 +198,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// What the handles share: the stream ends with it.
+/// Shared by the handles: the stream ends when it is dropped.
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
@@ -220,11 +220,11 @@ struct Shared {
 struct State {
     queue: VecDeque<Bytes>,
     queued_bytes: usize,
-    /// No more events are taken; those that wait are sent.
+    /// No more events are accepted; those in the queue are sent.
     ended: bool,
-    /// Nobody takes them.
+    /// The client is gone.
     gone: bool,
-    /// When something was last passed on.
+    /// When something was last sent.
     last: Instant,
     /// The connection waits for events.
     waker: Option<BodyWaker>,
@@ -258,7 +258,7 @@ impl State {
     }
 }
 
-/// The connection's end.
+/// The connection's side.
 struct Source {
     shared: Arc<Shared>,
 }
@@ -295,7 +295,7 @@ impl BodySource for Source {
             return Duration::ZERO;
         }
         state.waker = Some(waker);
-        // Never zero: that would mean that there is something now.
+        // Never zero, which would mean that there is data now.
         self.shared.options.heartbeat.saturating_sub(state.last.elapsed()).max(Duration::from_millis(1))
     }
 

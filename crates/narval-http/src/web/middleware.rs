@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::{Handler, HeadRef, IntoHandler, Request, Response};
 
-/// What wraps handlers: it sees the request before them and the response behind them, and may answer in their place.
+/// Wraps handlers: it gets each request before they do, and their response, and may answer itself.
 ///
 /// Every `Fn(Request, Next<'_>) -> Response + Send + Sync` is a middleware.
 ///
@@ -22,11 +22,11 @@ use crate::{Handler, HeadRef, IntoHandler, Request, Response};
 /// # Ok::<(), narval_http::RouteError>(())
 /// ```
 pub trait Middleware: Send + Sync + 'static {
-    /// Answers a request, with the help of what comes `next`.
+    /// Answers a request, usually with [`Next::run`].
     fn handle(&self, request: Request, next: Next<'_>) -> Response;
 
-    /// The [`Handler::inline`] of the wrapped handlers. `None` (the default) sends every request to a worker, so that none gets
-    /// past [`handle`](Middleware::handle).
+    /// [`Handler::inline`] for the wrapped handlers. `None` (the default) sends every request to a worker, so that none
+    /// bypasses [`handle`](Middleware::handle).
     fn inline(&self, head: &HeadRef<'_>, next: Next<'_>) -> Option<Response> {
         let _ = (head, next);
         None
@@ -42,7 +42,7 @@ where
     }
 }
 
-/// The rest of the way of a request: middlewares further in, and the handler.
+/// The rest of the chain: inner middlewares, and the handler.
 #[derive(Clone, Copy)]
 pub struct Next<'a> {
     layers: &'a [Arc<dyn Middleware>],
@@ -50,12 +50,12 @@ pub struct Next<'a> {
 }
 
 impl<'a> Next<'a> {
-    /// The way through `layers`, outermost first, to `handler`.
+    /// The chain of `layers`, outermost first, and `handler`.
     pub(crate) fn new(layers: &'a [Arc<dyn Middleware>], handler: &'a dyn Handler) -> Self {
         Self { layers, handler }
     }
 
-    /// Goes on with the request.
+    /// Passes the request on, and returns the response.
     pub fn run(self, request: Request) -> Response {
         match self.layers.split_first() {
             Some((layer, layers)) => layer.handle(request, Next { layers, ..self }),
@@ -64,7 +64,7 @@ impl<'a> Next<'a> {
         .settle()
     }
 
-    /// Goes on inline; see [`Handler::inline`].
+    /// Passes the request on inline; see [`Handler::inline`].
     pub fn inline(self, head: &HeadRef<'_>) -> Option<Response> {
         match self.layers.split_first() {
             Some((layer, layers)) => layer.inline(head, Next { layers, ..self }),
@@ -79,13 +79,13 @@ impl fmt::Debug for Next<'_> {
     }
 }
 
-/// A handler in a middleware; see [`wrap`].
+/// A handler wrapped in a middleware; see [`wrap`].
 pub struct Wrapped<H> {
     layers: [Arc<dyn Middleware>; 1],
     handler: H,
 }
 
-/// Puts `middleware` around `handler`, where there is no [`Router`](crate::Router) to do it.
+/// Wraps `handler` in `middleware`, where there is no [`Router`](crate::Router) to do it.
 pub fn wrap<Form>(middleware: impl Middleware, handler: impl IntoHandler<Form>) -> Wrapped<impl Handler> {
     Wrapped { layers: [Arc::new(middleware)], handler: handler.into_handler() }
 }

@@ -1,4 +1,4 @@
-//! What applications are built from: the router, middlewares, files, compression, forms, server-sent events.
+//! Building blocks of applications: the router, middlewares, files, compression, forms, server-sent events.
 
 pub(crate) mod compress;
 pub(crate) mod cors;

@@ -1,4 +1,4 @@
-//! Forms (`multipart/form-data`) of a request, read part by part as they arrive.
+//! Forms (`multipart/form-data`), read part by part as they arrive.
 
 use std::io::{self, Read};
 
@@ -6,11 +6,11 @@ use crate::Request;
 use crate::http1::ProtoError;
 use crate::http1::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, PartHead, Step, boundary};
 
-/// How much of a form is held in memory at a time, in bytes.
+/// Bytes of a form that are in memory at a time.
 const WINDOW: usize = 64 * 1024;
 
-/// The parts of a form, as they arrive: however large the form is, no more than 64 KiB of it are in memory. For a form that is in
-/// memory already there is [`http1::multipart::parts`](crate::http1::multipart::parts).
+/// The parts of a form, as they arrive: however large the form is, only 64 KiB of it are in memory. For a form that is
+/// in memory already, use [`http1::multipart::parts`](crate::http1::multipart::parts).
 ///
 /// ```
 /// use std::io::{copy, sink};
@@ -47,7 +47,7 @@ impl Request {
     /// Reads the body as a form, with the default [`MultipartLimits`].
     ///
     /// # Errors
-    /// The request is not a form (415), or does not say how it is divided (400).
+    /// The request is not a form (415), or its boundary is missing or invalid (400).
     pub fn multipart(&mut self) -> Result<Multipart<impl Read + '_>, ProtoError> {
         let boundary = boundary(self.header_bytes("content-type").unwrap_or_default())?.to_vec();
         Ok(Multipart::new(self.body(), &boundary, MultipartLimits::default()))
@@ -62,11 +62,11 @@ impl<R: Read> Multipart<R> {
         Self { source, decoder, window, start: 0, end: 0, at_end: false, in_part: false, finished: false }
     }
 
-    /// Goes to the next part; what was not read of the one before is passed over.
+    /// Returns the next part; the unread rest of the previous one is skipped.
     ///
     /// # Errors
-    /// Those of the source; [`io::ErrorKind::InvalidData`] with a [`ProtoError`] for a malformed form. A handler that returns the
-    /// error answers 400 then.
+    /// Those of the source, and [`io::ErrorKind::InvalidData`] with a [`ProtoError`] for a malformed form. If a handler
+    /// returns the error, the response is a 400.
     pub fn next_part(&mut self) -> io::Result<Option<PartReader<'_, R>>> {
         while !self.finished {
             let step = self.decode()?;
@@ -83,7 +83,7 @@ impl<R: Read> Multipart<R> {
         Ok(None)
     }
 
-    /// The next event. The bytes of `Data` are at the start of what is left of the window, not consumed yet.
+    /// The next event. The bytes of `Data` are at the start of the unconsumed window.
     fn decode(&mut self) -> io::Result<Found> {
         loop {
             let input = self.window.get(self.start..self.end).unwrap_or_default();
@@ -106,11 +106,11 @@ impl<R: Read> Multipart<R> {
         }
     }
 
-    /// Puts more of the source into the window.
+    /// Reads more of the source into the window.
     fn receive(&mut self) -> io::Result<()> {
         self.window.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        // The window is larger than all that the decoder can ask for, so that there is room.
+        // The window is larger than anything the decoder needs at once, so there is room.
         let received = self.source.read(self.window.get_mut(self.end..).unwrap_or_default())?;
         self.end += received;
         self.at_end = received == 0;
@@ -118,7 +118,7 @@ impl<R: Read> Multipart<R> {
     }
 }
 
-/// What [`Multipart::decode`] found; like [`MultipartEvent`], without the borrow.
+/// The result of [`Multipart::decode`]; like [`MultipartEvent`], without the borrow.
 enum Found {
     Part(PartHead),
     Data(usize),
@@ -154,7 +154,7 @@ impl<R: Read> Read for PartReader<'_, R> {
         if let Some(out) = out.get_mut(..taken) {
             out.copy_from_slice(data);
         }
-        // Data not taken is decoded again: the decoder is still within the part.
+        // Data that was not taken is decoded again: the decoder is still within the part.
         self.form.start += taken;
         Ok(taken)
     }

@@ -1,4 +1,4 @@
-//! Answers that send the client elsewhere (RFC 9110 section 15.4).
+//! Redirects (RFC 9110 section 15.4).
 
 use http::header::LOCATION;
 use http::{HeaderValue, StatusCode};
@@ -6,12 +6,13 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::Response;
 
-/// What can't stand in a `Location`; characters that aren't ASCII are encoded besides. `%` is left: it is taken for encoded already.
+/// Characters that are encoded in a `Location`, besides those that are not ASCII. `%` is left alone: the location is
+/// taken to be encoded already.
 const NOT_IN_LOCATION: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
 
 impl Response {
-    /// 302 Found: the target is at `location` for now.
+    /// 302 Found: the resource is temporarily at `location`.
     ///
     /// ```
     /// use narval_http::Response;
@@ -22,17 +23,18 @@ impl Response {
         Self::redirect_with(StatusCode::FOUND, location)
     }
 
-    /// 303 See Other: the outcome of a POST is to be fetched from `location` with GET.
+    /// 303 See Other: the result of a POST is fetched from `location` with GET.
     pub fn see_other(location: &str) -> Self {
         Self::redirect_with(StatusCode::SEE_OTHER, location)
     }
 
-    /// 308 Permanent Redirect: `location` from now on, with the same method.
+    /// 308 Permanent Redirect: the resource is now at `location`; the method stays the same.
     pub fn redirect_permanent(location: &str) -> Self {
         Self::redirect_with(StatusCode::PERMANENT_REDIRECT, location)
     }
 
-    /// A redirect with another status. What can't stand in a URL is percent-encoded, line ends included.
+    /// A redirect with another status. Characters that are not allowed in a URL, line ends included, are
+    /// percent-encoded.
     pub fn redirect_with(status: StatusCode, location: &str) -> Self {
         let encoded = utf8_percent_encode(location, NOT_IN_LOCATION).to_string();
         match HeaderValue::try_from(encoded) {

@@ -18,7 +18,7 @@ const REVALIDATE_AFTER: Duration = Duration::from_millis(50);
 #[test]
 #[ignore = "started by another test, as a process of its own"]
 fn a_site_by_itself() {
-    let options = SiteOptions { believed: REVALIDATE_AFTER, ..SiteOptions::default() };
+    let options = SiteOptions { revalidate_after: REVALIDATE_AFTER, ..SiteOptions::default() };
     let site = Site::open(std::env::var_os("SITE_FOLDER").unwrap(), options).unwrap();
     let listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
     let server = Server::builder(site).listen(listen).workers(2).shards(1).build().unwrap();

@@ -116,8 +116,8 @@ struct ServeArgs {
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
     /// Milliseconds after which a file's metadata is checked again; 0 checks on every request
-    #[arg(long = "revalidate-after", alias = "believe", value_name = "MS", default_value_t = 1000)]
-    believe: u64,
+    #[arg(long, alias = "believe", value_name = "MS", default_value_t = 1000)]
+    revalidate_after: u64,
     #[command(flatten)]
     tls: TlsArgs,
     /// Use a self-signed certificate made for this run; browsers will warn
@@ -164,7 +164,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
         fallback: args.spa,
         not_found: args.not_found,
         cache_control: args.cache_control,
-        believed: Duration::from_millis(args.believe),
+        revalidate_after: Duration::from_millis(args.revalidate_after),
         ..SiteOptions::default()
     };
     let mut handler: Box<dyn Handler> = Box::new(Site::open(&folder, options).map_err(Failure::usage)?);

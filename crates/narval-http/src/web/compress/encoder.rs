@@ -4,7 +4,7 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 
 use crate::http1::accept::Coding;
 
-/// Levels for compressing while the client waits: where more time stops to pay in bytes.
+/// Levels for compressing while the client waits: above them, more time saves few bytes.
 const ZSTD_LEVEL: i32 = 3;
 const DEFLATE_LEVEL: u32 = 5;
 #[cfg(feature = "brotli")]
@@ -60,7 +60,7 @@ impl Encoder {
         self.writer().write_all(bytes)
     }
 
-    /// Moves what there is of the output to `out`, such that the client can decompress all that was written.
+    /// Moves the output so far to `out`, such that the client can decompress everything written.
     pub(super) fn flush_into(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         self.writer().flush()?;
         out.append(match self {
@@ -73,7 +73,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Ends the output; returns what there is of it still.
+    /// Ends the output, and returns the rest of it.
     pub(super) fn finish(self) -> io::Result<Vec<u8>> {
         match self {
             Self::Zstd(encoder) => encoder.finish(),

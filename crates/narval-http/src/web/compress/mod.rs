@@ -1,4 +1,4 @@
-//! Compression of responses (RFC 9110 section 8.4), as a middleware.
+//! Compression of responses (RFC 9110 section 8.4) as a middleware.
 
 mod encoder;
 mod source;
@@ -19,15 +19,16 @@ use crate::{Body, BodySource, Fill, HeadRef, Middleware, Next, Request, Response
 use encoder::Encoder;
 use source::{CompressedSource, Piece};
 
-/// Bodies in memory up to this size are compressed at once, so that the answer has a `Content-Length`; larger ones as the client takes
-/// them. In bytes.
+/// Bodies in memory up to this size, in bytes, are compressed at once, so that the response has a `Content-Length`;
+/// larger ones as the client reads them.
 const AT_ONCE_MAX: u64 = SegmentBuf::QUANTUM as u64;
 
-/// A [`Middleware`] that compresses answers for clients that accept it.
+/// A [`Middleware`] that compresses responses for clients that accept it.
 ///
-/// It compresses what is worth it (text and the like, from [`bytes_min`](Compression::bytes_min) on) and may be (no ranges, nothing
-/// encoded already, no `Cache-Control: no-transform`), streams included; it adds `Vary: Accept-Encoding` where the client's wish
-/// mattered, and makes a strong `ETag` weak. `text/event-stream` is left alone.
+/// It compresses compressible types (text and similar) of at least [`bytes_min`](Compression::bytes_min), streams
+/// included, unless the response is a range, is encoded already, or has `Cache-Control: no-transform`. It adds `Vary:
+/// Accept-Encoding` where the request field mattered, and makes a strong `ETag` weak. `text/event-stream` is not
+/// compressed.
 ///
 /// ```
 /// use narval_http::{Compression, Router};
@@ -42,7 +43,8 @@ pub struct Compression {
 }
 
 impl Default for Compression {
-    /// zstd, br (with the feature `brotli`), gzip and deflate, in this order, from 860 bytes on: less fits into one packet anyhow.
+    /// zstd, br (with the feature `brotli`), gzip and deflate, in this order, from 860 bytes on: smaller bodies fit
+    /// into one packet anyway.
     fn default() -> Self {
         let mut codings = vec![Coding::Zstd, Coding::Gzip, Coding::Deflate];
         if cfg!(feature = "brotli") {
@@ -53,15 +55,15 @@ impl Default for Compression {
 }
 
 impl Compression {
-    /// The codings to use, in the order of preference among those the client likes equally. `br` is left out without the feature
-    /// `brotli`.
+    /// Sets the codings, in order of preference among those that the client prefers equally. `br` is ignored without
+    /// the feature `brotli`.
     #[must_use]
     pub fn codings(mut self, codings: &[Coding]) -> Self {
         self.codings = codings.iter().copied().filter(|&coding| Encoder::is_available(coding)).collect();
         self
     }
 
-    /// The size in bytes from which a body is compressed; one whose size is not known always is.
+    /// Sets the size in bytes from which a body is compressed; a body of unknown size always is.
     #[must_use]
     pub fn bytes_min(mut self, bytes: u64) -> Self {
         self.bytes_min = bytes;
@@ -74,7 +76,7 @@ fn is_worth_it(response: &Response, bytes_min: u64) -> bool {
     is_large && has_content(response.status()) && may_be_compressed(response)
 }
 
-/// Whether its kind allows it.
+/// Whether its status and fields allow compression.
 fn may_be_compressed(response: &Response) -> bool {
     let header = |name: HeaderName| response.header_value(&name);
     response.status() != StatusCode::PARTIAL_CONTENT
@@ -84,7 +86,8 @@ fn may_be_compressed(response: &Response) -> bool {
         && !header(CACHE_CONTROL).is_some_and(|value| has_token(value.as_bytes(), b"no-transform"))
 }
 
-/// What is not compressed goes as it is. A 304 says of what the 200 would depend (RFC 9110 section 15.4.5); its size is not known.
+/// A response that is not compressed. A 304 has the `Vary` of the 200 (RFC 9110 section 15.4.5), whose size is not
+/// known here.
 fn pass_on(response: Response) -> Response {
     if response.status() == StatusCode::NOT_MODIFIED && may_be_compressed(&response) {
         return add_vary(response);
@@ -104,7 +107,7 @@ impl Middleware for Compression {
             let response = add_vary(response);
             match (coding, is_head) {
                 (Coding::Identity, _) => response,
-                // What the length would be nobody knows without compressing it.
+                // The length is not known without compressing the body.
                 (_, true) => mark(response, coding).body(Body::source(Nothing, None)),
                 (_, false) => compress(response, coding),
             }
@@ -122,13 +125,13 @@ impl Middleware for Compression {
     }
 }
 
-/// Compresses the body of an answer that is worth it.
+/// Compresses the body of a response if it gets smaller.
 fn compress(mut response: Response, coding: Coding) -> Response {
     let body = std::mem::take(response.plain().1);
     let body = match body.kind {
         BodyKind::Bytes(bytes) if bytes.len() as u64 <= AT_ONCE_MAX => match Encoder::encode(coding, &bytes) {
             Ok(compressed) if compressed.len() < bytes.len() => Body::bytes(compressed),
-            // Memory can't fail to be read: whatever happened, the body as it is will do.
+            // Compressing memory cannot fail to read: in any case, the body as it is will do.
             Ok(_) | Err(_) => return response.body(Body::bytes(bytes)),
         },
         BodyKind::Bytes(bytes) => Body::source(CompressedSource::of_piece(coding, Piece::Memory(bytes)), None),
@@ -139,12 +142,12 @@ fn compress(mut response: Response, coding: Coding) -> Response {
     mark(response, coding).body(body)
 }
 
-/// Sets the fields that tell of the coding.
+/// Sets the fields for the coding.
 fn mark(mut response: Response, coding: Coding) -> Response {
     let headers = response.plain().0;
     headers.retain(|(name, _)| *name != ACCEPT_RANGES);
     for (_, etag) in headers.iter_mut().filter(|(name, _)| *name == ETAG) {
-        // Byte for byte it is another representation (RFC 9110 section 8.8.3.3).
+        // The bytes are another representation (RFC 9110 section 8.8.3.3).
         if etag.as_bytes().starts_with(b"\"")
             && let Ok(weak) = HeaderValue::from_bytes(&[b"W/", etag.as_bytes()].concat())
         {
@@ -166,7 +169,7 @@ fn has_token(list: &[u8], token: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
 }
 
-/// A body of unknown length that is never sent: of an answer to HEAD.
+/// A body of unknown length that is never sent, for answers to HEAD.
 struct Nothing;
 
 impl BodySource for Nothing {

@@ -10,26 +10,26 @@ use super::encoder::Encoder;
 use crate::http1::accept::Coding;
 use crate::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
 
-/// How much of a file is read at a time, in bytes.
+/// Bytes of a file that are read at a time.
 const READ: usize = 64 * 1024;
 
-/// A body that is compressed as the client takes it. Each piece it makes can be decompressed at once: what the handler streams, the client
-/// sees.
+/// A body that is compressed as the client reads it. Every piece can be decompressed at once, so the client sees what
+/// the handler streams.
 pub(super) struct CompressedSource {
     coding: Coding,
-    /// None before the first piece, and after the last.
+    /// `None` before the first piece, and after the last.
     encoder: Option<Encoder>,
-    /// What was made, and not compressed yet.
+    /// Input that is not compressed yet.
     pieces: VecDeque<Piece>,
-    /// None when it has no more.
+    /// `None` at its end.
     source: Option<Box<dyn BodySource>>,
-    /// It had no more for now when it was last asked.
+    /// Its last answer was [`Fill::Wait`].
     waits: bool,
-    /// What it has behind its body.
+    /// Its trailer fields.
     trailers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Something to be compressed.
+/// A piece of input.
 pub(super) enum Piece {
     Memory(Bytes),
     File(FileRange),
@@ -72,7 +72,7 @@ impl CompressedSource {
         Ok(done)
     }
 
-    /// Asks the source for its next piece. It is called when all before has been compressed.
+    /// Gets the next piece from the source. Called when everything before it is compressed.
     fn ask(&mut self) -> io::Result<()> {
         let Some(source) = &mut self.source else { return Ok(()) };
         let mut made = SegmentBuf::default();
@@ -100,7 +100,7 @@ impl BodySource for CompressedSource {
             Some(encoder) => encoder,
             None => Encoder::new(self.coding)?,
         };
-        // One quantum of input makes no more than about that much output, and takes a few milliseconds.
+        // One quantum of input produces about as much output at most, and takes a few milliseconds.
         let mut budget = SegmentBuf::QUANTUM;
         if self.pieces.is_empty() {
             self.ask()?;

@@ -10,8 +10,8 @@ use crate::http1::conditional::{self, Outcome, Validators};
 use crate::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
 use crate::{Body, BodySource, FileRange, Fill, HeadRef, Response, SegmentBuf};
 
-/// Answers a GET or HEAD from a resource: chooses the encoding, evaluates the conditions, cuts out the ranges. It touches
-/// no disk.
+/// Answers a GET or HEAD from a resource: chooses the encoding, evaluates conditions, selects ranges. Does not access
+/// the disk.
 pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource) -> Option<Response> {
     let variant = choose(head, resource)?;
     let validators = Validators { etag: Some(&variant.etag), last_modified: Some(resource.last_modified) };
@@ -20,7 +20,7 @@ pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource) -> Option<Response
         Outcome::NotModified => return Some(with_headers(StatusCode::NOT_MODIFIED, variant)),
         Outcome::PreconditionFailed => return Some(Response::new(StatusCode::PRECONDITION_FAILED)),
     }
-    // Ranges of an encoded file would be ranges of its encoding; a client that resumes wants those of the file it had.
+    // Ranges of an encoded file would be ranges of the encoding; a client that resumes wants those of the file.
     let range = (*head.method() == Method::GET).then(|| head.header_bytes("range")).flatten();
     if let Some(range) = range
         && conditional::range_applies(head, &validators)
@@ -52,7 +52,7 @@ fn choose<'r>(head: &HeadRef<'_>, resource: &'r Resource) -> Option<&'r Variant>
     resource.variants.iter().find(|variant| variant.coding == coding).or_else(|| resource.identity())
 }
 
-/// The answer with the whole file.
+/// The response with the whole file.
 fn whole(variant: &Variant) -> Response {
     match &variant.content {
         Content::Memory(_, prepared) => prepared.clone().into(),

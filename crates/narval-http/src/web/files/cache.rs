@@ -6,16 +6,16 @@ use quick_cache::sync::Cache;
 use super::SiteOptions;
 use super::resource::Resource;
 
-/// What an entry is charged besides its contents: key, fields, the cache's own share.
+/// What an entry is charged besides its contents: key, fields, the cache's overhead.
 const ENTRY_BYTES: u64 = 2048;
 
-/// Resources by request path, bounded in memory and in open files at once.
+/// Resources by request path, bounded both in memory and in open files.
 #[derive(Debug)]
 pub(super) struct ResourceCache {
     entries: Cache<Box<str>, Arc<Resource>, Charge>,
 }
 
-/// Charges an open file the share of memory that makes the largest number of them fill the cache.
+/// Charges an open file such a share of memory that the largest number of them fills the cache.
 #[derive(Clone, Debug)]
 struct Charge {
     bytes_per_file: u64,

@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2};
 
-/// A folder that names are opened beneath, and nowhere else: symbolic links may lead about inside it, not out of it.
+/// A folder beneath which names are opened: symbolic links may point to other places inside it, but not out of it.
 #[derive(Debug)]
 pub(super) struct Folder {
     handle: OwnedFd,
 }
 
-/// What tells one state of a file from another.
+/// Identifies a state of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -45,14 +45,14 @@ impl Stamp {
     }
 }
 
-/// What a name stands for.
+/// What a name refers to.
 #[derive(Debug)]
 pub(super) enum Found {
     File(File, Stamp),
     Folder(OwnedFd),
-    /// Nothing, or nothing that is served: a device, a socket, a link that leads out.
+    /// Nothing, or nothing that is served: a device, a socket, a link that points outside.
     Nothing,
-    /// Something we may not read.
+    /// A file or folder that we may not read.
     Forbidden,
 }
 
@@ -61,7 +61,7 @@ impl Folder {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let handle = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let folder = Self { handle };
-        // Found out at the start rather than by the first request: openat2(2) is there since Linux 5.6.
+        // Detected at start rather than by the first request: openat2(2) exists since Linux 5.6.
         folder.find(Path::new("."))?;
         Ok(folder)
     }
@@ -69,11 +69,11 @@ impl Folder {
     /// Opens a relative name.
     ///
     /// # Errors
-    /// Only for trouble that is not the name's: too many open files, an input or output error.
+    /// Only for failures that the name did not cause: too many open files, an I/O error.
     pub(super) fn find(&self, name: &Path) -> io::Result<Found> {
         loop {
             match self.find_once(name) {
-                // A rename crossed our way; the kernel asks to try again.
+                // A concurrent rename; the kernel asks to try again.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => return outcome,
             }
@@ -82,7 +82,7 @@ impl Folder {
 
     fn find_once(&self, name: &Path) -> io::Result<Found> {
         let name = if name.as_os_str().is_empty() { Path::new(".") } else { name };
-        // Without NONBLOCK, opening a FIFO would wait for its writer.
+        // Without NONBLOCK, opening a FIFO would wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let handle = loop {
@@ -117,7 +117,7 @@ fn nothing_there(error: rustix::io::Errno) -> io::Result<Found> {
     }
 }
 
-/// The whole of a file that was found as `stamp` says; `None` where it changed while it was read.
+/// The whole file, if it is in the state `stamp`; `None` if it changed while it was read.
 pub(super) fn read_whole(file: &File, stamp: &Stamp) -> io::Result<Option<Vec<u8>>> {
     let mut content = Vec::with_capacity(usize::try_from(stamp.size).unwrap_or(0));
     let mut reader = file;

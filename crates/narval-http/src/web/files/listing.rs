@@ -14,7 +14,7 @@ use crate::http1::accept::negotiate_media_type;
 use crate::http1::path::query_pairs;
 use crate::{Body, HeadRef, Response};
 
-/// Most entries that are listed; a note says that there are more.
+/// The most entries that are listed; a note says if there are more.
 const ENTRIES_MAX: usize = 10_000;
 
 /// All but the unreserved characters of RFC 3986.
@@ -22,14 +22,14 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
-    /// First in the order: folders come before files.
+    /// The first sort key: folders come before files.
     is_file: bool,
     name: OsString,
     size: u64,
     modified_s: u64,
 }
 
-/// The list of a folder, as HTML or, for `Accept: application/json` and `?format=json`, as JSON.
+/// The listing of a folder as HTML or, for `Accept: application/json` and `?format=json`, as JSON.
 pub(super) fn list(head: &HeadRef<'_>, folder: OwnedFd, path: &str, hidden: bool) -> io::Result<Response> {
     let (entries, cut) = read(folder, hidden)?;
     let asked = head.query().and_then(|query| query_pairs(query).find(|(name, _)| name == "format"));
@@ -63,8 +63,8 @@ fn read(folder: OwnedFd, hidden: bool) -> io::Result<(Vec<Entry>, bool)> {
             entries.sort_unstable();
             return Ok((entries, true));
         }
-        // An entry that is gone by now, or that can't be looked at, is not listed; links are listed as what they lead to
-        // only if that is inside, which is found out when they are followed: here they count as files.
+        // An entry that is gone by now, or that cannot be examined, is not listed. Links count as files here: whether
+        // their target is inside the folder is only known when they are followed.
         let Ok(stat) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink) {
@@ -114,7 +114,7 @@ fn as_html(path: &str, entries: &[Entry], cut: bool) -> String {
         let size = if entry.is_file { human_size(entry.size) } else { String::new() };
         let date = httpdate_iso(entry.modified_s);
         let date = date.get(..16).unwrap_or_default().replace('T', " ");
-        // Writing to a String can't fail.
+        // Writing to a String cannot fail.
         let _ =
             writeln!(page, "<tr><td><a href=\"{}\">{name}{slash}</a><td class=n>{size}<td class=d>{date}", href(entry));
     }
@@ -141,7 +141,7 @@ a { text-decoration: none; } a:hover { text-decoration: underline; }
 @media (max-width: 40rem) { .d { display: none; } th, td { padding: .6rem .25rem; } }
 </style>\n";
 
-/// The link to an entry, relative; `./` keeps a name with a colon from being taken for a scheme.
+/// The relative link to an entry; `./` prevents a name with a colon from being taken for a scheme.
 fn href(entry: &Entry) -> String {
     let slash = if entry.is_file { "" } else { "/" };
     format!("./{}{slash}", percent_encode(entry.name.as_bytes(), SEGMENT))
@@ -156,7 +156,7 @@ fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // Control characters and those that turn the direction of text could make a name look like another.
+            // Control characters, and those that change the direction of text, could make a name look like another.
             c if c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
                 out.push('\u{fffd}')
             }

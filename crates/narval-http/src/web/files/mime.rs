@@ -3,10 +3,10 @@ use std::path::Path;
 use http::HeaderValue;
 use mime_guess::mime;
 
-/// The `Content-Type` of a file by its name, with a charset for text: UTF-8, as practically all of it is.
+/// The `Content-Type` of a file by its name. Text has the charset UTF-8, which is almost always right.
 pub(super) fn of(path: &Path) -> HeaderValue {
     let guess = match path.extension().and_then(|extension| extension.to_str()) {
-        // Newer than the table.
+        // Not in the table yet.
         Some("mjs") => return HeaderValue::from_static("text/javascript; charset=utf-8"),
         Some("narinfo") => return HeaderValue::from_static("text/x-nix-narinfo"),
         Some("nar") => return HeaderValue::from_static("application/x-nix-nar"),
@@ -19,8 +19,8 @@ pub(super) fn of(path: &Path) -> HeaderValue {
     HeaderValue::try_from(value).unwrap_or(HeaderValue::from_static("application/octet-stream"))
 }
 
-/// Whether content of this type gets smaller by compression: text, and formats that are text inside or not compressed themselves. Not
-/// event streams, which compression would hold back.
+/// Whether content of this type is compressible: text, and formats that are text inside or not compressed themselves.
+/// Event streams are not: compression would delay them.
 pub fn is_compressible(content_type: &str) -> bool {
     let essence = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_text = essence.starts_with("text/") && essence != "text/event-stream";

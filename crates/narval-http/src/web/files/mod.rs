@@ -4,13 +4,13 @@
 //! use narval_http::files::{Site, SiteOptions};
 //!
 //! let site = Site::open("public", SiteOptions::default())?;
-//! // A handler like any other: Server::builder().handler(site) …
+//! // A handler like any other: Server::builder(site) …
 //! # let _ = site;
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! `folder` opens names beneath the root and nowhere else; `resource` is what a path of the site stands for, with all
-//! its encodings; `cache` remembers resources for a moment; `answer` makes responses from them without touching a disk.
+//! `folder` opens names beneath the root; `resource` is a file of the site with all its encodings; `cache` keeps
+//! resources for a moment; `answer` makes responses from them without accessing the disk.
 
 mod answer;
 mod cache;

@@ -8,28 +8,28 @@ use thiserror::Error;
 /// How a [`Site`](super::Site) serves its folder.
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// Files that answer for a folder, the first that is there.
+    /// Index files: the first that exists is served for a folder.
     pub index: Vec<String>,
     /// List folders that have no index file.
     pub listing: bool,
     /// Serve names that start with a dot. `.well-known` is served in any case (RFC 8615).
     pub hidden: bool,
-    /// Serve `FILE.zst`, `FILE.br` and `FILE.gz` in the place of `FILE` to clients that accept them.
+    /// Serve `FILE.zst`, `FILE.br` and `FILE.gz` instead of `FILE` to clients that accept them.
     pub sidecars: bool,
-    /// A folder of its own for those, with the same tree below it; where there is none they are looked for beside the files.
+    /// A separate folder for these files, with the same tree below it; `None` if they are beside the originals.
     pub sidecar_folder: Option<PathBuf>,
-    /// The file that answers for pages that are not there, with status 200: the page of a single-page application.
+    /// The file that is served with status 200 for missing pages: the page of a single-page application.
     pub fallback: Option<String>,
     /// The file that is the body of a 404.
     pub not_found: Option<String>,
-    /// `Cache-Control` by path; the first rule that fits.
+    /// `Cache-Control` by path; the first matching rule applies.
     pub cache_control: Vec<CacheRule>,
-    /// How long what was found out about a file is believed before the file is looked at again. A file that was replaced
-    /// meanwhile is served as it was, whole. Zero: every request looks.
-    pub believed: Duration,
-    /// Most memory for contents of small files, in bytes.
+    /// How long a file is served before its name is checked again. If it was replaced meanwhile, the old contents are
+    /// served, whole. Zero checks for every request.
+    pub revalidate_after: Duration,
+    /// The most memory for contents of small files, in bytes.
     pub memory_bytes_max: u64,
-    /// Most files that are held open.
+    /// The most files that are kept open.
     pub open_files_max: u64,
 }
 
@@ -44,21 +44,21 @@ impl Default for SiteOptions {
             fallback: None,
             not_found: None,
             cache_control: Vec::new(),
-            believed: Duration::from_secs(1),
+            revalidate_after: Duration::from_secs(1),
             memory_bytes_max: 64 << 20,
             open_files_max: 1024,
         }
     }
 }
 
-/// A `Cache-Control` value for the paths that fit a glob.
+/// A `Cache-Control` value for the paths that match a glob.
 #[derive(Clone, Debug)]
 pub struct CacheRule {
     glob: GlobMatcher,
     value: HeaderValue,
 }
 
-/// A rule that can't be read.
+/// An invalid rule.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RuleError {
@@ -66,23 +66,23 @@ pub enum RuleError {
     #[error("the rule '{0}' has no '=': write GLOB=VALUE, such as 'assets/**=public, max-age=31536000, immutable'")]
     NoValue(String),
     /// The glob is malformed.
-    #[error("the glob '{glob}' can't be read: {reason}")]
+    #[error("the glob '{glob}' is invalid: {reason}")]
     Glob {
         /// The glob.
         glob: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The value can't stand in a field.
-    #[error("'{0}' can't be a Cache-Control value")]
+    /// The value is not a valid field value.
+    #[error("'{0}' is not a valid Cache-Control value")]
     Value(String),
 }
 
 impl CacheRule {
-    /// Reads `GLOB=VALUE`. The glob is matched against the path below the root, without a leading slash.
+    /// Parses `GLOB=VALUE`. The glob is matched against the path below the root, without a leading slash.
     ///
     /// # Errors
-    /// Where it can't be read.
+    /// The rule is invalid.
     ///
     /// ```
     /// use narval_http::files::CacheRule;
@@ -98,7 +98,7 @@ impl CacheRule {
         Ok(Self { glob: glob.compile_matcher(), value })
     }
 
-    /// The value, where the path fits.
+    /// The value, if the path matches.
     pub(super) fn value_for(&self, path: &std::path::Path) -> Option<&HeaderValue> {
         self.glob.is_match(path).then_some(&self.value)
     }

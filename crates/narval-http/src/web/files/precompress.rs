@@ -16,53 +16,53 @@ use rustix::io::Errno;
 use super::mime;
 use crate::http1::accept::Coding;
 
-/// Smaller files gain nothing: head and framing outweigh them.
+/// Smaller files gain nothing: head and framing outweigh the savings.
 const FILE_BYTES_MIN: u64 = 256;
 /// The deepest folder that is visited.
 const DEPTH_MAX: usize = 64;
-/// How often a file is made that other processes write or remove at the same time.
+/// How often creating a file is retried while other processes write or remove it.
 const ATTEMPTS_MAX: usize = 100;
-/// brotli's slowest and smallest, and the window browsers have to support (RFC 7932 section 9.1).
+/// brotli's highest level, and the window that browsers must support (RFC 7932 section 9.1).
 #[cfg(feature = "brotli")]
 const BROTLI_QUALITY: u32 = 11;
 #[cfg(feature = "brotli")]
 const BROTLI_WINDOW_BITS: u32 = 22;
-/// zstd's smallest whose window every browser has to support (RFC 8878 section 3.1.1.1.2: 8 MiB).
+/// zstd's highest level whose window every browser must support (RFC 8878 section 3.1.1.1.2: 8 MiB).
 const ZSTD_LEVEL: i32 = 19;
 
-/// What [`precompress`] does with a folder.
+/// Options of [`precompress`].
 #[derive(Clone, Debug)]
 pub struct PrecompressOptions {
-    /// Where the encodings go; beside the files where this is `None`.
+    /// The folder for the encodings; `None` puts them beside the files.
     pub into: Option<PathBuf>,
     /// Which encodings to make; see [`SiteOptions::sidecars`](super::SiteOptions::sidecars).
     pub codings: Vec<Coding>,
-    /// How many files are worked on at once.
+    /// How many files are compressed at the same time.
     pub threads: NonZero<usize>,
 }
 
-/// What [`precompress`] did.
+/// The counters of [`precompress`].
 #[derive(Debug, Default)]
 pub struct Precompressed {
-    /// Files whose type gets smaller by compression.
+    /// Files of a compressible type.
     pub files: AtomicU64,
     /// Their size together, in bytes.
     pub file_bytes: AtomicU64,
-    /// Encodings that were made.
+    /// Encodings that were written.
     pub made: AtomicU64,
     /// Their size together, in bytes.
     pub made_bytes: AtomicU64,
-    /// Encodings that were there already, as new as the file.
+    /// Encodings that existed already and are as new as the file.
     pub fresh: AtomicU64,
     /// Encodings that would not have been smaller.
     pub larger: AtomicU64,
 }
 
-/// Makes the encodings of all compressible files of a folder, where they are smaller, each with the modification time of
-/// its source. `progress` is called after each file with how many are done and how many there are.
+/// Writes the encodings of all compressible files of a folder, if they are smaller, each with the modification time of
+/// its source. `progress` is called after each file with the number of files done and the total.
 ///
 /// # Errors
-/// The first folder or file that can't be read or written, by name. What was made until then is whole.
+/// The first folder or file that cannot be read or written, by name. Encodings written before are complete.
 pub fn precompress(
     root: &Path,
     options: &PrecompressOptions,
@@ -70,7 +70,7 @@ pub fn precompress(
 ) -> io::Result<Precompressed> {
     let mut sources = Vec::new();
     collect(root, Path::new(""), DEPTH_MAX, &mut sources)?;
-    // The largest first: they would be what everybody waits for at the end.
+    // The largest first, so that the last one to finish is small.
     sources.sort_by_key(|source| source.size);
     let total = sources.len() as u64;
     let (sources, done) = (Mutex::new(sources), AtomicU64::new(0));
@@ -109,7 +109,7 @@ fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -
     for entry in fs::read_dir(&folder).map_err(named)? {
         let entry = entry.map_err(named)?;
         let path = below.join(entry.file_name());
-        // Of the entry itself: links are not followed, so that nothing outside is read and no loop is walked.
+        // Of the entry itself: links are not followed, so nothing outside is read and there are no loops.
         let meta = entry.metadata().map_err(named)?;
         if meta.is_dir() && depth > 0 {
             collect(root, &path, depth - 1, sources)?;
@@ -156,11 +156,11 @@ fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summar
     Ok(())
 }
 
-/// Writes one encoding beside its final name and moves it there when it is whole. `None` where it is not smaller; an older
-/// one is then taken away, for it is of another content.
+/// Writes one encoding to a temporary name, and renames it when it is complete. `None` if it is not smaller; an older
+/// encoding is then removed, because it has other contents.
 fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Result<Option<u64>> {
     let partial = with_ending(target, ".tmp");
-    // Locked until it has its name, or none any more.
+    // Locked until it is renamed or removed.
     let file = create_partial(&partial, source.mode).map_err(|error| named("cannot write", &partial, &error))?;
     let mut limited = Limited { file: &file, left: source.size.saturating_sub(1), over: false };
     let made = (|| {
@@ -184,14 +184,15 @@ fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Re
     }
 }
 
-/// Makes a file that is not there yet and locks it. Whoever is writing it is waited for; what a killed process left is removed.
+/// Creates a new file and locks it. Waits for another process that is writing it; leftovers of a killed process are
+/// removed.
 fn create_partial(path: &Path, mode: u32) -> io::Result<File> {
     for _ in 0..ATTEMPTS_MAX {
         match OpenOptions::new().write(true).create_new(true).mode(mode).open(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => remove_left_over(path)?,
             file => {
                 let file = file?;
-                // Before it was locked, another process may have taken it for left over.
+                // Before it was locked, another process may have taken it for a leftover.
                 if lock(&file, FlockOperation::NonBlockingLockExclusive)? && has_name(path, &file)? {
                     return Ok(file);
                 }
@@ -208,11 +209,11 @@ fn remove_left_over(path: &Path) -> io::Result<()> {
         file => file?,
     };
     lock(&file, FlockOperation::LockExclusive)?;
-    // Whoever had it locked has given it its name, or removed it.
+    // The process that held the lock has renamed or removed it.
     if has_name(path, &file)? { remove_if_there(path) } else { Ok(()) }
 }
 
-/// Whether the lock is had, or there are no locks on this file system.
+/// Whether the lock was taken, or the file system has no locks.
 fn lock(file: &File, operation: FlockOperation) -> io::Result<bool> {
     loop {
         return match flock(file, operation) {
@@ -270,7 +271,7 @@ fn compress(mut source: impl Read, coding: Coding, target: &mut Limited<'_>) -> 
     Ok(())
 }
 
-/// A file that takes no more than it was given room for: an encoding that is not smaller is given up at once.
+/// A file with a size limit: an encoding that is not smaller is abandoned at once.
 struct Limited<'a> {
     file: &'a File,
     left: u64,

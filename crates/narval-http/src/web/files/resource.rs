@@ -17,22 +17,22 @@ use crate::Prepared;
 use crate::http1::accept::Coding;
 use crate::http1::date;
 
-/// Files up to this size are kept in memory and go out in one piece with their head: a copy of 32 KiB costs about as much
-/// as the system calls that would avoid it.
+/// Files up to this size are kept in memory and sent together with their head: copying 32 KiB costs about as much as
+/// the system calls that would avoid it.
 const MEMORY_FILE_BYTES_MAX: u64 = 32 * 1024;
 
-/// The encodings looked for beside a file, with the ending each has.
+/// The encodings looked for beside a file, with their file name extensions.
 const SIDECARS: [(Coding, &str); 3] = [(Coding::Zstd, ".zst"), (Coding::Brotli, ".br"), (Coding::Gzip, ".gz")];
 
-/// A file of the site, with all encodings it is there in.
+/// A file of the site, with all its encodings.
 #[derive(Debug)]
 pub(super) struct Resource {
-    /// The file itself first, then what is smaller, the smallest first.
+    /// The file itself first, then smaller encodings, the smallest first.
     pub(super) variants: Vec<Variant>,
     pub(super) last_modified: std::time::SystemTime,
     /// Its name beneath the root.
     path: PathBuf,
-    /// When it was last found to be so, in milliseconds of the site's own clock.
+    /// When it was last checked, in milliseconds of the site's clock.
     checked_ms: AtomicU64,
 }
 
@@ -42,20 +42,20 @@ pub(super) struct Variant {
     pub(super) coding: Coding,
     pub(super) stamp: Stamp,
     pub(super) etag: HeaderValue,
-    /// The fields of a 200, without those about the length.
+    /// The fields of a 200, except those for the length.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     pub(super) content: Content,
 }
 
 #[derive(Debug)]
 pub(super) enum Content {
-    /// A small file: its bytes, and the whole answer encoded.
+    /// A small file: its bytes, and the encoded response.
     Memory(Bytes, Arc<Prepared>),
     File(Arc<File>),
 }
 
 impl Resource {
-    /// Takes an opened file and finds its encodings.
+    /// Makes a resource of an open file, and finds its encodings.
     pub(super) fn load(
         file: File,
         stamp: Stamp,
@@ -86,8 +86,8 @@ impl Resource {
         Ok(Self { variants, last_modified, path: path.to_owned(), checked_ms: AtomicU64::new(0) })
     }
 
-    /// Worker: looks whether its name and those of its encodings still stand for what was found; then nothing need be read. Returns
-    /// `false` also if that cannot be told.
+    /// Worker: checks whether its name and those of its encodings still refer to the same files; if so, nothing needs
+    /// to be read. Also returns `false` if that is not known.
     pub(super) fn is_still_so(&self, root: &Folder, sidecar_root: Option<&Folder>, options: &SiteOptions) -> bool {
         let Some(identity) = self.identity() else { return false };
         let is_same = matches!(root.find(&self.path), Ok(Found::File(_, stamp)) if stamp == identity.stamp);
@@ -105,7 +105,7 @@ impl Resource {
                 }))
     }
 
-    /// Whether that is its name beneath the root.
+    /// Whether this is its name beneath the root.
     pub(super) fn is_at(&self, path: &Path) -> bool {
         self.path == path
     }
@@ -124,8 +124,8 @@ impl Resource {
         self.checked_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    pub(super) fn is_believed(&self, now_ms: u64, believed_ms: u64) -> bool {
-        now_ms.saturating_sub(self.checked_ms.load(Ordering::Relaxed)) < believed_ms
+    pub(super) fn is_fresh(&self, now_ms: u64, revalidate_after_ms: u64) -> bool {
+        now_ms.saturating_sub(self.checked_ms.load(Ordering::Relaxed)) < revalidate_after_ms
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
@@ -154,7 +154,7 @@ impl Content {
     fn load(file: File, stamp: &Stamp, headers: &[(HeaderName, HeaderValue)]) -> io::Result<Self> {
         if stamp.size <= MEMORY_FILE_BYTES_MAX {
             let Some(content) = read_whole(&file, stamp)? else {
-                // The caller looks again.
+                // The caller tries again.
                 return Err(io::ErrorKind::Interrupted.into());
             };
             let content = Bytes::from(content);
@@ -164,7 +164,7 @@ impl Content {
     }
 }
 
-/// The ending of the file that holds this encoding of another; `None` for those that are never looked for.
+/// The file name extension of an encoding; `None` for those that are never looked for.
 pub(super) fn sidecar_ending(coding: Coding) -> Option<&'static str> {
     SIDECARS.iter().find(|(have, _)| *have == coding).map(|(_, ending)| *ending)
 }
@@ -193,7 +193,7 @@ fn is_sidecar(stamp: &Stamp, source: &Stamp) -> bool {
     stamp.size < source.size && stamp.modified_ns() >= source.modified_ns()
 }
 
-/// A strong tag: the modification time in nanoseconds and the size, of the very bytes that are sent.
+/// A strong tag: modification time in nanoseconds and size, of the bytes that are sent.
 fn etag(stamp: &Stamp, coding: Coding) -> HeaderValue {
     let suffix = if coding == Coding::Identity { "" } else { coding.name() };
     let tag = format!("\"{:x}-{:x}{suffix}\"", stamp.modified_ns(), stamp.size);

@@ -18,10 +18,10 @@ use super::resource::{Content, Resource, Variant};
 use crate::http1::path::FilePath;
 use crate::{Body, FileRange, Handler, HeadRef, Request, Response};
 
-/// How often a file that changes while it is read is looked at again.
+/// How often reading a file is retried if it changes meanwhile.
 const CHANGED_RETRIES_MAX: usize = 5;
 
-/// Serves the files of a folder. What it was asked for a moment ago it answers from memory, on the shard.
+/// Serves the files of a folder. Recently used files are answered from memory, on the shard.
 #[derive(Debug)]
 pub struct Site {
     root: Folder,
@@ -34,10 +34,10 @@ pub struct Site {
 }
 
 impl Site {
-    /// Opens the folder; names are looked up beneath it from then on, wherever it is moved.
+    /// Opens the folder. It is used from then on, even if it is renamed.
     ///
     /// # Errors
-    /// The folder, or that of the sidecars, can't be opened; a kernel before Linux 5.6.
+    /// The folder, or that of the sidecars, cannot be opened, or the kernel is older than Linux 5.6.
     pub fn open(root: impl AsRef<Path>, options: SiteOptions) -> io::Result<Self> {
         let path = root.as_ref().to_owned();
         let opened = |path: &Path| {
@@ -51,12 +51,12 @@ impl Site {
     }
 
     fn now_ms(&self) -> u64 {
-        // From 1 on, so that 0 is before everything.
+        // Starts at 1: 0 is before everything.
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
 
-    fn believed_ms(&self) -> u64 {
-        u64::try_from(self.options.believed.as_millis()).unwrap_or(u64::MAX)
+    fn revalidate_after_ms(&self) -> u64 {
+        u64::try_from(self.options.revalidate_after.as_millis()).unwrap_or(u64::MAX)
     }
 
     fn get(&self, head: &HeadRef<'_>) -> io::Result<Response> {
@@ -80,12 +80,12 @@ impl Site {
         }
     }
 
-    /// The answer from what was found before, if it is still so.
+    /// The response from the cache, if it is still valid.
     fn known(&self, head: &HeadRef<'_>) -> Option<Response> {
         let resource = self.cache.get(head.path())?;
-        // The time before: what changes while it is looked at is not believed for longer than that.
+        // Taken before: a change during the check is not missed for longer than the interval.
         let now = self.now_ms();
-        if !resource.is_believed(now, self.believed_ms()) {
+        if !resource.is_fresh(now, self.revalidate_after_ms()) {
             if !self.is_still_so(head, &resource) {
                 return None;
             }
@@ -107,22 +107,22 @@ impl Site {
         self.not_found(head, path.relative())
     }
 
-    /// Answers with a file, and remembers it under the request's path.
+    /// Answers with a file, and caches it under the request's path.
     fn file(&self, head: &HeadRef<'_>, path: &Path, file: File, stamp: Stamp) -> io::Result<Response> {
         let Some(resource) = self.load(path, Found::File(file, stamp))? else { return self.not_found(head, path) };
         let resource = match self.cache.get(head.path()) {
-            // Keep what is in memory and the open files where nothing has changed.
+            // Keep the contents and the open files of a resource that has not changed.
             Some(known) if known.is_same_as(&resource) => known,
             _ => Arc::new(resource),
         };
         resource.checked_at(self.now_ms());
-        if self.believed_ms() > 0 {
+        if self.revalidate_after_ms() > 0 {
             self.cache.insert(head.path(), resource.clone());
         }
         answer(head, &resource).ok_or_else(|| io::Error::other("a file without content"))
     }
 
-    /// The resource that a file is; a file that changes while it is read is looked at again.
+    /// Makes a resource of a file; retries if the file changes while it is read.
     fn load(&self, path: &Path, mut found: Found) -> io::Result<Option<Resource>> {
         for _ in 0..CHANGED_RETRIES_MAX {
             let Found::File(file, stamp) = found else { return Ok(None) };
@@ -134,11 +134,11 @@ impl Site {
         Err(io::Error::other("it keeps changing while it is read"))
     }
 
-    /// Whether the request's path still stands for the resource.
+    /// Whether the request's path still refers to the resource.
     fn is_still_so(&self, head: &HeadRef<'_>, resource: &Resource) -> bool {
         let Ok(path) = FilePath::decode(head.path()) else { return false };
         let is_its_name = if path.names_folder {
-            // An index file that others come before depends on their absence, too.
+            // An index file that is not the first choice also depends on the absence of those before it.
             self.options.index.first().is_some_and(|name| resource.is_at(&path.relative().join(name)))
         } else {
             resource.is_at(path.relative())
@@ -146,7 +146,7 @@ impl Site {
         is_its_name && resource.is_still_so(&self.root, self.sidecar_root.as_ref(), &self.options)
     }
 
-    /// A page of the site that is not what was asked for.
+    /// A page of the site in place of the requested file.
     fn page(&self, status: StatusCode, name: &str) -> io::Result<Option<Response>> {
         let resource = self.load(Path::new(name), self.root.find(Path::new(name))?)?;
         Ok(resource.as_ref().and_then(Resource::identity).map(|page| page_with_status(status, page)))
@@ -175,9 +175,9 @@ impl Handler for Site {
             return None;
         }
         let resource = self.cache.get(head.path())?;
-        // Looking again is for a worker: opening names may wait for a disk or a server, whatever flags it is done with (a file system
-        // in user space is asked at the open itself).
-        if resource.is_believed(self.now_ms(), self.believed_ms()) { answer(head, &resource) } else { None }
+        // Only a worker may check again: opening names may wait for a disk or a server, whatever the flags (a FUSE file
+        // system is called at the open itself).
+        if resource.is_fresh(self.now_ms(), self.revalidate_after_ms()) { answer(head, &resource) } else { None }
     }
 
     fn handle(&self, request: Request) -> Response {
@@ -200,7 +200,7 @@ impl Handler for Site {
     }
 }
 
-/// A name that starts with a dot anywhere in the path, save `.well-known` at its start (RFC 8615).
+/// Whether a segment of the path starts with a dot, except `.well-known` at its start (RFC 8615).
 fn is_hidden(path: &Path) -> bool {
     path.components().enumerate().any(|(index, component)| {
         let Component::Normal(name) = component else { return false };
@@ -208,7 +208,7 @@ fn is_hidden(path: &Path) -> bool {
     })
 }
 
-/// Whether a page of an application is asked for, rather than a file that should be there.
+/// Whether the request is for a page of an application, rather than for a file that should exist.
 fn wants_page(head: &HeadRef<'_>, path: &Path) -> bool {
     path.extension().is_none()
         && head
@@ -216,7 +216,7 @@ fn wants_page(head: &HeadRef<'_>, path: &Path) -> bool {
             .is_none_or(|accept| memchr::memmem::find(accept, b"text/html").is_some() || accept == b"*/*")
 }
 
-/// Not to be kept: what is really there may come to be.
+/// Not cacheable: the requested file may be created.
 fn page_with_status(status: StatusCode, page: &Variant) -> Response {
     let body = match &page.content {
         Content::Memory(bytes, _) => Body::bytes(bytes.clone()),
@@ -228,9 +228,9 @@ fn page_with_status(status: StatusCode, page: &Variant) -> Response {
         .body(body)
 }
 
-/// 301 to the same path with a slash; the links of the folder's page are relative to it.
+/// 301 to the same path with a slash; the links of a listing are relative to it.
 fn redirect_to_folder(head: &HeadRef<'_>) -> Response {
-    // More than one slash at the start would be another host's name.
+    // More than one slash at the start would refer to another host.
     let path = head.path().trim_start_matches('/');
     let query = head.query().map(|query| format!("?{query}")).unwrap_or_default();
     match HeaderValue::try_from(format!("/{path}/{query}")) {

@@ -1,4 +1,4 @@
-//! Routes: which handler answers which method and path.
+//! Routes: methods and paths to handlers.
 
 mod params;
 mod pattern;
@@ -21,11 +21,11 @@ use crate::http1::ProtoError;
 use crate::http1::path::percent_decode_text;
 use crate::{Handler, HeadRef, IntoHandler, Middleware, Next, Request, Response};
 
-/// Collects routes; [`build`](Router::build) makes the handler of them.
+/// Collects routes; [`build`](Router::build) makes a handler of them.
 ///
-/// Of the routes that match a request's path (see [`Pattern`]) and method, the one added first answers. A GET route answers HEAD too,
-/// unless there is one for HEAD. A path that has routes, but none for the method, is answered 405 with `Allow`, and `OPTIONS`
-/// 204 with `Allow`.
+/// The first route added that matches a request's path (see [`Pattern`]) and method answers. A GET route also answers
+/// HEAD, unless there is a HEAD route. If routes match the path but not the method, the response is 405 with `Allow`;
+/// `OPTIONS` is answered 204 with `Allow`.
 ///
 /// ```
 /// use narval_http::{Request, Response, Router, StatusCode};
@@ -58,21 +58,21 @@ struct Route {
     pattern: Pattern,
     text: String,
     handler: Box<dyn Handler>,
-    /// The middlewares of the routers that this one was nested in, outermost first.
+    /// The middlewares of the routers that this route was nested in, outermost first.
     layers: Vec<Arc<dyn Middleware>>,
     inline: bool,
 }
 
-/// Why a router can't be built.
+/// Why a router cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
-    /// A pattern breaks the rules.
+    /// An invalid pattern.
     #[error("route '{pattern}': {error}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// The rule.
+        /// What is wrong with it.
         error: PatternError,
     },
     /// A router was nested under a prefix that ends with a slash.
@@ -81,7 +81,8 @@ pub enum RouteError {
         /// The prefix.
         prefix: String,
     },
-    /// A router with handlers for not found, method not allowed or errors was nested; only the outermost can have them.
+    /// A nested router has handlers for not found, method not allowed or errors; only the outermost router can have
+    /// them.
     #[error("the router nested under '{prefix}' has handlers that only the outermost router can have")]
     NestedFallback {
         /// The prefix.
@@ -89,11 +90,11 @@ pub enum RouteError {
     },
 }
 
-/// A handler panicked; its [`on_error`](Router::on_error) gets this.
+/// A handler panicked; passed to [`on_error`](Router::on_error).
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("a handler panicked: {message}")]
 pub struct HandlerPanicked {
-    /// What the panic said.
+    /// The panic message.
     pub message: String,
 }
 
@@ -103,13 +104,13 @@ impl Router {
         Self::default()
     }
 
-    /// Adds a route for GET, and HEAD with it.
+    /// Adds a route for GET and HEAD.
     #[must_use]
     pub fn get<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::GET, pattern, handler)
     }
 
-    /// Adds a route for HEAD alone.
+    /// Adds a route for HEAD.
     #[must_use]
     pub fn head<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::HEAD, pattern, handler)
@@ -133,7 +134,7 @@ impl Router {
         self.add(Method::DELETE, pattern, handler)
     }
 
-    /// Adds a route for OPTIONS, in place of the automatic answer.
+    /// Adds a route for OPTIONS; replaces the automatic answer.
     #[must_use]
     pub fn options<Form>(self, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.add(Method::OPTIONS, pattern, handler)
@@ -151,22 +152,22 @@ impl Router {
         self.push(method, pattern.to_owned(), Box::new(handler.into_handler()), false)
     }
 
-    /// Adds a route whose handler is asked to answer [`inline`](Handler::inline) first.
+    /// Adds a route whose handler may answer [`inline`](Handler::inline).
     #[must_use]
     pub fn add_inline<Form>(self, method: Method, pattern: &str, handler: impl IntoHandler<Form>) -> Self {
         self.push(method, pattern.to_owned(), Box::new(handler.into_handler()), true)
     }
 
-    /// Puts a middleware around everything this router answers, inside of those added before. For a nested router that is: around
-    /// the routes it has, whether they were added before or after.
+    /// Wraps everything that this router answers in a middleware, inside of those added before. In a nested router, it
+    /// wraps all of its routes, whether they were added before or after.
     #[must_use]
     pub fn layer(mut self, middleware: impl Middleware) -> Self {
         self.layers.push(Arc::new(middleware));
         self
     }
 
-    /// Adds the routes of `inner` under a prefix (a pattern itself), in their order, each within the middlewares of `inner`. Its route
-    /// `/` answers the prefix itself.
+    /// Adds the routes of `inner` under a prefix (itself a pattern), in their order, each within the middlewares of
+    /// `inner`. Its route `/` answers the prefix itself.
     #[must_use]
     pub fn nest(mut self, prefix: &str, inner: Router) -> Self {
         if inner.not_found.is_some() || inner.method_not_allowed.is_some() || inner.on_error.is_some() {
@@ -188,21 +189,22 @@ impl Router {
         self
     }
 
-    /// What answers when no route has the path. Without: 404.
+    /// Sets the handler for paths that no route matches. Default: 404.
     #[must_use]
     pub fn not_found<Form>(mut self, handler: impl IntoHandler<Form>) -> Self {
         self.not_found = Some(Box::new(handler.into_handler()));
         self
     }
 
-    /// What answers when routes have the path, but not with the method. `Allow` is added to its answer. Without: 405.
+    /// Sets the handler for paths that routes match, but with other methods. `Allow` is added to its response. Default:
+    /// 405.
     #[must_use]
     pub fn method_not_allowed<Form>(mut self, handler: impl IntoHandler<Form>) -> Self {
         self.method_not_allowed = Some(Box::new(handler.into_handler()));
         self
     }
 
-    /// What answers when a handler returned an error or panicked ([`HandlerPanicked`]). Without: 500.
+    /// Sets the handler of errors and panics ([`HandlerPanicked`]) of handlers. Default: 500.
     #[must_use]
     pub fn on_error<F>(mut self, answer: F) -> Self
     where
@@ -215,7 +217,7 @@ impl Router {
     /// Makes the handler.
     ///
     /// # Errors
-    /// The first route that could not be added.
+    /// The first invalid route.
     pub fn build(self) -> Result<RoutingTable, RouteError> {
         let Self { routes, layers, not_found, method_not_allowed, on_error, error } = self;
         if let Some(error) = error {
@@ -246,7 +248,7 @@ impl fmt::Debug for Router {
     }
 }
 
-/// The handler that a [`Router`] makes.
+/// The handler built by a [`Router`].
 pub struct RoutingTable {
     layers: Vec<Arc<dyn Middleware>>,
     dispatch: Dispatch,
@@ -272,7 +274,7 @@ impl fmt::Debug for RoutingTable {
     }
 }
 
-/// What the middlewares of the outermost router lead to.
+/// The handler inside the outermost router's middlewares.
 struct Dispatch {
     routes: Vec<Route>,
     any_inline: bool,
@@ -281,7 +283,7 @@ struct Dispatch {
     on_error: Option<Arc<OnError>>,
 }
 
-/// The route that answers, or why there is none.
+/// The matching route, or why there is none.
 enum Found<'r> {
     Route(&'r Route, PathParams),
     /// Routes with other methods: `Allow`, and the first of them.
@@ -373,7 +375,7 @@ impl Dispatch {
         })
     }
 
-    /// `OPTIONS *` asks about the server as a whole (RFC 9110 section 9.3.7).
+    /// `OPTIONS *` is about the server as a whole (RFC 9110 section 9.3.7).
     fn find_asterisk(&self, head: &HeadRef<'_>) -> Found<'_> {
         match self.routes.first() {
             Some(first) if *head.method() == Method::OPTIONS => {
@@ -412,7 +414,7 @@ fn allow<'a>(methods: impl Iterator<Item = &'a Method>) -> HeaderValue {
     if !names.contains(&"OPTIONS") {
         names.push("OPTIONS");
     }
-    // Methods are tokens, which a field value can always hold.
+    // Methods are tokens, which are always valid in a field value.
     HeaderValue::try_from(names.join(", ")).unwrap_or(HeaderValue::from_static("OPTIONS"))
 }
 

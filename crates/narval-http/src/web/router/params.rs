@@ -2,14 +2,14 @@ use std::sync::Arc;
 
 use crate::Request;
 
-/// The parameters that the route's pattern took from the path, decoded.
+/// The path parameters of a route, percent-decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathParams {
     pairs: Vec<(Arc<str>, String)>,
 }
 
 impl PathParams {
-    /// The value of `@name`; of several with the same name, the first.
+    /// The value of `@name`; the first if there are several.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.iter().find(|(have, _)| *have == name).map(|(_, value)| value)
     }
@@ -25,7 +25,7 @@ impl PathParams {
 }
 
 impl Request {
-    /// The parameters that the route's pattern took from the path.
+    /// The path parameters of the matching route.
     ///
     /// ```
     /// use narval_http::{Request, Router};

@@ -1,17 +1,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Which paths a route answers: segments between slashes, each of them literal or one of these.
+/// A path pattern: segments between slashes, each of them literal or one of these.
 ///
 /// | segment | matches |
 /// |---|---|
-/// | `@name` | any one segment, kept as a [path parameter](crate::PathParams) |
+/// | `@name` | any one segment, captured as a [path parameter](crate::PathParams) |
 /// | `*` | any one segment |
-/// | `*x`, `x*`, `*x*` | one segment that ends with, begins with, or holds `x` |
-/// | `**` | one segment or more; not followed by `*`, `**` or `@name` |
+/// | `*x`, `x*`, `*x*` | one segment that ends with, starts with, or contains `x` |
+/// | `**` | one or more segments; not followed by `*`, `**` or `@name` |
 ///
-/// An asterisk elsewhere (`a*b`) is literal. Segments are compared after percent-decoding, so that `%2F` never divides any, and
-/// an empty segment is a segment: `/a/` is not `/a`, but `/a/*` matches it.
+/// An asterisk elsewhere (`a*b`) is literal. Segments are compared after percent-decoding, so `%2F` never separates
+/// any. An empty segment is a segment: `/a/` is not `/a`, but `/a/*` matches it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     segments: Vec<Segment>,
@@ -28,23 +28,23 @@ enum Segment {
     Many,
 }
 
-/// Why a pattern is refused.
+/// Why a pattern is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PatternError {
     /// It is empty.
-    #[error("a route pattern can't be empty")]
+    #[error("a route pattern cannot be empty")]
     Empty,
-    /// It does not begin with a slash.
-    #[error("a route pattern begins with a slash")]
+    /// It does not start with a slash.
+    #[error("a route pattern must start with a slash")]
     NoLeadingSlash,
-    /// `**` is followed by `*`, `**` or `@name`, and it would not be clear what matches what.
-    #[error("** can't be followed by *, ** or @name")]
+    /// `**` is followed by `*`, `**` or `@name`, which would be ambiguous.
+    #[error("** cannot be followed by *, ** or @name")]
     WildcardAfterMany,
 }
 
 impl Pattern {
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// # Errors
     /// See [`PatternError`].
@@ -53,26 +53,26 @@ impl Pattern {
         Ok(Self { segments: text.split('/').skip(1).map(Segment::parse).collect() })
     }
 
-    /// Checks a literal pattern while compiling; use it through [`route!`](crate::route).
+    /// Checks a literal pattern at compile time; use it through [`route!`](crate::route).
     #[doc(hidden)]
     #[expect(clippy::panic, reason = "in a const block, where a panic is a compiler error")]
     pub const fn checked(text: &'static str) -> &'static str {
         match check(text.as_bytes()) {
             Ok(()) => text,
-            Err(PatternError::Empty) => panic!("a route pattern can't be empty"),
-            Err(PatternError::NoLeadingSlash) => panic!("a route pattern begins with a slash"),
-            Err(PatternError::WildcardAfterMany) => panic!("** can't be followed by *, ** or @name"),
+            Err(PatternError::Empty) => panic!("a route pattern cannot be empty"),
+            Err(PatternError::NoLeadingSlash) => panic!("a route pattern must start with a slash"),
+            Err(PatternError::WildcardAfterMany) => panic!("** cannot be followed by *, ** or @name"),
         }
     }
 
-    /// Whether a path of these decoded segments matches; puts which segment each parameter stands for into `captures`.
+    /// Whether a path with these decoded segments matches. The segment index of each parameter is put into `captures`.
     ///
-    /// The last `**` passed takes one segment more whenever what follows it does not fit, which finds every match in at most
-    /// segments × pattern steps.
+    /// The last `**` passed takes one more segment whenever what follows it does not match, which finds every match in
+    /// at most segments × pattern steps.
     pub(super) fn matches<'p>(&'p self, path: &[impl AsRef<str>], captures: &mut Vec<(&'p Arc<str>, usize)>) -> bool {
         captures.clear();
         let (mut at, mut taken) = (0, 0);
-        // Behind the last `**`: the pattern's next segment, the path's next segment, the captures before it.
+        // After the last `**`: the pattern's next segment, the path's next segment, the captures before it.
         let mut retry: Option<(usize, usize, usize)> = None;
         loop {
             let segment = self.segments.get(at);
@@ -115,7 +115,7 @@ impl Segment {
         }
     }
 
-    /// Whether one segment of a path matches; `**` is not asked.
+    /// Whether one segment of a path matches; not called for `**`.
     fn matches(&self, part: &str) -> bool {
         match self {
             Self::Literal(text) => **text == *part,
@@ -144,7 +144,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The rules, in a form that the compiler can apply to literals.
+/// The rules, as a function that can run at compile time.
 const fn check(text: &[u8]) -> Result<(), PatternError> {
     let Some((first, mut rest)) = text.split_first() else {
         return Err(PatternError::Empty);
@@ -180,7 +180,7 @@ const fn segment_length(text: &[u8]) -> usize {
     length
 }
 
-/// A route pattern that is checked while compiling.
+/// A route pattern that is checked at compile time.
 ///
 /// ```
 /// use narval_http::{Router, route};

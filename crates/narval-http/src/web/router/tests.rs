@@ -137,7 +137,7 @@ fn refused_when_built() {
         assert!(Pattern::parse(pattern).is_ok(), "{pattern}");
     }
     let message = Router::new().get("/**/*", ok).build().expect_err("refused").to_string();
-    assert_eq!(message, "route '/**/*': ** can't be followed by *, ** or @name");
+    assert_eq!(message, "route '/**/*': ** cannot be followed by *, ** or @name");
 }
 
 #[test]
