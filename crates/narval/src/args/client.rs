@@ -9,9 +9,12 @@ use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url}
 use narval_install::{Destination, Error, Options};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{CacheSettings, Environment, StoreConfig};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Failure;
+use crate::ui::log::filter;
 
 /// The key of cache.nixos.org.
 pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
@@ -222,14 +225,13 @@ pub struct OutputArgs {
 impl OutputArgs {
     /// Starts the log for a command that people watch: warnings, without times. `NARVAL_LOG` shows more.
     pub fn start_log(self) {
-        let usual = if self.quiet { "error" } else { "warn" };
-        let filter = EnvFilter::try_from_env("NARVAL_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+        let usual = if self.quiet { LevelFilter::ERROR } else { LevelFilter::WARN };
         let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).without_time();
+        let layer = tracing_subscriber::fmt::layer().with_target(false).without_time();
         // What can't be written can't be complained of: by default that is tried on standard error, with a panic.
-        let builder = builder.log_internal_errors(false);
+        let layer = layer.log_internal_errors(false).with_ansi(ansi).with_writer(std::io::stderr);
         // Only the first log of a process counts, which is this one.
-        let _ = builder.with_ansi(ansi).with_writer(std::io::stderr).try_init();
+        let _ = tracing_subscriber::registry().with(filter(usual)).with(layer).try_init();
     }
 }
 

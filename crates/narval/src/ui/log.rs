@@ -11,7 +11,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Failure;
 
@@ -34,12 +36,17 @@ enum Entry {
     End(#[expect(dead_code, reason = "only dropped")] SyncSender<()>),
 }
 
+/// What the log shows: what `NARVAL_LOG` says (`info`, `warn,narval_http=debug`), else events of `default` and above.
+pub(crate) fn filter(default: LevelFilter) -> Targets {
+    let set = std::env::var("NARVAL_LOG").ok().and_then(|text| text.parse().ok());
+    set.unwrap_or_else(|| Targets::new().with_default(default))
+}
+
 /// Starts the log. `NARVAL_LOG` sets what it shows (`error`, `warn`, `info`, `debug`; `info` without).
 ///
 /// # Errors
 /// The file can't be opened, or no thread can be started.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
-    let filter = EnvFilter::try_from_env("NARVAL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let (sink, ansi): (Box<dyn Write + Send>, bool) = match file {
         Some(path) => {
             let file = OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
@@ -52,12 +59,13 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let log = Log::start(sink).map_err(|error| Failure::runtime(format!("cannot start threads: {error}")))?;
     let log = LOG.get_or_init(|| log);
     // What can't be written can't be complained of: by default that is tried on standard error, with a panic when it fails.
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).log_internal_errors(false);
+    let layer = tracing_subscriber::fmt::layer().with_target(false).log_internal_errors(false);
+    let registry = tracing_subscriber::registry().with(filter(LevelFilter::INFO));
     // The journal writes times of its own.
     if file.is_none() && std::env::var_os("JOURNAL_STREAM").is_some() {
-        builder.with_ansi(false).without_time().with_writer(move || log).init();
+        registry.with(layer.with_ansi(false).without_time().with_writer(move || log)).init();
     } else {
-        builder.with_ansi(ansi).with_writer(move || log).init();
+        registry.with(layer.with_ansi(ansi).with_writer(move || log)).init();
     }
     Ok(())
 }
