@@ -1,7 +1,7 @@
 //! An HTTP/1.1 engine with plain blocking handlers on threads and multiplexed sockets.
 //!
-//! Handlers are ordinary functions from a [`Request`] to a [`Response`]. A pool of worker threads runs them;
-//! a small number of shards (one thread each) multiplex all sockets. Nobody writes `async`.
+//! Handlers are ordinary functions from a [`Request`] to a [`Response`]. A pool of worker threads runs them; a small
+//! number of shards (one thread each) multiplex all sockets. There is no `async`.
 //!
 //! ```no_run
 //! use narval_http::{Compression, Listen, Request, Router, Server};
@@ -17,12 +17,12 @@
 //! }
 //! ```
 //!
-//! - [`Router`]: paths and methods to handlers, [`Middleware`] around them ([`Compression`], [`Cors`]).
-//! - [`Handler`]: what answers; [`IntoResponse`]: what it may return.
-//! - [`Body`]: answers from memory, from files, made as the client takes them ([`BodySource`]), or written meanwhile
-//!   ([`BodyWriter`]); [`EventStream`]: server-sent events; [`Responder`]: answers that come later.
-//! - [`Multipart`]: forms, read as they arrive. [`files`]: folders as sites. [`ws`]: WebSockets.
-//! - [`http1`]: HTTP/1.1 itself, as functions over bytes.
+//! - [`Router`]: maps paths and methods to handlers, with [`Middleware`] around them ([`Compression`], [`Cors`]).
+//! - [`Handler`]: answers requests; [`IntoResponse`]: the types that a handler may return.
+//! - [`Body`]: from memory, from files, produced on demand ([`BodySource`]), or written while it is sent
+//!   ([`BodyWriter`]); [`EventStream`]: server-sent events; [`Responder`]: answers that follow later.
+//! - [`Multipart`]: forms, read as they arrive. [`files`]: static sites. [`ws`]: WebSockets.
+//! - [`http1`]: HTTP/1.1 as functions over bytes.
 
 pub mod http1;
 mod io;

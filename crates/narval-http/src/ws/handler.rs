@@ -3,11 +3,11 @@ use bytes::Bytes;
 use super::WebSocket;
 use super::codec::{CloseCode, CloseFrame, Message, ProtocolError};
 
-/// What takes the events of a WebSocket.
+/// Handles the events of a WebSocket.
 ///
-/// The events of one socket come one after the other, on worker threads: `open` first, `close` last, and nothing after
-/// it. Those of different sockets come at the same time. A method may block; meanwhile the events of that socket wait,
-/// and when many wait nothing more is received from its client.
+/// The events of one socket are serial, on worker threads: `open` first, `close` last. Events of different sockets may
+/// run concurrently. A method may block; meanwhile further events of that socket are queued, and when the queue is full
+/// nothing more is received from its client.
 ///
 /// Every `Fn(&WebSocket, WsEvent) + Send + Sync` is a handler.
 pub trait WsHandler: Send + Sync + 'static {
@@ -19,7 +19,8 @@ pub trait WsHandler: Send + Sync + 'static {
     /// The client sent a message.
     fn message(&self, socket: &WebSocket, message: Message);
 
-    /// The client sent a Ping. It has been answered, unless [`Options::auto_pong`](super::Options::auto_pong) is off.
+    /// The client sent a Ping. It has been answered already, unless [`Options::auto_pong`](super::Options::auto_pong)
+    /// is off.
     fn ping(&self, socket: &WebSocket, payload: Bytes) {
         let _ = (socket, payload);
     }
@@ -29,12 +30,12 @@ pub trait WsHandler: Send + Sync + 'static {
         let _ = (socket, payload);
     }
 
-    /// After [`SendStatus::Backpressure`](super::SendStatus::Backpressure) or `Dropped`: the client has caught up.
+    /// The client has caught up, after [`SendStatus::Backpressure`](super::SendStatus::Backpressure) or `Dropped`.
     fn drained(&self, socket: &WebSocket) {
         let _ = socket;
     }
 
-    /// The connection ends otherwise than by the closing handshake. [`close`](Self::close) follows.
+    /// The connection failed, without a closing handshake. [`close`](Self::close) follows.
     fn error(&self, socket: &WebSocket, error: WsError) {
         let _ = (socket, error);
     }
@@ -97,12 +98,12 @@ where
     }
 }
 
-/// Why a connection ended otherwise than by the closing handshake.
+/// Why a connection ended without a closing handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WsError {
-    /// The client broke the protocol, or sent too large a message.
-    #[error("the client broke the protocol: {0}")]
+    /// The client violated the protocol, or sent a message that is too large.
+    #[error("the client violated the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     /// The connection ended without a Close frame.
     #[error("the connection was lost")]
@@ -110,8 +111,8 @@ pub enum WsError {
     /// The client did not answer a Ping.
     #[error("the client did not answer a ping")]
     PingTimeout,
-    /// The client took nothing of what waited for it.
-    #[error("the client did not take what was sent")]
+    /// The client did not read queued data in time.
+    #[error("the client did not read what was sent")]
     WriteTimeout,
     /// The client did not complete the closing handshake.
     #[error("the client did not complete the closing handshake")]
@@ -121,13 +122,13 @@ pub enum WsError {
     Panicked,
 }
 
-/// How a connection was closed, as the `CloseEvent` of browsers tells it.
+/// How a connection was closed; like the `CloseEvent` of browsers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloseReason {
-    /// The close code: the client's, or ours where we failed the connection; 1005 where a Close frame had none, 1006
-    /// where there was no Close frame.
+    /// The close code: the client's, or ours if we failed the connection; 1005 if the Close frame had none, 1006
+    /// without a Close frame.
     pub code: u16,
-    /// The reason that came with it.
+    /// The reason in the Close frame.
     pub reason: String,
     /// Whether the closing handshake was completed.
     pub is_clean: bool,
@@ -146,7 +147,7 @@ impl CloseReason {
         }
     }
 
-    /// The connection is failed with `code`; without one, it was lost.
+    /// The connection was failed with `code`; `None`: it was lost.
     pub(crate) fn failed(code: Option<CloseCode>, error: WsError) -> Self {
         Self { code: code.map_or(Self::ABNORMAL, CloseCode::get), reason: error.to_string(), is_clean: false }
     }

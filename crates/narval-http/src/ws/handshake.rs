@@ -7,28 +7,28 @@ use http::{HeaderValue, Method, StatusCode, Version, header};
 use super::codec::extension::{self, Agreement, MalformedExtensions};
 use crate::{HeadRef, Response};
 
-/// What the key is hashed with (RFC 6455 section 1.3).
+/// The GUID that the key is hashed with (RFC 6455 section 1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// The only version there is.
+/// The only version.
 const VERSION: &[u8] = b"13";
-/// How many subprotocols of a client are looked at.
+/// How many subprotocols of a client are considered.
 const PROTOCOLS_MAX: usize = 64;
 
-/// Why a request can't become a WebSocket. As a [`Response`] it is what to answer: 426 if the client has to speak
-/// another protocol or version, 400 for a broken handshake, 403 for a foreign origin.
+/// Why a request is not a valid handshake. Converted to a [`Response`], it is 426 if the client must use another
+/// protocol or version, 400 for a broken handshake, and 403 for a foreign origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpgradeError {
-    /// The request does not ask for a WebSocket.
-    #[error("this resource is a WebSocket: send an Upgrade")]
+    /// The request has no Upgrade to WebSocket.
+    #[error("this resource is a WebSocket: an Upgrade request is required")]
     NotAnUpgrade,
-    /// A WebSocket is asked for by GET in HTTP/1.1, without a body.
+    /// The request is not an HTTP/1.1 GET without a body.
     #[error("a WebSocket handshake is a GET request of HTTP/1.1 without a body")]
     NotAGet,
     /// The version is not 13.
-    #[error("WebSocket version 13 is needed")]
+    #[error("WebSocket version 13 is required")]
     Version,
-    /// `Sec-WebSocket-Key` is missing, there twice, or not 16 bytes of base64.
+    /// `Sec-WebSocket-Key` is missing, duplicate, or not 16 bytes of base64.
     #[error("Sec-WebSocket-Key must be 16 bytes in base64")]
     Key,
     /// `Sec-WebSocket-Extensions` is not an extension list.
@@ -37,7 +37,7 @@ pub enum UpgradeError {
     /// `Sec-WebSocket-Protocol` is not a list of tokens.
     #[error("malformed Sec-WebSocket-Protocol")]
     Protocols,
-    /// The page that opened the connection comes from another host.
+    /// The page is from another host.
     #[error("WebSockets from other origins are not allowed")]
     Origin,
 }
@@ -65,7 +65,7 @@ impl From<UpgradeError> for Response {
     }
 }
 
-/// A valid request for a WebSocket: what is to be answered, as far as the request decides it.
+/// A valid handshake, and the parts of the answer that it determines.
 #[derive(Clone, Debug)]
 pub(crate) struct Handshake {
     accept: HeaderValue,
@@ -102,7 +102,7 @@ impl Handshake {
                 offered.push(token);
             }
         }
-        // Subprotocol names are compared with regard to case (RFC 6455 section 11.5).
+        // Subprotocol names are case-sensitive (RFC 6455 section 11.5).
         let chosen = supported.iter().find(|name| offered.contains(name));
         self.protocol = chosen.and_then(|name| HeaderValue::from_str(name).ok());
         Ok(())
@@ -129,13 +129,13 @@ impl Handshake {
     }
 }
 
-/// Agrees on compression with the request's extension offers.
+/// Negotiates compression from the request's extension offers.
 pub(crate) fn negotiate(head: &HeadRef<'_>, context_takeover: bool) -> Result<Option<Agreement>, UpgradeError> {
     let values: Result<Vec<&str>, _> = head.header_all("sec-websocket-extensions").map(std::str::from_utf8).collect();
     Ok(extension::negotiate(values.map_err(|_| UpgradeError::Extensions)?, context_takeover)?)
 }
 
-/// Refuses a request whose `Origin` names another host than `Host` does. Programs other than browsers send none.
+/// Refuses a request whose `Origin` has another host than `Host`. Programs other than browsers send no `Origin`.
 pub(crate) fn check_same_origin(head: &HeadRef<'_>) -> Result<(), UpgradeError> {
     let Some(origin) = head.header_bytes("origin") else { return Ok(()) };
     let host = head.host().ok_or(UpgradeError::Origin)?;
@@ -147,7 +147,7 @@ pub(crate) fn check_same_origin(head: &HeadRef<'_>) -> Result<(), UpgradeError> 
     }
 }
 
-/// The value of `Sec-WebSocket-Accept` for a key, if it is one.
+/// The value of `Sec-WebSocket-Accept` for a key; `None` if the key is invalid.
 fn accept(key: &[u8]) -> Option<HeaderValue> {
     if STANDARD.decode(key).ok()?.len() != 16 {
         return None;
@@ -164,7 +164,7 @@ fn lists_token(head: &HeadRef<'_>, name: &str, token: &str) -> bool {
         .any(|have| have.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
 }
 
-/// The value of a field that may be there only once.
+/// The value of a field that must not be repeated.
 fn only<'a>(head: &HeadRef<'a>, name: &str) -> Option<&'a [u8]> {
     let mut values = head.header_all(name);
     let value = values.next()?;

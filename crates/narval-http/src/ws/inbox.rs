@@ -1,4 +1,4 @@
-//! The events of a WebSocket that wait for its handler. One worker at a time takes them out, so they are serial.
+//! The queued events of a WebSocket. One worker at a time takes them out, so they are serial.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use super::codec::decoder::CompressedMessage;
 use super::codec::deflate::Inflater;
 use super::codec::{CloseFrame, Message, ProtocolError};
 
-/// How many events may wait before nothing more is received.
+/// How many events may be queued before receiving is paused.
 const EVENTS_MAX: usize = 256;
 
-/// What waits for the handler.
+/// A queued event.
 #[derive(Debug)]
 pub(super) enum Pending {
     Open,
@@ -23,7 +23,7 @@ pub(super) enum Pending {
     Drained,
     /// The client's Close frame: the last event.
     Closed(Option<CloseFrame>),
-    /// The client broke the protocol: the last event.
+    /// The client violated the protocol: the last event.
     Failed(ProtocolError),
     /// The connection is gone: the last event.
     Lost(WsError),
@@ -52,9 +52,9 @@ pub(super) struct Inbox {
     running: bool,
     /// The last event is queued, or was handled.
     ended: bool,
-    /// Nothing is received until the handler has caught up.
+    /// Receiving is paused until the handler has caught up.
     paused: bool,
-    /// With context takeover, the decompressor of this connection; the worker that runs the handler takes it out.
+    /// The decompressor of this connection, with context takeover; taken out by the worker that runs the handler.
     pub(super) inflater: Option<Box<Inflater>>,
 }
 
@@ -63,7 +63,7 @@ impl Inbox {
         Self { inflater, ..Self::default() }
     }
 
-    /// Adds an event. True: a worker is needed.
+    /// Adds an event. Returns whether a worker is needed.
     pub(super) fn push(&mut self, event: Pending, bytes_max: usize) -> bool {
         if self.ended {
             return false;
@@ -75,7 +75,7 @@ impl Inbox {
         !std::mem::replace(&mut self.running, true)
     }
 
-    /// Worker: the next event, or `None`, and it is to stop. True beside it: the shard is to receive again.
+    /// Worker: the next event; after `None` it stops. Also returns whether the shard must resume receiving.
     pub(super) fn pop(&mut self, bytes_max: usize) -> (Option<Pending>, bool) {
         let event = self.queue.pop_front();
         match &event {
@@ -91,7 +91,7 @@ impl Inbox {
         (event, resumes)
     }
 
-    /// Worker: the connection was failed: what is queued does not matter any more.
+    /// Worker: the connection was failed, so queued events are discarded.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.queue.clear();

@@ -2,23 +2,24 @@ use std::time::Duration;
 
 use super::codec::WsLimits;
 
-/// What a WebSocket may cost, and when it is given up. The defaults suit a server with many mostly idle sockets.
+/// Limits and timeouts of a WebSocket. The defaults suit a server with many mostly idle sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How large a message from the client may be.
+    /// The limits for messages from the client.
     pub limits: WsLimits,
-    /// How many bytes of messages may wait for the handler; above it nothing more is received.
+    /// How many bytes of messages may be queued for the handler; beyond that nothing is received.
     pub receive_queue_bytes: usize,
-    /// How many bytes may wait to be sent before [`SendStatus::Backpressure`](super::SendStatus::Backpressure) says so.
+    /// How many bytes may be queued for sending before [`SendStatus::Backpressure`](super::SendStatus::Backpressure) is
+    /// returned.
     pub send_soft_bytes: usize,
-    /// How many bytes may wait to be sent at all; what comes on top is dropped.
+    /// How many bytes may be queued for sending at all; further messages are dropped.
     pub send_hard_bytes: usize,
-    /// Whether Pings are answered by the engine.
+    /// Whether the engine answers Pings.
     pub auto_pong: bool,
-    /// After how long without a byte from the client a Ping is sent; after as long again without an answer the connection
-    /// is given up. `None`: never.
+    /// A Ping is sent after this time without a byte from the client, and the connection is closed after the same time
+    /// without an answer. `None`: never.
     pub ping_interval: Option<Duration>,
-    /// How long a client may take nothing of what waits for it.
+    /// How long a client may read nothing of the queued data.
     pub write_timeout: Duration,
     /// How long the closing handshake may take.
     pub close_timeout: Duration,
@@ -39,15 +40,15 @@ impl Default for Options {
     }
 }
 
-/// How messages are compressed where the client can decompress them (RFC 7692).
+/// How messages are compressed for clients that support it (RFC 7692).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WsCompression {
     /// The level, 1 (fast) to 9 (small).
     pub level: u8,
-    /// Messages below this many bytes are sent as they are.
+    /// Messages below this size in bytes are not compressed.
     pub bytes_min: usize,
-    /// Whether messages may refer to those before. Better compression of many small messages, at about 300 KiB of
-    /// memory per connection; without it, a connection costs none.
+    /// Whether messages may refer to earlier ones. Compresses many small messages better, at about 300 KiB of memory
+    /// per connection; without it, a connection needs none.
     pub context_takeover: bool,
 }
 

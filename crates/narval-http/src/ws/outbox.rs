@@ -1,5 +1,5 @@
-//! What a WebSocket sends. Any thread sends at once, under the outbox's lock, as much as the socket takes; what is left
-//! the connection's shard sends when the socket takes more.
+//! The sending half of a WebSocket. Any thread sends at once, under the outbox's lock, as much as the socket takes; the
+//! connection's shard sends the rest when the socket is writable.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,9 +16,9 @@ use crate::io::out_buf::OutBuf;
 use crate::run::connection::Connection;
 use crate::run::mailbox;
 
-/// Payloads up to this size are copied behind their header, so that a frame is one run of bytes.
+/// Payloads up to this size are copied after their header, so that a frame is one run of bytes.
 const COPY_PAYLOAD_MAX: usize = 4096;
-/// How many runs of bytes are given to one system call.
+/// How many runs of bytes are passed to one system call.
 const SLICES_MAX: usize = 32;
 
 /// One frame as at most two runs of bytes.
@@ -57,52 +57,52 @@ pub(super) struct Outbox {
     queued_bytes: usize,
     /// Bytes the socket has taken from the queue.
     taken_bytes: u64,
-    /// The shard was told that there is something to look at, and has not looked yet.
+    /// The shard was notified, and has not looked yet.
     told: bool,
-    /// The last send was met by backpressure: say when it is over.
+    /// The last send returned backpressure: report when it is over.
     pressed: bool,
     /// Sending failed.
     broken: bool,
-    /// The closing handshake is complete, or we failed the connection: close it when all is sent.
+    /// The closing handshake is complete, or we failed the connection: close it when everything is sent.
     finishing: bool,
-    /// With context takeover, the compressor of this connection.
+    /// The compressor of this connection, with context takeover.
     pub(super) deflater: Option<Box<Deflater>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// The 101 response is not out, or it is: frames are taken.
+    /// Before and after the 101 response is sent: frames are accepted.
     #[default]
     Open,
     /// A Close frame is queued or sent: no frame may follow it.
     Closing,
-    /// There is no connection any more.
+    /// The connection is gone.
     Closed,
 }
 
-/// What the shard finds in the outbox.
+/// The state of the outbox, for the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// Bytes wait for the socket.
+    /// Bytes are queued for the socket.
     pub(super) blocked: bool,
     pub(super) broken: bool,
-    /// A Close frame is on its way or sent.
+    /// A Close frame is queued or sent.
     pub(super) closing: bool,
     /// Everything is sent, and the connection is to be closed.
     pub(super) finished: bool,
     /// Backpressure is over.
     pub(super) drained: bool,
-    /// Bytes the socket has taken that it did not take at once.
+    /// Queued bytes that the socket has taken.
     pub(super) taken_bytes: u64,
 }
 
 impl Outbox {
-    /// The 101 response, whose head is `head`, may go out, and everything that was queued behind it.
+    /// Sends the 101 response, whose head is `head`, and everything queued behind it.
     pub(super) fn start(&mut self, connection: Arc<Connection>, head: Bytes) {
         self.queued_bytes += head.len();
         self.queue.push_front(head);
         if connection.tls.is_some() {
-            // Frames that were queued before are sealed behind the head, in their order.
+            // Frames queued before are sealed after the head, in their order.
             let mut out = OutBuf { memory: self.queue.iter().flatten().copied().collect(), ..OutBuf::default() };
             if connection.seal(&mut out).is_err() {
                 return self.fail();
@@ -112,7 +112,7 @@ impl Outbox {
         }
         self.link = Some(connection);
         self.flush();
-        // What is left, the shard sees when it is told of the upgrade.
+        // The shard sends the rest when it is told of the upgrade.
     }
 
     /// Sends a message.
@@ -123,12 +123,12 @@ impl Outbox {
         }
     }
 
-    /// Whether a frame of this length would be taken.
+    /// Whether a frame of this length is accepted.
     pub(super) fn admit(&mut self, length: usize, options: &Options) -> Result<(), SendStatus> {
         if !self.is_open() {
             return Err(SendStatus::Closed);
         }
-        // A message larger than the limit is let through when nothing waits: else it could never be sent.
+        // A message larger than the limit is allowed into an empty queue: otherwise it could never be sent.
         if self.queued_bytes > 0 && self.queued_bytes + length > options.send_hard_bytes {
             self.pressed = true;
             return Err(SendStatus::Dropped);
@@ -149,12 +149,12 @@ impl Outbox {
         }
     }
 
-    /// Sends a Ping or Pong; not to a client that takes nothing, which then has its own messages to blame.
+    /// Sends a Ping or Pong, unless the queue is above the soft limit.
     pub(super) fn control(&mut self, frame: Frame, options: &Options) -> SendStatus {
         self.controls(frame.bytes().clone(), options)
     }
 
-    /// The same of several frames, one behind the other.
+    /// The same for several consecutive frames.
     pub(super) fn controls(&mut self, frames: Bytes, options: &Options) -> SendStatus {
         if self.queued_bytes > options.send_soft_bytes {
             return SendStatus::Dropped;
@@ -162,7 +162,7 @@ impl Outbox {
         self.send(Encoded { head: frames, tail: Bytes::new() }, options)
     }
 
-    /// Queues a Close frame behind all messages. False: there is one already.
+    /// Queues a Close frame after all messages. Returns `false` if there is one already.
     pub(super) fn close(&mut self, frame: Frame) -> bool {
         if self.phase != Phase::Open {
             return false;
@@ -173,7 +173,7 @@ impl Outbox {
         true
     }
 
-    /// The client's Close frame has come: answers it, if it is not itself an answer, and lets the connection end.
+    /// Answers the client's Close frame, unless it is an answer itself, and lets the connection end.
     pub(super) fn answer_close(&mut self, code: Option<CloseCode>) {
         self.close(match code {
             Some(code) => close::encode(code, ""),
@@ -182,13 +182,13 @@ impl Outbox {
         self.finish();
     }
 
-    /// Lets the connection end when all is sent.
+    /// Lets the connection end when everything is sent.
     pub(super) fn finish(&mut self) {
         self.finishing = true;
         self.tell();
     }
 
-    /// Lets go of the connection.
+    /// Drops the connection.
     pub(super) fn detach(&mut self) {
         *self = Self { phase: Phase::Closed, ..Self::default() };
     }
@@ -201,7 +201,7 @@ impl Outbox {
         self.queued_bytes
     }
 
-    /// Shard: what there is to do. `writable`: the socket takes bytes again.
+    /// Shard: returns the state. `writable`: the socket is writable again.
     pub(super) fn look(&mut self, writable: bool, options: &Options) -> State {
         self.told = false;
         if writable {
@@ -219,7 +219,7 @@ impl Outbox {
         }
     }
 
-    /// Any thread: makes the shard look.
+    /// Any thread: notifies the shard.
     pub(super) fn tell(&mut self) {
         if let Some(connection) = &self.link
             && !self.told
@@ -260,7 +260,7 @@ impl Outbox {
         self.queue.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
     }
 
-    /// Sends what is queued, as much as the socket takes.
+    /// Sends as much of the queue as the socket takes.
     fn flush(&mut self) {
         let Some(connection) = self.link.clone() else { return };
         while self.queued_bytes > 0 {
@@ -288,7 +288,7 @@ impl Outbox {
         }
     }
 
-    /// Gives the connection up: it is broken, or about to be closed without a word.
+    /// Fails the connection: it is broken, or about to be closed without a Close frame.
     pub(super) fn fail(&mut self) {
         self.broken = true;
         self.queue = VecDeque::new();
@@ -297,7 +297,7 @@ impl Outbox {
     }
 }
 
-/// How many bytes a system call sent; none where the socket is full.
+/// How many bytes a system call sent; zero if the socket is full.
 fn sent(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),

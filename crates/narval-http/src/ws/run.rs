@@ -1,4 +1,4 @@
-//! What a worker does for a WebSocket: it runs the handler over the events that wait.
+//! The worker's side of a WebSocket: it runs the handler for the queued events.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -9,21 +9,21 @@ use super::handler::{CloseReason, WsError};
 use super::inbox::Pending;
 use super::socket::{Shared, WebSocket};
 
-/// How many events of one socket are handled before other jobs get their turn.
+/// How many events of one socket are handled before the worker takes another job.
 const EVENTS_PER_TURN: usize = 32;
 
-/// What is to become of a job.
+/// What happens with the job next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Turn {
-    /// Nothing waits any more.
+    /// No more events are queued.
     Done,
     /// Other jobs first, then this one again.
     Again,
 }
 
 impl Shared {
-    /// Worker: handles events until none waits, or other jobs should get their turn.
+    /// Worker: handles events until none is queued, or other jobs should have their turn.
     pub(crate) fn run(self: &Arc<Self>) -> Turn {
         let socket = WebSocket { shared: self.clone() };
         for _ in 0..EVENTS_PER_TURN {
@@ -62,7 +62,7 @@ impl Shared {
             }
             Pending::Failed(error) => return Err(error),
             Pending::Lost(error) => {
-                // The shard may still be about to let go: nothing is sent any more all the same.
+                // The shard may not have dropped the connection yet; nothing is sent any more in any case.
                 self.out().fail();
                 handler.error(socket, error);
                 handler.close(socket, CloseReason::failed(None, error));
@@ -88,7 +88,7 @@ impl Shared {
         String::from_utf8(data).map(Message::Text).map_err(|_| ProtocolError::InvalidUtf8)
     }
 
-    /// Fails the connection (RFC 6455 section 7.1.7): a Close frame goes out, and nothing that came in counts any more.
+    /// Fails the connection (RFC 6455 section 7.1.7): sends a Close frame, and ignores further input.
     fn fail(&self, socket: &WebSocket, error: WsError) {
         self.inbox().end();
         let code = match error {

@@ -13,15 +13,15 @@ use super::options::{Options, WsCompression};
 use super::outbox::{Encoded, Outbox};
 use crate::Peer;
 
-/// The window without a limit, as a power of two.
+/// The largest window, as a power of two.
 const WINDOW_BITS_FULL: u8 = 15;
 
-/// A handle on a WebSocket: cheap to clone, and usable from any thread for as long as one likes. Two handles are equal if
-/// they are of the same connection.
+/// A handle on a WebSocket: cheap to clone, and usable from any thread for any time. Handles of the same connection are
+/// equal.
 ///
-/// Sending never blocks; what the connection does not take at once is queued, within the limits of
-/// [`Options`](super::Options). What is sent before the handshake is answered goes out behind the answer; after the end
-/// of the connection it goes nowhere, and the [`SendStatus`] says so.
+/// Sending never blocks; data that the connection does not take at once is queued, within the limits of
+/// [`Options`](super::Options). Messages sent before the handshake is answered are sent after the response. After the
+/// end of the connection they are discarded, and the [`SendStatus`] says so.
 #[derive(Clone)]
 pub struct WebSocket {
     pub(crate) shared: Arc<Shared>,
@@ -33,16 +33,16 @@ pub struct WebSocket {
 pub enum SendStatus {
     /// Sent, or queued.
     Queued,
-    /// Queued, and more waits than the soft limit: send less, until [`WsHandler::drained`].
+    /// Queued, but the queue is above the soft limit: send less, until [`WsHandler::drained`].
     Backpressure,
-    /// Not sent: more waits than the hard limit.
+    /// Not sent: the queue is at the hard limit.
     Dropped,
     /// Not sent: the connection is closed, or being closed.
     Closed,
 }
 
 impl SendStatus {
-    /// Whether the message is on its way.
+    /// Whether the message was sent or queued.
     pub fn is_accepted(self) -> bool {
         matches!(self, Self::Queued | Self::Backpressure)
     }
@@ -58,9 +58,9 @@ impl WebSocket {
             return self.shared.out().send(Encoded::data(opcode, false, payload), &self.shared.options);
         };
         if !deflate.by_itself {
-            // The order of compression is the order of sending.
+            // Messages must be sent in the order in which they are compressed.
             let mut out = self.shared.out();
-            // Once compressed it must be sent: the messages behind it refer to it.
+            // A compressed message must be sent: later messages refer to it.
             if let Err(refused) = out.admit(payload.len(), &self.shared.options) {
                 return refused;
             }
@@ -74,10 +74,10 @@ impl WebSocket {
         self.shared.out().send(frame, &self.shared.options)
     }
 
-    /// Sends a message that goes to many sockets; it is encoded, and compressed, only once.
+    /// Sends a message to one of many sockets; it is encoded, and compressed, only once.
     pub fn send_shared(&self, message: &SharedMessage) -> SendStatus {
         let frame = match &self.shared.deflate {
-            // Messages may be left uncompressed, with context takeover too: the compressor has not seen them.
+            // Messages may be uncompressed even with context takeover: the compressor has not seen them.
             Some(deflate) if deflate.can_share() && message.len >= deflate.bytes_min => {
                 message.compressed(deflate.settings)
             }
@@ -86,20 +86,20 @@ impl WebSocket {
         self.shared.out().send(frame.unwrap_or(&message.plain).clone().into(), &self.shared.options)
     }
 
-    /// Sends a Ping, of whose payload at most 125 bytes count.
+    /// Sends a Ping. The payload is truncated to 125 bytes.
     pub fn ping(&self, payload: &[u8]) -> SendStatus {
         self.control(Opcode::Ping, payload)
     }
 
-    /// Sends a Pong, of whose payload at most 125 bytes count. Pings are answered by the engine, unless
+    /// Sends a Pong. The payload is truncated to 125 bytes. The engine answers Pings itself, unless
     /// [`Options::auto_pong`](super::Options::auto_pong) is off.
     pub fn pong(&self, payload: &[u8]) -> SendStatus {
         self.control(Opcode::Pong, payload)
     }
 
-    /// Begins to close the connection, behind everything that was sent. [`WsHandler::close`] tells when it is closed: when
-    /// the client has answered, or [`Options::close_timeout`](super::Options::close_timeout) has passed. Of the reason at
-    /// most 123 bytes count.
+    /// Starts the closing handshake, after everything that was sent. [`WsHandler::close`] is called when the client has
+    /// answered, or [`Options::close_timeout`](super::Options::close_timeout) has passed. The reason is truncated to
+    /// 123 bytes.
     pub fn close(&self, code: CloseCode, reason: &str) {
         self.shared.out().close(close::encode(code, reason));
     }
@@ -109,17 +109,17 @@ impl WebSocket {
         self.shared.out().is_open()
     }
 
-    /// How many bytes wait to be taken by the client's connection.
+    /// The number of bytes queued for the client.
     pub fn queued_bytes(&self) -> usize {
         self.shared.out().queued_bytes()
     }
 
-    /// The other end of the connection.
+    /// The client's address.
     pub fn peer(&self) -> &Peer {
         &self.shared.peer
     }
 
-    /// A number that no other WebSocket of this process has.
+    /// A number that is unique among the WebSockets of this process.
     pub fn id(&self) -> u64 {
         self.shared.id
     }
@@ -153,7 +153,7 @@ impl fmt::Debug for WebSocket {
     }
 }
 
-/// A message to many sockets. The bytes to be sent are made once and shared by all.
+/// A message to many sockets. Its bytes are encoded once and shared by all.
 ///
 /// ```
 /// use narval_http::ws::{SharedMessage, WebSocket};
@@ -177,12 +177,12 @@ impl SharedMessage {
     pub fn new(message: impl Into<Message>) -> Self {
         let message = message.into();
         let plain = Frame::from(&message);
-        // The payload lies at the end of its frame.
+        // The payload is at the end of its frame.
         let payload = plain.bytes().slice(plain.bytes().len() - message.len()..);
         Self { len: message.len(), opcode: message.opcode(), payload, plain, compressed: OnceLock::new() }
     }
 
-    /// The compressed frame, if it is smaller, and was not first made with other settings.
+    /// The compressed frame, if it is smaller, and was not made with other settings.
     fn compressed(&self, settings: Settings) -> Option<&Frame> {
         let (made_with, frame) = self.compressed.get_or_init(|| {
             let payload = deflate::compress(settings, &self.payload);
@@ -198,9 +198,9 @@ impl SharedMessage {
 pub(super) struct Deflate {
     settings: Settings,
     bytes_min: usize,
-    /// Each message by itself.
+    /// Each message is compressed separately.
     by_itself: bool,
-    /// The client, too, compresses each message by itself.
+    /// The client compresses each message separately, too.
     pub(super) client_by_itself: bool,
 }
 
@@ -220,7 +220,7 @@ impl Deflate {
     }
 }
 
-/// What all handles of a WebSocket, its shard and its workers share.
+/// Shared by all handles of a WebSocket, its shard and its workers.
 pub(crate) struct Shared {
     id: u64,
     peer: Peer,

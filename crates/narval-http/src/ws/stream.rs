@@ -1,4 +1,4 @@
-//! What a shard keeps of a WebSocket: the decoder, and the times that matter.
+//! A shard's state of a WebSocket: the decoder and its times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,39 +17,39 @@ use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::pool::Pool;
 
-/// A WebSocket as its shard sees it. The shard brings bytes, room to write and the time; the stream says with [`Wants`]
-/// what it waits for.
+/// A WebSocket as its shard sees it. The shard passes in bytes, writability and the time; the stream returns with
+/// [`Wants`] what it waits for.
 #[derive(Debug)]
 pub(crate) struct Stream {
     shared: Arc<Shared>,
     decoder: Decoder,
-    /// When the last bytes came from the client.
+    /// When the last bytes were received.
     heard_at: Millis,
     /// A Ping was sent since.
     pinged: bool,
-    /// Since when the client has taken nothing of what waits for it, and how much it had taken then.
+    /// Since when the client has read nothing of the queued data, and how much it had read by then.
     stalled: Option<(Millis, u64)>,
     /// When the closing handshake must be complete.
     close_by: Option<Millis>,
-    /// The client sends no more.
+    /// The client has ended its input.
     input_ended: bool,
 }
 
 /// What a [`Stream`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wants {
-    /// Room to write.
+    /// The socket becoming writable.
     pub(crate) writable: bool,
-    /// To be called again at this time, at the latest.
+    /// The latest time of the next call.
     pub(crate) deadline: Millis,
-    /// To be closed, and nothing else.
+    /// The connection must be closed.
     pub(crate) end: Option<Close>,
 }
 
-/// How many Pings are answered at once.
+/// How many Pings are answered by one system call.
 const PINGS_AT_ONCE: usize = 1024;
 
-/// The longest time between two looks at a stream that waits for nothing in particular.
+/// The longest time between two checks of an idle stream.
 const LOOK_MAX: Millis = 3_600_000;
 
 impl Stream {
@@ -58,7 +58,7 @@ impl Stream {
         Self { shared, decoder, heard_at: now, pinged: false, stalled: None, close_by: None, input_ended: false }
     }
 
-    /// Takes bytes from the client.
+    /// Handles received bytes.
     pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &Pool) {
         self.heard_at = now;
         self.pinged = false;
@@ -84,7 +84,7 @@ impl Stream {
         }
     }
 
-    /// Answers Pings that came one behind the other: a system call for each would be more work than they were for the client.
+    /// Answers consecutive Pings: one system call each would be more work than they were for the client.
     fn answer(&mut self, pings: &mut Vec<Bytes>, pool: &Pool) {
         if pings.is_empty() {
             return;
@@ -95,7 +95,7 @@ impl Stream {
                 pongs.extend_from_slice(ServerHeader::new(Opcode::Pong, false, payload.len()).as_bytes());
                 pongs.extend_from_slice(payload);
             }
-            // Left out where much waits to be sent: only the latest Ping need be answered (RFC 6455 section 5.5.3).
+            // Skipped if much is queued: only the latest Ping needs an answer (RFC 6455 section 5.5.3).
             let _ = self.shared.out().controls(pongs.into(), &self.shared.options);
         }
         for payload in pings.drain(..) {
@@ -103,13 +103,13 @@ impl Stream {
         }
     }
 
-    /// The client sends no more: by a clean end of the stream, or a broken connection.
+    /// Handles the end of input: a clean end of the stream, or a broken connection.
     pub(crate) fn receive_end(&mut self, pool: &Pool) {
         self.input_ended = true;
         self.push(Pending::Lost(WsError::Lost), pool);
     }
 
-    /// Looks at everything that may have changed. `writable`: the socket takes bytes again.
+    /// Checks everything that may have changed. `writable`: the socket is writable again.
     pub(crate) fn look(&mut self, writable: bool, now: Millis, pool: &Pool) -> Wants {
         let options = self.shared.options;
         let state = self.shared.out().look(writable, &options);
@@ -134,7 +134,7 @@ impl Stream {
         } else if state.finished {
             Some(Close::Clean { large: false })
         } else if self.input_ended && !self.decoder.has_ended() {
-            // No Close frame came, and none can be answered.
+            // There was no Close frame, and none can be answered.
             Some(Close::Abort)
         } else {
             self.expire(paused, ended, now, pool)
@@ -142,18 +142,18 @@ impl Stream {
         Wants { writable: state.blocked, deadline: self.deadline(paused, now), end }
     }
 
-    /// Whether there is any use for more bytes from the client now.
+    /// Whether to receive more bytes from the client now.
     pub(crate) fn wants_input(&self) -> bool {
         !self.input_ended && !self.shared.inbox().is_paused()
     }
 
-    /// Whether the client sends no more.
+    /// Whether the client has ended its input.
     pub(crate) fn input_has_ended(&self) -> bool {
         self.input_ended
     }
 
-    /// Whether the client may still be sending: closing the connection without reading on would lose our Close frame to a
-    /// reset.
+    /// Whether the client may still be sending: closing the connection with unread input would lose our Close frame to
+    /// a reset.
     pub(crate) fn may_have_unread_input(&self) -> bool {
         !self.input_ended && !self.decoder.is_closed()
     }
@@ -163,7 +163,7 @@ impl Stream {
         self.shared.out().close(close::encode(CloseCode::GOING_AWAY, ""));
     }
 
-    /// Lets go of the connection, which is gone or about to be closed.
+    /// Drops the connection, which is gone or about to be closed.
     pub(crate) fn release(self, pool: &Pool) {
         self.push(Pending::Lost(WsError::Lost), pool);
         self.shared.out().detach();
@@ -175,7 +175,7 @@ impl Stream {
         }
     }
 
-    /// Gives the connection up, or sends a Ping, where it is time.
+    /// Closes the connection, or sends a Ping, when it is time.
     fn expire(&mut self, paused: bool, ended: bool, now: Millis, pool: &Pool) -> Option<Close> {
         let options = self.shared.options;
         let too_late = if self.close_by.is_some_and(|by| by <= now) {
@@ -184,14 +184,14 @@ impl Stream {
             Some(WsError::WriteTimeout)
         } else if let Some(interval) = options.ping_interval.map(millis) {
             if paused || ended {
-                // Nothing is read that could answer a Ping.
+                // Nothing is received that could answer a Ping.
                 self.heard_at = now;
                 None
             } else if self.pinged && self.heard_at + 2 * interval <= now {
                 Some(WsError::PingTimeout)
             } else {
                 if !self.pinged && self.heard_at + interval <= now {
-                    // Where it can't be sent, the deadline of what waits to be sent decides.
+                    // If it cannot be sent, the deadline of the queue decides.
                     let _ = self.shared.out().control(Frame::control(Opcode::Ping, &[]), &options);
                     self.pinged = true;
                 }
@@ -217,7 +217,7 @@ impl Stream {
     }
 }
 
-/// Worker: the 101 response, whose head is `head`, goes out, and the connection is a WebSocket from now on.
+/// Worker: sends the 101 response, whose head is `head`, and makes the connection a WebSocket.
 pub(crate) fn start(shared: &Arc<Shared>, connection: Arc<Connection>, head: Bytes, pool: &Pool) {
     let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
     shared.out().start(connection, head);

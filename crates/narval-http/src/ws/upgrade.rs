@@ -7,7 +7,7 @@ use super::options::{Options, WsCompression};
 use super::socket::{Deflate, Shared, WebSocket};
 use crate::{Request, Response};
 
-/// A request to make the connection a WebSocket, checked and to be accepted.
+/// A valid WebSocket handshake, to be accepted.
 ///
 /// ```
 /// use narval_http::ws::{CloseCode, Upgrade, UpgradeError, WebSocket, WsCompression, WsEvent};
@@ -34,11 +34,12 @@ pub struct Upgrade<'a> {
 }
 
 impl<'a> Upgrade<'a> {
-    /// Checks the request. Any web page may open a WebSocket to any server, with the user's cookies: where these matter,
-    /// call [`same_origin`](Self::same_origin) too.
+    /// Validates the request. Any web page may open a WebSocket to any server, with the user's cookies: where these
+    /// matter, call [`same_origin`](Self::same_origin) as well.
     ///
     /// # Errors
-    /// The request is not a valid WebSocket handshake (RFC 6455 section 4.2.1); as a [`Response`] the error is the answer.
+    /// The request is not a valid WebSocket handshake (RFC 6455 section 4.2.1). Converted to a [`Response`], the error
+    /// is the answer.
     pub fn new(request: &'a Request) -> Result<Self, UpgradeError> {
         let handshake = Handshake::check(&request.head())?;
         Ok(Self { request, handshake, deflate: None, options: Options::default() })
@@ -62,12 +63,12 @@ impl<'a> Upgrade<'a> {
         Ok(self)
     }
 
-    /// The subprotocol that was chosen; `None` if none is common.
+    /// The chosen subprotocol; `None` if there is none in common.
     pub fn protocol(&self) -> Option<&str> {
         self.handshake.protocol()
     }
 
-    /// Compresses messages, if the client offers it.
+    /// Compresses messages if the client offers it.
     ///
     /// # Errors
     /// [`UpgradeError::Extensions`] if the offer is malformed.
@@ -77,7 +78,7 @@ impl<'a> Upgrade<'a> {
         Ok(self)
     }
 
-    /// Sets the limits and deadlines.
+    /// Sets limits and timeouts.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
@@ -101,7 +102,7 @@ impl<'a> Upgrade<'a> {
     }
 }
 
-/// A WebSocket that waits for its 101 response to be sent.
+/// A WebSocket whose 101 response is not sent yet.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     shared: Option<Arc<Shared>>,

@@ -285,7 +285,7 @@ fn rfc_6455_7_1_7_a_breach_is_told_before_the_end() {
         assert_eq!(answer.get(6..8), Some(1002u16.to_be_bytes().as_slice()));
         assert_eq!(fixture.next(), WsEvent::Message(Message::from("hi")));
         assert!(matches!(fixture.next(), WsEvent::Error(WsError::Protocol(_))));
-        assert_eq!(fixture.next(), closed(1002, "the client broke the protocol: frame is not masked", false));
+        assert_eq!(fixture.next(), closed(1002, "the client violated the protocol: frame is not masked", false));
     });
 }
 

@@ -8,28 +8,28 @@ use super::{Frame, ProtocolError};
 pub struct CloseCode(u16);
 
 impl CloseCode {
-    /// The purpose of the connection is fulfilled.
+    /// Normal closure.
     pub const NORMAL: Self = Self(1000);
-    /// The server shuts down, or the page was left.
+    /// The server is shutting down, or the page was left.
     pub const GOING_AWAY: Self = Self(1001);
     /// A protocol error.
     pub const PROTOCOL_ERROR: Self = Self(1002);
-    /// A kind of data that the endpoint does not take.
+    /// A type of data that the endpoint does not accept.
     pub const UNSUPPORTED_DATA: Self = Self(1003);
-    /// Data that is not what its message kind says: text that is not UTF-8, a broken compressed message.
+    /// Data that does not fit its message type: text that is not UTF-8, an invalid compressed message.
     pub const INVALID_DATA: Self = Self(1007);
-    /// A message that breaks a rule of the application.
+    /// A message that violates a rule of the application.
     pub const POLICY_VIOLATION: Self = Self(1008);
     /// A message larger than the limit.
     pub const MESSAGE_TOO_BIG: Self = Self(1009);
-    /// An unexpected condition kept the server from going on.
+    /// An unexpected condition.
     pub const INTERNAL_ERROR: Self = Self(1011);
     /// The server restarts.
     pub const SERVICE_RESTART: Self = Self(1012);
     /// The server is overloaded.
     pub const TRY_AGAIN_LATER: Self = Self(1013);
 
-    /// The code `code`, if it may stand in a Close frame: 1000–1003, 1007–1014 and 3000–4999. The others are
+    /// Makes a close code that is allowed in a Close frame: 1000–1003, 1007–1014 and 3000–4999. The others are
     /// reserved, or mean that there was no frame.
     ///
     /// ```
@@ -50,23 +50,23 @@ impl CloseCode {
     }
 }
 
-/// What a Close frame says: a code and a reason. A Close frame may also be empty.
+/// The contents of a Close frame: a code and a reason. A Close frame may also be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloseFrame {
     /// The code.
     pub code: CloseCode,
-    /// The reason, for people; at most 123 octets.
+    /// The human-readable reason; at most 123 octets.
     pub reason: String,
 }
 
 impl CloseFrame {
-    /// How long a reason may be, in octets: what a control frame holds, less the code.
+    /// The largest reason in octets: what a control frame holds after the code.
     pub const REASON_MAX: usize = CONTROL_PAYLOAD_MAX - 2;
 
-    /// Reads the payload of a Close frame; an empty one is `None`.
+    /// Parses the payload of a Close frame; an empty one is `None`.
     ///
     /// # Errors
-    /// A single octet, a code that may not be sent, a reason that is not UTF-8.
+    /// A single octet, a code that is not allowed, or a reason that is not UTF-8.
     pub fn parse(payload: &[u8]) -> Result<Option<Self>, ProtocolError> {
         if payload.is_empty() {
             return Ok(None);
@@ -79,7 +79,7 @@ impl CloseFrame {
     }
 }
 
-/// A Close frame with this code and reason. A reason that is too long is cut off at a character.
+/// A Close frame with this code and reason. A reason that is too long is truncated at a character boundary.
 pub fn encode(code: CloseCode, reason: &str) -> Frame {
     let mut payload = [0; CONTROL_PAYLOAD_MAX];
     let reason = &reason.as_bytes()[..reason.floor_char_boundary(CloseFrame::REASON_MAX)];

@@ -1,4 +1,4 @@
-//! From the bytes that a socket delivers to messages and control frames.
+//! Decodes received bytes into messages and control frames.
 
 use bytes::Bytes;
 
@@ -6,8 +6,8 @@ use super::frame::{CLIENT_HEADER_MAX, CONTROL_PAYLOAD_MAX, ClientHeader, Opcode}
 use super::utf8::{InvalidUtf8, Utf8Check};
 use super::{CloseCode, CloseFrame, Message, mask};
 
-/// Reads what a client sends. It takes all bytes it is given and keeps only what it must: nothing between frames, at
-/// most a header within one, and the message so far.
+/// Decodes a client's frames. It consumes all bytes it is given and stores only what it must: nothing between frames,
+/// and within one at most a header and the message so far.
 ///
 /// ```
 /// use narval_http::ws::codec::{Decoder, Incoming, Message, WsLimits};
@@ -29,11 +29,11 @@ pub struct Decoder {
     message: Option<Box<OpenMessage>>,
 }
 
-/// What a [`Decoder`] accepts.
+/// Limits of a [`Decoder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WsLimits {
-    /// How large a message may be, in octets, as sent and after decompression. A frame that would make its message
-    /// larger is refused when its header is read.
+    /// The largest message in octets, compressed and decompressed. A frame that would make its message larger is
+    /// rejected when its header is read.
     pub message_bytes_max: usize,
 }
 
@@ -43,41 +43,41 @@ impl Default for WsLimits {
     }
 }
 
-/// What a client sent.
+/// An event from the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// A message.
     Message(Message),
     /// A message that is still compressed: see [`deflate`](super::deflate).
     Compressed(CompressedMessage),
-    /// A Ping, to be answered by a Pong with the same payload.
+    /// A Ping, which must be answered by a Pong with the same payload.
     Ping(Bytes),
     /// A Pong.
     Pong(Bytes),
-    /// A Close frame; nothing that comes behind it counts.
+    /// A Close frame; everything after it is ignored.
     Close(Option<CloseFrame>),
 }
 
-/// A message as it was compressed by the client.
+/// A message as the client compressed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompressedMessage {
-    /// Whether it is text, to be checked once it is decompressed.
+    /// Whether it is text, which must be validated after decompression.
     pub text: bool,
     /// The compressed payload.
     pub data: Bytes,
 }
 
-/// A breach of the protocol. The connection is to be closed with [`ProtocolError::close_code`].
+/// A protocol violation. The connection must be closed with [`ProtocolError::close_code`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// RSV2 or RSV3 is set, or RSV1 where no message begins or no compression was agreed on.
+    /// RSV2 or RSV3 is set, or RSV1 on a frame that starts no message or without negotiated compression.
     #[error("reserved bits are set")]
     ReservedBits,
-    /// An opcode that no extension has given a meaning.
+    /// A reserved opcode.
     #[error("reserved opcode {0}")]
     ReservedOpcode(u8),
-    /// A client must mask its frames.
+    /// A client's frame is not masked.
     #[error("frame is not masked")]
     Unmasked,
     /// A length that is not in its shortest form, or over 63 bits.
@@ -89,19 +89,19 @@ pub enum ProtocolError {
     /// A control frame over 125 octets.
     #[error("control frame is too long")]
     LongControl,
-    /// A Continuation frame with nothing to continue.
+    /// A Continuation frame without a message to continue.
     #[error("continuation of no message")]
     NothingToContinue,
     /// A Text or Binary frame within a fragmented message.
     #[error("message within a message")]
     MessageWithinMessage,
-    /// The message is over the limit, as sent or after decompression.
+    /// The message is over the limit, compressed or decompressed.
     #[error("message is too big")]
     MessageTooBig,
     /// A text message or a close reason that is not UTF-8.
     #[error("text that is not UTF-8")]
     InvalidUtf8,
-    /// A compressed message that can't be decompressed.
+    /// A compressed message that cannot be decompressed.
     #[error("broken compressed message")]
     InvalidDeflate,
     /// A Close frame with a payload of one octet.
@@ -183,12 +183,12 @@ impl Decoder {
         self.ended.is_some()
     }
 
-    /// Whether a Close frame ended what is read.
+    /// Whether a Close frame was read.
     pub fn is_closed(&self) -> bool {
         self.ended == Some(End::Close)
     }
 
-    /// Whether a frame or a message has begun and not ended.
+    /// Whether a frame or a message is incomplete.
     pub fn is_within_message(&self) -> bool {
         self.header_len > 0 || self.frame.is_some() || self.message.is_some()
     }
@@ -223,7 +223,7 @@ impl Decoder {
         }
     }
 
-    /// The next header, from `input` and what an earlier piece began.
+    /// The next header, from `input` and the start of it in earlier pieces.
     fn read_header(&mut self, input: &mut &[u8]) -> Result<Option<ClientHeader>, ProtocolError> {
         if self.header_len == 0
             && let Some((header, length)) = ClientHeader::parse(input)?
@@ -231,7 +231,7 @@ impl Decoder {
             *input = input.get(length..).unwrap_or_default();
             return Ok(Some(header));
         }
-        // Octet by octet: at most 14 of them, and each may be the one that is wrong.
+        // Octet by octet: there are at most 14, and each may be invalid.
         while let Some((&byte, rest)) = input.split_first() {
             *input = rest;
             if let Some(slot) = self.header.get_mut(usize::from(self.header_len)) {
@@ -297,7 +297,7 @@ impl Decoder {
         let room = self.limits.message_bytes_max.saturating_sub(fresh_from);
         let ended = frame.take_payload(input, |frame, piece| {
             let missing = usize::try_from(frame.header.payload_len - frame.received).unwrap_or(usize::MAX);
-            // Behind the last fragment comes nothing, behind another as much as a message may have.
+            // Nothing follows the last fragment; after another one, the message may grow up to its limit.
             grow(&mut message.data, piece.len(), if frame.header.fin { missing } else { room });
             append_unmasked(&mut message.data, piece, frame.header.mask, frame.received);
         });
@@ -316,7 +316,7 @@ impl Decoder {
 }
 
 impl OpenFrame {
-    /// Gives `sink` what `input` holds of the payload, and says whether that was the end of it.
+    /// Passes the payload in `input` to `sink`, and returns whether that completed it.
     fn take_payload(&mut self, input: &mut &[u8], sink: impl FnOnce(&mut Self, &[u8])) -> bool {
         let missing = self.header.payload_len - self.received;
         let length = usize::try_from(missing).unwrap_or(usize::MAX).min(input.len());
@@ -329,7 +329,7 @@ impl OpenFrame {
 }
 
 impl OpenMessage {
-    /// The message, whose last piece starts at `fresh_from` and has not been checked to be UTF-8.
+    /// The complete message. Its last piece starts at `fresh_from`, and is not validated as UTF-8 yet.
     fn finish(mut self, fresh_from: usize) -> Result<Incoming, ProtocolError> {
         if self.compressed {
             return Ok(Incoming::Compressed(CompressedMessage { text: self.text, data: self.data.into() }));
@@ -338,7 +338,7 @@ impl OpenMessage {
             return Ok(Incoming::Message(Message::Binary(self.data.into())));
         }
         if fresh_from > 0 {
-            // Cheaper than to find out at the end of a large message, and the error comes where it would have.
+            // Cheaper than validating a large message at its end, and the error is at the right place.
             self.utf8.feed(self.data.get(fresh_from..).unwrap_or_default())?;
             self.utf8.finish()?;
         }
@@ -353,8 +353,8 @@ fn append_unmasked(data: &mut Vec<u8>, piece: &[u8], key: [u8; 4], received: u64
     mask::apply(data.get_mut(start..).unwrap_or_default(), key, (received % 4) as usize);
 }
 
-/// Makes room for `piece` more bytes: by doubling, but never for more than `most`, which is what may still come. A length that
-/// a client merely announces reserves nothing.
+/// Reserves room for `piece` more bytes: by doubling, but never for more than `most`, the bytes that may follow. A
+/// length that a client merely announces reserves nothing.
 fn grow(data: &mut Vec<u8>, piece: usize, most: usize) {
     if data.capacity() - data.len() < piece {
         data.reserve_exact(data.capacity().max(piece).min(most));

@@ -1,7 +1,7 @@
 //! Compression of messages: `permessage-deflate` (RFC 7692).
 //!
-//! By default no state is kept from one message to the next ("no context takeover"), so that a connection costs no
-//! memory between messages: compressor and decompressor belong to the thread and are shared by all connections.
+//! By default no state is kept between messages ("no context takeover"), so a connection costs no memory between them:
+//! compressor and decompressor belong to the thread and are shared by all connections.
 
 use std::cell::RefCell;
 
@@ -10,11 +10,11 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 
 use super::ProtocolError;
 
-/// What ends every flushed deflate stream, and is not sent (RFC 7692 section 7.2.1).
+/// The end of every flushed deflate stream, which is not sent (RFC 7692 section 7.2.1).
 const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
-/// How much room is made for output at a time.
+/// How much room is reserved for output at a time.
 const STEP: usize = 16 * 1024;
-/// The window that any client may use: zlib's names for it.
+/// The largest window, which any client may use.
 const WINDOW_BITS_DEFAULT: u8 = 15;
 
 thread_local! {
@@ -22,7 +22,7 @@ thread_local! {
     static DEFLATE: RefCell<Option<(Settings, Compress)>> = const { RefCell::new(None) };
 }
 
-/// What a compressor is made with.
+/// Settings of a compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The level, 0 to 9: how much time is spent.
@@ -38,7 +38,7 @@ impl Settings {
     }
 }
 
-/// Compresses messages that may refer to the ones before (context takeover): about 256 KiB per connection.
+/// Compresses messages that may refer to earlier ones (context takeover): about 256 KiB per connection.
 #[derive(Debug)]
 pub struct Deflater {
     compress: Compress,
@@ -56,7 +56,7 @@ impl Deflater {
     }
 }
 
-/// Decompresses messages that may refer to the ones before (context takeover): about 40 KiB per connection.
+/// Decompresses messages that may refer to earlier ones (context takeover): about 40 KiB per connection.
 #[derive(Debug)]
 pub struct Inflater {
     inflate: Decompress,
@@ -78,7 +78,7 @@ impl Inflater {
     }
 }
 
-/// Compresses a message that stands for itself.
+/// Compresses an independent message.
 pub fn compress(settings: Settings, message: &[u8]) -> Bytes {
     DEFLATE.with_borrow_mut(|shared| match shared {
         Some((made_with, compress)) if *made_with == settings => {
@@ -92,7 +92,7 @@ pub fn compress(settings: Settings, message: &[u8]) -> Bytes {
     })
 }
 
-/// Decompresses a message that stands for itself, to at most `limit` bytes.
+/// Decompresses an independent message, to at most `limit` bytes.
 ///
 /// # Errors
 /// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] for anything zlib refuses.
@@ -113,9 +113,9 @@ fn deflate_into(compress: &mut Compress, message: &[u8]) -> Bytes {
     loop {
         let consumed = (compress.total_in() - start) as usize;
         let rest = message.get(consumed..).unwrap_or_default();
-        // The only errors of deflate are of a stream that is not set up, which ours is.
+        // deflate only fails for a stream that is not set up, which ours is.
         let Ok(_) = compress.compress_vec(rest, &mut out, FlushCompress::Sync) else { break };
-        // A flush is complete when it left room (zlib manual, `deflate`).
+        // A flush is complete when it leaves room (zlib manual, `deflate`).
         if out.len() < out.capacity() {
             break;
         }
@@ -145,7 +145,7 @@ fn inflate_into(inflate: &mut Decompress, compressed: &[u8], limit: usize) -> Re
                 return Err(ProtocolError::MessageTooBig);
             }
             if status == Status::StreamEnd {
-                // A block with BFINAL ends a stream, and the message goes on with another (RFC 7692 section 7.2.3.4).
+                // A block with BFINAL ends a stream; the message continues with another one (RFC 7692 section 7.2.3.4).
                 inflate.reset(false);
             } else if consumed == 0 && out.len() == out_before && !rest.is_empty() {
                 return Err(ProtocolError::InvalidDeflate);
@@ -158,7 +158,8 @@ fn inflate_into(inflate: &mut Decompress, compressed: &[u8], limit: usize) -> Re
     Ok(out)
 }
 
-/// Makes room for output: never for more than one byte over the limit, which is enough to see that it is passed.
+/// Reserves room for output: never for more than one byte over the limit, which is enough to detect that it is
+/// exceeded.
 fn reserve(out: &mut Vec<u8>, compressed: usize, limit: usize) {
     if out.len() == out.capacity() {
         let wanted = out.len().max(compressed.saturating_mul(3)).clamp(256, STEP.max(out.len()));

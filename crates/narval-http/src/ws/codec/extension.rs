@@ -3,32 +3,32 @@
 use std::fmt;
 
 const NAME: &str = "permessage-deflate";
-/// How many extensions and how many parameters of each are read; more make the header invalid.
+/// How many extensions, and how many parameters of each, are parsed; more make the header invalid.
 const OFFERS_MAX: usize = 16;
 const PARAMETERS_MAX: usize = 8;
-/// The smallest window that zlib compresses with. Offers that ask for 8 are declined.
+/// The smallest window that zlib compresses with. Offers that require 8 are declined.
 const WINDOW_BITS_MIN: u8 = 9;
 const WINDOW_BITS_MAX: u8 = 15;
 
-/// What both ends agreed on.
+/// The negotiated parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// The server compresses each message by itself.
+    /// The server compresses each message separately.
     pub server_no_context_takeover: bool,
-    /// The client compresses each message by itself.
+    /// The client compresses each message separately.
     pub client_no_context_takeover: bool,
     /// The server's window, if the client limited it.
     pub server_max_window_bits: Option<u8>,
 }
 
 impl Agreement {
-    /// The window that the server may compress with, as a power of two.
+    /// The largest window that the server may compress with, as a power of two.
     pub fn server_window_bits(self) -> u8 {
         self.server_max_window_bits.unwrap_or(WINDOW_BITS_MAX)
     }
 }
 
-/// The answer as the value of `Sec-WebSocket-Extensions`.
+/// The value of `Sec-WebSocket-Extensions` in the response.
 impl fmt::Display for Agreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(NAME)?;
@@ -50,8 +50,8 @@ impl fmt::Display for Agreement {
 #[error("malformed Sec-WebSocket-Extensions")]
 pub struct MalformedExtensions;
 
-/// Agrees to the first acceptable offer in the values of `Sec-WebSocket-Extensions`, or to none. Unless
-/// `context_takeover`, both ends are to compress each message by itself.
+/// Accepts the first acceptable offer in the values of `Sec-WebSocket-Extensions`, or none. Unless `context_takeover`,
+/// both sides compress each message separately.
 ///
 /// ```
 /// use narval_http::ws::codec::extension::negotiate;
@@ -63,7 +63,7 @@ pub struct MalformedExtensions;
 /// ```
 ///
 /// # Errors
-/// [`MalformedExtensions`]: the handshake is to be refused.
+/// [`MalformedExtensions`]: the handshake must be refused.
 pub fn negotiate<'a>(
     values: impl IntoIterator<Item = &'a str>,
     context_takeover: bool,
@@ -78,7 +78,7 @@ pub fn negotiate<'a>(
             if offers > OFFERS_MAX {
                 return Err(MalformedExtensions);
             }
-            // Malformed offers behind the chosen one still count: the header as a whole must be valid.
+            // Malformed offers after the chosen one still count: the header as a whole must be valid.
             agreed = agreed.or_else(|| agree(&offer, context_takeover));
             if parser.end() {
                 break;
@@ -94,7 +94,7 @@ struct Offer<'a> {
     parameters: Vec<(&'a str, Option<String>)>,
 }
 
-/// What to answer to one offer; `None` declines it.
+/// The answer to an offer; `None` declines it.
 fn agree(offer: &Offer<'_>, context_takeover: bool) -> Option<Agreement> {
     if !offer.name.eq_ignore_ascii_case(NAME) {
         return None;
@@ -117,7 +117,7 @@ fn agree(offer: &Offer<'_>, context_takeover: bool) -> Option<Agreement> {
         Some(None) => Some(true),
         Some(Some(_)) => None,
     };
-    // Any window the client uses is within ours, so its limit needs no answer; it has to be valid nonetheless.
+    // Any window of the client is within ours, so its limit needs no answer; it must be valid nonetheless.
     if let Some(Some(bits)) = client_bits {
         window_bits(bits)?;
     }

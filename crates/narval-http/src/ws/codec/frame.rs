@@ -2,11 +2,11 @@
 
 use super::ProtocolError;
 
-/// How large the payload of a control frame may be (RFC 6455 section 5.5).
+/// The largest payload of a control frame in octets (RFC 6455 section 5.5).
 pub const CONTROL_PAYLOAD_MAX: usize = 125;
-/// How long a header from a client may be: two octets, a 64-bit length, a masking key.
+/// The longest header from a client: two octets, a 64-bit length, a masking key.
 pub const CLIENT_HEADER_MAX: usize = 14;
-/// How long a header from a server may be: no masking key.
+/// The longest header from a server: no masking key.
 pub const SERVER_HEADER_MAX: usize = 10;
 
 const FIN: u8 = 0x80;
@@ -16,11 +16,11 @@ const MASKED: u8 = 0x80;
 const LENGTH_16: u8 = 126;
 const LENGTH_64: u8 = 127;
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
-    /// Goes on with the message that a Text or Binary frame began.
+    /// Continues the message that a Text or Binary frame started.
     Continuation = 0,
     /// A text message, or the first fragment of one.
     Text = 1,
@@ -28,7 +28,7 @@ pub enum Opcode {
     Binary = 2,
     /// The closing handshake.
     Close = 8,
-    /// To be answered by a Pong with the same payload.
+    /// Must be answered by a Pong with the same payload.
     Ping = 9,
     /// The answer to a Ping, or an unsolicited sign of life.
     Pong = 10,
@@ -60,7 +60,7 @@ pub struct ClientHeader {
     pub fin: bool,
     /// Whether the message is compressed (RFC 7692 section 6).
     pub rsv1: bool,
-    /// What the frame is.
+    /// The type of the frame.
     pub opcode: Opcode,
     /// The length of the payload in octets.
     pub payload_len: u64,
@@ -69,8 +69,8 @@ pub struct ClientHeader {
 }
 
 impl ClientHeader {
-    /// Reads the header at the start of `bytes`: the header and its length, or `None` if more bytes are needed.
-    /// What can be judged from the bytes there are is judged at once.
+    /// Parses the header at the start of `bytes`: returns the header and its length, or `None` if more bytes are
+    /// needed. Errors are reported as soon as the bytes allow it.
     ///
     /// # Errors
     /// Reserved bits or opcodes, a frame that is not masked, a control frame that is fragmented or too long, a length
@@ -99,7 +99,7 @@ impl ClientHeader {
     }
 }
 
-/// The payload length and how many octets behind the second of the header it took.
+/// The payload length, and how many octets after the second of the header it took.
 fn payload_len(short: u8, rest: &[u8]) -> Result<Option<(u64, usize)>, ProtocolError> {
     let (length, length_len, longest_shorter_form) = match short {
         LENGTH_16 => match rest.first_chunk() {
@@ -145,7 +145,7 @@ impl ServerHeader {
         Self { bytes, len }
     }
 
-    /// The header as it is sent.
+    /// The encoded header.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     fn parse(bytes: &[u8]) -> Result<Option<(ClientHeader, usize)>, ProtocolError> {
-        // Whatever a whole header gives, none of its prefixes may give something else.
+        // No prefix of a header may give another result than the whole.
         let whole = ClientHeader::parse(bytes);
         for length in 0..bytes.len() {
             match ClientHeader::parse(&bytes[..length]) {

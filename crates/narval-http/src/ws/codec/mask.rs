@@ -5,7 +5,7 @@ const STEP: usize = 64;
 
 /// XORs `payload` with the masking key, whose first byte to use is `key[offset % 4]`. Masking twice gives the original.
 ///
-/// The loop has a fixed step over a repeated key, which the compiler turns into vector instructions.
+/// The loop has a fixed step over a repeated key, which the compiler vectorises.
 pub fn apply(payload: &mut [u8], key: [u8; 4], offset: usize) {
     if key == [0; 4] {
         return;

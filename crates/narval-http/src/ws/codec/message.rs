@@ -1,4 +1,4 @@
-//! Messages, and frames encoded to be sent.
+//! Messages, and encoded frames.
 
 use bytes::{Bytes, BytesMut};
 
@@ -79,7 +79,7 @@ impl From<Vec<u8>> for Message {
     }
 }
 
-/// A frame as the server sends it, header and payload in one run of bytes. It is not masked, so the same bytes go to
+/// A frame from the server, header and payload in one run of bytes. It is not masked, so the same bytes can be sent to
 /// any number of connections: cloning it copies nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
@@ -87,7 +87,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Encodes a whole message as one frame. `compressed` says that `payload` is (RFC 7692).
+    /// Encodes a whole message as one frame. `compressed` says whether `payload` is compressed (RFC 7692).
     pub(crate) fn data(opcode: Opcode, compressed: bool, payload: &[u8]) -> Self {
         let header = ServerHeader::new(opcode, compressed, payload.len());
         let mut bytes = BytesMut::with_capacity(header.as_bytes().len() + payload.len());
@@ -96,13 +96,13 @@ impl Frame {
         Self { bytes: bytes.freeze() }
     }
 
-    /// Encodes a control frame. What is over [`CONTROL_PAYLOAD_MAX`] is left out.
+    /// Encodes a control frame. The payload is truncated to [`CONTROL_PAYLOAD_MAX`].
     pub fn control(opcode: Opcode, payload: &[u8]) -> Self {
         debug_assert!(opcode.is_control() && payload.len() <= CONTROL_PAYLOAD_MAX);
         Self::data(opcode, false, &payload[..payload.len().min(CONTROL_PAYLOAD_MAX)])
     }
 
-    /// The frame as it is sent.
+    /// The encoded frame.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }

@@ -1,7 +1,7 @@
 //! The WebSocket protocol without I/O: frames, masking, messages, UTF-8, and `permessage-deflate`.
 //!
-//! Everything here works on byte slices. [`Decoder`] takes what a socket delivers, in pieces of any size, and gives
-//! messages and control frames; [`frame`] and [`message`] make what is to be sent.
+//! Everything here works on byte slices. [`Decoder`] turns received bytes, in pieces of any size, into messages and
+//! control frames; [`frame`] and [`message`] encode.
 
 pub mod close;
 pub mod decoder;

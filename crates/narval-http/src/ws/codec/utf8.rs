@@ -1,8 +1,8 @@
-//! UTF-8 checked as it arrives, so that a text message fails with the octet that makes it invalid.
+//! UTF-8 validated as it arrives, so that a text message fails at the octet that makes it invalid.
 
 use simdutf8::compat;
 
-/// The state of the check between two pieces of a text message: the octets of a character that is not yet complete.
+/// The state between two pieces of a text message: the octets of an incomplete character.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Utf8Check {
     partial: [u8; 4],
@@ -15,7 +15,7 @@ pub struct Utf8Check {
 pub struct InvalidUtf8;
 
 impl Utf8Check {
-    /// Checks the next piece.
+    /// Validates the next piece.
     ///
     /// # Errors
     /// [`InvalidUtf8`] as soon as no continuation could make the text valid.
@@ -37,7 +37,7 @@ impl Utf8Check {
     /// Checks that the text ends with a complete character.
     ///
     /// # Errors
-    /// [`InvalidUtf8`] if the last character is cut off.
+    /// [`InvalidUtf8`] if the last character is incomplete.
     pub fn finish(self) -> Result<(), InvalidUtf8> {
         if self.partial_len == 0 { Ok(()) } else { Err(InvalidUtf8) }
     }
