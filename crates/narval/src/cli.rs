@@ -1,4 +1,4 @@
-//! The command line of `narval`: one variant for each command, and the groups that `--help` shows them in.
+//! The command line of `narval`: one variant per command, and the groups shown by `--help`.
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ Examples:
 
 'narval COMMAND --help' describes a command.";
 
-/// The commands by what they are for: clap lists them in one column.
+/// The commands by purpose; clap would list them in one column.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
@@ -38,7 +38,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
 ];
 
-/// The definition of the command line, as clap knows it.
+/// The clap definition of the command line.
 pub fn definition() -> clap::Command {
     let definition = Cli::command();
     let mut template = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
@@ -96,13 +96,14 @@ pub fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are "errors" for clap; it prints each to its place and knows the exit code (0 or 2).
+            // Help and version are "errors" for clap; it prints them to the right stream and knows the exit code (0 or
+            // 2).
             return match error.print() {
                 Ok(()) if error.exit_code() == 0 => output::finish("narval"),
                 Err(unwritten) if error.exit_code() == 0 => output::unwritten("narval", &unwritten),
                 // A build does not fail for an option of its hook.
                 _ if std::env::args_os().nth(1).is_some_and(|command| command == "hook") => ExitCode::SUCCESS,
-                // Nobody is left to tell.
+                // There is no stream left to report to.
                 _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
             };
         }

@@ -1,4 +1,4 @@
-//! The command line of Narval: what its programs `narval` and `nix-serve` take, and how they wire the libraries.
+//! The command line of Narval: the arguments of its programs `narval` and `nix-serve`, and how they use the libraries.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | [`commands`] | the commands, one file each |
 //! | [`config`] | the configuration file of `narval serve` |
 //! | [`nix_serve`] | the command line of `nix-serve` |
-//! | [`server`] | what all servers have in common from their options to their end |
+//! | [`server`] | the life of a server, from its options to its end |
 //! | [`args`] | options that several commands take |
-//! | [`ui`] | what people and programs see: output, progress, logs, errors, signals |
+//! | [`ui`] | output, progress, logs, errors, signals |
 
 pub mod args;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! From a service and options to a running server: what `nix-serve`, `narval serve` and `narval demo` share.
+//! From a service and options to a running server: shared by `nix-serve`, `narval serve` and `narval demo`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -20,12 +20,12 @@ use crate::Failure;
 use crate::args::listen::{Host, Listen};
 use crate::args::tls;
 
-/// How long running requests may go on after a SIGTERM.
+/// How long running requests may take after a SIGTERM.
 pub const GRACE: Duration = Duration::from_secs(30);
 /// The port of nix-serve.
 pub const PORT_DEFAULT: u16 = 5000;
 
-/// The sockets to open for a place to listen on.
+/// The sockets for a place to listen on.
 ///
 /// # Errors
 /// A name that can't be looked up.
@@ -37,7 +37,7 @@ pub fn sockets(listen: &Listen) -> Result<Vec<narval_http::Listen>, Failure> {
     let v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let addresses = match host {
-        // Two sockets can't be told to choose the same free port.
+        // Two sockets cannot choose the same free port.
         Host::Any if port == 0 || !has_ipv6() => vec![v4],
         Host::Any => vec![v4, v6],
         Host::AnyV4 => vec![v4],
@@ -66,19 +66,19 @@ fn look_up(name: &str, port: u16) -> Result<Vec<IpAddr>, Failure> {
     Ok(addresses)
 }
 
-/// Whether the kernel has IPv6: a container often has not, and must be served all the same.
+/// Whether the kernel has IPv6: containers often have not.
 fn has_ipv6() -> bool {
     Path::new("/proc/net/if_inet6").exists()
 }
 
-/// The sockets that systemd (or whoever speaks its protocol) hands over, if it does.
+/// The sockets passed by systemd (or a compatible parent), if any.
 fn inherited() -> Option<narval_http::Listen> {
     let pid = std::env::var("LISTEN_PID").ok()?.parse::<u32>().ok()?;
     let ours = pid == std::process::id() && std::env::var_os("LISTEN_FDS").is_some();
     ours.then_some(narval_http::Listen::Inherited)
 }
 
-/// The sockets for all places that were named; without any, those that are handed over, else nix-serve's port.
+/// The sockets for these places; without any, the inherited ones, else nix-serve's port.
 ///
 /// # Errors
 /// A name that can't be looked up.
@@ -86,7 +86,7 @@ pub fn listen_or_default(places: &[Listen]) -> Result<Vec<narval_http::Listen>, 
     listen_or(places, PORT_DEFAULT)
 }
 
-/// The sockets for all places that were named; without any, those that are handed over, else this port.
+/// The sockets for these places; without any, the inherited ones, else this port.
 ///
 /// # Errors
 /// A name that can't be looked up.
@@ -101,10 +101,10 @@ pub fn listen_or(places: &[Listen], port: u16) -> Result<Vec<narval_http::Listen
     Ok(all)
 }
 
-/// The store that `--store` names, or else the environment.
+/// Opens the store of `--store`, or else of the environment.
 ///
 /// # Errors
-/// A URI or a variable that names no store that can be read here.
+/// The URI or variable names no store that can be read.
 pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     let environment = Environment::of_process();
     let config = match uri {
@@ -116,7 +116,7 @@ pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     for warning in &config.warnings {
         tracing::warn!("store: {warning}");
     }
-    // A store that was named is there: a folder whose name has a slip in it would be served as an empty one.
+    // A named store must exist: otherwise a misspelt folder would be served as an empty store.
     if uri.is_some() && config.access == Access::Database && matches!(config.database().try_exists(), Ok(false)) {
         return Err(Failure::usage(format!(
             "option --store: there is no store in '{}' (no {}); 'nix-store --store DIR --init' or 'narval install' makes one",
@@ -127,21 +127,21 @@ pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     Ok(Store::new(config))
 }
 
-/// Descriptors that neither connections nor kept files may take: the database, listeners, threads' own. As in the engine.
+/// Descriptors reserved for the database, listeners and threads; as in the engine.
 const DESCRIPTORS_RESERVED: u64 = 256;
-/// Connections of which each sends a file at the same time, as a part of what the process may have open.
+/// The part of the file limit that is reserved for files being sent: one in this many connections sends one.
 const FILES_SENT: u64 = 8;
 
-/// Lets this process open as many files as it may: the usual limit of 1024 is for programs that use select(2).
+/// Raises the limit of open files to the hard limit: the usual 1024 is for programs that use select(2).
 pub fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        // Then it is as it was: the limits below follow what there is.
+        // On failure, nothing changes: the limits below follow the actual value.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }
 
-/// The limits with no more connections than there are descriptors for, with all that the service itself has open.
+/// Limits the connections to the descriptors that the service itself leaves.
 pub fn within_descriptors(mut limits: Limits, service: &Service) -> Limits {
     if let Some(all) = getrlimit(Resource::Nofile).current {
         let others = (service.kept_files_max() as u64).saturating_add(all / FILES_SENT);
@@ -152,10 +152,11 @@ pub fn within_descriptors(mut limits: Limits, service: &Service) -> Limits {
     limits
 }
 
-/// Says that the server is up, to people and to systemd; then serves until a signal ends it. SIGHUP reads certificates again.
+/// Reports that the server is up, to the log and to systemd; then serves until a signal ends it. SIGHUP reloads
+/// certificates.
 ///
 /// # Errors
-/// Signals can't be caught, or the server ended by itself.
+/// Signals cannot be handled, or the server ended by itself.
 pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
     let certificates = tls.clone();
     run_reloading(handle, tls, move || match &certificates {
@@ -167,7 +168,7 @@ pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Fa
     })
 }
 
-/// The same with what a SIGHUP does: it says in a line what was done, or why nothing was.
+/// The same, with a function for SIGHUP, which returns a line for the log.
 ///
 /// # Errors
 /// As [`run`].
@@ -182,7 +183,7 @@ pub fn run_reloading(
         tls::keep_fresh(tls)?;
     }
     on_hangup(reload).map_err(uncaught)?;
-    // What starman takes as orders to its worker processes must not end a server that has none (by default each would).
+    // Signals with which starman controls its workers must not end a server that has none (by default they would).
     for signal in [SIGTTIN, SIGTTOU] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(uncaught)?;
     }
@@ -197,7 +198,7 @@ pub fn run_reloading(
     handle.wait().map_err(Failure::runtime)
 }
 
-/// Runs `reload` at each SIGHUP, on a thread of its own, and tells systemd about it (`Type=notify-reload`).
+/// Runs `reload` at each SIGHUP, on a thread of its own, and notifies systemd (`Type=notify-reload`).
 fn on_hangup(mut reload: impl FnMut() -> Result<String, Failure> + Send + 'static) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGHUP])?;
     thread::Builder::new().name("sighup".into()).spawn(move || {
@@ -216,7 +217,7 @@ fn on_hangup(mut reload: impl FnMut() -> Result<String, Failure> + Send + 'stati
     Ok(())
 }
 
-/// Without systemd there is nobody to tell.
+/// Without systemd, nothing is notified.
 fn notify_systemd(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("cannot notify systemd: {error}");

@@ -1,4 +1,4 @@
-//! The access log as the command line names it.
+//! The access log options.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub struct AccessLogArgs {
 }
 
 impl AccessLogArgs {
-    /// The log that the options ask for.
+    /// Opens the log that the options select.
     ///
     /// # Errors
     /// As [`open`].
@@ -31,7 +31,7 @@ impl AccessLogArgs {
         path.map(|path| open(form, &path)).transpose()
     }
 
-    /// The format and the file, the options over what a configuration file says.
+    /// The format and the file: from the options, else from a configuration file.
     pub fn over(&self, file: &AccessLogSection) -> (LogForm, Option<PathBuf>) {
         let path = self.access_log.clone().or_else(|| Some(file.file.as_ref()?.value.clone()));
         (self.access_log_form.or(file.format).unwrap_or_default(), path)
@@ -63,13 +63,13 @@ impl From<LogForm> for LogFormat {
     }
 }
 
-/// An access log that goes where an option says.
+/// An access log with a destination chosen by an option.
 pub type BoxedLog = LogWriter<Box<dyn Write + Send>>;
 
-/// Appends to the file that the option --access-log names; `-` is standard output.
+/// Appends to the file of --access-log; `-` is standard output.
 ///
 /// # Errors
-/// It can't be opened.
+/// It cannot be opened.
 pub fn open(form: LogForm, path: &Path) -> Result<BoxedLog, Failure> {
     if path.as_os_str() == "-" {
         return Ok(to_stdout(form));

@@ -1,4 +1,4 @@
-//! What the client's commands have in common: which store, which caches, whom to trust, how to show what goes on.
+//! Options of all client commands: the store, the caches, trust, and output.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::ui::log::filter;
 
 /// The key of cache.nixos.org.
 pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
-/// Asked when no cache is named.
+/// The default cache.
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
 
-/// What the commands of the client have in common.
+/// Options of all client commands.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientArgs {
-    /// Which store.
+    /// The store.
     #[command(flatten)]
     pub store: StoreArgs,
-    /// Which caches.
+    /// The caches.
     #[command(flatten)]
     pub caches: CacheArgs,
-    /// How to show it.
+    /// The output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -42,7 +42,7 @@ pub struct StoreArgs {
     /// `daemon`, `local`, or another Nix store URI [default: ~/.local/share/narval]
     #[arg(long, value_name = "DIR", env = "NARVAL_STORE", hide_env_values = true, help_heading = "Store")]
     pub store: Option<String>,
-    /// How long others are waited for.
+    /// Lock timeout.
     #[command(flatten)]
     pub lock: LockArgs,
 }
@@ -63,14 +63,14 @@ impl LockArgs {
 }
 
 impl StoreArgs {
-    /// The store named, or this user's own.
+    /// The selected store, or the user's own.
     pub fn config(&self) -> Result<StoreConfig, Failure> {
         Ok(StoreConfig { lock_timeout: self.lock.timeout(), ..self.named()? })
     }
 
     fn named(&self) -> Result<StoreConfig, Failure> {
         match &self.store {
-            // The machine's own store is where Nix's environment says.
+            // The machine's store is where Nix's environment variables say.
             Some(uri) if matches!(uri.as_str(), "auto" | "local" | "daemon") => {
                 StoreConfig::parse(uri, &Environment::of_process()).map_err(Failure::usage)
             }
@@ -80,7 +80,7 @@ impl StoreArgs {
         }
     }
 
-    /// The store named, to be asked and installed into.
+    /// The selected store, as a destination.
     pub fn destination(&self) -> Result<Destination, Failure> {
         Ok(Destination::new(self.config()?))
     }
@@ -94,7 +94,7 @@ fn default_root() -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::usage("HOME is not set: say where the store is with --store DIR"))
 }
 
-/// The caches to take from.
+/// The caches to use.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
     /// Binary cache: an http://, https:// or file:// URL. Repeatable; caches are asked by priority [default: those of
@@ -142,7 +142,7 @@ pub struct CacheArgs {
 }
 
 impl CacheArgs {
-    /// The addresses of the caches.
+    /// The URLs of the caches.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
         if self.from.is_empty() {
             let settings = CacheSettings::of_process();
@@ -155,7 +155,7 @@ impl CacheArgs {
         self.from.iter().map(|text| parse_cache(text)).collect()
     }
 
-    /// The client to ask them with.
+    /// The HTTP client for them.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
         let of_nix = CacheSettings::of_process().netrc_file;
         let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
@@ -175,7 +175,7 @@ impl CacheArgs {
         })))
     }
 
-    /// The keys to trust.
+    /// The trusted keys.
     pub fn keys(&self) -> Result<TrustedKeys, Failure> {
         let all = std::iter::once(CACHE_NIXOS_ORG_KEY).chain(self.trusted_public_key.iter().map(String::as_str));
         let parse = |text: &str| -> Result<PublicKey, Failure> {
@@ -187,7 +187,7 @@ impl CacheArgs {
         all.map(parse).chain(of_nix).collect()
     }
 
-    /// From where and how to install.
+    /// The options of an install.
     pub fn options(&self, cores: Option<usize>, durable: bool) -> Result<Options, Failure> {
         let found = available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Options {
@@ -200,7 +200,7 @@ impl CacheArgs {
     }
 }
 
-/// A cache's address; a folder may be given as such.
+/// Parses the URL of a cache; a folder is allowed, too.
 pub fn parse_cache(text: &str) -> Result<Url, Failure> {
     let parsed = if text.starts_with('/') || text.starts_with("./") || text.starts_with("../") {
         let absolute = std::path::absolute(text).map_err(|error| Failure::usage(format!("{text}: {error}")))?;
@@ -211,7 +211,7 @@ pub fn parse_cache(text: &str) -> Result<Url, Failure> {
     parsed.map_err(Failure::usage)
 }
 
-/// How much to say.
+/// The amount and format of output.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct OutputArgs {
     /// Print only errors
@@ -223,14 +223,15 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Starts the log for a command that people watch: warnings, without times. `NARVAL_LOG` shows more.
+    /// Starts the log of an interactive command: warnings, without times. `NARVAL_LOG` shows more.
     pub fn start_log(self) {
         let usual = if self.quiet { LevelFilter::ERROR } else { LevelFilter::WARN };
         let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let layer = tracing_subscriber::fmt::layer().with_target(false).without_time();
-        // What can't be written can't be complained of: by default that is tried on standard error, with a panic.
+        // A log line that cannot be written cannot be reported: by default, tracing tries that on standard error, and
+        // panics.
         let layer = layer.log_internal_errors(false).with_ansi(ansi).with_writer(std::io::stderr);
-        // Only the first log of a process counts, which is this one.
+        // The first log of a process is used.
         let _ = tracing_subscriber::registry().with(filter(usual)).with(layer).try_init();
     }
 }
@@ -253,7 +254,7 @@ impl From<narval_cache::WantedError> for Failure {
     }
 }
 
-/// Bytes as people read them.
+/// A human-readable number of bytes.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let mut value = bytes as f64;

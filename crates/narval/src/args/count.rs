@@ -1,4 +1,4 @@
-//! How far work has come that can be counted, on standard error.
+//! A progress counter on standard error.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::ui::output::{note, to_stderr};
 
-/// One line on a terminal that is written over, a line every few seconds elsewhere.
+/// One line that is overwritten on a terminal, otherwise a line every few seconds.
 pub(crate) struct Count {
     what: &'static str,
     of: &'static str,
@@ -24,7 +24,7 @@ impl Count {
         Self { what, of, started: Instant::now(), shown_ms: AtomicU64::new(0), every, terminal }
     }
 
-    /// So many are done; written if the last time is long enough ago.
+    /// Shows the count if enough time has passed since the last time.
     pub(crate) fn show(&self, done: u64, total: u64) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let shown = self.shown_ms.load(Ordering::Relaxed);
@@ -39,7 +39,7 @@ impl Count {
         }
     }
 
-    /// Nothing of it stays on a terminal.
+    /// Clears the line on a terminal.
     pub(crate) fn end(&self) {
         if self.terminal {
             to_stderr(format_args!("\r\x1b[K"));

@@ -1,4 +1,4 @@
-//! Where to listen: the forms that `--listen` takes.
+//! Where to listen: the formats of `--listen`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,21 +27,21 @@ pub enum Host {
     AnyV4,
     /// All IPv6 addresses.
     AnyV6,
-    /// One address, or a name to be looked up.
+    /// One address, or a host name.
     Named(String),
 }
 
-/// A text that names no place to listen on.
+/// An invalid place to listen on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}: give HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")]
 pub struct ListenError(String);
 
 impl Host {
-    /// Reads what nix-serve-ng's `--host` takes: `*`, `*4`, `*6`, `!4`, `!6`, an address or a name.
-    /// `*4` and `*6` only prefer a family there; all addresses are listened on.
+    /// Parses the argument of nix-serve-ng's `--host`: `*`, `*4`, `*6`, `!4`, `!6`, an address or a name. `*4` and `*6`
+    /// only prefer a family there; all addresses are listened on.
     ///
     /// # Errors
-    /// Text that can't be an address or a name.
+    /// The text is not an address or a name.
     pub fn parse(text: &str) -> Result<Self, ListenError> {
         match text {
             "" | "*" | "*4" | "*6" => return Ok(Self::Any),
@@ -67,9 +67,9 @@ impl Host {
 impl FromStr for Listen {
     type Err = ListenError;
 
-    /// Reads `HOST:PORT`, `:PORT`, `[IPV6]:PORT`, each with an optional `:ssl` behind it (which says nothing: TLS is
-    /// on when a certificate is given) or `PROTO` before the bracket; anything with a `/` or without `:` is the path
-    /// of a unix socket.
+    /// Parses `HOST:PORT`, `:PORT`, `[IPV6]:PORT`, each with an optional `:ssl` after it (ignored: TLS is on if there
+    /// is a certificate) or `PROTO` before the bracket. Anything with a `/` or without `:` is the path of a unix
+    /// socket.
     fn from_str(text: &str) -> Result<Self, ListenError> {
         if text.is_empty() {
             return Err(ListenError("'' names no place to listen on".to_owned()));
@@ -85,7 +85,7 @@ impl FromStr for Listen {
             return Err(ListenError(format!("'{text}' has no port")));
         };
         let port = port.parse().map_err(|_| ListenError(format!("'{port}' is not a port (0 to 65535)")))?;
-        // nix-serve-ng also reads `proto[addr]`.
+        // nix-serve-ng also accepts `proto[addr]`.
         let host = match host.find('[') {
             Some(bracket) if host.ends_with(']') => host.get(bracket..).unwrap_or(host),
             _ => host,

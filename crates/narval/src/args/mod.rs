@@ -1,4 +1,4 @@
-//! Options that several commands take, and what they mean.
+//! Options shared by several commands.
 
 pub mod access_log;
 pub mod client;

@@ -1,4 +1,4 @@
-//! The options of the cache of compressed NARs, which `serve` and `warm` share.
+//! The options of the NAR cache, shared by `serve` and `warm`.
 
 use std::path::PathBuf;
 
@@ -6,9 +6,9 @@ use narval_serve::NarCacheConfig;
 
 use crate::config::NarCacheSection;
 
-/// The size of the folder unless said otherwise, in bytes.
+/// The default size of the folder, in bytes.
 const SIZE_DEFAULT: u64 = 10 << 30;
-/// The level unless said otherwise.
+/// The default level.
 const LEVEL_DEFAULT: i32 = 1;
 
 /// The cache of compressed NARs.
@@ -29,12 +29,12 @@ pub struct NarCacheArgs {
 }
 
 impl NarCacheArgs {
-    /// What the options come to. Without a folder (a service without a home) there is no cache.
+    /// The configuration. Without a folder (a service without a home directory) there is no cache.
     pub fn config(&self) -> Option<NarCacheConfig> {
         self.config_over(&NarCacheSection::default())
     }
 
-    /// The same over what a configuration file says.
+    /// The configuration: from the options, else from a configuration file.
     pub fn config_over(&self, file: &NarCacheSection) -> Option<NarCacheConfig> {
         let enabled = file.enabled.unwrap_or(true) || self.nar_cache.is_some();
         if self.no_nar_cache || !enabled {
@@ -47,7 +47,7 @@ impl NarCacheArgs {
     }
 }
 
-/// The default folder, if it can be written to. Nobody asked for it by name, so a server goes on without.
+/// The default folder, if it is writable; a server continues without it, since it was not requested by name.
 fn usable_default() -> Option<PathBuf> {
     let Some(folder) = default_folder() else {
         tracing::warn!("compressed NARs are not kept: neither CACHE_DIRECTORY, XDG_CACHE_HOME nor HOME is set");
@@ -73,7 +73,7 @@ fn default_folder() -> Option<PathBuf> {
     Some(caches.join("narval/nars"))
 }
 
-/// Reads `500M`, `10G`, `1T` (powers of 1024; `10GiB` and `10GB` mean the same) or a number of bytes.
+/// Parses `500M`, `10G`, `1T` (powers of 1024; `10GiB` and `10GB` are the same) or a number of bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || "give a number of bytes, or one with K, M, G or T behind it, as 10G".to_owned();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

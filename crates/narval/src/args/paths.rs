@@ -6,7 +6,7 @@ use narval_install::Wanted;
 use crate::Failure;
 use crate::args::client::ClientArgs;
 
-/// The paths of the command line.
+/// Parses the paths of the command line.
 pub(crate) fn parse_wanted(texts: &[String], store_dir: &narval_nix::StoreDir) -> Result<Vec<Wanted>, Failure> {
     Ok(texts.iter().map(|text| Wanted::parse(text, store_dir)).collect::<Result<_, _>>()?)
 }

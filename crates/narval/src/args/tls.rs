@@ -1,4 +1,4 @@
-//! The options about TLS that all servers share, and keeping certificates fresh while they run.
+//! The TLS options shared by all servers, and reloading of certificates.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, prob
 use crate::Failure;
 use crate::config::{CertificateSection, TlsSection};
 
-/// How often the files of certificates and keys are looked at.
+/// How often certificate and key files are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Options for HTTPS
@@ -38,7 +38,7 @@ pub struct TlsArgs {
     ktls: Option<KtlsMode>,
 }
 
-/// When the kernel encrypts.
+/// Whether the kernel encrypts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum KtlsMode {
     /// Never.
@@ -51,15 +51,15 @@ pub enum KtlsMode {
 }
 
 impl TlsArgs {
-    /// What the options ask for; `None` where they ask for no TLS.
+    /// The acceptor for the options; `None` without TLS.
     ///
     /// # Errors
-    /// Options that don't fit together, and files that can't be used.
+    /// Contradictory options, and unusable files.
     pub fn acceptor(&self) -> Result<Option<Arc<TlsAcceptor>>, Failure> {
         self.acceptor_with(Vec::new())
     }
 
-    /// The same with certificates that are in no file.
+    /// The same, with certificates that are not in files.
     ///
     /// # Errors
     /// As [`acceptor`](Self::acceptor).
@@ -68,10 +68,11 @@ impl TlsArgs {
         config.map(|config| accept(config, "option --tls-cert")).transpose()
     }
 
-    /// What the options ask for, over a configuration file. Certificates of the command line replace those of the file.
+    /// The configuration: from the options, else from a configuration file. Certificates of the command line replace
+    /// those of the file.
     ///
     /// # Errors
-    /// Options that don't fit together.
+    /// Contradictory options.
     pub fn config_over(&self, file: &TlsSection, pairs: Vec<PemPair>) -> Result<Option<TlsConfig>, Failure> {
         if self.tls_cert.len() != self.tls_key.len() {
             let (certs, keys) = (self.tls_cert.len(), self.tls_key.len());
@@ -103,12 +104,12 @@ impl TlsArgs {
     }
 }
 
-/// Loads certificates; `place` is what named them.
+/// Loads certificates; `place` is the option or key that named them.
 pub(crate) fn accept(config: TlsConfig, place: &str) -> Result<Arc<TlsAcceptor>, Failure> {
     TlsAcceptor::new(config).map(Arc::new).map_err(|error| Failure::usage(format!("{place}: {error}")))
 }
 
-/// Loads a certificate of a configuration file, to see whether it can be.
+/// Checks that a certificate of a configuration file can be loaded.
 pub(crate) fn check_certificate(pair: &CertificateSection) -> Result<(), TlsError> {
     let identity = Identity { cert: pair.cert.clone(), key: pair.key.clone(), ocsp: pair.ocsp.clone() };
     TlsAcceptor::new(TlsConfig { identities: vec![identity], ..TlsConfig::default() }).map(|_| ())
@@ -128,10 +129,10 @@ fn ktls(mode: KtlsMode) -> Result<bool, Failure> {
     }
 }
 
-/// Reads certificates and keys again when their files change. What can't be read leaves the old ones in use.
+/// Reloads certificates and keys when their files change. If that fails, the old ones stay in use.
 ///
 /// # Errors
-/// No thread can be started.
+/// The thread cannot be started.
 pub fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::runtime(format!("cannot watch the certificates: {error}"));
     thread::Builder::new()
@@ -143,7 +144,7 @@ pub fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
                 match tls.reload_if_changed() {
                     Ok(true) => tracing::info!("the certificates have changed: read again"),
                     Ok(false) => {}
-                    // A pair is often replaced one file after the other: the same trouble is told once.
+                    // The files of a pair are often replaced one by one: an error is reported once.
                     Err(error) if error.to_string() != said => {
                         said = error.to_string();
                         tracing::error!("{said}; the old certificates stay in use");

@@ -1,4 +1,4 @@
-//! `narval bench`: what this machine can do. `narval bench tls` compares the two ways to encrypt what is sent.
+//! `narval bench`: measurements of this machine. `narval bench tls` compares the two ways of encrypting.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,7 +19,7 @@ use crate::Failure;
 use crate::args::count::Count;
 use crate::ui::output::out;
 
-/// Measure what suits this machine
+/// Measure which settings suit this machine
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -58,23 +58,23 @@ struct TlsArgs {
 /// Runs `narval bench`.
 ///
 /// # Errors
-/// Nothing can be served here, or no file written.
+/// The server cannot be started, or no file written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Command::Tls(args) => compare_tls(args),
     }
 }
 
-/// The largest file, in MB: it has to fit into the page cache.
+/// The largest file in MB: it must fit into the page cache.
 const SIZE_MB_MAX: i64 = 65_536;
-/// Each is a sample that is kept.
+/// Each download is a sample in memory.
 const DOWNLOADS_MAX: i64 = 1_000_000;
-/// Where the kernel needs this much less processor time, it is worth switching on.
+/// kTLS is suggested if it saves this factor of processor time.
 const WORTH_IT: f64 = 1.05;
-/// A server that says nothing for so long has failed.
+/// A server that is silent for this long has failed.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// What one way of encrypting came to.
+/// The result of one way of encrypting.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     bytes_per_cpu_second: f64,
@@ -101,7 +101,7 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     }
     let client = client(pair.cert.der()).map_err(|error| Failure::runtime(format!("cannot use TLS: {error}")))?;
     let mut suite = None;
-    // In turn, so that whatever else the machine does meets both; the first of each only warms up.
+    // Alternating, so that other load affects both; the first of each only warms up.
     let progress = Count::new("comparing", "downloads");
     for turn in 0..=args.downloads {
         progress.show(turn.into(), args.downloads.into());
@@ -171,7 +171,7 @@ impl Measured {
     }
 }
 
-/// A file without a name, of bytes that don't compress (xorshift64), in the page cache when this returns.
+/// An unnamed file of incompressible bytes (xorshift64), in the page cache.
 fn noise(bytes: u64) -> io::Result<File> {
     let mut file = tempfile::tempfile()?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -223,14 +223,14 @@ fn client(cert: &CertificateDer<'static>) -> Result<Arc<ClientConfig>, rustls::E
 }
 
 struct Download {
-    /// Of all threads of this process but the client's own.
+    /// Of all threads of this process except the client's.
     server_cpu: Duration,
     wall: Duration,
     suite: Option<rustls::CipherSuite>,
 }
 
-/// One download, on a thread of its own, whose processor time is taken off. What comes after the first record is thrown
-/// away as it is: to decrypt it would only slow down what is measured.
+/// One download, on a thread whose processor time is subtracted. Everything after the first record is discarded
+/// undecrypted: decrypting it would only disturb the measurement.
 fn download(address: SocketAddr, config: &Arc<ClientConfig>, bytes: u64) -> io::Result<Download> {
     let started = Instant::now();
     let all_before = cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID);
@@ -244,7 +244,7 @@ fn download(address: SocketAddr, config: &Arc<ClientConfig>, bytes: u64) -> io::
     Ok(Download { server_cpu: all.saturating_sub(client_cpu), wall: started.elapsed(), suite })
 }
 
-/// By libc: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
+/// With libc: rustix panics if the kernel's vDSO has no getcpu, as in User-Mode Linux.
 fn cpu(clock: ClockId) -> Duration {
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }

@@ -1,4 +1,4 @@
-//! `narval cat`: a file of a store path, from a cache.
+//! `narval cat`: prints a file of a store path, from a cache.
 
 use narval_install::cat;
 
@@ -20,7 +20,7 @@ pub struct Args {
 /// Runs `narval cat`.
 ///
 /// # Errors
-/// When there is no such file.
+/// There is no such file.
 pub fn run(args: Args) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
     Ok(cat(&caches, &wanted, &below, &mut std::io::stdout().lock())?)

@@ -1,4 +1,4 @@
-//! `narval completions`: completions for shells.
+//! `narval completions`: prints shell completions.
 
 use std::io::Write;
 
@@ -17,9 +17,9 @@ pub struct Args {
 /// Runs `narval completions`.
 ///
 /// # Errors
-/// When standard output can't be written.
+/// Standard output cannot be written.
 pub fn run(args: &Args, mut command: clap::Command) -> Result<(), Failure> {
-    // Into memory first: the generator panics when it can't write, and pipes into `head` are closed early.
+    // Into memory first: the generator panics if it cannot write, and `head` closes its pipe early.
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "narval", &mut text);
     match std::io::stdout().lock().write_all(&text) {

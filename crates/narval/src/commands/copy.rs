@@ -19,8 +19,8 @@ use crate::ui::output::note;
 
 /// Copy closures between caches and stores
 ///
-/// From binary caches (--from) or a store (--store) to a binary cache in a folder (file://…) or to a store. The source
-/// that is named is the only one. Without one: NARVAL_CACHES; if that is unset, your own store when copying to a cache, and
+/// From binary caches (--from) or a store (--store) to a binary cache in a folder (file://…) or to a store. Only the
+/// named source is used. By default: NARVAL_CACHES; if that is unset, your own store when copying to a cache, and
 /// cache.nixos.org when copying to a store.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -31,7 +31,7 @@ pub struct Args {
     /// Destination: file:///folder for a binary cache, a folder or `local` for a store
     #[arg(long, value_name = "WHERE")]
     to: String,
-    // Before the arguments it asks for: these are taken out of the matches as they are read.
+    // Before the arguments that it reads: they are removed from the matches as they are read.
     #[command(flatten)]
     named: Named,
     #[command(flatten)]
@@ -46,17 +46,17 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  A mirror to carry:
+  A portable mirror:
   narval copy --from https://cache.nixos.org --to file:///media/cache …-hello
 
-  From it into a store:
+  From that mirror into a store:
   narval copy --from file:///media/cache --to ./root …-hello
 
   From a store to a signed cache, and to another store:
   narval copy --store ./root --to file:///srv/cache --sign-key cache.sec …-hello
   narval copy --store ./root --to ./other …-hello";
 
-/// Which of the two sources were named on the command line itself. The environment only says which ones are usual.
+/// Which of the two sources were named on the command line. The environment only sets defaults.
 #[derive(Clone, Copy, Debug)]
 struct Named {
     store: bool,
@@ -92,13 +92,13 @@ enum Source {
 }
 
 impl Args {
-    /// Whether --to is the address of a cache, and not a store.
+    /// Whether --to is a cache rather than a store.
     fn goes_to_a_cache(&self) -> bool {
         self.to.contains("://") && !self.to.starts_with("unix://")
     }
 
-    /// The source that was named; without one, the caches of the environment, and otherwise this user's store for a cache
-    /// and cache.nixos.org for a store.
+    /// The named source; by default the caches of the environment, else the user's own store when copying to a cache,
+    /// and cache.nixos.org when copying to a store.
     fn source(&self) -> Result<Source, Failure> {
         let store = match (self.named.store, self.named.caches) {
             (true, true) => {
@@ -115,7 +115,7 @@ impl Args {
 /// Runs `narval copy`.
 ///
 /// # Errors
-/// When a path is nowhere, can't be trusted, or can't be written.
+/// A path is not found, not trusted, or cannot be written.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let source = args.source()?;

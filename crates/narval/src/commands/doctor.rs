@@ -1,4 +1,4 @@
-//! `narval doctor`: whether this machine has what installing and running needs, tried rather than guessed.
+//! `narval doctor`: tests whether this machine can install and run packages.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ struct Finding {
 /// Runs `narval doctor`.
 ///
 /// # Errors
-/// Exit code 1 when something does not work.
+/// Exit code 1 if a check fails.
 pub fn run(args: &Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let mut findings = vec![disk(args)?, namespaces(args)?, certificates()];
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 fn disk(args: &Args) -> Result<Finding, Failure> {
     let config = args.client.store.config()?;
-    // The nearest folder that exists tells of the disk.
+    // The disk of the nearest folder that exists.
     let nearest = config.real_store_dir.ancestors().find(|path| path.is_dir()).unwrap_or(std::path::Path::new("/"));
     let text = |free: u64| format!("{} free for {}", human_bytes(free), config.real_store_dir.display());
     Ok(match rustix::fs::statvfs(nearest) {
@@ -62,11 +62,11 @@ fn disk(args: &Args) -> Result<Finding, Failure> {
     })
 }
 
-/// Enters a namespace with an empty store and comes back.
+/// Enters a namespace with an empty store.
 fn namespaces(args: &Args) -> Result<Finding, Failure> {
     let config = args.client.store.config()?;
     let failed = |error: std::io::Error| Failure::runtime(format!("cannot make a temporary folder: {error}"));
-    // Removed when dropped; left behind, it is two empty folders in the folder for temporary files.
+    // Removed when dropped; a leftover is two empty folders in the folder for temporary files.
     let folder = tempfile::Builder::new().prefix("narval-doctor-").tempdir().map_err(failed)?;
     let scratch = folder.path();
     std::fs::create_dir(scratch.join("store")).map_err(failed)?;
@@ -88,7 +88,7 @@ fn namespaces(args: &Args) -> Result<Finding, Failure> {
     })
 }
 
-/// Reads the certificates as a client does before its first HTTPS connection.
+/// Loads the certificates, as a client does before its first HTTPS connection.
 fn certificates() -> Finding {
     let trusted = match TrustedCertificates::load() {
         Ok(trusted) => trusted,

@@ -11,16 +11,16 @@ use crate::Failure;
 use crate::commands::run::not_started;
 use crate::ui::output::note;
 
-/// What a process of one thread does after `run` has started it anew. Not for users.
+/// Run by `narval run` in a process of one thread. Not for users.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Where the store is.
     real_store: PathBuf,
-    /// Where it is to be seen.
+    /// Where it is bound.
     store_dir: PathBuf,
-    /// A folder that may be covered.
+    /// A folder that may be mounted over.
     scratch: PathBuf,
-    /// What to run.
+    /// The command.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }

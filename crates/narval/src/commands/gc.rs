@@ -1,4 +1,4 @@
-//! `narval gc`: what no root needs is removed.
+//! `narval gc`: removes store paths that no root needs.
 
 use narval_install::Profile;
 use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSettings, StoreConfig};
@@ -20,7 +20,7 @@ pub struct Args {
     /// First remove the old generations of every profile, except the newest N and the current one
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
-    /// Show what would be removed, and remove nothing
+    /// Show what would be removed, without removing it
     #[arg(long)]
     dry_run: bool,
 }
@@ -28,7 +28,7 @@ pub struct Args {
 /// Runs `narval gc`.
 ///
 /// # Errors
-/// When the store can't be written.
+/// The store cannot be written.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let config = args.store.config()?;
@@ -65,7 +65,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// As Nix chooses for `auto` (`store-api.cc`): whoever may write to the state directory does it directly, also beside a daemon.
+/// As Nix does for `auto` (`store-api.cc`): users who can write to the state directory collect directly, even while a
+/// daemon runs.
 fn is_collected_by_daemon(config: &StoreConfig) -> bool {
     let may_write = || access(&config.state_dir, Permission::READ_OK | Permission::WRITE_OK).is_ok();
     match config.access {
@@ -75,7 +76,7 @@ fn is_collected_by_daemon(config: &StoreConfig) -> bool {
     }
 }
 
-/// A store that is asked for through its daemon is collected by its daemon: where its files are is not for us to say.
+/// Collects through the daemon: it knows where the files are.
 fn gc_by_daemon(daemon: &Daemon, args: &Args) -> Result<(), Failure> {
     let collected = daemon.collect_garbage(args.dry_run).map_err(Failure::runtime)?;
     let name = |path: &String| path.rsplit('/').next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! `narval install`: packages from binary caches, without Nix.
+//! `narval install`: installs packages from binary caches, without Nix.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -17,8 +17,8 @@ use crate::ui::signals;
 
 /// Install packages from binary caches, without Nix
 ///
-/// Fetches the closure of each path, verifies signatures and hashes, and unpacks it into the store. Paths that the store
-/// has are not fetched; an interrupted install resumes when it is run again.
+/// Fetches the closure of each path, verifies signatures and hashes, and unpacks it into the store. Paths already in
+/// the store are skipped; to resume an interrupted install, run it again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -27,7 +27,7 @@ pub struct Args {
     paths: Vec<String>,
     #[command(flatten)]
     client: ClientArgs,
-    /// Show what would be fetched, with sizes, and change nothing
+    /// Show what would be fetched, with sizes, without fetching it
     #[arg(long)]
     dry_run: bool,
     /// Add the paths to this profile: a folder of links, kept in generations
@@ -36,7 +36,7 @@ pub struct Args {
     /// Flush everything to disk before reporting success
     #[arg(long)]
     durable: bool,
-    /// Number of cores to use [default: all that this process may use]
+    /// Number of cores to use [default: all that are available]
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
     /// Write a timeline of fetches, decompression, hashing and writes, for Perfetto or chrome://tracing
@@ -63,7 +63,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in any cache,
 /// Runs `narval install`.
 ///
 /// # Errors
-/// Anything that keeps a path from being installed.
+/// A path cannot be installed.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
@@ -74,7 +74,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         show_plan(&report, args.client.output);
         return Ok(());
     }
-    // Before anything is fetched: it may be no place for one.
+    // Before anything is fetched: the location may be unusable.
     let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
     let trace = Trace::new(args.trace.is_some());
     let progress = Arc::new(Progress::default());

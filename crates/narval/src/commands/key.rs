@@ -1,4 +1,4 @@
-//! `narval key`: makes signing keys and shows their public halves.
+//! `narval key`: generates signing keys and shows their public keys.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use narval_nix::SecretKey;
 
 use crate::Failure;
 
-/// The longest key file that is read, in bytes; a real one has about 120.
+/// The largest key file that is read, in bytes; a real one has about 120.
 const KEY_FILE_LEN_MAX: u64 = 4096;
 
 /// Generate signing keys and show their public keys
@@ -24,8 +24,8 @@ pub struct Args {
 enum Command {
     /// Generate a secret key
     ///
-    /// Without --out, the secret key is printed to standard output. With it, the key goes to a file that only you can read, and
-    /// the public key is printed. The format is that of Nix.
+    /// Without --out, the secret key is printed to standard output. With --out, it is written to a file that only you
+    /// can read, and the public key is printed. The format is that of Nix.
     #[command(after_help = "\
 Example:
   narval key generate cache.example.org-1 --out cache.sec
@@ -34,7 +34,7 @@ Example:
         /// Name of the key; by convention a host name and a number
         #[arg(value_name = "NAME")]
         name: String,
-        /// File to write it to; an existing file is never overwritten
+        /// File to write the key to; must not exist
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
     },
@@ -55,7 +55,7 @@ Example:
 /// Runs `narval key`.
 ///
 /// # Errors
-/// A name that can't be a key's, a file that can't be read or written, or that holds no key.
+/// An invalid name, a file that cannot be read or written, or one without a key.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Generate { name, out } => generate(&name, out.as_deref()),
@@ -86,10 +86,10 @@ fn public(file: Option<&Path>) -> Result<(), Failure> {
     print_line(&key.public_key().to_string())
 }
 
-/// Reads the secret key in a file: `name:base64`, white space around it ignored.
+/// Reads a secret key from a file: `name:base64`, surrounding white space is ignored.
 ///
 /// # Errors
-/// A file that can't be read or holds no secret key; the message names it.
+/// The file cannot be read or contains no secret key; the message names it.
 pub fn read_secret_key(path: &Path) -> Result<SecretKey, Failure> {
     let shown = format!("'{}'", path.display());
     let file = std::fs::File::open(path)

@@ -1,4 +1,4 @@
-//! `narval ls`: the files of a store path, from a cache.
+//! `narval ls`: lists the files of a store path, from a cache.
 
 use narval_install::listing;
 use narval_nix::listing::Node;
@@ -25,7 +25,7 @@ pub struct Args {
 /// Runs `narval ls`.
 ///
 /// # Errors
-/// When there is no such path.
+/// There is no such path.
 pub fn run(args: Args) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
     let listing = listing(&caches, &wanted)?;

@@ -1,4 +1,4 @@
-//! `narval man`: the manual pages.
+//! `narval man`: writes the manual pages.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub struct Args {
 /// Runs `narval man`: one page for the program, and one for each subcommand.
 ///
 /// # Errors
-/// When the folder can't be written.
+/// The folder cannot be written.
 pub fn run(args: &Args, command: &clap::Command) -> Result<(), Failure> {
     let failed = |error| Failure::usage(format!("{}: {error}", args.folder.display()));
     std::fs::create_dir_all(&args.folder).map_err(failed)?;

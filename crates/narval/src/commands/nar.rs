@@ -1,4 +1,4 @@
-//! `narval nar`: makes, unpacks, lists and hashes NARs.
+//! `narval nar`: creates, unpacks, lists and hashes NARs.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
@@ -14,10 +14,10 @@ use narval_store::{NarReader, TemporaryFile, Unpack, is_temporary_name, remove_l
 use crate::Failure;
 use crate::ui::signals::Interrupt;
 
-/// Bytes of a NAR read at once.
+/// Bytes of a NAR that are read at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// What the name of a NAR that is being written to a file begins with.
+/// The start of the temporary name of a NAR that is being written.
 const PART: &str = ".narval-part-";
 
 /// Create, unpack, list and hash NARs
@@ -68,7 +68,7 @@ enum Command {
     },
 }
 
-/// How to write a hash.
+/// The format of a hash.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Form {
     /// sha256:1b8m…, as in narinfos
@@ -82,7 +82,7 @@ enum Form {
 /// Runs `narval nar`.
 ///
 /// # Errors
-/// Files that can't be read or written, and NARs that are not.
+/// A file cannot be read or written, or is not a NAR.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Dump { path, out } => dump(&path, out.as_deref()),
@@ -99,15 +99,15 @@ fn dump(path: &Path, out: Option<&Path>) -> Result<(), Failure> {
         Some(out) => {
             let shown = format!("'{}'", out.display());
             let usage = |error: io::Error| Failure::of_file(&format!("cannot write {shown}"), &error);
-            // Pipes and devices are written to as they are.
+            // Pipes and devices are written directly.
             if fs::metadata(out).is_ok_and(|found| !found.is_file()) {
                 return copy(nar, File::create(out).map_err(usage)?, &shown);
             }
-            // A file has its name only when it is whole.
+            // A file gets its name when it is complete.
             let interrupt = Interrupt::on_signal();
             let folder = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             if let Err(error) = remove_leftovers(folder, |name| is_temporary_name(name, PART)) {
-                // A folder that can be written to and not read, say: what is left there is in nobody's way.
+                // A folder that is writable but not readable, for example: leftovers there do no harm.
                 tracing::debug!("'{}' is not cleared up: {error}", folder.display());
             }
             let file = TemporaryFile::create(folder, PART, 0o666).map_err(usage)?;
@@ -117,7 +117,7 @@ fn dump(path: &Path, out: Option<&Path>) -> Result<(), Failure> {
     }
 }
 
-/// A reader that fails once a signal has come.
+/// A reader that fails after a signal.
 struct Interruptible<'a, R>(R, &'a Interrupt);
 
 impl<R: Read> Read for Interruptible<'_, R> {

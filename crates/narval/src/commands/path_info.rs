@@ -1,4 +1,4 @@
-//! `narval path-info`: sizes, references and signatures, before anything is installed.
+//! `narval path-info`: shows sizes, references and signatures of store paths, before they are installed.
 
 use narval_install::{Closure, Wanted};
 use serde_json::json;
@@ -30,7 +30,7 @@ pub struct Args {
 /// Runs `narval path-info`.
 ///
 /// # Errors
-/// When a path is nowhere to be found.
+/// A path is not found.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;

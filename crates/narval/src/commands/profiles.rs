@@ -1,4 +1,4 @@
-//! `narval profiles`: the profiles of a store, with their generations.
+//! `narval profiles`: lists the profiles of a store, with their generations.
 
 use narval_install::Profile;
 use serde_json::json;
@@ -20,7 +20,7 @@ pub struct Args {
 /// Runs `narval profiles`.
 ///
 /// # Errors
-/// When a profile can't be read.
+/// A profile cannot be read.
 pub fn run(args: Args) -> Result<(), Failure> {
     for profile in Profile::all(&args.store.config()?)? {
         let current = profile.current()?;

@@ -1,4 +1,4 @@
-//! `narval remove`: packages out of a profile.
+//! `narval remove`: removes packages from a profile.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,8 @@ use crate::ui::output::out;
 
 /// Remove packages from a profile
 ///
-/// Makes a new generation without them; 'narval rollback' switches back. The files stay as long as a generation has them
-/// ('narval gc --keep').
+/// Makes a new generation without them; 'narval rollback' switches back. The files are kept as long as a generation has
+/// them ('narval gc --keep').
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -34,13 +34,13 @@ Examples:
   narval remove git --profile ~/p
   narval remove --profile ~/p hello-2.12 00bgd045z0d4icpbc2yyz4gx48ak44la
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the profile, 6 no space,
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not in the profile, 6 no space,
 7 locked.";
 
 /// Runs `narval remove`.
 ///
 /// # Errors
-/// When one of the packages is not in the profile; then it stays as it is.
+/// One of the packages is not in the profile, which is then not changed.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let destination = args.store.destination()?;

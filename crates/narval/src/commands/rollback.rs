@@ -1,4 +1,4 @@
-//! `narval rollback`: a profile is switched to an earlier generation.
+//! `narval rollback`: switches a profile to an earlier generation.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub struct Args {
 /// Runs `narval rollback`.
 ///
 /// # Errors
-/// When there is no such generation.
+/// There is no such generation.
 pub fn run(args: Args) -> Result<(), Failure> {
     let profile = Profile::at(&args.profile, args.lock.timeout())?;
     let number = profile.roll_back(args.to)?;

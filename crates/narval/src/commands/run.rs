@@ -1,4 +1,4 @@
-//! `narval run`: a program of a store, wherever the store is.
+//! `narval run`: runs a program of a store path, wherever the store is.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -17,8 +17,8 @@ use crate::ui::progress::Display;
 
 /// Run a program from a store path, installing it first if needed
 ///
-/// If the store is not at /nix/store, it is bound there for the program in a user and mount namespace, without root. User,
-/// files and network are not changed.
+/// If the store is not at /nix/store, it is bound there for the program, in a user and mount namespace and without
+/// root. User, files and network are not changed.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
@@ -34,10 +34,10 @@ pub struct Args {
     client: ClientArgs,
 }
 
-/// Runs `narval run`: does not return when the program starts.
+/// Runs `narval run`: does not return if the program starts.
 ///
 /// # Errors
-/// When the path can't be installed, or the program not started.
+/// The path cannot be installed, or the program cannot be started.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
@@ -49,7 +49,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     become_program(&destination, &paths, &command)
 }
 
-/// Installs the paths that are not in the store yet, and returns them all.
+/// Installs the missing paths, and returns all of them.
 pub(crate) fn ensure_installed(
     destination: &Destination,
     caches: &CacheArgs,
@@ -71,7 +71,7 @@ pub(crate) fn ensure_installed(
     wanted.iter().map(find).collect()
 }
 
-/// Becomes the program; through a process of one thread where a namespace is needed.
+/// Executes the program; through a single-threaded process if a namespace is needed.
 pub(crate) fn become_program(
     destination: &Destination,
     paths: &[StorePath],
@@ -93,7 +93,7 @@ pub(crate) fn become_program(
     Err(not_started(program.as_ref(), &process.exec()))
 }
 
-/// 127 when there is no such program, 126 when it cannot be run: the exit codes of shells.
+/// 127 if there is no such program, 126 if it cannot be run: the exit codes of shells.
 pub(crate) fn not_started(program: &Path, error: &std::io::Error) -> Failure {
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Failure::Coded(code, format!("cannot run {}: {error}", program.display()))

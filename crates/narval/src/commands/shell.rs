@@ -1,4 +1,4 @@
-//! `narval shell`: a shell with the programs of store paths.
+//! `narval shell`: starts a shell with the programs of store paths.
 
 use std::ffi::OsString;
 

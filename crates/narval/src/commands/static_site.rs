@@ -1,4 +1,4 @@
-//! `narval static`: the files of a folder over HTTP and HTTPS.
+//! `narval static`: serves the files of a folder over HTTP and HTTPS.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ Examples:
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Compress the files of a site ahead of time
+    /// Compress the files of a site in advance
     ///
     /// `narval static` then serves the smallest encoding that a client accepts. Files that did not change are not compressed
     /// again. (To serve a folder named 'compress', write ./compress.)
@@ -139,7 +139,7 @@ struct ServeArgs {
 /// Runs `narval static`.
 ///
 /// # Errors
-/// An option that can't be followed, or a server that can't start; a file that can't be compressed.
+/// An invalid option, a server that cannot start, or a file that cannot be compressed.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Some(Command::Compress(args)) => compress(&args),
@@ -201,10 +201,10 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     server::run(server.spawn().map_err(Failure::runtime)?, tls)
 }
 
-/// The port where no other is named.
+/// The default port.
 const PORT_DEFAULT: u16 = 8080;
 
-/// A handler whose layers were chosen by options.
+/// A handler with layers chosen by options.
 struct Boxed(Box<dyn Handler>);
 
 impl Handler for Boxed {

@@ -1,4 +1,4 @@
-//! `narval verify`: files and signatures are checked, and repaired on request.
+//! `narval verify`: checks files and signatures, and repairs on request.
 
 use std::sync::Arc;
 use std::thread::available_parallelism;

@@ -1,4 +1,4 @@
-//! `narval warm`: compresses NARs before anybody asks for them.
+//! `narval warm`: compresses NARs in advance.
 
 use std::num::NonZeroUsize;
 
@@ -10,7 +10,7 @@ use crate::args::nar_cache::NarCacheArgs;
 use crate::ui::log;
 use crate::{Failure, server};
 
-/// Compress NARs for `narval serve` ahead of time
+/// Compress NARs for `narval serve` in advance
 ///
 /// Fills the folder of compressed NARs that `narval serve` sends from. The server may be running.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ pub struct Args {
 /// Runs `narval warm`.
 ///
 /// # Errors
-/// A path that is not valid, a cache that can't be used, or paths that could not be compressed.
+/// An invalid path, an unusable cache, or paths that could not be compressed.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let store = server::open_store(args.store.as_deref())?;
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if failed > 0 { Err(Failure::runtime(format!("{failed} paths could not be compressed"))) } else { Ok(()) }
 }
 
-/// The paths, and all that they refer to.
+/// The closure of the paths.
 fn closure(store: &Store, roots: &[String]) -> Result<Vec<StorePath>, Failure> {
     let parse = |root: &String| {
         let parsed = store.store_dir().parse(root.trim_end_matches('/'));

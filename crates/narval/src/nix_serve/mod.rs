@@ -91,13 +91,13 @@ fn serve(options: &Options) -> Result<(), Failure> {
     for listen in server::listen_or_default(&options.listen)? {
         builder = builder.listen(listen);
     }
-    // Read while we may still read them: the key is often root's alone.
+    // Loaded before privileges are dropped: the key is often readable only by root.
     let tls = options.tls.as_ref().map(tls_acceptor).transpose()?;
     if let Some(tls) = &tls {
         builder = builder.tls(tls.clone());
     }
     let identity = Identity::find(options)?;
-    // Threads don't survive the fork, so the background comes before the first of them.
+    // Threads do not survive the fork, so it must come before the first of them.
     if options.daemonize {
         daemon(true, options.error_log.is_none())
             .map_err(|error| Failure::runtime(format!("option --daemonize: cannot go to the background: {error}")))?;
@@ -138,7 +138,7 @@ fn limits(options: &Options) -> Limits {
     limits
 }
 
-/// A time-out of nothing would let nobody in.
+/// A timeout of zero would reject everybody.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
 
 fn open_access_log(options: &Options) -> Result<Option<BoxedLog>, Failure> {
@@ -154,7 +154,7 @@ fn open_access_log(options: &Options) -> Result<Option<BoxedLog>, Failure> {
     }
 }
 
-/// Who to be once the sockets are open.
+/// The user and group to switch to once the sockets are open.
 struct Identity {
     user: Option<User>,
     group: Option<Gid>,
@@ -187,11 +187,11 @@ impl Identity {
         Ok(Self { user, group })
     }
 
-    /// Gives up what this process may do beyond that.
+    /// Drops all other privileges.
     fn become_it(&self, error_log: Option<&Path>) -> Result<(), Failure> {
         let failed = |what: &str, error: nix::errno::Errno| Failure::usage(format!("option {what}: {error}"));
         if let (Some(user), Some(path)) = (&self.user, error_log) {
-            // The file is open; owning it only helps whoever rotates it.
+            // The file is open; ownership only helps log rotation.
             let _ = chown(path, Some(user.uid.as_raw()), None);
         }
         if let (Some(user), Some(group)) = (&self.user, self.group) {

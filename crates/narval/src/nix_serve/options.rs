@@ -1,5 +1,5 @@
-//! The command line of `nix-serve`: everything that Perl nix-serve (starman, Plack::Runner) and nix-serve-ng take,
-//! together. What has no meaning here is accepted with a note; what can't work is an error before anything listens.
+//! The command line of `nix-serve`: all options of Perl nix-serve (starman, Plack::Runner) and nix-serve-ng. Options
+//! without a meaning here are accepted with a note; options that cannot work are errors before anything listens.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -16,12 +16,12 @@ mod tests;
 
 use table::{Meaning, Spec};
 
-/// `Priority` in `nix-cache-info`, as both originals say.
+/// `Priority` in `nix-cache-info`; the default of both originals.
 const PRIORITY_DEFAULT: u32 = 30;
-/// Backlog of the listening sockets, as both originals have it.
+/// Backlog of the listening sockets; the default of both originals.
 const BACKLOG_DEFAULT: u32 = 1024;
 
-/// What the command line asks for.
+/// The action of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Serve.
@@ -32,30 +32,30 @@ pub enum Command {
     Version,
 }
 
-/// How `nix-serve` is to serve.
+/// The options of `nix-serve`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to listen; empty when nothing was said (then port 5000, or what systemd hands over).
+    /// Where to listen; if empty, on systemd's sockets or port 5000.
     pub listen: Vec<Listen>,
     /// Backlog of the listening sockets.
     pub backlog: u32,
-    /// Certificate and key files: TLS is on when they are given.
+    /// Certificate and key files, which enable TLS.
     pub tls: Option<TlsFiles>,
     /// `Priority` in `nix-cache-info`.
     pub priority: u32,
-    /// Store URI; without, the environment (`NIX_REMOTE`) decides.
+    /// Store URI; `None`: the environment (`NIX_REMOTE`) decides.
     pub store: Option<String>,
-    /// How long a connection may be idle between requests, if said; zero closes it after each answer.
+    /// How long a connection may be idle between requests; zero closes it after each response.
     pub keep_alive: Option<Duration>,
-    /// How long a client may take over a request's head, if said.
+    /// How long a client may take to send a request head.
     pub read_timeout: Option<Duration>,
-    /// How long a connection may stand still in mid-answer, if said.
+    /// How long a response may make no progress.
     pub timeout: Option<Duration>,
-    /// The file of the secret key, from `NIX_SECRET_KEY_FILE`.
+    /// The secret key file, from `NIX_SECRET_KEY_FILE`.
     pub secret_key_file: Option<PathBuf>,
-    /// The path below which everything is served (`--path`), without its last slash.
+    /// The path prefix of all routes (`--path`), without a trailing slash.
     pub prefix: Option<String>,
-    /// What to log of each request, and where.
+    /// The access log.
     pub access_log: AccessLog,
     /// The file for errors and notes, instead of standard error.
     pub error_log: Option<PathBuf>,
@@ -67,11 +67,11 @@ pub struct Options {
     pub pid_file: Option<PathBuf>,
     /// Go to the background.
     pub daemonize: bool,
-    /// One line for each option that was accepted though it means nothing here.
+    /// One line for each accepted option without a meaning here.
     pub notes: Vec<String>,
 }
 
-/// The files that switch TLS on.
+/// The files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// PEM certificate chain.
@@ -80,27 +80,27 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// What is logged of each request.
+/// The access log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessLog {
-    /// The form of a line; `None` logs nothing, as Perl nix-serve does.
+    /// The format of a line; `None` logs nothing, like Perl nix-serve.
     pub format: Option<LogFormat>,
-    /// The file (`--access-log`); standard output without.
+    /// The file (`--access-log`); `None` is standard output.
     pub file: Option<PathBuf>,
 }
 
-/// The form of an access log line.
+/// The format of an access log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Apache's combined form: what starman's `--access-log` and nix-serve-ng's `default` write.
+    /// Apache's combined format, which starman's `--access-log` and nix-serve-ng's `default` write.
     Combined,
-    /// The same with the address that `X-Forwarded-For` or `X-Real-IP` names.
+    /// The same with the address from `X-Forwarded-For` or `X-Real-IP`.
     CombinedRealIp,
     /// Method, path, status and time of each request.
     Verbose,
 }
 
-/// A command line that can't be followed.
+/// An invalid command line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The last option needs a value.
@@ -121,7 +121,7 @@ pub enum OptionError {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// A place to listen on that can't be.
+    /// An invalid place to listen on.
     #[error("option {option}: {error}")]
     Listen {
         /// The option as given.
@@ -142,7 +142,7 @@ pub enum OptionError {
     NotUtf8(String),
 }
 
-/// Reads a command line (without the program's name). `env` gives environment variables.
+/// Parses a command line (without the program's name). `env` returns environment variables.
 ///
 /// # Errors
 /// The first option whose value is missing or not allowed.

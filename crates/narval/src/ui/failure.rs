@@ -1,4 +1,4 @@
-//! How a command fails: one line to the user and an exit code.
+//! Failures of commands: a one-line message and an exit code.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -6,29 +6,29 @@ use std::process::ExitCode;
 
 use crate::ui::output::note;
 
-/// Why a command ended without doing what was asked.
+/// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// What was asked can't be: an option, a value, a file named on the command line. Exit code 2.
+    /// Wrong usage: an option, a value, a file named on the command line. Exit code 2.
     Usage(String),
-    /// It was tried and did not work. Exit code 1.
+    /// The operation failed. Exit code 1.
     Runtime(String),
-    /// It did not work, and the exit code says why: `narval install` has a table of them.
+    /// The operation failed, and the exit code says why: see the table of `narval install`.
     Coded(u8, String),
 }
 
 impl Failure {
-    /// A failure of what was asked.
+    /// Wrong usage.
     pub fn usage(message: impl Display) -> Self {
         Self::Usage(message.to_string())
     }
 
-    /// A failure while doing it.
+    /// A failed operation.
     pub fn runtime(message: impl Display) -> Self {
         Self::Runtime(message.to_string())
     }
 
-    /// A file named on the command line can't be used: the name was wrong, unless there is no room for it or the disk fails.
+    /// A file named on the command line cannot be used: wrong usage, unless the disk is full or failing.
     pub fn of_file(what: &str, error: &io::Error) -> Self {
         use io::ErrorKind::{
             AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied,
@@ -42,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// Prints `program: message` to standard error, for each line of the message, and gives the exit code.
+    /// Prints `program: message` to standard error, for each line of the message, and returns the exit code.
     pub fn report(&self, program: &str) -> ExitCode {
         let code = match self {
             Self::Usage(_) => 2,

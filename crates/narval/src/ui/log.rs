@@ -1,7 +1,7 @@
-//! The log of errors and notes: standard error, or a file.
+//! The log of errors and notes, to standard error or a file.
 //!
-//! A server must not depend on who reads its log. A thread of its own writes the lines: where they can't be written they
-//! are lost, and while nobody reads a pipe no request waits for it.
+//! A server must not depend on the reader of its log. A thread of its own writes the lines: lines that cannot be
+//! written are lost, and no request waits for a pipe that nobody reads.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -17,9 +17,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Failure;
 
-/// Lines that wait to be written; more are lost, and counted.
+/// Lines queued for the thread; further ones are lost, and counted.
 const LINES_MAX: usize = 4096;
-/// How long the end of a program waits for the last lines to be written.
+/// How long a program waits at its end for the last lines to be written.
 const FINISH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The thread that writes the log of this process.
@@ -32,20 +32,20 @@ struct Log {
 
 enum Entry {
     Line(Vec<u8>),
-    /// All before this is written when it is dropped.
+    /// Dropped when everything before it is written.
     End(#[expect(dead_code, reason = "only dropped")] SyncSender<()>),
 }
 
-/// What the log shows: what `NARVAL_LOG` says (`info`, `warn,narval_http=debug`), else events of `default` and above.
+/// The filter of the log: from `NARVAL_LOG` (`info`, `warn,narval_http=debug`), else events of `default` and above.
 pub(crate) fn filter(default: LevelFilter) -> Targets {
     let set = std::env::var("NARVAL_LOG").ok().and_then(|text| text.parse().ok());
     set.unwrap_or_else(|| Targets::new().with_default(default))
 }
 
-/// Starts the log. `NARVAL_LOG` sets what it shows (`error`, `warn`, `info`, `debug`; `info` without).
+/// Starts the log. `NARVAL_LOG` sets its level (`error`, `warn`, `info`, `debug`; default `info`).
 ///
 /// # Errors
-/// The file can't be opened, or no thread can be started.
+/// The file cannot be opened, or the thread cannot be started.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let (sink, ansi): (Box<dyn Write + Send>, bool) = match file {
         Some(path) => {
@@ -58,10 +58,11 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     };
     let log = Log::start(sink).map_err(|error| Failure::runtime(format!("cannot start threads: {error}")))?;
     let log = LOG.get_or_init(|| log);
-    // What can't be written can't be complained of: by default that is tried on standard error, with a panic when it fails.
+    // A log line that cannot be written cannot be reported: by default, tracing tries that on standard error, and
+    // panics if it fails.
     let layer = tracing_subscriber::fmt::layer().with_target(false).log_internal_errors(false);
     let registry = tracing_subscriber::registry().with(filter(LevelFilter::INFO));
-    // The journal writes times of its own.
+    // The journal adds its own times.
     if file.is_none() && std::env::var_os("JOURNAL_STREAM").is_some() {
         registry.with(layer.with_ansi(false).without_time().with_writer(move || log)).init();
     } else {
@@ -70,12 +71,12 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until all lines so far are written, for a second at most.
+/// Waits until all lines so far are written, for at most a second.
 pub fn finish() {
     let Some(log) = LOG.get() else { return };
     let (end, written) = sync_channel(0);
     if log.lines.try_send(Entry::End(end)).is_ok() {
-        // Nobody sends: it is told by the other side's end, or it takes too long.
+        // Nothing is sent: the other side is dropped, or the time is over.
         let _ = written.recv_timeout(FINISH_PATIENCE);
     }
 }
@@ -92,7 +93,7 @@ impl Log {
 
 fn write(mut sink: Box<dyn Write + Send>, waiting: &Receiver<Entry>, lost: &AtomicU64) {
     while let Ok(entry) = waiting.recv() {
-        // Where it can't be written there is nobody to tell. What follows is tried all the same: a full disk gets room again.
+        // A failure cannot be reported. Later lines are tried all the same: a full disk may get room again.
         let _ = match entry {
             Entry::Line(line) => sink.write_all(&line),
             Entry::End(_) => sink.flush(),

@@ -1,4 +1,4 @@
-//! What people and programs see of a command: output, progress, logs, errors; and the signals they send.
+//! The user interface of commands: output, progress, logs, errors, signals.
 
 pub(crate) mod failure;
 pub mod log;

@@ -1,7 +1,7 @@
-//! What the commands print, to standard output and to standard error, whatever becomes of those.
+//! Printing to standard output and standard error that survives failures of both.
 //!
-//! `println!` panics where nobody reads any more (`narval ls … | head`) or the disk is full. Here the work goes on, and at the
-//! end [`finish`] says what was lost.
+//! `println!` panics if the reader is gone (`narval ls … | head`) or the disk is full. Here the command continues, and
+//! [`finish`] reports the loss at the end.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use crate::Failure;
 
-/// Why standard output takes no more.
+/// The first failure of standard output.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
 /// Prints a line to standard output.
@@ -30,17 +30,18 @@ pub(crate) fn to_stdout(line: fmt::Arguments<'_>) {
     if FAILED.get().is_none()
         && let Err(error) = writeln!(io::stdout().lock(), "{line}")
     {
-        // Only the first reason counts.
+        // Only the first failure is kept.
         let _ = FAILED.set(error);
     }
 }
 
-/// Prints to standard error; where that takes nothing there is nobody left to tell.
+/// Prints to standard error; a failure of that cannot be reported.
 pub(crate) fn to_stderr(text: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_fmt(text);
 }
 
-/// The exit code of a command that has succeeded but for its output. A reader that wanted no more is no failure.
+/// The exit code of a command that has succeeded, except perhaps for its output. A reader that closed the pipe is no
+/// failure.
 pub(crate) fn finish(program: &str) -> ExitCode {
     let flushed = io::stdout().lock().flush();
     FAILED.get().or(flushed.as_ref().err()).map_or(ExitCode::SUCCESS, |error| unwritten(program, error))

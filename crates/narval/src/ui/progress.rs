@@ -1,5 +1,4 @@
-//! What is shown while an install runs: one area that is redrawn on a terminal, plain lines elsewhere, JSON lines, or
-//! nothing.
+//! The progress of an install: one area that is redrawn on a terminal, otherwise plain lines, JSON lines, or nothing.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -14,16 +13,16 @@ use serde_json::json;
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::ui::output::{note, out};
 
-/// How often the display is brought up to date.
+/// How often the display is updated.
 const TICK: Duration = Duration::from_millis(100);
-/// Without a terminal, paths of this size and more get a line of their own.
+/// Without a terminal, paths from this size on get a line of their own.
 const LINE_FROM: u64 = 10_000_000;
-/// Paths being unpacked that are named.
+/// How many of the paths being unpacked are named.
 const NAMED_MAX: usize = 3;
-/// What is said as soon as a signal has come, as the threads may take a while.
-const STOPPING: &str = "stopping; what is verified stays, and a second signal ends at once";
+/// Printed as soon as a signal has come, since the threads may take a while.
+const STOPPING: &str = "stopping; verified paths are kept; a second signal ends at once";
 
-/// A display that follows an install.
+/// The display of an install.
 pub(crate) struct Display {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -37,7 +36,7 @@ enum Form {
 }
 
 impl Display {
-    /// Starts to show, in the form that fits.
+    /// Starts the display in the right format.
     pub(crate) fn start(progress: &Arc<Progress>, output: OutputArgs) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let form = if output.json {
@@ -52,12 +51,12 @@ impl Display {
         Self { stop, thread }
     }
 
-    /// Shows the rest, and ends.
+    /// Shows the final state, and ends.
     pub(crate) fn finish(self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread {
             thread.thread().unpark();
-            // Whatever became of the display, the install is what counts.
+            // A failure of the display does not matter.
             let _ = thread.join();
         }
     }

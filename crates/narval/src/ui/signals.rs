@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM for commands that leave nothing half done: the work ends in order; a second signal ends the process at once.
+//! SIGINT and SIGTERM for commands that leave nothing incomplete: the first signal ends the work in order, a second one
+//! ends the process at once.
 
 use std::io;
 use std::sync::Arc;
@@ -10,20 +11,20 @@ use signal_hook::iterator::Signals;
 
 use crate::Failure;
 
-/// What a process ends with after SIGINT: 128 and the signal's number.
+/// The exit code after SIGINT: 128 plus the signal's number.
 const INTERRUPTED: i32 = INTERRUPTED_CODE as i32;
 const INTERRUPTED_CODE: u8 = 130;
-/// How long threads that wait for the network are waited for. What they leave has temporary names, which the next
-/// install removes.
+/// How long to wait for threads that wait for the network. Their files have temporary names, which the next install
+/// removes.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
 
-/// For commands that have something to tidy up: after SIGINT or SIGTERM their loops end with an error. A second signal ends
-/// the process at once.
+/// For commands that must clean up: after SIGINT or SIGTERM their loops end with an error. A second signal ends the
+/// process at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Listens for the signals from now on.
+    /// Starts handling the signals.
     pub(crate) fn on_signal() -> Self {
         let this = Self::default();
         for signal in [SIGINT, SIGTERM] {
@@ -37,12 +38,12 @@ impl Interrupt {
         this
     }
 
-    /// An error once a signal has come.
+    /// Fails after a signal.
     pub(crate) fn check(&self) -> io::Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(io::Error::other("interrupted")) } else { Ok(()) }
     }
 
-    /// What a command that failed says: that it was interrupted, where that is the cause.
+    /// Replaces the failure by "interrupted" if that was the cause.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         match self.check() {
             Ok(()) => failure,
@@ -51,7 +52,7 @@ impl Interrupt {
     }
 }
 
-/// Sees to it that a signal interrupts what `progress` stands for.
+/// Makes a signal interrupt `progress`.
 pub(crate) fn interrupt_on_signal(progress: &Arc<Progress>) {
     let mut signals = match Signals::new([SIGINT, SIGTERM]) {
         Ok(signals) => signals,

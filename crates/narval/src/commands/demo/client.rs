@@ -1,11 +1,11 @@
-//! The demo's client: one keep-alive connection, GET, answers with a length. Just enough HTTP to check the server from
-//! the outside with code that is not the server's.
+//! The demo's client: one keep-alive connection, GET, responses with a length. Just enough HTTP to check the server
+//! with code that is not the server's.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// An answer's head, in bytes, is at most this long.
+/// The largest head of a response, in bytes.
 const HEAD_BYTES_MAX: u64 = 16 * 1024;
 /// A read or write that takes longer fails.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ impl Client {
         Ok(Self { stream: BufReader::with_capacity(256 * 1024, stream), host: address.to_string() })
     }
 
-    /// Asks for a path, and gives the answer's body when its status is 200. Read it to its end before the next one.
+    /// Requests a path, and returns the body of a 200. Read it to its end before the next request.
     pub(super) fn get(&mut self, path: &str) -> io::Result<impl Read + use<'_>> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nAccept-Encoding: identity\r\n\r\n", self.host);
         self.stream.get_mut().write_all(request.as_bytes())?;
@@ -38,7 +38,7 @@ impl Client {
         Ok(Exactly { inner: &mut self.stream, left: length })
     }
 
-    /// The body as a whole, of at most `bytes_max` bytes.
+    /// The whole body, of at most `bytes_max` bytes.
     pub(super) fn get_bytes(&mut self, path: &str, bytes_max: u64) -> io::Result<Vec<u8>> {
         let mut body = Vec::new();
         self.get(path)?.take(bytes_max + 1).read_to_end(&mut body)?;
@@ -76,7 +76,7 @@ impl Client {
     }
 }
 
-/// Gives exactly `left` bytes, or an error when the connection ends before.
+/// Reads exactly `left` bytes, or fails if the connection ends before.
 struct Exactly<'a> {
     inner: &'a mut BufReader<TcpStream>,
     left: u64,

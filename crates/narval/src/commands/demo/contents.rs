@@ -1,4 +1,4 @@
-//! What the demo puts into its store: files of this machine, with real references among them.
+//! The contents of the demo's store: files of this machine, with real references between them.
 
 use std::fs;
 use std::io::{self, Read};
@@ -12,10 +12,10 @@ use narval_store::{LocalStore, NarReader, Prepared};
 use crate::Failure;
 use crate::ui::signals::Interrupt;
 
-/// Folders that most machines have; those that are there are taken.
+/// Folders that most machines have; those that exist are used.
 const TREES: [&str; 5] =
     ["/usr/share/zoneinfo", "/usr/share/terminfo", "/usr/share/perl5", "/usr/include", "/etc/ssl/certs"];
-/// What is taken of one folder at most.
+/// The most files taken from one folder.
 const FILES_MAX: u64 = 2_000;
 const BYTES_MAX: u64 = 32 * 1024 * 1024;
 /// How deep a folder is followed.
@@ -63,7 +63,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Has `fill` make a file or folder, and brings it into the store under the name that its contents give it.
+    /// Lets `fill` make a file or folder, and adds it to the store under its content address.
     fn add(
         &mut self,
         name: &str,
@@ -119,7 +119,7 @@ fn pieces(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Res
     }
 }
 
-/// The shared libraries that this process has loaded, the loader among them. None, for a static program.
+/// Copies the shared libraries that this process has loaded, including the loader; none for a static program.
 fn copy_libraries(to: &Path) -> io::Result<u64> {
     fs::create_dir_all(to.join("lib"))?;
     let maps = fs::read_to_string("/proc/self/maps")?;
@@ -137,7 +137,7 @@ fn copy_libraries(to: &Path) -> io::Result<u64> {
     Ok(entries)
 }
 
-/// This program, and a script that runs it with the libraries of the store.
+/// Copies this program, and a script that runs it with the libraries of the store.
 fn copy_program(to: &Path, libraries: &str) -> io::Result<u64> {
     let bin = to.join("bin");
     fs::create_dir_all(&bin)?;
@@ -153,7 +153,7 @@ fn copy_program(to: &Path, libraries: &str) -> io::Result<u64> {
     Ok(4)
 }
 
-/// What may still be taken of a folder.
+/// What may still be taken from a folder.
 struct Budget {
     files: u64,
     bytes: u64,
@@ -165,7 +165,7 @@ impl Default for Budget {
     }
 }
 
-/// Copies what can be read of a folder, as far as the budget goes; how many files, links and folders.
+/// Copies the readable files of a folder, as far as the budget allows; returns the number of files, links and folders.
 fn copy_tree(from: &Path, to: &Path, budget: &mut Budget, depth: usize) -> io::Result<u64> {
     fs::create_dir(to)?;
     let mut entries = 1;
@@ -184,7 +184,7 @@ fn copy_tree(from: &Path, to: &Path, budget: &mut Budget, depth: usize) -> io::R
         } else if metadata.is_symlink() {
             symlink(fs::read_link(&source)?, target)?;
             (budget.files, entries) = (budget.files - 1, entries + 1);
-        // A file that this user may not read is left out.
+        // Files that this user may not read are skipped.
         } else if metadata.is_file() && metadata.len() <= budget.bytes && fs::copy(&source, &target).is_ok() {
             budget.bytes -= metadata.len();
             (budget.files, entries) = (budget.files - 1, entries + 1);

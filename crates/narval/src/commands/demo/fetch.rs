@@ -1,4 +1,4 @@
-//! The demo's check: everything is fetched back over HTTP, and believed only when signature, size and hash are right.
+//! The demo's check: fetches everything back over HTTP, and verifies signatures, sizes and hashes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};
@@ -22,7 +22,7 @@ pub(super) struct Fetched {
     pub(super) nar_time: Duration,
 }
 
-/// Fetches a path and all it refers to.
+/// Fetches the closure of a path.
 pub(super) fn closure(
     address: SocketAddr,
     root: &StorePath,
@@ -55,7 +55,7 @@ pub(super) fn closure(
     Ok(fetched)
 }
 
-/// Fetches a NAR, and checks its form, its size and its hash.
+/// Fetches a NAR, and verifies its format, size and hash.
 fn fetch_nar(client: &mut Client, narinfo: &NarInfo) -> io::Result<()> {
     let mut body = client.get(&format!("/{}", narinfo.url))?;
     let (mut hasher, mut decoder) = (Sha256Hasher::new(), Decoder::with_nar_size(narinfo.nar_size));

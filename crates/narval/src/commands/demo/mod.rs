@@ -1,4 +1,4 @@
-//! `narval demo`: everything at work on one machine, without Nix and without set-up.
+//! `narval demo`: shows everything on one machine, without Nix and without set-up.
 
 mod client;
 mod contents;
@@ -46,7 +46,7 @@ pub struct Args {
 /// Runs `narval demo`.
 ///
 /// # Errors
-/// Anything that does not work: nothing is passed over.
+/// Any failure.
 pub fn run(args: Args) -> Result<(), Failure> {
     if args.keep {
         log::start(None)?;
@@ -199,9 +199,9 @@ impl Drop for Folder {
     }
 }
 
-/// Store folders can't be written to, so nothing in them could be removed.
+/// Store folders are read-only, so their contents could not be removed.
 fn unlock(folder: &Path) {
-    // What can't be unlocked shows when it can't be removed.
+    // A failure shows when the folder cannot be removed.
     let _ = fs::set_permissions(folder, PermissionsExt::from_mode(0o700));
     for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
