@@ -54,20 +54,43 @@ impl Audit {
             Ok(detail) => ("ok", detail),
             Err(detail) => ("refused", detail),
         };
-        let line = Line {
-            time: super::now(),
-            token: &grant.token,
-            label: &grant.label,
-            peer: grant.peer.as_deref(),
-            cache: cache.map(CacheName::as_str),
-            action,
-            subject,
-            result,
-            detail,
-        };
+        self.write(grant, cache, action, result, [(subject, detail.as_str())]);
+    }
+
+    /// Notes many things of one kind that somebody did, each with its detail.
+    pub(super) fn note_done<'a>(
+        &self,
+        grant: &Grant,
+        cache: &CacheName,
+        action: &str,
+        done: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) {
+        self.write(grant, Some(cache), action, "ok", done);
+    }
+
+    fn write<'a>(
+        &self,
+        grant: &Grant,
+        cache: Option<&CacheName>,
+        action: &str,
+        result: &str,
+        subjects: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) {
         let write = || -> std::io::Result<()> {
-            let mut text = serde_json::to_vec(&line)?;
-            text.push(b'\n');
+            let mut text = Vec::new();
+            let time = super::now();
+            for (subject, detail) in subjects {
+                let (token, label, peer) = (&*grant.token, &*grant.label, grant.peer.as_deref());
+                let cache = cache.map(CacheName::as_str);
+                serde_json::to_writer(
+                    &mut text,
+                    &Line { time, token, label, peer, cache, action, subject, result, detail },
+                )?;
+                text.push(b'\n');
+            }
+            if text.is_empty() {
+                return Ok(());
+            }
             // Opened each time, so that the file can be rotated; one write, so that lines of several threads do not mix.
             let mut options = OpenOptions::new();
             options.append(true).create(true).mode(0o600).open(&self.path)?.write_all(&text)

@@ -296,6 +296,16 @@ impl Cache {
         self.shared.audit.note(grant, Some(self.name()), action, subject, outcome);
     }
 
+    /// As [`Cache::audit`], of many things that were done: each with its detail.
+    pub(super) fn audit_done<'a>(
+        &self,
+        grant: &Grant,
+        action: &str,
+        done: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) {
+        self.shared.audit.note_done(grant, self.name(), action, done);
+    }
+
     pub(super) fn write_cache_info(&self) -> io::Result<()> {
         let text = self.settings().cache_info().to_string();
         storage::write_new(self.storage(), text.as_bytes())?.persist(&self.directory().path().join("nix-cache-info"))

@@ -70,15 +70,19 @@ impl Cache {
         let result = grant.require(self.name(), Scope::Push).and_then(|()| self.try_commit(narinfos, grant));
         match &result {
             Ok(committed) => {
-                for Committed { path, outcome, undeclared } in committed {
+                for Committed { path, undeclared, .. } in committed {
                     if !undeclared.is_empty() {
                         tracing::warn!(
                             "cache '{}': {path} mentions {undeclared:?}, which its narinfo does not name",
                             self.name()
                         );
                     }
-                    self.audit(grant, "narinfo", path.base_name(), &Ok(outcome.name().to_owned()));
                 }
+                self.audit_done(
+                    grant,
+                    "narinfo",
+                    committed.iter().map(|done| (done.path.base_name(), done.outcome.name())),
+                );
             }
             Err(refusal) => {
                 let first = narinfos.first().map(|(part, _)| part.to_string()).unwrap_or_default();
@@ -212,6 +216,13 @@ impl Cache {
         if let Some(old) = &old {
             let before = NarInfo::parse(&old.narinfo, &settings.store_dir).ok();
             match before.filter(|before| is_same(before, &info)) {
+                // Its NAR is lost: this one takes its place.
+                Some(before) if !self.has_nar_of(&part)? => {
+                    merge(&mut info, &before.signatures);
+                    info.ca = info.ca.or(before.ca);
+                    info.deriver = info.deriver.take().or(before.deriver);
+                    outcome = Outcome::Signed;
+                }
                 Some(before) => {
                     // It stays as it is, with what is new about it.
                     let signatures = std::mem::replace(&mut info, before);
@@ -245,6 +256,11 @@ impl Cache {
             version: old.map_or(0, |old| old.version),
         };
         Ok(Prepared { record, committed: Committed { path: info.path, outcome, undeclared } })
+    }
+
+    /// Whether the NAR of a path that is here is there, too.
+    fn has_nar_of(&self, part: &HashPart) -> Result<bool, Refusal> {
+        Ok(self.missing(&[*part], None)?.is_empty())
     }
 
     /// The NAR that a narinfo means: one that is here, and is what the narinfo says.

@@ -146,7 +146,7 @@ impl Cache {
                 let is_good = file_len(&blob).map_err(fail)? == Some(nar.file_size)
                     && hash_of(&blob).map_err(fail)? == nar.file_hash;
                 if is_good {
-                    storage::link(&blob, &path).map_err(fail)?;
+                    self.directory().link_nar(&blob, &name).map_err(fail)?;
                     continue;
                 }
                 storage::remove_file(&blob).map_err(fail)?;

@@ -59,7 +59,7 @@ impl Cache {
                 }
                 let blob = self.storage().blob(&nar.nar_hash, nar.compression);
                 if file_len(&blob).map_err(fail)? == Some(nar.file_size) {
-                    return storage::link(&blob, &path.join("nar").join(name)).map_err(fail);
+                    return self.directory().link_nar(&blob, name).map_err(fail);
                 }
                 tracing::info!("cache '{}': '{name}' was not received to its end, and is forgotten", self.name());
                 Ok(self.index().remove_file(self.id(), name)?)

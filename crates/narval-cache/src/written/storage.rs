@@ -14,6 +14,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use narval_nix::{Compression, NarHash};
 use narval_store::{TemporaryFile, open_beneath, temporary_name};
@@ -97,6 +99,9 @@ pub(crate) struct CacheDirectory {
     path: PathBuf,
     root: File,
     nar: File,
+    /// Names that were added below `nar/` so far (one for those of before), and how many of them are durable.
+    added: AtomicU64,
+    durable: Mutex<u64>,
 }
 
 impl CacheDirectory {
@@ -105,7 +110,8 @@ impl CacheDirectory {
         for folder in CACHE_FOLDERS {
             fs::create_dir_all(path.join(folder))?;
         }
-        Ok(Self { path: path.to_owned(), root: File::open(path)?, nar: File::open(path.join("nar"))? })
+        let (root, nar) = (File::open(path)?, File::open(path.join("nar"))?);
+        Ok(Self { path: path.to_owned(), root, nar, added: AtomicU64::new(1), durable: Mutex::new(0) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -134,9 +140,23 @@ impl CacheDirectory {
         }
     }
 
-    /// Makes the names below `nar/` durable.
+    /// Gives a stored NAR a name below `nar/`.
+    pub(crate) fn link_nar(&self, blob: &Path, name: &str) -> io::Result<()> {
+        link(blob, &self.path.join("nar").join(name))?;
+        self.added.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Makes the names below `nar/` durable that were added so far. Commits at the same time share one call.
     pub(crate) fn sync_nars(&self) -> io::Result<()> {
-        self.nar.sync_all()
+        let wanted = self.added.load(Ordering::Acquire);
+        let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
+        if *durable < wanted {
+            let added = self.added.load(Ordering::Acquire);
+            self.nar.sync_all()?;
+            *durable = added;
+        }
+        Ok(())
     }
 
     /// Removes a file, which may be gone.

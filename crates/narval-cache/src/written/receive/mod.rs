@@ -220,7 +220,7 @@ impl Upload {
                 fresh
             }
         };
-        storage::link(&blob, &cache.directory().path().join("nar").join(&name)).map_err(failed)?;
+        cache.directory().link_nar(&blob, &name).map_err(failed)?;
         Ok(Stored::new(parsed, &record))
     }
 }

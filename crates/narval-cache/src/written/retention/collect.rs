@@ -96,10 +96,7 @@ impl Cache {
         if !options.dry_run {
             self.sweep_small(retention)?;
             (collected.files, collected.bytes) = self.sweep(now.saturating_sub(options.grace), now)?;
-            collected
-                .forgotten
-                .iter()
-                .for_each(|path| self.audit(grant, "collect", &path.path, &Ok("forgotten".to_owned())));
+            self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
         }
         Ok(collected)
     }

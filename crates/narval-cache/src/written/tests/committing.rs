@@ -98,6 +98,21 @@ fn nix_2035_a_closure_with_a_hole_is_refused_with_advice() {
     assert_eq!(fixture.cache.narinfo(&program.part()).unwrap(), None);
 }
 
+/// The NAR of a path is lost, and what is pushed again is compressed in another way.
+#[test]
+fn attic_110_another_form_takes_the_place_of_a_lost_one() {
+    let fixture = Fixture::new();
+    let path = TestPath::new("a", &[]);
+    path.push(&fixture.cache).unwrap();
+    fs::remove_file(fixture.cache.directory().path().join("nar").join(path.file_name(Compression::Zstd))).unwrap();
+    path.send(&fixture.cache, Compression::Xz).unwrap();
+    let committed = fixture.cache.commit_narinfos(&[path.narinfo(Compression::Xz)], &pusher()).unwrap();
+    assert_eq!(committed[0].outcome, Outcome::Signed);
+    let info = served(&fixture.cache, &path);
+    assert_eq!(info.compression, Compression::Xz);
+    assert!(fixture.cache.nar_file(info.url.strip_prefix("nar/").unwrap()).unwrap().is_some());
+}
+
 #[test]
 fn references_may_be_in_the_same_commit_or_in_an_upstream() {
     struct Upstream(HashPart);

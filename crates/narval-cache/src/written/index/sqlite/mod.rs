@@ -57,6 +57,17 @@ struct Others {
     /// SQLite's `data_version` when it was last looked at.
     version: i64,
     looked: Instant,
+    /// How often nothing could be learnt.
+    failures: u64,
+}
+
+impl Others {
+    fn unknown(&mut self) -> u64 {
+        // As long as nothing is known, each request looks.
+        self.looked = self.looked.checked_sub(NOTICED_AFTER).unwrap_or(self.looked);
+        self.failures += 1;
+        u64::MAX - self.failures
+    }
 }
 
 impl Sqlite {
@@ -74,7 +85,7 @@ impl Sqlite {
             idle: Mutex::new(Vec::new()),
             writer,
             stamp,
-            others: Mutex::new(Others { connection: others, version, looked: Instant::now() }),
+            others: Mutex::new(Others { connection: others, version, looked: Instant::now(), failures: 0 }),
         })
     }
 
@@ -108,7 +119,7 @@ impl Index for Sqlite {
             && others.looked.elapsed() >= NOTICED_AFTER
         {
             others.looked = Instant::now();
-            // Without an answer every memo is stale: a number that never was.
+            // Without an answer every memo is stale: a number that never was, and never comes again.
             match data_version(&others.connection) {
                 Ok(version) if version == others.version => {}
                 Ok(version) => match schema::stamp(&others.connection) {
@@ -116,9 +127,9 @@ impl Index for Sqlite {
                         others.version = version;
                         self.stamp.fetch_max(stamp, Ordering::AcqRel);
                     }
-                    Err(_) => return u64::MAX,
+                    Err(_) => return others.unknown(),
                 },
-                Err(_) => return u64::MAX,
+                Err(_) => return others.unknown(),
             }
         }
         self.stamp.load(Ordering::Acquire)
