@@ -35,8 +35,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Reads the `nix-cache-info`. A cache without `nix-cache-info` is taken with the defaults; one of another store
-    /// directory is refused. One that does not answer is opened with its breaker open: it may come back.
+    /// Reads the `nix-cache-info`. Without one, the defaults apply; a cache for another store directory is refused. A cache
+    /// that does not answer is opened with its circuit breaker open: it may recover.
     ///
     /// # Errors
     /// [`CacheError::Refused`] for another store directory, or a `nix-cache-info` that is none.

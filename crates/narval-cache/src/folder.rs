@@ -26,7 +26,7 @@ use narval_store::{TemporaryFile, open_beneath, remove_leftovers, remove_leftove
 /// Why a cache folder could not be used.
 #[derive(Debug, Error)]
 pub enum CacheFolderError {
-    /// A file can't be used.
+    /// A file cannot be used.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
         /// What was tried, as a verb.
@@ -52,7 +52,7 @@ pub enum CacheFolderError {
         /// Why.
         source: CacheInfoError,
     },
-    /// The cache is one of another store directory.
+    /// The cache is for another store directory.
     #[error("the cache '{}' is one of {found}, not of {expected}", path.display())]
     StoreDir {
         /// The folder.
@@ -81,10 +81,10 @@ pub struct CacheFolder {
 }
 
 impl CacheFolder {
-    /// Opens a cache of this store directory. A folder without `nix-cache-info` is taken as one.
+    /// Opens a cache for this store directory. A folder without `nix-cache-info` is accepted.
     ///
     /// # Errors
-    /// When the folder can't be read, or is of another store directory.
+    /// If the folder cannot be read, or is of another store directory.
     pub fn open(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         let handle = File::open(path).map_err(|error| io_error("open", path, error))?;
         let folder = Self { path: path.to_owned(), handle, store_dir };
@@ -100,10 +100,10 @@ impl CacheFolder {
         Ok(folder)
     }
 
-    /// As [`CacheFolder::open`]; makes the folder and its `nix-cache-info` where they are missing.
+    /// Like [`CacheFolder::open`], but creates the folder and its `nix-cache-info` if they are missing.
     ///
     /// # Errors
-    /// As [`CacheFolder::open`], and when it can't be written.
+    /// As [`CacheFolder::open`], and when it cannot be written.
     pub fn create(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         fs::create_dir_all(path.join("nar")).map_err(|error| io_error("create", &path.join("nar"), error))?;
         let folder = Self::open(path, store_dir)?;
@@ -121,10 +121,10 @@ impl CacheFolder {
         &self.path
     }
 
-    /// What `nix-cache-info` says.
+    /// The contents of `nix-cache-info`, or `None` if there is none.
     ///
     /// # Errors
-    /// When it is there and can't be read.
+    /// If it is there and cannot be read.
     pub fn cache_info(&self) -> Result<Option<CacheInfo>, CacheFolderError> {
         let path = self.path.join("nix-cache-info");
         let text = read_small(&path, CACHE_INFO_LEN_MAX)?;
@@ -133,10 +133,10 @@ impl CacheFolder {
             .map_err(|source| CacheFolderError::CacheInfo { path, source })
     }
 
-    /// The narinfo with this hash part.
+    /// The narinfo with this hash part, or `None` if there is none.
     ///
     /// # Errors
-    /// When it is there and can't be read.
+    /// If it is there and cannot be read.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<NarInfo>, CacheFolderError> {
         let path = self.path.join(format!("{hash_part}.narinfo"));
         let Some(text) = read_small(&path, NARINFO_LEN_MAX)? else { return Ok(None) };
@@ -147,7 +147,7 @@ impl CacheFolder {
     /// The hash parts of all narinfos, in no order.
     ///
     /// # Errors
-    /// When the folder can't be listed.
+    /// If the folder cannot be listed.
     pub fn hash_parts(&self) -> Result<Vec<HashPart>, CacheFolderError> {
         let fail = |error| io_error("list", &self.path, error);
         let mut parts = Vec::new();
@@ -159,8 +159,8 @@ impl CacheFolder {
         Ok(parts)
     }
 
-    /// Opens the file that a narinfo names, below the folder and nowhere else, not through a symlink either; `None` when
-    /// it isn't there.
+    /// Opens the file that a narinfo names. It must be in the folder, and no symlink is followed. Returns `None` if it does
+    /// not exist.
     ///
     /// # Errors
     /// [`CacheFolderError::Url`] for a name that leads outside.
@@ -187,10 +187,10 @@ impl CacheFolder {
         FolderSink { folder: self, encoding, key, on_written: None }
     }
 
-    /// Begins a NAR, to be written as it is compressed.
+    /// Begins to write the file of a NAR.
     ///
     /// # Errors
-    /// When the file can't be made.
+    /// If the file cannot be made.
     pub fn write_nar(&self) -> Result<IncomingFile<'_>, CacheFolderError> {
         let directory = self.path.join("nar");
         fs::create_dir_all(&directory).map_err(|error| io_error("create", &directory, error))?;
@@ -198,10 +198,10 @@ impl CacheFolder {
         Ok(IncomingFile { folder: self, file, hasher: Sha256Hasher::new(), size_bytes: 0 })
     }
 
-    /// Writes a narinfo, over the one that may be there. The file that it names must be there already.
+    /// Writes a narinfo, replacing an existing one. The file that it names must exist already.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// If it cannot be written.
     pub fn write_narinfo(&self, info: &NarInfo) -> Result<(), CacheFolderError> {
         let name = format!("{}.narinfo", info.path.hash_part());
         self.write_file(&name, info.render(&self.store_dir).as_bytes())
@@ -228,7 +228,7 @@ pub struct IncomingFile<'a> {
     size_bytes: u64,
 }
 
-/// A file of a cache that is complete: what its narinfo says of it.
+/// A complete file of a cache: what its narinfo states.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenFile {
     /// `URL`.
@@ -240,10 +240,10 @@ pub struct WrittenFile {
 }
 
 impl IncomingFile<'_> {
-    /// Gives the file its name, that of its hash. One that is there already is the same.
+    /// Names the file by its hash. An existing file of that name has the same contents, and is replaced.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// If it cannot be written.
     pub fn commit(mut self, compression: Compression) -> Result<WrittenFile, CacheFolderError> {
         let file_hash = std::mem::take(&mut self.hasher).finish();
         let url = format!("nar/{}.nar{}", file_hash.to_nix32(), compression.file_extension());

@@ -39,7 +39,7 @@ impl Trust {
     /// The rule (Nix `path-info.cc checkSignatures`): a signature of a trusted key, or a name that its own contents determine
     /// (which whoever fetches the NAR then proves: `Hashes` of the installer).
     ///
-    /// No signature covers `CA`. One that does not name the path, or that can't be checked, is dropped, so that no store
+    /// No signature covers `CA`. One that does not name the path, or that cannot be checked, is dropped, so that no store
     /// says of the path what is not known to be true.
     pub(crate) fn check(&self, cache: &Cache, info: &mut NarInfo) -> Result<(), CacheError> {
         let known = info.path_info(0);
@@ -83,7 +83,7 @@ impl Caches {
     /// not answer is left out, and a warning says so. Without one that answers all of them are kept.
     ///
     /// # Errors
-    /// When none of them can be used; the first one's error.
+    /// If none of them can be used; the first one's error.
     pub fn open(
         urls: &[Url],
         client: &Arc<Client>,
@@ -134,12 +134,12 @@ impl Caches {
         self.list.iter().map(|cache| cache.url().to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// The narinfo of a path, from the best cache that has it and can be trusted with it.
+    /// The narinfo of a path, from the cache with the best priority that has it with a trusted signature.
     pub fn find(&self, wanted: &Wanted) -> Result<Found, CacheError> {
         self.find_except(wanted, &[])
     }
 
-    /// As [`find`](Self::find), leaving out caches that have failed for this path.
+    /// Like [`find`](Self::find), but does not ask the caches that have failed for this path.
     pub fn find_except(&self, wanted: &Wanted, except: &[Arc<Cache>]) -> Result<Found, CacheError> {
         let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
@@ -213,8 +213,8 @@ impl Caches {
         }
     }
 
-    /// Asks the best cache for many paths at once, if it answers such questions, with all that they refer to. What
-    /// comes back may be anything of that, and is trusted no more than if it had come alone; failures mean nothing.
+    /// Asks the cache with the best priority for the closure of many paths in one request, if it supports that. The answer
+    /// may be incomplete; each narinfo is verified as if it had come alone. Failures are ignored.
     pub fn find_many(&self, hash_parts: &[HashPart]) -> Vec<Found> {
         let Some(cache) = self.list.first().filter(|cache| cache.answers_batches()) else { return Vec::new() };
         match cache.batch(hash_parts) {

@@ -24,7 +24,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// A store path, `hash-name`, or a hash part alone. What lies below a store path is cut off.
+    /// Parses a store path, `HASH-NAME`, or a hash part alone. What follows a store path below it is ignored.
     ///
     /// ```
     /// use narval_cache::Wanted;

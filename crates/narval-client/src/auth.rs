@@ -65,7 +65,7 @@ impl Netrc {
     /// (`netrc-file`) and `/etc/nix/netrc`, as far as they can be read; the first entry for a host counts.
     ///
     /// # Errors
-    /// When a file can't be read, is too large or no text.
+    /// If a file cannot be read, is too large or no text.
     pub fn load(named: Option<&Path>, of_nix: Option<&Path>) -> io::Result<Self> {
         if let Some(path) = named {
             return read(path);

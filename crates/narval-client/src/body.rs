@@ -32,8 +32,8 @@ enum Source {
     Nothing,
 }
 
-/// The body of a response. When it was read to its end, its connection returns to the pool; when it is dropped before, the
-/// connection is closed.
+/// The body of a response. Reading it to its end returns the connection to the pool; dropping it earlier closes the
+/// connection.
 pub struct Body {
     source: Source,
     framing: Framing,
@@ -93,7 +93,7 @@ impl Body {
         }
     }
 
-    /// Reads some bytes; 0 only at the body's proper end. An end that comes too early is an error.
+    /// Reads some bytes. Returns 0 only at the end of the body; a premature end is an error.
     pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
         if out.is_empty() || matches!(self.framing, Framing::Done) {
             return Ok(0);

@@ -89,7 +89,7 @@ pub struct ClientOptions {
     pub stall_timeout: Duration,
     /// Open connections per origin.
     pub connections_max: usize,
-    /// How long a server may take to answer for the first time once another one has.
+    /// How long a server's first answer is waited for once another server has answered.
     pub open_patience: Duration,
     /// When to try again.
     pub retry: RetryPolicy,
@@ -97,7 +97,7 @@ pub struct ClientOptions {
     pub offline: bool,
     /// The content codings that answers may have.
     pub codings: Codings,
-    /// Opens the files of `file://` URLs; without it, none is answered.
+    /// Opens the files of `file://` URLs. If `None`, requests for them fail.
     pub open_file: Option<OpenFile>,
 }
 
@@ -139,7 +139,7 @@ impl Client {
         &self.options.retry
     }
 
-    /// How long a server may take to answer for the first time once another one has.
+    /// How long a server's first answer is waited for once another server has answered.
     pub const fn open_patience(&self) -> Duration {
         self.options.open_patience
     }

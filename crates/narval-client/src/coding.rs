@@ -11,18 +11,18 @@ const CODINGS_MAX: usize = 4;
 /// The input buffer of one decoder.
 const INPUT_LEN: usize = 128 * 1024;
 
-/// The content codings (RFC 9110 section 8.4.1) that a [`Client`](super::Client) can decode. The decoders are the caller's:
-/// the client has none of its own.
+/// The content codings (RFC 9110 section 8.4.1) that a [`Client`](super::Client) can decode. The caller supplies the
+/// decoders.
 #[derive(Clone, Copy, Debug)]
 pub struct Codings {
-    /// The value of `Accept-Encoding` where a coded answer is welcome.
+    /// The value of `Accept-Encoding` for requests that accept a content coding.
     pub accepted: &'static str,
     /// Makes the decoder of a coding.
     pub decoder: DecoderOf,
 }
 
-/// Makes the decoder of a coding, whose name is in lower case; `None` if there is none. The name may be one that
-/// [`Codings::accepted`] does not list: some servers send what nobody asked for.
+/// Returns a decoder for a coding, or `None` if there is none. The name is in lower case, and may be missing from
+/// [`Codings::accepted`]: some servers use codings that the client did not offer.
 pub type DecoderOf = fn(name: &str, source: Box<dyn BufRead + Send>) -> Option<io::Result<Box<dyn Read + Send>>>;
 
 impl Default for Codings {

@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use super::HttpError;
 
-/// How long one address is given before the next is tried as well (RFC 8305 section 5).
+/// The delay before the next address is tried in parallel (RFC 8305 section 5).
 pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Addresses tried of one host.
 const ADDRESSES_MAX: usize = 16;

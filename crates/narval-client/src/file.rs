@@ -12,8 +12,8 @@ use super::client::{Method, Request, Response};
 use super::head::Head;
 use super::url::Url;
 
-/// Opens a file for reading by its path below a folder, without waiting (a FIFO must not block), and refuses a path that
-/// leads out of the folder, through a symlink too. The client checks that what it gets is a regular file.
+/// Opens a file below a folder for reading. It must not block on a FIFO, and must refuse a path that leaves the folder,
+/// also through a symlink. The client checks that the result is a regular file.
 pub type OpenFile = fn(folder: &Path, below: &CStr) -> io::Result<File>;
 
 /// Answers a request for a `file` URL: 200 or 206 with the file, 404 without one. What is no regular file is an error,

@@ -79,7 +79,7 @@ use std::time::Duration;
 
 /// How long a TCP connection and the TLS handshake may each take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server may take to answer for the first time once another one has: slower ones are left out.
+/// How long a server's first answer is waited for once another server has answered. Slower servers are left out.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a single read or write may wait without progress.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);

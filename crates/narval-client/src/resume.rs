@@ -16,7 +16,7 @@ const PROGRESS_LEN: u64 = 256 * 1024;
 enum State {
     /// The bytes as they are stored.
     Open(Body),
-    /// With a content coding that was not asked for: its bytes can't be counted, so that nothing is fetched again.
+    /// With a content coding that was not asked for: its bytes cannot be counted, so that nothing is fetched again.
     Coded(Box<dyn Read + Send>),
     /// To be fetched again.
     Broken,

@@ -14,7 +14,7 @@ pub struct RetryPolicy {
     pub base: Duration,
     /// The same after 429 and 503 without `Retry-After`.
     pub overload_base: Duration,
-    /// The longest wait. A `Retry-After` beyond it ends the attempts.
+    /// The longest wait. If `Retry-After` asks for more, there is no further attempt.
     pub cap: Duration,
 }
 
@@ -30,7 +30,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after `failures` failed attempts, the last of them with `error`; `None` if there is to be no other attempt.
+    /// How long to wait after `failures` failed attempts, the last of them with `error`. Returns `None` if no further
+    /// attempt should be made.
     pub fn wait(&self, failures: u32, error: &HttpError) -> Option<Duration> {
         if failures >= self.attempts || !error.is_retryable() {
             return None;

@@ -27,11 +27,12 @@ fn certificate_source() -> Option<(&'static str, String)> {
 /// The certificates that servers are verified with.
 #[derive(Debug)]
 pub struct TrustedCertificates {
-    /// The file they were read from, and the variable that names it. `None`: Mozilla's, compiled in.
+    /// The file they were read from and the variable that names it, or `None` for Mozilla's certificates, which are
+    /// compiled in.
     pub source: Option<(&'static str, String)>,
     /// How many can be used.
     pub usable: usize,
-    /// How many of the usable ones have expired, as far as that can be told. Of those compiled in none is looked at.
+    /// The number of usable certificates that have expired, as far as is known. Those compiled in are not checked.
     pub expired: usize,
     /// How many of the file are none, or are not understood.
     pub unusable: usize,

@@ -78,7 +78,7 @@ impl Client {
     /// (no space).
     ///
     /// # Errors
-    /// When the last attempt failed; redirects are not followed.
+    /// If the last attempt failed; redirects are not followed.
     pub fn upload(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
         self.retry().run(|| {
             let answer = self.upload_once(upload)?;

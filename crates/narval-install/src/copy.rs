@@ -53,7 +53,7 @@ pub fn copy_from_store(
 /// among them, or in the other store. With `keys` a path must be signed by one of them, or be named by its contents.
 ///
 /// # Errors
-/// When a path can't be read, is not what its store has registered, is not trusted, or can't be written. What was
+/// If a path cannot be read, is not what its store has registered, is not trusted, or cannot be written. What was
 /// complete before stays, with all that it refers to.
 pub fn copy_between_stores(
     from: &Destination,

@@ -10,7 +10,8 @@ use narval_store::{
 
 use crate::{Error, Wanted};
 
-/// A local store. What it was asked to keep, and what was installed into it, is not collected as garbage as long as this lives.
+/// A local store. Paths that it was asked to keep, and paths installed into it, are not garbage-collected while this value
+/// lives.
 pub struct Destination {
     config: StoreConfig,
     store: Store,
@@ -30,7 +31,7 @@ impl Destination {
         &self.config
     }
 
-    /// How it is named in messages: by its store directory on the disk.
+    /// Its name in messages: its store directory on disk.
     pub fn name(&self) -> String {
         self.config.real_store_dir.display().to_string()
     }
@@ -45,8 +46,8 @@ impl Destination {
         &self.config.store_dir
     }
 
-    /// The daemon that this store is to be written through: always where that is asked for, and where nothing is asked
-    /// for if it runs. Otherwise the store is written directly, with Nix's own locks.
+    /// The daemon to write through: if the configuration demands it, or leaves it open and a daemon runs. Otherwise the
+    /// store is written directly, under Nix's locks.
     pub fn daemon(&self) -> Option<&Daemon> {
         let daemon = self.store.daemon()?;
         match self.config.access {
@@ -62,10 +63,11 @@ impl Destination {
         self.config.access == Access::Daemon || self.config.database().with_file_name("schema").exists()
     }
 
-    /// Keeps paths, valid or not, from garbage collections as long as this destination lives. What is asked afterwards holds.
+    /// Protects paths, valid or not, from garbage collection while this destination lives. Validity that is asked for
+    /// afterwards holds.
     ///
     /// # Errors
-    /// When the store, or its daemon, refuses.
+    /// If the store, or its daemon, refuses.
     pub fn keep(&self, paths: &[StorePath]) -> Result<(), Error> {
         let Some(daemon) = self.daemon() else { return Ok(self.roots.keep(paths)?) };
         let mut roots = self.daemon_roots.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,10 +78,10 @@ impl Destination {
         Ok(kept.map_err(StoreError::from)?)
     }
 
-    /// The valid path meant, if the store has it; kept from then on, where this user may write to the store.
+    /// The valid path that is meant, if the store has it. It is protected from then on if this user may write to the store.
     ///
     /// # Errors
-    /// When the store can't be asked.
+    /// If the store cannot be asked.
     pub fn find_and_keep(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
         let Some(path) = self.find(wanted)? else { return Ok(None) };
         match self.keep(std::slice::from_ref(&path)) {
@@ -95,7 +97,7 @@ impl Destination {
     /// The valid path meant, if the store has it.
     ///
     /// # Errors
-    /// When the store can't be asked.
+    /// If the store cannot be asked.
     pub fn find(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
         if !self.exists() {
             return Ok(None);
@@ -106,18 +108,18 @@ impl Destination {
         }
     }
 
-    /// Whether the store has a path, and with it all that it refers to.
+    /// Whether a path is valid, and so everything that it refers to.
     ///
     /// # Errors
-    /// When the store can't be asked.
+    /// If the store cannot be asked.
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, Error> {
         Ok(self.exists() && self.store.is_valid(path)?)
     }
 
-    /// Opens it to be written to directly; makes it if there is none.
+    /// Opens the store for writing, and creates it if it does not exist.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// If it cannot be written.
     pub fn open(&self) -> Result<LocalStore, LocalStoreError> {
         LocalStore::open_keeping(self.config.clone(), Arc::clone(&self.roots))
     }

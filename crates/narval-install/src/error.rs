@@ -54,7 +54,7 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
-    /// A file of a cache folder can't be written or read.
+    /// A file of a cache folder cannot be written or read.
     #[error("{error}{}", folder_hint(.error))]
     CacheFolder {
         /// Why.
@@ -72,7 +72,7 @@ pub enum Error {
         /// Its words, or what the status code means.
         message: String,
     },
-    /// The NAR of a path can't be written to a cache folder.
+    /// The NAR of a path cannot be written to a cache folder.
     #[error("cannot write the NAR of {path}: {source}")]
     Copy {
         /// The path.
@@ -80,7 +80,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// A file or folder of a profile can't be read or written.
+    /// A file or folder of a profile cannot be read or written.
     #[error("cannot {action} '{}': {source}{}", .path.display(), if no_room(.source) { "; make room and run the same command again" } else { "" })]
     File {
         /// What was tried, as a verb.
@@ -93,10 +93,10 @@ pub enum Error {
     /// What was given is no store path, key, address and so on.
     #[error("{0}")]
     Usage(String),
-    /// The store can't be asked.
+    /// The store cannot be asked.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The store can't be written.
+    /// The store cannot be written.
     #[error("{error}{}", space_hint(.error))]
     LocalStore {
         /// Why.

@@ -14,10 +14,10 @@ use crate::{Error, Wanted};
 /// The largest listing read.
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;
 
-/// The listing of a NAR, as `.ls` files have it: from the cache's own, or else by reading the NAR.
+/// The listing of a NAR: the cache's `.ls` file, or else made by reading the NAR.
 ///
 /// # Errors
-/// When no cache has the path, or its NAR is damaged.
+/// If no cache has the path, or its NAR is damaged.
 pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
     let found = caches.find(wanted)?;
     let url = found.cache.url().child(&format!("{}.ls", found.info.path.hash_part()))?;
@@ -34,8 +34,8 @@ pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
     builder.finish().map_err(|error| damaged(&found, error.to_string()))
 }
 
-/// Writes one file of a NAR: by a range where the NAR is not compressed and the cache has a listing, else by reading it up
-/// to there.
+/// Writes one file of a NAR. If the NAR is not compressed and the cache has a listing, only that range is requested;
+/// otherwise the NAR is read up to the file.
 ///
 /// # Errors
 /// [`CacheError::NotFound`] when there is no such file.

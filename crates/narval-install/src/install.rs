@@ -30,7 +30,7 @@ pub struct Options {
     pub check_signatures: bool,
     /// Cores to use.
     pub cores: usize,
-    /// Wait until everything is on the disk before it is made valid.
+    /// Sync everything to disk before it is made valid.
     pub durable: bool,
 }
 
@@ -68,7 +68,7 @@ pub struct Report {
     pub elapsed: Duration,
 }
 
-/// Installs the closure of what is wanted. With everything there already, no cache is asked anything.
+/// Installs the closure of what is wanted. If everything is valid already, no cache is asked.
 ///
 /// # Errors
 /// The first failure, with the number of others. What was completed before stays, and is not fetched again.
@@ -184,7 +184,7 @@ fn is_valid_and_kept(destination: &Destination, path: &StorePath) -> Result<bool
     destination.is_valid(path)
 }
 
-/// Says what an install would do: asks the caches, changes nothing.
+/// Plans an install: asks the caches and changes nothing.
 ///
 /// # Errors
 /// As [`install`], as far as narinfos go.

@@ -9,8 +9,8 @@ use crate::{Destination, Error, Options, Progress, Trace};
 use narval_cache::Caches;
 use narval_client::Client;
 
-/// Replaces the files of valid paths. What comes must have the hash that is registered: a cache with another NAR of the same
-/// path does not do.
+/// Replaces the files of valid paths. A replacement must have the registered hash: a cache that has another NAR for the
+/// path is of no use.
 ///
 /// # Errors
 /// The first path that could not be repaired; those after it are tried all the same.

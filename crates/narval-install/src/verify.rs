@@ -33,7 +33,7 @@ pub struct Faulty {
 /// Checks the contents of paths, and with `keys` their signatures, on several cores. Sorted by path.
 ///
 /// # Errors
-/// When the store can't be asked; never for a fault.
+/// If the store cannot be asked; never for a fault.
 pub fn verify(
     destination: &Destination,
     paths: &[StorePath],
@@ -74,7 +74,7 @@ fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: 
     (!signed && !info.ultimate && !named).then_some(Fault::Untrusted)
 }
 
-/// Hashes and size of the NAR of what lies there; none when it can't be a NAR.
+/// Hashes and size of the NAR of what lies there; none when it cannot be a NAR.
 fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir) -> Option<(Hashed, u64)> {
     let mut nar = NarReader::open(real).ok()?;
     let (mut hashes, mut len, mut buffer) = (Hashes::of(info, store_dir), 0, vec![0; 256 * 1024]);

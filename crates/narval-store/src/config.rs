@@ -41,7 +41,7 @@ pub enum ConfigError {
     /// The URI is longer than 8192 bytes or has too many parameters.
     #[error("the store URI is too long: at most {STORE_URI_LEN_MAX} bytes and {STORE_URI_PARAMETERS_MAX} parameters")]
     TooLong,
-    /// A kind of store that can't be read from here.
+    /// A kind of store that cannot be read from here.
     #[error(
         "store '{uri}' is of a kind that is not supported: use 'auto', 'daemon', 'local', 'unix:///path/to/socket', a \
          directory, or 'local?root=DIR'"
@@ -50,7 +50,7 @@ pub enum ConfigError {
         /// The URI as given.
         uri: String,
     },
-    /// A path that is not absolute, or can't be made so.
+    /// A path that is not absolute, or cannot be made so.
     #[error("{what} '{path}' must be an absolute path")]
     NotAbsolute {
         /// The parameter or variable.
@@ -73,7 +73,7 @@ pub enum ConfigError {
 /// How the metadata of a store is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// The database; the daemon where the database can't be read.
+    /// The database; the daemon where the database cannot be read.
     Auto,
     /// The database only.
     Database,

@@ -10,7 +10,7 @@ use crate::daemon::DaemonError;
 /// Why a store gave no answer. Never means "not there": absence is an answer.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The database can't be read from here at all (missing, no permission, an unreadable write-ahead log): another way to
+    /// The database cannot be read from here at all (missing, no permission, an unreadable write-ahead log): another way to
     /// the same store, the daemon, may work.
     #[error("cannot read the Nix database '{}': {reason}", path.display())]
     DatabaseUnavailable {
@@ -37,7 +37,7 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
-    /// The daemon refuses, fails, or can't be reached.
+    /// The daemon refuses, fails, or cannot be reached.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
     /// Neither the database nor the daemon can be used.
@@ -48,7 +48,7 @@ pub enum StoreError {
         /// Why not the daemon.
         daemon: Box<DaemonError>,
     },
-    /// A file or directory can't be used.
+    /// A file or directory cannot be used.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
         /// What was tried, as a verb.

@@ -66,7 +66,7 @@ impl BuildLog {
     /// The text of the log.
     ///
     /// # Errors
-    /// When the decoder can't be set up.
+    /// If the decoder cannot be set up.
     pub fn into_reader(self) -> io::Result<Box<dyn Read + Send>> {
         let file = BufReader::new(self.file);
         Ok(match self.compression {

@@ -20,7 +20,7 @@ const DEPTH_MAX: usize = 200;
 const DEEP: &str = ".tmp-deep-";
 
 /// Removes a file, symlink or directory with all that is in it. Returns the bytes that its files took on disk, those
-/// with other names not counted. What isn't there is removed already.
+/// with other names not counted. What is not there is removed already.
 pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64, Errno> {
     let mut removal = Removal { top: directory, deep: None, freed: 0 };
     removal.remove(directory, name, 0)?;

@@ -29,7 +29,7 @@ impl Default for GarbageSettings {
 }
 
 impl GarbageSettings {
-    /// The settings of this process's environment. What can't be read is not set.
+    /// The settings of this process's environment. What cannot be read is not set.
     pub fn of_process() -> Self {
         Self::of(&Assignments::of(&of_process))
     }
@@ -76,7 +76,7 @@ pub struct CacheSettings {
 }
 
 impl CacheSettings {
-    /// The settings of this process's environment: the system's file, the user's files, `NIX_CONFIG`. What can't be read is
+    /// The settings of this process's environment: the system's file, the user's files, `NIX_CONFIG`. What cannot be read is
     /// not set.
     pub fn of_process() -> Self {
         Self::of(&Assignments::of(&of_process))

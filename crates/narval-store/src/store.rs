@@ -1,4 +1,4 @@
-//! A store that is read: the database first, the daemon where the database can't be read, or either alone.
+//! A store that is read: the database first, the daemon where the database cannot be read, or either alone.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct Store {
 const CHECKED_PATHS: u32 = 16;
 
 impl Store {
-    /// The store that this configuration names. Nothing is opened before the first question.
+    /// The store that this configuration names. Nothing is opened before the first query.
     pub fn new(config: StoreConfig) -> Self {
         let database = || Database::new(&config.database(), config.store_dir.clone());
         let daemon = || Daemon::new(&config.daemon_socket, config.store_dir.clone());
@@ -60,8 +60,9 @@ impl Store {
         self.config.real_store_dir.join(path.base_name())
     }
 
-    /// The state of the store's metadata now. Take it *before* asking; what was answered holds as long as the stamp is
-    /// the same. `None`: can't be told (a daemon, a database in motion), and then nothing remembered may be used.
+    /// The current state of the store's metadata. Take it *before* a query; the answer holds while the stamp stays the
+    /// same. Returns `None` if the state is unknown (a daemon, a database that is being written): then no remembered answer
+    /// may be used.
     #[inline(always)]
     pub fn stamp(&self) -> Option<Stamp> {
         self.database.as_ref()?.stamp()
@@ -80,7 +81,7 @@ impl Store {
     /// The valid path with this hash part.
     ///
     /// # Errors
-    /// [`StoreError`] when the store can't be asked; never for a path that isn't there.
+    /// [`StoreError`] when the store cannot be asked; never for a path that is not there.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
         self.ask(|database| database.path_from_hash_part(hash_part), |daemon| daemon.path_from_hash_part(hash_part))
     }
@@ -141,8 +142,8 @@ impl Store {
         Ok((valid, invalid))
     }
 
-    /// Whether the store can be used: it is asked a question, its folder is opened, and of the paths that became valid last at least one
-    /// has to be there. A folder that is empty because nothing is mounted on it fails.
+    /// Checks that the store is usable: it answers a query, its folder can be opened, and of the paths registered last at
+    /// least one exists. A folder that is empty because nothing is mounted on it fails.
     ///
     /// # Errors
     /// [`StoreError`] saying what cannot be used.
@@ -182,7 +183,7 @@ impl Store {
         self.ask(Database::all_valid_paths, Daemon::all_valid_paths)
     }
 
-    /// The paths that a valid path refers to, sorted; empty for a path that isn't valid.
+    /// The paths that a valid path refers to, sorted; empty for a path that is not valid.
     ///
     /// # Errors
     /// As [`Store::path_from_hash_part`].
@@ -220,7 +221,7 @@ impl Store {
     /// The build log of a derivation.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when it is there and can't be opened.
+    /// [`StoreError::Io`] when it is there and cannot be opened.
     pub fn build_log(&self, derivation: &StorePath) -> Result<Option<BuildLog>, StoreError> {
         BuildLog::find(&self.config.log_dir, derivation)
     }

@@ -36,7 +36,7 @@ pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A name that nobody else makes: no other thread, no process, and not this one again.
+/// A unique name: no other thread or process makes it, and this one not again.
 pub fn temporary_name(prefix: impl Display) -> String {
     format!("{prefix}{:0width$x}", random(), width = RANDOM_LEN)
 }
@@ -62,7 +62,7 @@ impl TemporaryFile {
     /// Makes a file in a directory, open for reading and writing, and locks it. `mode` is subject to the umask.
     ///
     /// # Errors
-    /// When it can't be made or locked.
+    /// If it cannot be made or locked.
     pub fn create(directory: &Path, prefix: &str, mode: u32) -> io::Result<Self> {
         for _ in 0..ATTEMPTS_MAX {
             let path = directory.join(temporary_name(prefix));
@@ -88,10 +88,10 @@ impl TemporaryFile {
         &self.path
     }
 
-    /// Gives the file its name, in place of what may have it, and in one step.
+    /// Renames the file to its final name atomically, replacing an existing file.
     ///
     /// # Errors
-    /// When it can't be renamed; then it is removed.
+    /// If it cannot be renamed; then it is removed.
     pub fn persist(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.path = PathBuf::new();
@@ -206,7 +206,7 @@ pub(crate) fn take_leftover(at: BorrowedFd<'_>, name: impl Arg + Copy) -> io::Re
 /// Removes the temporary files in a directory whose owners are gone. `is_temporary` is asked about each name.
 ///
 /// # Errors
-/// When the directory can't be read, or a leftover can't be removed. One that this user may not remove is left to others.
+/// If the directory cannot be read, or a leftover cannot be removed. One that this user may not remove is left to others.
 pub fn remove_leftovers(directory: &Path, is_temporary: impl Fn(&OsStr) -> bool) -> io::Result<()> {
     remove_leftovers_if(directory, is_temporary, |_| true)
 }

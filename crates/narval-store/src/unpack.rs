@@ -30,7 +30,7 @@ const CANONICAL_TIMES: Timestamps = Timestamps {
     last_modification: Timespec { tv_sec: 1, tv_nsec: 0 },
 };
 
-/// Why a NAR could not be unpacked. What is there already stays, under its temporary name.
+/// Why a NAR could not be unpacked. What was unpacked stays under its temporary name.
 #[derive(Debug, Error)]
 pub enum UnpackError {
     /// The NAR breaks a rule.
@@ -39,7 +39,7 @@ pub enum UnpackError {
     /// A path that could not be opened by its name: Nix refuses to copy it, and its check of the store ends there.
     #[error("a path in the NAR would have more than {PATH_LEN_MAX} bytes below the store")]
     PathTooLong,
-    /// The disk is full, a name can't be represented, or the like.
+    /// The disk is full, a name cannot be represented, or the like.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
         /// What was tried, as a verb.
@@ -88,16 +88,16 @@ pub struct Unpack {
 
 impl Unpack {
     /// Prepares to unpack to `name` in `directory`. Nothing is written yet. With `nar_size_bytes`, a NAR of another size
-    /// is refused, and a file that can't fit before its first byte.
+    /// is refused, and a file that cannot fit before its first byte.
     ///
     /// # Errors
-    /// When `name` is not one component of a path.
+    /// If `name` is not one component of a path.
     pub fn begin(directory: BorrowedFd<'_>, name: &OsStr, nar_size_bytes: Option<u64>) -> Result<Self, UnpackError> {
         Self::begin_as(directory, name, nar_size_bytes, true)
     }
 
-    /// As [`Unpack::begin`] for a copy that is its user's own: modes as the umask has them, times as they are.
-    /// `nix-store --restore` does the same with an umask of its own, 022.
+    /// Like [`Unpack::begin`], for a copy outside of a store: modes follow the umask, and times are left alone. `nix-store
+    /// --restore` does the same with the umask 022.
     ///
     /// # Errors
     /// As [`Unpack::begin`].
@@ -153,7 +153,7 @@ impl Unpack {
     /// Says that the NAR is complete.
     ///
     /// # Errors
-    /// When it is not.
+    /// If it is not.
     pub fn finish(self) -> Result<Unpacked, UnpackError> {
         self.decoder.finish()?;
         Ok(self.disk.unpacked)
@@ -294,7 +294,7 @@ fn path_len(directory: &OwnedFd) -> usize {
 }
 
 /// Whether the umask takes any of these bits. It can be read only by setting it, which is not for a library of a
-/// process with threads, or from here; when it can't be read at all, modes are set again to be sure.
+/// process with threads, or from here; when it cannot be read at all, modes are set again to be sure.
 fn umask_takes(bits: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

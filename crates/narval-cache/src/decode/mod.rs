@@ -20,10 +20,10 @@ pub use zstd::WINDOW_LOG_MAX;
 pub const INPUT_LEN: usize = 128 * 1024;
 /// What is decoded at once.
 pub const OUTPUT_LEN: usize = 256 * 1024;
-/// The most memory an xz, lzma or lzip decoder may ask for: a dictionary of 128 MiB and its rest. `xz -9` takes 65 MiB.
+/// Memory limit of an xz, lzma or lzip decoder: a dictionary of 128 MiB and some overhead. `xz -9` needs 65 MiB.
 pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
-/// The most memory that one file's decoding on several threads may take: xz blocks and zstd frames are held whole, before
-/// and after decoding. Three blocks of `xz -6 -T`, five frames of 16 MiB. One file at a time is decoded so.
+/// Memory limit of one file that is decoded on several threads. xz blocks and zstd frames are held whole, before and after
+/// decoding: three blocks of `xz -6 -T`, or five frames of 16 MiB. Only one file at a time is decoded in parallel.
 pub const PARALLEL_MEMORY_MAX: u64 = 128 * 1024 * 1024;
 
 /// Why no decoder can be made.

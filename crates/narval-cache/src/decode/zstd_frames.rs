@@ -38,7 +38,7 @@ pub(super) enum Next {
     End,
 }
 
-/// Takes one frame from the source, or as much of it as shows that it can't be taken as a whole.
+/// Takes one frame from the source, or as much of it as shows that it cannot be taken as a whole.
 pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
     let mut frame = Vec::new();
     if take(source, &mut frame, PREFIX_LEN)? < PREFIX_LEN {

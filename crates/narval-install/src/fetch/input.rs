@@ -20,7 +20,7 @@ const OVERHEAD_LEN_MAX: u64 = 64 * 1024 * 1024;
 pub(crate) enum Failure {
     /// The download failed.
     Http(HttpError),
-    /// The copy of the file can't be written.
+    /// The copy of the file cannot be written.
     Copy(io::Error),
 }
 

@@ -38,10 +38,10 @@ pub struct Removed {
 }
 
 impl Profile {
-    /// The profile at this path, which need not exist. Its lock is waited for this long.
+    /// The profile at this path, which need not exist. `lock_timeout` is how long its lock is waited for.
     ///
     /// # Errors
-    /// When the path is no path for a link.
+    /// If the path is no path for a link.
     pub fn at(path: &Path, lock_timeout: Duration) -> Result<Self, Error> {
         let link = std::path::absolute(path).map_err(|error| Error::file("find", path, error))?;
         match fs::symlink_metadata(&link) {
@@ -55,10 +55,10 @@ impl Profile {
         }
     }
 
-    /// All profiles that were made with this store and are still there.
+    /// All existing profiles that were made with this store.
     ///
     /// # Errors
-    /// When the list of them can't be read.
+    /// If the list of them cannot be read.
     pub fn all(config: &StoreConfig) -> Result<Vec<Self>, Error> {
         let known = list::read(&config.state_dir)?.into_iter();
         Ok(known
@@ -75,7 +75,7 @@ impl Profile {
     /// The numbers of its complete generations, ascending.
     ///
     /// # Errors
-    /// When a folder can't be read.
+    /// If a folder cannot be read.
     pub fn generations(&self) -> Result<Vec<u64>, Error> {
         let mut complete = Vec::new();
         for number in self.numbers()? {
@@ -86,10 +86,10 @@ impl Profile {
         Ok(complete)
     }
 
-    /// The number of the generation it shows. `None`: there is no such profile yet.
+    /// The number of the current generation, or `None` if the profile does not exist yet.
     ///
     /// # Errors
-    /// When it shows something else.
+    /// If it shows something else.
     pub fn current(&self) -> Result<Option<u64>, Error> {
         let target = match fs::read_link(&self.link) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -107,16 +107,16 @@ impl Profile {
     /// The paths of a generation.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// If it cannot be read.
     pub fn paths(&self, number: u64) -> Result<Vec<StorePath>, Error> {
         generation::paths(&self.generation_path(number))
     }
 
-    /// Adds paths to what the current generation has, as a new generation; one of the same name is replaced. The new
-    /// generation's number, or the current one's when that has them all.
+    /// Makes a new generation with the current paths and these; a path of the same name is replaced. Returns the new
+    /// generation's number, or the current one's if it has them all.
     ///
     /// # Errors
-    /// When two paths have a file of the same name, or something can't be written.
+    /// If two paths have a file of the same name, or something cannot be written.
     pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
         let folder = self.folder();
         fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
@@ -163,10 +163,10 @@ impl Profile {
         Ok(Removed { generation: self.make(destination, &left)?, removed, left })
     }
 
-    /// Shows another generation: the one before the current one, unless a number is given.
+    /// Switches to the generation before the current one, or to the given one.
     ///
     /// # Errors
-    /// When there is no such generation, or it is not complete.
+    /// If there is no such generation, or it is not complete.
     pub fn roll_back(&self, to: Option<u64>) -> Result<u64, Error> {
         // Where nothing is, no lock file is made.
         let _lock = if self.numbers()?.is_empty() { None } else { Some(self.lock()?) };
@@ -191,10 +191,10 @@ impl Profile {
         Ok(number)
     }
 
-    /// Removes all generations but the newest `keep` and the current one. How many went.
+    /// Removes all generations except the newest `keep` and the current one. Returns how many were removed.
     ///
     /// # Errors
-    /// When one can't be removed.
+    /// If one cannot be removed.
     pub fn prune(&self, keep: usize) -> Result<usize, Error> {
         // Where nothing is to be done, no right to write is needed.
         if self.old(keep)?.is_empty() && self.leftovers()?.is_empty() {

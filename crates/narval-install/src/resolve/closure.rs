@@ -19,7 +19,7 @@ pub struct Node {
     pub file_size: Option<u64>,
 }
 
-/// A closure: from the store what it has, from the caches the rest.
+/// A closure. What the store has comes from there, the rest from the caches.
 pub struct Closure {
     /// The paths asked for.
     pub roots: Vec<StorePath>,
@@ -31,7 +31,7 @@ impl Closure {
     /// Finds it. Caches are asked only for what the store has not.
     ///
     /// # Errors
-    /// When a path is nowhere to be found.
+    /// If a path is nowhere to be found.
     pub fn find(
         destination: &Destination,
         options: &Options,
@@ -64,7 +64,7 @@ impl Closure {
     /// Finds the closure of paths of a store, in that store alone.
     ///
     /// # Errors
-    /// When the store has not all of it.
+    /// If the store has not all of it.
     pub fn in_store(store: &Destination, wanted: &[Wanted]) -> Result<Self, Error> {
         let mut found = Self { roots: Vec::new(), nodes: BTreeMap::new() };
         for one in wanted {
@@ -105,7 +105,7 @@ impl Closure {
         total
     }
 
-    /// A shortest chain of references from a root to `to`; none when nothing needs it.
+    /// A shortest chain of references from a root to `to`, or `None` if nothing refers to it.
     pub fn why(&self, to: &StorePath) -> Option<Vec<StorePath>> {
         let mut came_from: HashMap<&StorePath, Option<&StorePath>> =
             self.roots.iter().map(|root| (root, None)).collect();

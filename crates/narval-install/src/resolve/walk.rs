@@ -11,13 +11,13 @@ use narval_nix::{HashPart, StorePath};
 
 use crate::Error;
 
-/// Narinfos asked for at the same time: half of the connections to an origin, the other half is for NARs.
+/// Narinfos requested at the same time: half of the connections to an origin; the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Wanted>,
-    /// What was asked for, by hash part: two names with one hash part can't both be right.
+    /// What was asked for, by hash part: two names with one hash part cannot both be right.
     seen: HashMap<HashPart, Seen>,
     /// Answers that came before they were asked for, from a batch.
     early: HashMap<HashPart, Found>,

@@ -154,12 +154,12 @@ impl std::fmt::Debug for DaemonConnection {
 }
 
 impl Daemon {
-    /// The daemon behind this socket; connected to when the first request comes.
+    /// The daemon behind this socket. The connection is opened with the first request.
     pub fn new(socket: &Path, store_dir: StoreDir) -> Self {
         Self { socket: socket.to_owned(), store_dir, idle: Mutex::new(Vec::new()), reply_timeout: REPLY_TIMEOUT }
     }
 
-    /// As it was, with another time that the daemon may be silent before a question fails (60 s).
+    /// Changes how long an answer is waited for before the request fails (default: 60 s).
     #[must_use]
     pub fn with_reply_timeout(mut self, reply_timeout: Duration) -> Self {
         self.reply_timeout = reply_timeout;
@@ -174,7 +174,7 @@ impl Daemon {
     /// The daemon's version (empty before Nix 2.9) and whether it trusts us.
     ///
     /// # Errors
-    /// [`DaemonError`] when it can't be reached.
+    /// [`DaemonError`] when it cannot be reached.
     pub fn hello(&self) -> Result<(String, Trust), DaemonError> {
         self.ask(|connection| Ok((connection.daemon_version.clone(), connection.trust)))
     }
@@ -182,7 +182,7 @@ impl Daemon {
     /// The valid path with this hash part.
     ///
     /// # Errors
-    /// [`DaemonError`], never for a path that isn't there.
+    /// [`DaemonError`], never for a path that is not there.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, DaemonError> {
         self.ask(|connection| {
             let arguments = Request::default().string(hash_part.as_bytes());
@@ -249,7 +249,7 @@ impl Daemon {
         })
     }
 
-    /// Keeps paths from garbage collection, valid or about to be, until what this returns is dropped.
+    /// Protects paths, valid or about to be, from garbage collection until the returned value is dropped.
     ///
     /// # Errors
     /// As [`Daemon::path_from_hash_part`].
@@ -293,7 +293,7 @@ impl Daemon {
         })
     }
 
-    /// Adds signatures to a valid path. Needs trust, or signatures that the daemon trusts.
+    /// Adds signatures to a valid path. The daemon must trust this user, or the signatures.
     ///
     /// # Errors
     /// As [`Daemon::path_from_hash_part`].
@@ -403,7 +403,7 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
-/// Paths that the daemon keeps from garbage collection: as long as the connection that asked for it is open.
+/// Paths that the daemon protects from garbage collection while this connection is open.
 #[derive(Debug)]
 pub struct TemporaryRoots {
     connection: DaemonConnection,

@@ -25,7 +25,7 @@ impl Daemon {
     /// signatures unless it trusts us and `check_signatures` is off.
     ///
     /// # Errors
-    /// [`DaemonError::Source`] when the NAR can't be read, else what the daemon says.
+    /// [`DaemonError::Source`] when the NAR cannot be read, else what the daemon says.
     pub fn add_to_store_nar(&self, info: &PathInfo, nar: impl Read, check_signatures: bool) -> Result<(), DaemonError> {
         self.ask_once(|mut connection| {
             let (repair, operation) = (false, Operation::AddToStoreNar);

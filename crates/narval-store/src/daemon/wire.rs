@@ -32,7 +32,7 @@ pub enum WireError {
     /// Padding that is not zero.
     #[error("padding that is not zero")]
     Padding,
-    /// A string that must be text and isn't.
+    /// A string that must be text and is not.
     #[error("a string that is not UTF-8")]
     NotText,
     /// A value that is not legal in its place.

@@ -36,7 +36,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a transaction is waited for where readers and writers have no common locks.
 const ROLLBACK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long files that can't be opened are waited for: a commit a moment ago leaves a state too fresh to be told from
+/// How long files that cannot be opened are waited for: a commit a moment ago leaves a state too fresh to be told from
 /// the next, and it passes within two ticks.
 const NO_ACCESS_PATIENCE: Duration = Duration::from_millis(80);
 

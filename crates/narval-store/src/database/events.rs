@@ -72,7 +72,7 @@ pub(super) enum Happened {
 }
 
 impl Events {
-    /// Begins to watch a database and its two companions; `None` where that can't be done, or would not tell all.
+    /// Begins to watch a database and its two companions; `None` where that cannot be done, or would not tell all.
     pub(super) fn watch(database: &Path, log: &Path, shared: &Path) -> Option<Self> {
         let directory = database.parent().filter(|directory| directory.is_absolute())?;
         // Before anything is watched, so that nothing is mounted in between.

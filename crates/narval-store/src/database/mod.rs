@@ -25,7 +25,7 @@ pub struct Registered {
     pub number: u64,
     /// The path.
     pub path: StorePath,
-    /// Whether it was built here, and neither substituted nor added (`ultimate`).
+    /// Whether it was built here rather than substituted or added (`ultimate`).
     pub is_built_here: bool,
 }
 
@@ -37,12 +37,12 @@ pub struct Database {
 }
 
 impl Database {
-    /// The database at this path; opened when the first query comes.
+    /// The database at this path. It is opened with the first query.
     pub fn new(path: &Path, store_dir: StoreDir) -> Self {
         Self { pool: Pool::new(path), rows: Rows { store_dir } }
     }
 
-    /// The state of the database now; `None` when it can't be told, and then nothing remembered may be used. It takes one
+    /// The state of the database now; `None` when it cannot be told, and then nothing remembered may be used. It takes one
     /// system call while nothing changes, and no lock that waits.
     ///
     /// Take it *before* a question: the answer holds as long as the stamp stays the same.
@@ -54,7 +54,7 @@ impl Database {
     /// The valid path with this hash part.
     ///
     /// # Errors
-    /// [`StoreError`] when the database can't be read; never for a path that isn't there.
+    /// [`StoreError`] when the database cannot be read; never for a path that is not there.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
         let first = self.rows.first_with(hash_part);
         self.pool.query(|connection| {
@@ -198,7 +198,7 @@ impl Database {
         self.paths("select path from ValidPaths", &[])
     }
 
-    /// The paths that a valid path refers to, itself among them if it does; empty for a path that isn't valid.
+    /// The paths that a valid path refers to, itself among them if it does; empty for a path that is not valid.
     ///
     /// # Errors
     /// As [`Database::path_from_hash_part`].

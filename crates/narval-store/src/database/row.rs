@@ -59,7 +59,7 @@ impl Rows {
     }
 }
 
-/// A column's text; `None` if it is not text, and so no path. What is not UTF-8 in it can't be read as a path later.
+/// A column's text; `None` if it is not text, and so no path. What is not UTF-8 in it cannot be read as a path later.
 pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
     Ok(match row.get_ref(column)? {
         ValueRef::Text(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -67,7 +67,7 @@ pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Stri
     })
 }
 
-/// The column `sigs`. A signature that can't be read can't be checked either, by us or by a client that knows its kind:
+/// The column `sigs`. A signature that cannot be read cannot be checked either, by us or by a client that knows its kind:
 /// it is left out, and the path can still be served with the others.
 pub(super) fn signatures(column: Option<&str>) -> Vec<Signature> {
     column.unwrap_or_default().split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect()

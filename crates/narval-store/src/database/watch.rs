@@ -131,7 +131,7 @@ impl FileState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity(u64, u64);
 
-/// Which files a database consists of: it changes when one of them is replaced, removed or made. They can't have the
+/// Which files a database consists of: it changes when one of them is replaced, removed or made. They cannot have the
 /// numbers of files that a connection still has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Files {
@@ -185,7 +185,7 @@ impl Watch {
         }
     }
 
-    /// The state now; `None` when it can't be told, and then nothing remembered may be used. One system call while
+    /// The state now; `None` when it cannot be told, and then nothing remembered may be used. One system call while
     /// nothing changes; it never waits.
     #[inline(always)]
     pub(super) fn stamp(&self) -> Option<Stamp> {
@@ -306,7 +306,7 @@ impl Watch {
     }
 }
 
-/// The state of a file that holds nothing; `None` if it holds something, or that can't be told.
+/// The state of a file that holds nothing; `None` if it holds something, or that cannot be told.
 fn empty_or_absent(path: &Path) -> Option<FileState> {
     match FileState::of(path) {
         Ok(state) if state.size == 0 => Some(state),

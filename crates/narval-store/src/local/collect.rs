@@ -17,15 +17,15 @@ use crate::remove::list;
 /// What to collect.
 #[derive(Debug, Clone, Default)]
 pub struct GarbageOptions {
-    /// Find out, and delete nothing.
+    /// Delete nothing; only report.
     pub dry_run: bool,
     /// Further paths to keep, with what they refer to.
     pub keep: Vec<StorePath>,
-    /// Whether derivations of paths that are kept may go, when nothing else keeps them (`keep-derivations = false`).
+    /// Whether derivers of live paths may be collected if nothing else keeps them (`keep-derivations = false`).
     pub drop_derivations: bool,
-    /// Whether outputs of derivations that are kept stay (`keep-outputs = true`).
+    /// Whether outputs of live derivations are kept (`keep-outputs = true`).
     pub keep_outputs: bool,
-    /// Only these paths, and it is an error if something needs them.
+    /// Collect only these paths; it is an error if one of them is in use.
     pub only: Option<Vec<StorePath>>,
 }
 
@@ -42,7 +42,7 @@ pub struct Garbage {
     pub kept: usize,
 }
 
-/// A store whose garbage is collected, by nobody else.
+/// A store that is locked for garbage collection.
 #[derive(Debug)]
 pub struct GarbageCollector {
     store: LocalStore,
@@ -63,10 +63,11 @@ impl GarbageCollector {
         &self.store
     }
 
-    /// Deletes what no root reaches. Killed at any moment, it leaves a valid store, and files that the next one deletes.
+    /// Deletes what no root reaches. If it is killed, the store stays valid, and the next collection deletes the leftover
+    /// files.
     ///
     /// # Errors
-    /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is needed; when roots can't be read,
+    /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is needed; when roots cannot be read,
     /// nothing is deleted.
     pub fn collect(&self, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
         let store = &self.store;

@@ -86,17 +86,17 @@ pub(super) enum OnDisk {
 }
 
 impl LocalStore {
-    /// Finds out what there is to do for a path, and waits for others that are at it. The path is kept from garbage
-    /// collections from now on.
+    /// Determines what is to be done for a path, and waits for other processes that write it. From now on the path is
+    /// protected from garbage collection.
     ///
     /// # Errors
-    /// [`LocalStoreError`] when the store can't be read or written.
+    /// [`LocalStoreError`] when the store cannot be read or written.
     pub fn prepare(&self, info: &PathInfo) -> Result<Prepared<'_>, LocalStoreError> {
         self.prepare_with(info, false)
     }
 
-    /// As [`LocalStore::prepare`] for a path all of whose references are valid: it becomes valid as soon as it is complete,
-    /// and nobody else can take its place before that. What is complete already is valid when this returns.
+    /// Like [`LocalStore::prepare`], for a path whose references are all valid: it becomes valid as soon as it is complete,
+    /// under the same lock. If it is complete on disk already, it is valid when this returns.
     ///
     /// # Errors
     /// As [`LocalStore::prepare`] and [`LocalStore::register`].
@@ -127,7 +127,7 @@ impl LocalStore {
         Ok(Prepared::Missing(Box::new(incoming)))
     }
 
-    /// As [`LocalStore::prepare`] for a path that is there, valid and broken: committing exchanges it in one step.
+    /// Like [`LocalStore::prepare`], for a valid path that is damaged: the commit exchanges it atomically.
     ///
     /// # Errors
     /// As [`LocalStore::prepare`].
@@ -156,7 +156,7 @@ impl LocalStore {
         })
     }
 
-    /// How a path that isn't valid is on the disk. The caller holds its lock. What was seen complete before and has not been
+    /// How a path that is not valid is on the disk. The caller holds its lock. What was seen complete before and has not been
     /// touched since is not read again.
     pub(super) fn look_at(&self, info: &PathInfo) -> Result<OnDisk, LocalStoreError> {
         let path = self.real_path(&info.path);
@@ -174,7 +174,7 @@ impl LocalStore {
         Ok(OnDisk::Right)
     }
 
-    /// Whether a path that isn't valid is on the disk as it should be: unpacked by someone who was killed before it was
+    /// Whether a path that is not valid is on the disk as it should be: unpacked by someone who was killed before it was
     /// registered. Its bytes are hashed again, since others write there too, and files may be lost in a power cut.
     fn is_complete(&self, info: &PathInfo) -> Result<bool, LocalStoreError> {
         let path = self.real_path(&info.path);
@@ -198,10 +198,10 @@ impl LocalStore {
         }
     }
 
-    /// Removes what temporary names are left of processes that are gone.
+    /// Removes the temporary files of processes that have ended.
     ///
     /// # Errors
-    /// When the store directory can't be read or written.
+    /// If the store directory cannot be read or written.
     pub fn remove_leftovers(&self) -> Result<(), LocalStoreError> {
         let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
         for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
@@ -258,7 +258,7 @@ impl Incoming<'_> {
         &self.path
     }
 
-    /// Takes the next bytes of the NAR, in pieces of any size: hashes and unpacks them.
+    /// Hashes and unpacks the next bytes of the NAR, in pieces of any size.
     ///
     /// # Errors
     /// [`LocalStoreError::Unpack`] when the NAR breaks a rule or the disk is full.
@@ -269,7 +269,7 @@ impl Incoming<'_> {
         self.unpack(bytes)
     }
 
-    /// As [`Incoming::write`] without hashing, for those who hash on another thread and then call
+    /// Like [`Incoming::write`] without hashing, for callers that hash on another thread and then call
     /// [`Incoming::commit_hashed`].
     ///
     /// # Errors

@@ -127,7 +127,7 @@ pub(super) fn open(path: &Path) -> Result<File, LocalStoreError> {
     options.open(path).map_err(|error| LocalStoreError::io("open", path, error))
 }
 
-/// The right to write one store path, against other processes, Nix among them.
+/// The lock of one store path, which excludes other processes, Nix included.
 #[derive(Debug)]
 pub struct PathLock {
     file: File,
@@ -135,10 +135,10 @@ pub struct PathLock {
 }
 
 impl LocalStore {
-    /// Waits for the right to write a path. To hold several at once, take them in sorted order.
+    /// Waits for the lock of a path. To hold several locks at once, take them in sorted order.
     ///
     /// # Errors
-    /// When the lock file can't be made.
+    /// If the lock file cannot be made.
     pub fn lock(&self, path: &StorePath) -> Result<PathLock, LocalStoreError> {
         let mut name = self.real_path(path).into_os_string();
         name.push(".lock");

@@ -45,7 +45,7 @@ use crate::unpack::UnpackError;
 /// Why a store could not be written.
 #[derive(Debug, Error)]
 pub enum LocalStoreError {
-    /// A file or directory can't be used.
+    /// A file or directory cannot be used.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
         /// What was tried, as a verb.
@@ -71,7 +71,7 @@ pub enum LocalStoreError {
         /// What is in it.
         found: String,
     },
-    /// The NAR breaks a rule, or can't be written.
+    /// The NAR breaks a rule, or cannot be written.
     #[error("cannot unpack '{path}': {source}")]
     Unpack {
         /// The store path.
@@ -90,13 +90,13 @@ pub enum LocalStoreError {
         found: Box<NarHash>,
     },
     /// A path that is to be made valid is not on the disk.
-    #[error("'{path}' can't become valid: it is not in the store directory")]
+    #[error("'{path}' cannot become valid: it is not in the store directory")]
     Missing {
         /// The store path.
         path: StorePath,
     },
-    /// A path that is to be made valid refers to one that isn't.
-    #[error("'{path}' can't become valid: it refers to '{reference}', which is not valid")]
+    /// A path that is to be made valid refers to one that is not.
+    #[error("'{path}' cannot become valid: it refers to '{reference}', which is not valid")]
     Reference {
         /// The store path.
         path: StorePath,
@@ -104,12 +104,12 @@ pub enum LocalStoreError {
         reference: StorePath,
     },
     /// Paths refer to each other in a circle.
-    #[error("'{path}' can't become valid: it refers to itself through others")]
+    #[error("'{path}' cannot become valid: it refers to itself through others")]
     Cycle {
         /// One of them.
         path: StorePath,
     },
-    /// A derivation that can't be read.
+    /// A derivation that cannot be read.
     #[error("'{path}' is not a derivation: {reason}")]
     Derivation {
         /// The store path.
@@ -118,7 +118,7 @@ pub enum LocalStoreError {
         reason: String,
     },
     /// A path that is to be deleted is needed.
-    #[error("'{path}' can't be deleted: {reason}")]
+    #[error("'{path}' cannot be deleted: {reason}")]
     Alive {
         /// The store path.
         path: StorePath,
@@ -126,7 +126,7 @@ pub enum LocalStoreError {
         reason: String,
     },
     /// A path was exchanged by another process before it could be made valid.
-    #[error("'{path}' can't become valid: another process has changed it meanwhile")]
+    #[error("'{path}' cannot become valid: another process has changed it meanwhile")]
     Changed {
         /// The store path.
         path: StorePath,
@@ -139,10 +139,10 @@ pub enum LocalStoreError {
         /// How long it was waited for, in seconds.
         waited_s: u64,
     },
-    /// The store can't be read.
+    /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A path in the store can't be read.
+    /// A path in the store cannot be read.
     #[error(transparent)]
     Nar(#[from] NarIoError),
 }
@@ -183,10 +183,11 @@ pub struct LocalStore {
 }
 
 impl LocalStore {
-    /// Opens a store, and makes it if there is none. What is added to it is kept from garbage collections until it is dropped.
+    /// Opens a store, and creates it if it does not exist. What is added is protected from garbage collection until this
+    /// value is dropped.
     ///
     /// # Errors
-    /// [`LocalStoreError`] when it can't be written, or has another schema.
+    /// [`LocalStoreError`] when it cannot be written, or has another schema.
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
         let roots = Arc::new(LocalRoots::new(&config));
         Self::open_with(config, roots, false)
@@ -217,10 +218,10 @@ impl LocalStore {
         Ok(Self { config, directory, reader, writer: Mutex::new(writer), roots, complete, locks })
     }
 
-    /// Keeps a path, valid or not, from garbage collections. Ask whether it is valid afterwards.
+    /// Protects a path, valid or not, from garbage collection. Ask for its validity afterwards.
     ///
     /// # Errors
-    /// When it can't be written down.
+    /// If it cannot be written down.
     pub fn keep(&self, path: &StorePath) -> Result<(), LocalStoreError> {
         self.roots.keep([path])
     }
@@ -248,7 +249,7 @@ impl LocalStore {
     /// Bytes that this user may still write on the store's file system.
     ///
     /// # Errors
-    /// When the file system doesn't say.
+    /// If the file system doesn't say.
     pub fn free_bytes(&self) -> Result<u64, LocalStoreError> {
         let found = rustix::fs::fstatvfs(&self.directory)
             .map_err(|error| LocalStoreError::io("read", &self.config.real_store_dir, error))?;
@@ -258,7 +259,7 @@ impl LocalStore {
     /// Waits until everything written to the store's file system is on the disk.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// If it cannot be written.
     pub fn sync(&self) -> Result<(), LocalStoreError> {
         rustix::fs::syncfs(&self.directory)
             .map_err(|error| LocalStoreError::io("write out", &self.config.real_store_dir, error))

@@ -12,7 +12,7 @@ use super::LocalStore;
 use super::roots::Root;
 
 impl LocalStore {
-    /// As Nix `findRuntimeRootsUncached`. Processes of others can't be looked into without being root; their programs
+    /// As Nix `findRuntimeRootsUncached`. Processes of others cannot be looked into without being root; their programs
     /// are kept by links, or not at all, with Nix as with us. A process that ends meanwhile needs nothing.
     pub(super) fn process_roots(&self, roots: &mut Vec<Root>) {
         let Ok(processes) = fs::read_dir("/proc") else { return };

@@ -54,8 +54,8 @@ impl LocalStore {
         })
     }
 
-    /// As [`LocalStore::register`], and leaves out what is not there as it should be, and what refers to that. These are
-    /// returned, in an order in which each comes after what it refers to.
+    /// Like [`LocalStore::register`], but leaves out paths whose files are missing or changed, and paths that refer to
+    /// those. They are returned, each after what it refers to.
     ///
     /// # Errors
     /// As [`LocalStore::register`].

@@ -41,7 +41,7 @@ impl LocalStore {
     /// run. Links that lead nowhere any more are removed from `gcroots/auto`.
     ///
     /// # Errors
-    /// When a directory can't be read: then nothing may be collected.
+    /// If a directory cannot be read: then nothing may be collected.
     pub fn roots(&self) -> Result<Vec<Root>, LocalStoreError> {
         for directory in ["gcroots", "gcroots/auto"] {
             match File::open(self.config.state_dir.join(directory)) {
@@ -62,11 +62,10 @@ impl LocalStore {
         Ok(roots)
     }
 
-    /// Makes a link to a store path, anywhere on the disk, that keeps the path. What was there before is replaced if it
-    /// is a link.
+    /// Creates a symlink to a store path, anywhere on disk, that keeps the path alive. An existing symlink is replaced.
     ///
     /// # Errors
-    /// When it can't be made, or something else is there.
+    /// If it cannot be made, or something else is there.
     pub fn add_root(&self, link: &Path, path: &StorePath) -> Result<(), LocalStoreError> {
         if fs::symlink_metadata(link).is_ok_and(|found| !found.is_symlink()) {
             return Err(LocalStoreError::io("replace", link, ErrorKind::AlreadyExists));
@@ -75,10 +74,10 @@ impl LocalStore {
         self.add_indirect_root(link)
     }
 
-    /// Says that the link at this absolute path, as long as it is one, keeps the store path that it leads to.
+    /// Registers the symlink at this absolute path as a root: it keeps the store path that it leads to alive.
     ///
     /// # Errors
-    /// When it can't be written down.
+    /// If it cannot be written down.
     pub fn add_indirect_root(&self, link: &Path) -> Result<(), LocalStoreError> {
         let link = std::path::absolute(link).map_err(|error| LocalStoreError::io("find", link, error))?;
         // The name only has to be one of its own; Nix takes 160 bits of a hash of the link's path as well.
@@ -209,7 +208,7 @@ fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
     replaced.map_err(|error| LocalStoreError::io("create", link, error))
 }
 
-/// A link can't be locked, so that a new one is made in a directory that is.
+/// A link cannot be locked, so that a new one is made in a directory that is.
 fn exchange_link(link: &Path, target: &Path) -> std::io::Result<()> {
     if fs::read_link(link).is_ok_and(|found| found == target) {
         return Ok(());

@@ -66,11 +66,11 @@ impl LocalRoots {
         }
     }
 
-    /// Keeps paths, valid or not. Whether they are valid must be asked after this has returned: a collection that is
-    /// running may just be deleting them.
+    /// Protects paths, valid or not. Ask for their validity only after this has returned: a running collection may be
+    /// deleting them.
     ///
     /// # Errors
-    /// When the roots can't be written down.
+    /// If the roots cannot be written down.
     pub fn keep<'a>(&self, paths: impl IntoIterator<Item = &'a StorePath>) -> Result<(), LocalStoreError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let roots = match &mut *state {

@@ -36,10 +36,10 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Starts threads that together hold at most `bytes_max` bytes that nobody has taken yet.
+    /// Starts threads that together buffer at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// When the system starts no thread.
+    /// If the system starts no thread.
     pub fn start(threads: usize, bytes_max: usize) -> std::io::Result<Self> {
         let (queue, jobs) = bounded(QUEUE_LEN_MAX);
         let threads = (0..threads)

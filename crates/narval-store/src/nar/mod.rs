@@ -26,7 +26,7 @@ pub(crate) const ENTRIES_MAX: usize = 1 << 26;
 /// The most bytes of names and symlink targets in one store path.
 pub(crate) const TEXT_LEN_MAX: usize = u32::MAX as usize;
 
-/// Files from this size on are handed out as they are, to be sent without a copy; smaller ones are read.
+/// Files of this size and larger are handed out as descriptors, to be sent without a copy. Smaller ones are read.
 pub const WHOLE_FILE_MIN: u64 = 128 * 1024;
 
 /// Why the files of a store path make no NAR.
@@ -43,7 +43,7 @@ pub enum NarIoError {
         source: io::Error,
     },
     /// Neither a regular file, nor a directory, nor a symlink.
-    #[error("'{}' is neither a regular file, nor a directory, nor a symlink: it can't be in a NAR", path.display())]
+    #[error("'{}' is neither a regular file, nor a directory, nor a symlink: it cannot be in a NAR", path.display())]
     Kind {
         /// The file.
         path: PathBuf,

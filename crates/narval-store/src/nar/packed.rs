@@ -54,7 +54,7 @@ pub(super) enum Place {
 }
 
 impl PackedNar {
-    /// A NAR whose bytes are to be [put](Self::put) into this file; `whole`: with those of large files.
+    /// A NAR whose bytes are to be [put](Self::put) into this file, with the contents of large files if `whole` is set.
     pub fn new(layout: &NarLayout, file: File, whole: bool) -> Self {
         let mut holes = Vec::new();
         let mut bytes_until = 0;
@@ -81,7 +81,7 @@ impl PackedNar {
     /// Puts the NAR's bytes from this offset on in their place; all of them are to be put, in order.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// If the file cannot be written.
     pub fn put(&mut self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() && at < self.nar_size_bytes {
             let (is_packed, length) = match self.place(at) {
@@ -137,7 +137,7 @@ impl PackedNar {
 }
 
 impl NarLayout {
-    /// How many files a [`PackedNar`] spares the opening of, and the bytes that are in it when large files are not.
+    /// The number of files that a [`PackedNar`] saves opening, and its size in bytes without large files.
     pub fn small_files(&self) -> (usize, u64) {
         self.records.iter().fold((0, self.size_bytes), |(files, bytes), record| match stays(record) {
             true => (files, bytes.saturating_sub(record.extent)),

@@ -26,7 +26,7 @@ impl NarLayout {
     /// Plans the NAR of the file, directory or symlink at this path. A symlink there is itself the NAR.
     ///
     /// # Errors
-    /// [`NarIoError`] for what can't be read, and for what can't be in a NAR.
+    /// [`NarIoError`] for what cannot be read, and for what cannot be in a NAR.
     pub fn plan(path: &Path) -> Result<Self, NarIoError> {
         let stat = rustix::fs::lstat(path).map_err(|error| NarIoError::io("read", path, error))?;
         let mut plan =

@@ -132,7 +132,7 @@ impl NarStream {
     /// Appends the next bytes: about `room` of them, fewer before a large file and at the end, up to 256 KiB more.
     ///
     /// # Errors
-    /// [`NarIoError`] when a file can't be read, or is no longer what was planned. The NAR can't be completed then.
+    /// [`NarIoError`] when a file cannot be read, or is no longer what was planned. The NAR cannot be completed then.
     pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<Step, NarIoError> {
         let full = out.len().saturating_add(room);
         if let Some(packed) = self.packed.clone() {
