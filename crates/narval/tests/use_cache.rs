@@ -205,6 +205,47 @@ fn a_file_that_home_manager_made_is_left_alone() {
     assert!(home.conf().is_symlink());
 }
 
+/// A private cache: a token, `narval use`, and from then on both Nixes and Narval push and install without further options.
+#[test]
+fn a_private_cache_from_its_token_to_an_install() {
+    let home = Home::new();
+    let data = home.store.path("data");
+    let (file, public) = home.store.key("private-1");
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--private", "--data"]).arg(&data).arg("--sign-key").arg(&file);
+    let server = Server::start(command, &[("XDG_CACHE_HOME", home.store.path("xdg").to_str().unwrap())]);
+    let url = server.url();
+    let unknown = home.narval(&["use", &url, "--yes"], "");
+    let token = stdout(
+        home.narval(&["token", "create", "--push", "--pull", "--sign", "--data", data.to_str().unwrap(), "me"], ""),
+    );
+    let shown = stdout(home.narval(&["use", &url, "--yes", "--token-file", "-"], &token));
+    assert!(shown.contains(&public) && !shown.contains(&token), "{shown}");
+    assert_eq!(unknown.status.code(), Some(5), "{}", error(&unknown));
+    assert!(error(&unknown).contains("--token-file"), "{}", error(&unknown));
+    let env = home.env();
+    let env: Vec<_> = env.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    let from = home.store.uri();
+    for nix in Nix::BOTH {
+        let path = home.store.add_file(&format!("by-{nix:?}"), format!("pushed by {nix:?}"));
+        let args = ["copy", "--from", &from, "--to", &url, "--no-check-sigs", &path];
+        let pushed = nix.nix_with(home.store.dir.path(), &env, &args);
+        assert!(pushed.status.success(), "{nix:?}: {}", error(&pushed));
+        let to = home.store.path(&format!("installed-{nix:?}"));
+        let built =
+            nix.nix_with(home.store.dir.path(), &env, &["build", "--no-link", "--store", to.to_str().unwrap(), &path]);
+        assert!(built.status.success(), "{nix:?}: {}", error(&built));
+        assert!(to.join(&path[1..]).exists());
+    }
+    let path = home.store.add_tree("tree");
+    let pushed = home.narval(&["push", "--store", &from, "--to", &url, &path], "");
+    assert!(pushed.status.success(), "{}", error(&pushed));
+    let to = home.store.path("installed");
+    let installed = home.narval(&["install", "--store", to.to_str().unwrap(), &path], "");
+    assert!(installed.status.success(), "{}", error(&installed));
+    assert!(to.join(&path[1..]).join("bin/run").exists());
+}
+
 struct Daemon(Child);
 
 impl Drop for Daemon {

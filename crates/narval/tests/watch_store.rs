@@ -137,6 +137,22 @@ fn a_path_goes_with_what_it_refers_to_and_filters_leave_out() {
     assert_eq!(refused.status.code(), Some(2), "{}", error(&refused));
 }
 
+/// A server that has no upstream takes no path that refers to what it lacks; a folder takes any.
+#[test]
+fn what_another_cache_has_signed_is_left_out_with_the_references_to_it() {
+    let store = Store::new();
+    let cache = store.path("cache");
+    assert!(once(&store, &["--to", &url(&cache)]).status.success());
+    let (key, _) = store.key("upstream-1");
+    let (lib, own) = (store.add_file("lib", "from upstream"), store.add_file("own-lib", "ours"));
+    let args = ["store", "sign", "--store", &store.uri(), "--key-file", key.to_str().unwrap(), &lib];
+    stdout(Nix::Newest.nix(store.dir.path(), &args));
+    let (app, other) = (referring_to(&store, "app", &lib), referring_to(&store, "other", &own));
+    let output = once(&store, &["--to", &url(&cache), "--skip-signed-by", "upstream-1"]);
+    assert!(output.status.success(), "{}", error(&output));
+    assert!(is_in(&cache, &app) && is_in(&cache, &other) && is_in(&cache, &own) && !is_in(&cache, &lib));
+}
+
 /// cachix#509: the watcher dies of a path that is invalid by then.
 #[test]
 fn what_is_not_valid_any_more_is_left_out() {
@@ -184,11 +200,18 @@ fn the_queue_of_hooks_wakes_the_watcher_and_is_emptied() {
     queue(&store, &path);
     wait_for(&cache, &path);
     assert_eq!(std::fs::read_dir(store.path("state/queue")).unwrap().count(), 0);
+    assert_eq!(watcher.end("-TERM").0, Some(0));
+    let (other, queued) = (store.add_file("other", "nobody queues it"), store.add_file("queued", "queued"));
+    queue(&store, &queued);
+    let watcher = watch(&store, &["--to", &url(&cache), "--queue-only"]);
+    wait_for(&cache, &queued);
     // A second one with the same state would take what is the first one's.
     let second = once(&store, &["--to", &url(&cache)]);
     assert_eq!(second.status.code(), Some(2), "{}", error(&second));
     assert!(error(&second).contains("--state"), "{}", error(&second));
     assert_eq!(watcher.end("-TERM").0, Some(0));
+    assert!(once(&store, &["--to", &url(&cache)]).status.success());
+    assert!(!is_in(&cache, &other), "left out for good");
 }
 
 /// A server with a cache that can be written, and a token for it.

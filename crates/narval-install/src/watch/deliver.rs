@@ -107,7 +107,7 @@ impl Delivery<'_> {
         let from = Destination::new(self.options.store.clone());
         let (mut infos, mut valid, mut gone) = (BTreeMap::new(), Vec::new(), Vec::new());
         for path in paths {
-            match closure(&from, path, &mut infos) {
+            match self.closure(&from, path, &mut infos) {
                 Ok(true) => valid.push(path.clone()),
                 Ok(false) => gone.push(path.clone()),
                 Err(error) => self.refuse(path, &error)?,
@@ -117,8 +117,9 @@ impl Delivery<'_> {
             gone.iter().for_each(|path| tracing::info!("{path} is not valid any more and is not pushed"));
             self.state.done(self.id, &gone)?;
         }
-        if valid.is_empty() {
-            return Ok(());
+        if infos.is_empty() {
+            // They are elsewhere.
+            return self.state.done(self.id, &valid);
         }
         let opened = match target.take() {
             Some(opened) => opened,
@@ -151,30 +152,39 @@ impl Delivery<'_> {
         }
     }
 
+    /// Adds a path with all that it refers to and that is not elsewhere, and keeps it from collections. Returns whether all of it
+    /// is valid.
+    fn closure(
+        &self,
+        from: &Destination,
+        root: &StorePath,
+        infos: &mut BTreeMap<StorePath, PathInfo>,
+    ) -> Result<bool, Error> {
+        if from.find_and_keep(&Wanted::Path(root.clone()))?.is_none() {
+            return Ok(false);
+        }
+        let (mut own, mut queue) = (BTreeMap::new(), vec![root.clone()]);
+        while let Some(path) = queue.pop() {
+            if infos.contains_key(&path) || own.contains_key(&path) {
+                continue;
+            }
+            let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
+            if self.options.filter.is_elsewhere(&info) {
+                continue;
+            }
+            queue.extend(info.references.iter().cloned());
+            own.insert(path, info);
+        }
+        infos.append(&mut own);
+        Ok(true)
+    }
+
     fn refuse(&self, path: &StorePath, error: &Error) -> Result<(), Error> {
         let is_tried_again = self.state.refused(self.id, path)?;
         let then = if is_tried_again { "it is tried again later" } else { "it is not tried again" };
         tracing::warn!("{path} was not pushed: {}; {then}", self.named(error));
         Ok(())
     }
-}
-
-/// Adds a path with all that it refers to, and keeps it from collections. Returns whether all of it is valid.
-fn closure(from: &Destination, root: &StorePath, infos: &mut BTreeMap<StorePath, PathInfo>) -> Result<bool, Error> {
-    if from.find_and_keep(&Wanted::Path(root.clone()))?.is_none() {
-        return Ok(false);
-    }
-    let (mut own, mut queue) = (BTreeMap::new(), vec![root.clone()]);
-    while let Some(path) = queue.pop() {
-        if infos.contains_key(&path) || own.contains_key(&path) {
-            continue;
-        }
-        let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
-        queue.extend(info.references.iter().cloned());
-        own.insert(path, info);
-    }
-    infos.append(&mut own);
-    Ok(true)
 }
 
 /// Whether a failure is the cache's or that of the way to it, and no path will do better now.

@@ -1,16 +1,17 @@
 //! Which paths a watcher pushes.
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-use narval_nix::StorePath;
+use narval_nix::{PathInfo, StorePath};
 
 use crate::Error;
 
-/// What is left out. What a path refers to is pushed with it, left out by itself or not.
+/// What is left out. What a path refers to is pushed with it, left out by itself or not, unless it is elsewhere.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     excluded: GlobSet,
     built_here: bool,
     derivations: bool,
+    signed_by: Vec<String>,
 }
 
 impl Filter {
@@ -26,7 +27,19 @@ impl Filter {
             excluded.add(glob.map_err(|error| Error::Usage(format!("option --exclude: {error}")))?);
         }
         let excluded = excluded.build().map_err(|error| Error::Usage(format!("option --exclude: {error}")))?;
-        Ok(Self { excluded, built_here, derivations })
+        Ok(Self { excluded, built_here, derivations, signed_by: Vec::new() })
+    }
+
+    /// Also leaves out paths that have a signature by a key with one of these names, and that even where another path refers to
+    /// them: they come from a cache that clients have anyway. The signature is not verified.
+    #[must_use]
+    pub fn without_signed_by(self, key_names: Vec<String>) -> Self {
+        Self { signed_by: key_names, ..self }
+    }
+
+    /// Whether a path comes from a cache that clients have anyway.
+    pub(super) fn is_elsewhere(&self, info: &PathInfo) -> bool {
+        info.signatures.iter().any(|signature| self.signed_by.iter().any(|name| name == signature.key_name()))
     }
 
     /// Whether a path is pushed. `is_built_here`: as the database says; a hook is only run for what was built.

@@ -46,6 +46,8 @@ pub struct WatchOptions {
     pub filter: Filter,
     /// How it is pushed.
     pub push: PushOptions,
+    /// Whether only the queue is pushed, and what becomes valid besides is left out for good.
+    pub queue_only: bool,
     /// Whether a cache that is new to the state also gets what is valid already.
     pub existing: bool,
     /// Whether to end once everything that is there now was delivered.
@@ -233,6 +235,13 @@ impl Collector<'_> {
             }
             // Only now: killed before, they are remembered twice.
             self.queue.forget(&queued)?;
+        }
+        if self.options.queue_only {
+            let newest = self.database.last_registered()?;
+            for (_, id) in destinations {
+                self.state.add(*id, &[], Some(newest))?;
+            }
+            return Ok(added);
         }
         for (_, id) in destinations {
             let mut last = self.state.last_registered(*id)?;

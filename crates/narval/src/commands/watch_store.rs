@@ -35,9 +35,15 @@ pub struct Args {
     /// Only push what was built here, and not what was substituted or added
     #[arg(long)]
     built_here: bool,
+    /// Leave out paths signed by the key of this name, and references to them: clients have their cache anyway. Repeatable
+    #[arg(long, value_name = "KEY-NAME")]
+    skip_signed_by: Vec<String>,
     /// Push derivations (.drv files), too
     #[arg(long)]
     derivations: bool,
+    /// Only push what 'narval hook' has queued
+    #[arg(long, conflicts_with_all = ["existing", "built_here"])]
+    queue_only: bool,
     /// Have a new cache get all that is valid already
     #[arg(long)]
     existing: bool,
@@ -49,6 +55,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   narval watch-store --to http://cache:5000 --built-here
+  narval watch-store --to http://cache:5000 --skip-signed-by cache.nixos.org-1
   narval watch-store --to https://cache.example.org --exclude 'nixos-system-*'
 
   In CI: the first remembers where the store stands, the second pushes
@@ -67,8 +74,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         state: args.state.folder()?,
         targets: args.to.urls()?,
         client: args.to.client()?,
-        filter: Filter::new(&args.exclude, args.built_here, args.derivations)?,
+        filter: Filter::new(&args.exclude, args.built_here, args.derivations)?.without_signed_by(args.skip_signed_by),
         push: args.to.options()?,
+        queue_only: args.queue_only,
         existing: args.existing,
         once: args.once,
     };
