@@ -344,9 +344,12 @@ impl Handler for Service {
         let path = request.path().to_owned();
         let path = shared.below_prefix(&path).and_then(table::decode);
         let query = request.query().map(str::to_owned);
-        let route = path.as_ref().map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
+        let base = |path| shared.written.as_ref().and_then(|_| below_push(path));
+        let own = path.as_deref().and_then(base);
+        let path = own.or(path.as_deref());
+        let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
         let label = route.label();
-        let answer = shared.answer(route, request);
+        let answer = shared.answer(route, own.is_some(), request);
         let response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
         shared.metrics.latency(started.elapsed());
         // An upload may be answered later.
@@ -360,9 +363,9 @@ impl Handler for Service {
 
 impl Shared {
     /// Answers a request, on a worker or on a thread for streamed bodies.
-    fn answer(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
+    fn answer(&self, route: Route<'_>, is_own: bool, request: Request) -> Result<Response, ServeError> {
         if let Some(written) = &self.written {
-            return self.answer_with_tokens(written, route, request);
+            return self.answer_with_tokens(written, route, is_own, request);
         }
         // nix-serve and nix-serve-ng ignore the method.
         if self.face == Face::Narval && route != Route::Batch && !is_read(request.method()) {
@@ -379,6 +382,7 @@ impl Shared {
         &self,
         written: &Written,
         route: Route<'_>,
+        is_own: bool,
         request: Request,
     ) -> Result<Response, ServeError> {
         // Whoever has no token yet.
@@ -399,9 +403,25 @@ impl Shared {
             }
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 written.may_read(&caller, &route)?;
-                self.read(route, request)
+                if is_own { self.read_own(written, route, request) } else { self.read(route, request) }
             }
             _ => Err(ServeError::Method("GET, HEAD, PUT")),
+        }
+    }
+
+    /// Answers from the cache that is written alone: below [`PUSH_BASE`].
+    fn read_own(&self, written: &Written, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
+        let small = |kind, name: &str| small::answer(&written.cache, kind, name);
+        match route {
+            Route::NarInfo(hash_part) => self.narinfos.answer_own(&request.head(), hash_part),
+            Route::Listing(hash_part) => small(SmallKind::Listing, hash_part.as_str()),
+            Route::Log(path) => small(SmallKind::Log, path.base_name()),
+            Route::BuildTrace(key) => {
+                small(SmallKind::BuildTrace, &format!("{}/{}.doi", key.drv_path, key.output_name))
+            }
+            Route::Realisation(id) => small(SmallKind::Realisation, &format!("{id}.doi")),
+            Route::Nar(_) | Route::UpstreamNar(_) | Route::Batch => Err(ServeError::NoPath),
+            route => self.read(route, request),
         }
     }
 
@@ -524,6 +544,14 @@ impl Written {
             Caller::Bearer(_) => Err(ServeError::NoPath),
         }
     }
+}
+
+/// Below this, the cache that is written answers as if it were the only source: a client that asks what is missing there uploads what only
+/// the live store or an upstream has, and its questions make nobody fetch.
+const PUSH_BASE: &str = "/push";
+
+fn below_push(path: &str) -> Option<&str> {
+    path.strip_prefix(PUSH_BASE).filter(|rest| rest.starts_with('/'))
 }
 
 fn is_read(method: &Method) -> bool {

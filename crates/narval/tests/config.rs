@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::{fs, thread, time::Duration};
 
 use narval::config::ServeConfig;
+use narval_cache::written::CacheSettings;
 use support::{NARVAL, Server, Store};
 
 fn errors(text: &str) -> String {
@@ -66,6 +67,38 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
     }
     let unknown = errors("frobnicate = true");
     assert!(unknown.starts_with("a.toml:1: unknown key 'frobnicate'; known here: listen, store, "), "{unknown}");
+}
+
+#[test]
+fn settings_of_the_cache_that_is_written() {
+    let key = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
+    let text = format!(
+        "[[cache]]\nname = 'default'\ntrusted-keys = '{key}'\nretention = '30d'\nmax-size = '1G'\nquota = '2G'\nmax-nar-size = '3M'"
+    );
+    let config = ServeConfig::parse("a.toml", &text).unwrap();
+    let mut settings = CacheSettings { strict_references: true, ..CacheSettings::default() };
+    config.caches[0].apply(&mut settings);
+    assert_eq!((settings.retention_days, settings.size_max, settings.quota), (Some(30), Some(1 << 30), Some(2 << 30)));
+    assert_eq!((settings.trusted_keys[0].to_string().as_str(), settings.nar_size_max), (key, 3 << 20));
+    assert!(settings.required_keys.is_empty() && settings.strict_references, "left out, so left as it was");
+    let config =
+        ServeConfig::parse("a.toml", "[[cache]]\nname = 'default'\nretention = 'never'\ntrusted-keys = []").unwrap();
+    config.caches[0].apply(&mut settings);
+    assert!(settings.retention_days.is_none() && settings.trusted_keys.is_empty());
+    for (text, want) in [
+        (
+            "[[cache]]\nretention = 90",
+            "a.toml:1: cache: key 'name' is missing\na.toml:2: cache.retention = 90: give a number of days",
+        ),
+        (
+            "[[cache]]\nname = 'team'",
+            "a.toml:2: cache.name = 'team': give \"default\": other caches are not served yet",
+        ),
+        ("[[cache]]\nname = 'default'\nretention = '0d'", "a.toml:3: cache.retention = '0d': give a number of days"),
+        ("[[cache]]\nname = 'default'\nrequired-keys = 'x'", "a.toml:3: cache.required-keys = 'x': "),
+    ] {
+        assert!(errors(text).starts_with(want), "{}", errors(text));
+    }
 }
 
 #[test]

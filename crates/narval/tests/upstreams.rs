@@ -236,6 +236,30 @@ fn a_private_cache_asks_its_upstreams_for_nobody_without_a_token() {
     assert_eq!(lab.asked("GET /"), 0);
 }
 
+/// nix#15249, ncps#907: the check for presence before a push made a cache fetch. Below /push/ it sees what was pushed, and nothing else.
+#[test]
+fn a_push_asks_no_upstream_and_uploads_what_only_an_upstream_has() {
+    let lab = Lab::new();
+    let path = lab.store.add_file("pushed", "contents");
+    let narinfo = format!("{}.narinfo", hash_part(&path));
+    assert_eq!(lab.cache.get(&format!("/push/{narinfo}")).status, 404);
+    assert_eq!(lab.asked("GET /"), 0);
+    let made = Command::new(NARVAL)
+        .args(["token", "create", "--push", "test", "--data"])
+        .arg(lab.store.path("data"))
+        .output()
+        .unwrap();
+    let token = support::stdout(made);
+    let netrc = lab.store.path("netrc");
+    std::fs::write(&netrc, format!("machine 127.0.0.1 login any password {token}\n")).unwrap();
+    let (to, from) = (format!("{}/push", lab.cache.url()), lab.store.uri());
+    let args = ["copy", "--to", &to, "--from", &from, "--option", "netrc-file", netrc.to_str().unwrap(), &path];
+    support::stdout(Nix::Newest.nix(lab.store.dir.path(), &args));
+    assert_eq!(lab.asked("GET /"), 0);
+    assert_eq!(lab.cache.get(&format!("/push/{narinfo}")).status, 200);
+    assert_eq!(lab.cache.get(&format!("/{narinfo}")).status, 200);
+}
+
 #[test]
 fn options_that_can_not_be() {
     let store = Store::new();

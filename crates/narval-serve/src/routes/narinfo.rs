@@ -56,6 +56,15 @@ impl Narinfos {
         Ok(self.respond(head, answer))
     }
 
+    /// Answers on a worker from the cache that is written alone.
+    pub(crate) fn answer_own(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
+        let answer = match &self.written {
+            Some(written) => written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok)?,
+            None => Answer::Absent,
+        };
+        Ok(self.respond(head, answer))
+    }
+
     /// The narinfo or the absence of a hash part: of each source from memory, else read.
     pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let answer = self.look_up_here(hash_part)?;

@@ -107,6 +107,11 @@ impl<'a> Section<'a> {
         self.value(key, value, span, kind)
     }
 
+    /// Whether a key is given.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
+    }
+
     /// The values of a key: an array, or one value alone.
     pub(super) fn list<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<At<T>> {
         match self.find(key) {

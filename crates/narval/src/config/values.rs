@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use narval_cache::written::CacheName;
 use toml::de::DeValue;
 
 use crate::args::nar_cache::parse_size;
@@ -111,6 +112,39 @@ impl<T: ValueEnum + 'static> Kind<T> {
                 format!("give one of {}", names.join(", "))
             })
         })
+    }
+}
+
+impl Kind<CacheName> {
+    /// The name of the cache that is served at `/`.
+    pub(super) fn only_default() -> Self {
+        Self::new(|value| {
+            let default = CacheName::default();
+            let is_default = value.as_str() == Some(default.as_str());
+            if is_default { Ok(default) } else { Err(format!("give \"{default}\": other caches are not served yet")) }
+        })
+    }
+}
+
+/// When what nobody asks for is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retention {
+    /// After so many days.
+    Days(u32),
+    /// Never.
+    Never,
+}
+
+impl FromStr for Retention {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let days = text.strip_suffix('d').and_then(|days| days.trim_end().parse().ok()).filter(|days| *days > 0);
+        match (text, days) {
+            ("never", _) => Ok(Self::Never),
+            (_, Some(days)) => Ok(Self::Days(days)),
+            _ => Err("give a number of days, as \"90d\", or \"never\"".to_owned()),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::args::access_log::LogForm;
 use crate::args::listen::Listen;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
-use crate::config::{At, OidcSection, ServeConfig};
+use crate::config::{At, CacheSection, OidcSection, ServeConfig};
 use crate::{Failure, server};
 
 /// How long a client may read nothing unless said otherwise.
@@ -61,6 +61,8 @@ pub(crate) struct ServiceSettings {
     narinfo_memory: u64,
     /// Whether everybody may read; `None`: as the cache in the data folder has it.
     public: Option<bool>,
+    /// What the file says of the cache.
+    cache: Option<CacheSection>,
     /// The file, and the platforms in it.
     oidc: (String, Vec<OidcSection>),
 }
@@ -111,6 +113,7 @@ impl Settings {
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
             public: if args.private { Some(false) } else { file.public },
+            cache: one_cache(&file_name, file)?,
             oidc: (file_name.clone(), file.oidc.clone()),
         };
         let data = args.data.clone().or_else(|| file.data.clone());
@@ -209,7 +212,10 @@ impl Settings {
         };
         let before = cache.settings();
         let public = self.service.public.unwrap_or(before.public);
-        let settings = CacheSettings { priority: self.service.priority, public, ..(*before).clone() };
+        let mut settings = CacheSettings { priority: self.service.priority, public, ..(*before).clone() };
+        if let Some(section) = &self.service.cache {
+            section.apply(&mut settings);
+        }
         if settings != *before {
             cache.set_settings(&settings).map_err(failed)?;
         }
@@ -237,6 +243,17 @@ impl Settings {
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),
         ];
         differ.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
+    }
+}
+
+fn one_cache(file_name: &str, file: &ServeConfig) -> Result<Option<CacheSection>, Failure> {
+    match file.caches.as_slice() {
+        [] => Ok(None),
+        [only] => Ok(Some(only.clone())),
+        [_, second, ..] => {
+            let (line, name) = (second.line, &second.name);
+            Err(Failure::usage(format!("{file_name}:{line}: cache: there are two with the name '{name}'")))
+        }
     }
 }
 
