@@ -323,8 +323,9 @@ impl Cache {
         if record.listing_size.is_some() {
             let listing = self.storage().blob_listing(&record.nar_hash);
             match storage::link(&listing, &path.join(format!("{}.ls", record.hash_part))) {
-                // A listing is made again when the NAR is: nobody depends on it.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // Nobody depends on it: it may be gone, or have more names than the file system allows (thousands of paths
+                // with the same contents).
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::TooManyLinks) => {}
                 linked => linked?,
             }
         }

@@ -111,9 +111,9 @@ impl Cache {
         let _no_collection = self.storage().lock_shared().map_err(failed)?;
         self.check_references(&batch, &settings)?;
         for _ in 0..ATTEMPTS_MAX {
-            let mut prepared = Vec::with_capacity(narinfos.len());
+            let (mut prepared, mut known) = (Vec::with_capacity(narinfos.len()), HashMap::new());
             for info in narinfos.iter().filter_map(|(part, _)| batch.get(part)) {
-                prepared.push(self.prepare(info, &batch, &settings, grant)?);
+                prepared.push(self.prepare(info, &batch, &mut known, &settings, grant)?);
             }
             let changed: Vec<&Prepared> =
                 prepared.iter().filter(|prepared| prepared.committed.outcome != Outcome::Unchanged).collect();
@@ -192,12 +192,13 @@ impl Cache {
         &self,
         claimed: &NarInfo,
         batch: &HashMap<HashPart, NarInfo>,
+        known: &mut HashMap<HashPart, bool>,
         settings: &CacheSettings,
         grant: &Grant,
     ) -> Result<Prepared, Refusal> {
         let part = claimed.path.hash_part();
         let (file, nar) = self.nar_of(claimed)?;
-        let undeclared = self.undeclared(claimed, &nar, batch)?;
+        let undeclared = self.undeclared(claimed, &nar, batch, known)?;
         if settings.strict_references
             && let Some(first) = undeclared.first()
         {
@@ -296,18 +297,21 @@ impl Cache {
         Ok((name, nar))
     }
 
-    /// Paths that are here, or come with the same commit, and that the NAR mentions although the narinfo does not.
+    /// Paths that are here, or come with the same commit, and that the NAR mentions although the narinfo does not. Each hash part is
+    /// looked up once in a commit: many narinfos may name one NAR that mentions thousands.
     fn undeclared(
         &self,
         info: &NarInfo,
         nar: &NarRecord,
         batch: &HashMap<HashPart, NarInfo>,
+        known: &mut HashMap<HashPart, bool>,
     ) -> Result<Vec<HashPart>, Refusal> {
         let declared: HashSet<HashPart> = info.references.iter().map(StorePath::hash_part).collect();
-        let others: Vec<HashPart> = nar.found.iter().filter(|part| !declared.contains(*part)).copied().collect();
-        let present = self.index().present(self.id(), &others)?;
-        let known = |(part, present): &(HashPart, bool)| *present || batch.contains_key(part);
-        Ok(others.into_iter().zip(present).filter(known).map(|(part, _)| part).collect())
+        let new: Vec<HashPart> = nar.found.iter().filter(|part| !known.contains_key(*part)).copied().collect();
+        let present = self.index().present(self.id(), &new)?;
+        known.extend(new.into_iter().zip(present).map(|(part, present)| (part, present || batch.contains_key(&part))));
+        let is_undeclared = |part: &&HashPart| known.get(*part) == Some(&true) && !declared.contains(*part);
+        Ok(nar.found.iter().filter(is_undeclared).copied().collect())
     }
 
     /// Has the cache's keys sign a path, if that is due; refuses one without a signature that the cache requires.

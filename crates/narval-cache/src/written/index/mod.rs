@@ -267,6 +267,8 @@ pub(crate) trait Index: Send + Sync {
     fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError>;
     /// Revokes a token; false when there is none of this id.
     fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError>;
+    /// Forgets tokens that ended before this.
+    fn forget_tokens(&self, before: u64) -> Result<(), IndexError>;
     /// Notes when tokens were last used.
     fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError>;
 }

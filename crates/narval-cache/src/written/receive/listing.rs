@@ -5,8 +5,11 @@
 
 use std::io::{self, BufWriter, Write};
 
-use narval_nix::listing::LISTING_LEN_MAX;
 use narval_nix::nar::Event;
+
+/// The largest listing that is made, in bytes. A NAR of a few megabytes, well compressed, can have millions of entries; the
+/// largest real ones have a hundred thousand.
+const LISTING_LEN_MAX: u64 = 64 << 20;
 
 /// Why there is no listing.
 pub(crate) enum NoListing {
@@ -85,7 +88,7 @@ impl<W: Write> ListingWriter<W> {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), NoListing> {
         self.len += bytes.len() as u64;
-        if self.len > LISTING_LEN_MAX as u64 {
+        if self.len > LISTING_LEN_MAX {
             return Err(NoListing::Inexpressible);
         }
         Ok(self.out.write_all(bytes)?)

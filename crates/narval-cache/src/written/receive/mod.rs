@@ -91,9 +91,15 @@ impl Cache {
         if let Some(stored) = self.known(&target)? {
             return Ok(Begin::Known(stored));
         }
-        if let Some(quota) = settings.quota {
+        self.check_quota(length.unwrap_or(0))?;
+        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone() })))
+    }
+
+    /// Whether so many bytes more are within the quota.
+    fn check_quota(&self, more: u64) -> Result<(), Refusal> {
+        if let Some(quota) = self.settings().quota {
             let bytes = self.usage()?.bytes;
-            if bytes.saturating_add(length.unwrap_or(0)) > quota {
+            if bytes.saturating_add(more) > quota {
                 let cache = self.name();
                 let message = format!(
                     "the cache '{cache}' is full: {bytes} of {quota} bytes are used; delete paths or raise its quota"
@@ -101,7 +107,7 @@ impl Cache {
                 return Err(Refusal::new(RefusalKind::NoSpace, message));
             }
         }
-        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone() })))
+        Ok(())
     }
 
     /// What this cache has of what an upload would bring, if its file is there.
@@ -200,6 +206,8 @@ impl Upload {
                 kept
             }
             None => {
+                // Others may have used up what there was when this began.
+                cache.check_quota(fresh.file_size)?;
                 // The row first: what is recorded and has no file is found at the next start.
                 cache.index().add_file(cache.id(), &name, &fresh, cache.now())?;
                 let place = || {

@@ -95,6 +95,8 @@ impl Cache {
         }
         if !options.dry_run {
             self.sweep_small(retention)?;
+            // Those of CI jobs, which are made by the thousand, last minutes.
+            self.index().forget_tokens(now.saturating_sub(DAY))?;
             (collected.files, collected.bytes) = self.sweep(now.saturating_sub(options.grace), now)?;
             self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
         }

@@ -198,6 +198,14 @@ fn a_largest_size_and_a_quota() {
     cache.set_settings(&CacheSettings { quota: Some(bytes), ..CacheSettings::default() }).unwrap();
     let refusal = TestPath::with_contents("large", &[], &[7; 5000]).send(cache, Compression::None).unwrap_err();
     assert!(refusal.kind == RefusalKind::NoSpace && refusal.message.contains("quota"));
+    // Nor when its size is not known beforehand.
+    let large = TestPath::with_contents("large", &[], &[8; 5000]);
+    cache.set_settings(&CacheSettings { quota: Some(bytes + 1000), ..CacheSettings::default() }).unwrap();
+    let Begin::Receive(upload) = cache.begin_nar(&large.file_name(Compression::None), None, &pusher()).unwrap() else {
+        panic!()
+    };
+    assert_eq!(upload.receive(&mut &large.nar[..]).unwrap_err().kind, RefusalKind::NoSpace);
+    assert!(fixture.files("incoming").is_empty());
 }
 
 #[test]

@@ -49,6 +49,19 @@ fn what_is_no_token() {
     assert!(matches!(tokens.create(&NewToken { label: "a\nb".into(), ..new_token("push") }), Err(TokenError::Label)));
 }
 
+/// Those that CI jobs exchange for their own are made by the thousand.
+#[test]
+fn tokens_that_have_ended_are_forgotten() {
+    let fixture = Fixture::new();
+    let tokens = fixture.data.tokens();
+    for expires in [None, Some(1), Some(now() + 1000)] {
+        tokens.create(&NewToken { expires, ..new_token("push") }).unwrap();
+    }
+    fixture.cache.collect(&CollectOptions::default(), &pusher()).unwrap();
+    assert_eq!(tokens.list().unwrap().iter().map(|token| token.expires.is_some()).collect::<Vec<_>>().len(), 2);
+    assert!(tokens.list().unwrap().iter().all(|token| token.expires != Some(1)));
+}
+
 /// attic#34, #248, #285: stateless tokens could not be revoked.
 #[test]
 fn attic_34_revoked_at_once_and_everywhere() {

@@ -276,6 +276,10 @@ impl Index for Sqlite {
         self.write(Durability::Full, move |connection| tokens::revoke(connection, &id, now))
     }
 
+    fn forget_tokens(&self, before: u64) -> Result<(), IndexError> {
+        self.write(Durability::Later, move |connection| tokens::forget(connection, before))
+    }
+
     fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError> {
         self.write(Durability::Later, move |connection| tokens::used(connection, &used))
     }

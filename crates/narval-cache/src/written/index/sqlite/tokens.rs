@@ -60,3 +60,7 @@ pub(super) fn used(connection: &Connection, used: &[(String, u64)]) -> rusqlite:
         connection.prepare_cached("update tokens set last_used = max(coalesce(last_used, 0), ?) where id = ?")?;
     used.iter().try_for_each(|(id, time)| statement.execute(params![time, id]).map(drop))
 }
+
+pub(super) fn forget(connection: &Connection, before: u64) -> rusqlite::Result<()> {
+    connection.execute("delete from tokens where expires is not null and expires < ?", [before]).map(drop)
+}
