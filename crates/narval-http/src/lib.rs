@@ -41,6 +41,7 @@ pub mod ws;
 pub use bytes::Bytes;
 pub use http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 pub use http1::head_parts::{HeadParts, HeadRef, Span};
+pub use http1::response_head::Prepared;
 pub use io::listen::{Listen, ListenAddress};
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
@@ -55,7 +56,7 @@ pub use message::into_response::IntoResponse;
 pub use message::invalid_header::InvalidHeader;
 pub use message::request::{Request, RequestBody};
 pub use message::responder::Responder;
-pub use message::response::{Prepared, Response};
+pub use message::response::Response;
 pub use observe::access_log::{AccessLog, Entry as AccessEntry};
 pub use observe::counters::Snapshot;
 pub use observe::histogram::Histogram;

@@ -3,10 +3,10 @@
 //! Names and values come as [`HeaderName`] and [`HeaderValue`], which can't hold CR, LF or NUL: nothing a handler puts
 //! into a field can end the line.
 
+use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, StatusCode, Version};
 
-use crate::Prepared;
 use crate::http1::date;
 
 /// What the request says about the form of its answer.
@@ -183,6 +183,55 @@ fn connection_line(out: &mut Vec<u8>, version: Version, keep_alive: bool) {
 
 fn has_token(value: &HeaderValue, token: &str) -> bool {
     value.as_bytes().split(|&byte| byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
+}
+
+/// A response encoded once and sent many times: status line, field lines and body as bytes, to which the engine adds
+/// only `Date` and `Connection`. For responses from memory ([`Handler::inline`](crate::Handler::inline)).
+#[derive(Debug)]
+pub struct Prepared {
+    pub(crate) status: StatusCode,
+    /// Status line and field lines, including `Content-Length`, each ended by CRLF, without the final empty line.
+    pub(crate) head: Bytes,
+    pub(crate) body: Bytes,
+}
+
+impl Prepared {
+    /// Encodes a response.
+    pub fn new(status: StatusCode, headers: &[(HeaderName, HeaderValue)], body: Bytes) -> Self {
+        let mut head = Vec::with_capacity(128);
+        status_line(&mut head, status);
+        for (name, value) in headers {
+            field_line(&mut head, name.as_str(), value.as_bytes());
+        }
+        if has_content(status) {
+            content_length(&mut head, body.len() as u64);
+        }
+        Self { status, head: head.into(), body }
+    }
+
+    /// The body.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The field lines, parsed from the encoded head; without `Content-Length`, which follows from the body.
+    pub(crate) fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
+        let mut fields = Vec::new();
+        for line in self.head.split(|&byte| byte == b'\n').skip(1).map(<[u8]>::trim_ascii_end) {
+            let Some((name, value)) =
+                line.iter().position(|&byte| byte == b':').and_then(|at| line.split_at_checked(at))
+            else {
+                continue;
+            };
+            let value = value.get(1..).unwrap_or_default().trim_ascii();
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
+                && name != CONTENT_LENGTH
+            {
+                fields.push((name, value));
+            }
+        }
+        fields
+    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,6 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use crate::io::driver::Token;
-use crate::run::connection::Connection;
-use crate::run::mailbox::{Mailbox, Message};
 
 /// `length` bytes of an open file from `offset` on. They are read by position: the file's own offset is not used.
 #[derive(Clone, Debug)]
@@ -76,18 +74,23 @@ pub enum Fill {
 #[derive(Debug)]
 pub struct BodyWaker {
     // Not the connection: keeping a waker must not keep the socket open.
-    home: Arc<Mailbox>,
+    home: Arc<dyn Wakes>,
     token: Token,
 }
 
+/// Where the connections of a shard are told that a source has more.
+pub(crate) trait Wakes: Send + Sync + std::fmt::Debug {
+    fn body_is_ready(&self, token: Token);
+}
+
 impl BodyWaker {
-    pub(crate) fn new(connection: &Connection) -> Self {
-        Self { home: connection.home().clone(), token: connection.token }
+    pub(crate) fn new(home: Arc<dyn Wakes>, token: Token) -> Self {
+        Self { home, token }
     }
 
     /// Wakes the body: it has data again.
     pub fn wake(self) {
-        self.home.post(Message::BodyReady { token: self.token });
+        self.home.body_is_ready(self.token);
     }
 }
 

@@ -3,14 +3,10 @@ use std::mem;
 use http::StatusCode;
 
 use crate::Response;
-use crate::run::answer_context::AnswerContext;
-use crate::run::connection::TxLease;
 
 /// A late answer that is ready to send.
 #[derive(Debug)]
 pub(crate) struct LateAnswer {
-    pub(crate) lease: TxLease,
-    pub(crate) context: AnswerContext,
     pub(crate) response: Response,
     pub(crate) changes: Changes,
 }

@@ -1,9 +1,11 @@
 //! Requests, responses and bodies, as handlers use them.
 
 pub(crate) mod body;
+pub(crate) mod body_pipe;
 pub(crate) mod body_source;
 pub(crate) mod body_writer;
 pub(crate) mod handler;
+pub(crate) mod informational;
 pub(crate) mod into_response;
 pub(crate) mod invalid_header;
 pub(crate) mod late_answer;

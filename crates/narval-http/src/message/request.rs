@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
-use crate::run::body_pipe::BodyPipe;
-use crate::run::informational::{self, Informational};
+use crate::message::body_pipe::BodyPipe;
+use crate::message::informational::{self, Informational};
 use crate::{HeadParts, HeadRef, PathParams, Peer};
 
 /// A request as passed to a handler.
@@ -48,6 +48,19 @@ impl Request {
         let parsed =
             parse_head(&head, &HeadLimits::default())?.ok_or(ProtoError::bad_request("the head is incomplete"))?;
         Ok(Self::new(head, parsed.parts, Peer::Unix, body.into().into()))
+    }
+
+    /// The path parameters of the matching route.
+    ///
+    /// ```
+    /// use narval_http::{Request, Router};
+    ///
+    /// let object = |request: Request| format!("object {}\n", request.params().get("id").unwrap_or_default());
+    /// let app = Router::new().get("/objects/@id", object).build()?;
+    /// # Ok::<(), narval_http::RouteError>(())
+    /// ```
+    pub fn params(&self) -> &PathParams {
+        &self.params
     }
 
     /// A view of the head.

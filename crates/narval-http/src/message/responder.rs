@@ -1,3 +1,8 @@
+//! Responses that are still to come.
+//!
+//! This file, `late_answer.rs` and `response.rs` import each other: a `Response` may be one that is still to come, which will be a
+//! `Response`. They are one idea in three files.
+
 use std::io;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -5,12 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::Response;
+use crate::message::informational::Informational;
 use crate::message::late_answer::{Changes, LateAnswer};
-use crate::run::answer_context::AnswerContext;
-use crate::run::connection::TxLease;
-use crate::run::informational::Informational;
-use crate::run::job::Job;
-use crate::run::server_state::ServerState;
 
 /// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. If it is
 /// dropped without an answer, the response is a 500.
@@ -129,10 +130,17 @@ enum Meeting {
 
 #[derive(Debug)]
 struct Waiting {
-    lease: TxLease,
-    context: AnswerContext,
+    request: Box<dyn AwaitsAnswer>,
     changes: Changes,
-    server: Arc<ServerState>,
+}
+
+/// A request whose handler has returned without an answer, with the right to be answered.
+pub(crate) trait AwaitsAnswer: Send + std::fmt::Debug {
+    /// Has a worker send the answer.
+    fn answer(self: Box<Self>, answer: LateAnswer);
+
+    /// Sends an informational response ahead of the answer, if the client knows such a thing and the socket takes it at once.
+    fn inform(&self, message: &Informational<'_>) -> io::Result<bool>;
 }
 
 impl Late {
@@ -148,8 +156,8 @@ impl Late {
             Meeting::Nobody => *meeting = Meeting::Answer(Box::new(response)),
             Meeting::Waiting(waiting) => {
                 drop(meeting);
-                let Waiting { lease, context, changes, server } = *waiting;
-                server.pool.push_continued(Job::Late(Box::new(LateAnswer { lease, context, response, changes })));
+                let Waiting { request, changes } = *waiting;
+                request.answer(LateAnswer { response, changes });
             }
             Meeting::Answer(_) | Meeting::Over => {}
         }
@@ -158,26 +166,39 @@ impl Late {
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
         let mut meeting = self.lock();
         let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
-        let Some(connection) = waiting.lease.connection() else { return Ok(false) };
-        if !Informational::is_known_to(waiting.context.to.version) {
-            return Ok(false);
-        }
-        // After an error the lease is dropped, which aborts the connection: something of the message may be out.
-        message.send(connection).inspect_err(|_| *meeting = Meeting::Over)
+        // After an error the request is dropped, which aborts its connection: something of the message may be out.
+        waiting.request.inform(message).inspect_err(|_| *meeting = Meeting::Over)
     }
 }
 
 impl Later {
-    /// Leaves the right to answer with the answer that is to come, or takes that along if it is there already.
-    pub(crate) fn wait(self, lease: TxLease, context: AnswerContext, server: &Arc<ServerState>) -> Option<LateAnswer> {
+    /// The answer, if it is there already.
+    pub(crate) fn try_take(self) -> Result<LateAnswer, Self> {
+        let mut meeting = self.late.lock();
+        match mem::replace(&mut *meeting, Meeting::Over) {
+            Meeting::Answer(response) => {
+                drop(meeting);
+                Ok(LateAnswer { response: *response, changes: self.changes })
+            }
+            other => {
+                *meeting = other;
+                drop(meeting);
+                Err(self)
+            }
+        }
+    }
+
+    /// Leaves the right to be answered with the answer that is to come.
+    pub(crate) fn wait(self, request: Box<dyn AwaitsAnswer>) {
         let Self { late, changes } = self;
         let mut meeting = late.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
-            Meeting::Answer(response) => Some(LateAnswer { lease, context, response: *response, changes }),
-            _ => {
-                *meeting = Meeting::Waiting(Box::new(Waiting { lease, context, changes, server: server.clone() }));
-                None
+            // It has come meanwhile.
+            Meeting::Answer(response) => {
+                drop(meeting);
+                request.answer(LateAnswer { response: *response, changes });
             }
+            _ => *meeting = Meeting::Waiting(Box::new(Waiting { request, changes })),
         }
     }
 }

@@ -2,12 +2,12 @@ use std::error::Error;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
+use crate::http1::response_head::Prepared;
 use crate::message::invalid_header::{InvalidHeader, header_field};
 use crate::message::responder::Later;
-use crate::{Body, http1, ws};
+use crate::{Body, ws};
 
 /// A response: a status, field lines and a [`Body`].
 ///
@@ -225,55 +225,6 @@ impl From<&'static Prepared> for Response {
     }
 }
 
-/// A response encoded once and sent many times: status line, field lines and body as bytes, to which the engine adds
-/// only `Date` and `Connection`. For responses from memory ([`Handler::inline`](crate::Handler::inline)).
-#[derive(Debug)]
-pub struct Prepared {
-    pub(crate) status: StatusCode,
-    /// Status line and field lines, including `Content-Length`, each ended by CRLF, without the final empty line.
-    pub(crate) head: Bytes,
-    pub(crate) body: Bytes,
-}
-
-impl Prepared {
-    /// Encodes a response.
-    pub fn new(status: StatusCode, headers: &[(HeaderName, HeaderValue)], body: Bytes) -> Self {
-        let mut head = Vec::with_capacity(128);
-        http1::response_head::status_line(&mut head, status);
-        for (name, value) in headers {
-            http1::response_head::field_line(&mut head, name.as_str(), value.as_bytes());
-        }
-        if http1::response_head::has_content(status) {
-            http1::response_head::content_length(&mut head, body.len() as u64);
-        }
-        Self { status, head: head.into(), body }
-    }
-
-    /// The body.
-    pub fn body(&self) -> &Bytes {
-        &self.body
-    }
-
-    /// The field lines, parsed from the encoded head; without `Content-Length`, which follows from the body.
-    fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
-        let mut fields = Vec::new();
-        for line in self.head.split(|&byte| byte == b'\n').skip(1).map(<[u8]>::trim_ascii_end) {
-            let Some((name, value)) =
-                line.iter().position(|&byte| byte == b':').and_then(|at| line.split_at_checked(at))
-            else {
-                continue;
-            };
-            let value = value.get(1..).unwrap_or_default().trim_ascii();
-            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
-                && name != header::CONTENT_LENGTH
-            {
-                fields.push((name, value));
-            }
-        }
-        fields
-    }
-}
-
 /// A response with a one-line reason for rejecting a request, which closes the connection.
 pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
     Response::new(status)
@@ -285,6 +236,8 @@ pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
 #[cfg(test)]
 mod tests {
     use http::header::{CONTENT_TYPE, ETAG};
+
+    use bytes::Bytes;
 
     use super::*;
 

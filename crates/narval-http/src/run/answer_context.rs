@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use crate::http1::response_head::AnswerTo;
+use crate::message::body_pipe::BodyPipe;
 use crate::observe::access_log::Watch;
-use crate::run::body_pipe::BodyPipe;
 
 /// What a job needs to know about a request in order to answer it, beside the request itself.
 #[derive(Debug)]

@@ -6,11 +6,9 @@
 use std::cell::Cell;
 use std::io;
 
-use http::{HeaderName, HeaderValue, StatusCode, Version, header};
-
 use crate::Request;
-use crate::http1::response_head::encode_informational;
-use crate::run::connection::{Connection, TxLease};
+use crate::message::informational::{self, Informational};
+use crate::run::connection::TxLease;
 
 /// A lease whose job's handler runs on this thread.
 struct Kept {
@@ -25,6 +23,7 @@ thread_local! {
 
 /// Worker: the handler of `request` is about to run.
 pub(crate) fn keep(lease: TxLease, request: &Request) {
+    informational::set_sender(send);
     KEPT.set(Some(Kept { lease, request: request.address() }));
 }
 
@@ -34,50 +33,16 @@ pub(crate) fn take_back() -> Option<TxLease> {
 }
 
 /// Sends an informational response on the connection of the request at this address, if its handler runs on this thread.
-pub(crate) fn send(request: usize, message: &Informational<'_>) -> io::Result<bool> {
+fn send(request: usize, message: &Informational<'_>) -> io::Result<bool> {
     let Some(kept) = KEPT.take() else { return Ok(false) };
     if kept.request != request {
         KEPT.set(Some(kept));
         return Ok(false);
     }
-    let sent = kept.lease.connection().map_or(Ok(false), |connection| message.send(connection));
+    let sent = kept.lease.connection().map_or(Ok(false), |connection| connection.send_ahead(message.encode()));
     // After an error the lease is dropped, which aborts the connection: something of the message may be out.
     if sent.is_ok() {
         KEPT.set(Some(kept));
     }
     sent
-}
-
-/// An informational response to be sent.
-pub(crate) struct Informational<'a> {
-    status: StatusCode,
-    fields: &'a [(HeaderName, HeaderValue)],
-}
-
-impl<'a> Informational<'a> {
-    pub(crate) fn new(status: StatusCode, fields: &'a [(HeaderName, HeaderValue)]) -> io::Result<Self> {
-        let is_the_engines = matches!(status, StatusCode::CONTINUE | StatusCode::SWITCHING_PROTOCOLS);
-        if !status.is_informational() || is_the_engines {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a status of an informational response"));
-        }
-        if fields.iter().any(|(name, _)| matches!(*name, header::CONTENT_LENGTH | header::TRANSFER_ENCODING)) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an informational response has no body"));
-        }
-        Ok(Self { status, fields })
-    }
-
-    /// Whether clients of this version know informational responses.
-    pub(crate) fn is_known_to(version: Version) -> bool {
-        version != Version::HTTP_10
-    }
-
-    /// Sends it, if the socket takes it at once: it is a hint, and not worth waiting for.
-    ///
-    /// # Errors
-    /// The connection is broken, or has to be aborted because only a part could be sent.
-    pub(crate) fn send(&self, connection: &Connection) -> io::Result<bool> {
-        let mut head = Vec::new();
-        encode_informational(&mut head, self.status, self.fields);
-        connection.send_ahead(head)
-    }
 }

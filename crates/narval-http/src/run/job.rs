@@ -16,7 +16,7 @@ pub(crate) enum Job {
     /// An answer that goes on.
     Continue { lease: TxLease, outgoing: Box<Outgoing> },
     /// An answer that came after its handler had returned.
-    Late(Box<LateAnswer>),
+    Late(Box<LateCall>),
     /// Events of a WebSocket; at most one such job per socket.
     WebSocket(Arc<ws::Shared>),
     /// Received bytes of a TLS handshake.
@@ -29,4 +29,12 @@ pub(crate) struct Call {
     pub(crate) lease: TxLease,
     pub(crate) request: Request,
     pub(crate) context: AnswerContext,
+}
+
+/// A late answer, with the right to send it.
+#[derive(Debug)]
+pub(crate) struct LateCall {
+    pub(crate) lease: TxLease,
+    pub(crate) context: AnswerContext,
+    pub(crate) answer: LateAnswer,
 }

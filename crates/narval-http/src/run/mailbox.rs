@@ -8,6 +8,7 @@ use crate::http1::conn::Close;
 use crate::io::driver::Token;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
+use crate::message::body_source::Wakes;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -16,6 +17,12 @@ use crate::ws;
 /// Bounded by what is in flight: a connection has at most one job, so at most one message about it but for `BodyWanted`,
 /// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was handled.
 pub(crate) type Mailbox = WakeQueue<Message>;
+
+impl Wakes for Mailbox {
+    fn body_is_ready(&self, token: Token) {
+        self.post(Message::BodyReady { token });
+    }
+}
 
 /// What a shard is told.
 #[derive(Debug)]

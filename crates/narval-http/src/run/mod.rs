@@ -2,11 +2,12 @@
 
 pub(crate) mod admission;
 pub(crate) mod answer_context;
-pub(crate) mod body_pipe;
 pub(crate) mod connection;
 pub(crate) mod informational;
 pub(crate) mod job;
+pub(crate) mod late;
 pub(crate) mod lease;
+pub(crate) mod link;
 pub(crate) mod mailbox;
 pub(crate) mod pool;
 pub(crate) mod send_piece;

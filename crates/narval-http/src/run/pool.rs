@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
 use crate::run::job::{Call, Job};
+use crate::ws;
 
 /// A worker as it sleeps.
 #[derive(Debug)]
@@ -57,6 +58,12 @@ struct State {
     /// Threads that were started when they were wanted.
     threads: usize,
     closed: bool,
+}
+
+impl ws::Runs for Pool {
+    fn run(&self, socket: Arc<ws::Shared>) {
+        self.push_continued(Job::WebSocket(socket));
+    }
 }
 
 impl Pool {

@@ -3,14 +3,14 @@
 use crate::http1::conn::{Answer as _, Next, Over};
 use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
-use crate::run::connection::Connection;
+use crate::run::link::Link;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Step};
 
 /// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. An answer that is over is recorded.
 pub(crate) fn send_piece(
     outgoing: &mut Outgoing,
-    connection: &Connection,
+    connection: &Link,
     budget: u64,
     server: &ServerState,
     counters: &ThreadCounters,

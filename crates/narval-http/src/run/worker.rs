@@ -12,13 +12,13 @@ use crossbeam_utils::CachePadded;
 use crate::http1::conn::{Next, Over};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{BYTES_PER_TURN, SENDFILE_MIN};
-use crate::message::late_answer::LateAnswer;
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::informational;
-use crate::run::job::{Call, Job};
+use crate::run::job::{Call, Job, LateCall};
+use crate::run::late;
 use crate::run::mailbox::Message;
 use crate::run::pool::{Pool, Sleeper};
 use crate::run::send_piece::send_piece;
@@ -126,8 +126,8 @@ impl Worker {
     }
 
     /// Sends an answer that came after its handler had returned, or before.
-    fn send_late(&mut self, mut late: LateAnswer) {
-        let response = catch_unwind(AssertUnwindSafe(|| late.take())).unwrap_or_else(|_| {
+    fn send_late(&mut self, mut late: LateCall) {
+        let response = catch_unwind(AssertUnwindSafe(|| late.answer.take())).unwrap_or_else(|_| {
             self.counters.panics.add(1);
             tracing::error!("a middleware panicked at a late answer: answered 500");
             Response::from(self.server.failed.clone())
@@ -138,7 +138,7 @@ impl Worker {
     /// Encodes and sends an answer.
     fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext) {
         if let Some(later) = response.late.take() {
-            if let Some(late) = later.wait(lease, context, &self.server) {
+            if let Some(late) = late::wait(*later, lease, context, &self.server) {
                 self.send_late(late);
             }
             return;

@@ -5,27 +5,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use http::{StatusCode, Version};
+use http::{HeaderValue, StatusCode, Version, header};
 
 use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
+use crate::Prepared;
 use crate::http1::head::begins_with_head;
-use crate::http1::response_head::AnswerTo;
+use crate::http1::response_head::{AnswerTo, BodyFraming, encode_prepared};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
-use crate::message::response::reason_response;
-use crate::run::transmit::encode;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
 
 /// What a client reads that speaks plain HTTP to a TLS port, in answer to what it sent.
 fn plain_http(received: &[u8]) -> Vec<u8> {
     let reason = "this port speaks HTTPS: use https:// URLs";
-    let response = reason_response(StatusCode::BAD_REQUEST, reason);
-    let to = AnswerTo { version: Version::HTTP_11, is_head: begins_with_head(received), keep_alive: false };
-    let mut out = OutBuf::default();
-    encode(response, to, &mut out);
-    [out.rest(), &out.tail].concat()
+    let fields = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/plain")),
+        (header::CONNECTION, HeaderValue::from_static("close")),
+    ];
+    let prepared = Prepared::new(StatusCode::BAD_REQUEST, &fields, format!("{reason}\n").into());
+    let to = AnswerTo { version: Version::HTTP_11, is_head: begins_with_head(received), keep_alive: true };
+    let mut out = Vec::new();
+    if encode_prepared(&mut out, &prepared, to).framing != BodyFraming::None {
+        out.extend_from_slice(prepared.body());
+    }
+    out
 }
 
 /// Makes the TLS side of accepted connections.
@@ -333,7 +338,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::http1::response_head::BodyFraming;
     use crate::io::driver::Token;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;

@@ -13,8 +13,7 @@ use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::options::Options;
 use crate::io::out_buf::OutBuf;
-use crate::run::connection::Connection;
-use crate::run::mailbox;
+use crate::run::link::Link;
 
 /// Payloads up to this size are copied after their header, so that a frame is one run of bytes.
 const COPY_PAYLOAD_MAX: usize = 4096;
@@ -47,12 +46,21 @@ impl From<Frame> for Encoded {
     }
 }
 
+/// The connection that carries a WebSocket.
+pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
+    /// What is sent on.
+    fn link(&self) -> &Link;
+
+    /// Tells its shard that there is something to look at.
+    fn tell(&self);
+}
+
 /// The sending half of a WebSocket.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     phase: Phase,
     /// The connection: from when the 101 response goes out until it is closed.
-    link: Option<Arc<Connection>>,
+    carrier: Option<Arc<dyn Carrier>>,
     queue: VecDeque<Bytes>,
     queued_bytes: usize,
     /// Bytes the socket has taken from the queue.
@@ -98,19 +106,19 @@ pub(super) struct State {
 
 impl Outbox {
     /// Sends the 101 response, whose head is `head`, and everything queued behind it.
-    pub(super) fn start(&mut self, connection: Arc<Connection>, head: Bytes) {
+    pub(super) fn start(&mut self, connection: Arc<dyn Carrier>, head: Bytes) {
         self.queued_bytes += head.len();
         self.queue.push_front(head);
-        if connection.tls.is_some() {
+        if connection.link().tls.is_some() {
             // Frames queued before are sealed after the head, in their order.
             let mut out = OutBuf { memory: self.queue.iter().flatten().copied().collect(), ..OutBuf::default() };
-            if connection.seal(&mut out).is_err() {
+            if connection.link().seal(&mut out).is_err() {
                 return self.fail();
             }
             self.queued_bytes = out.memory.len();
             self.queue = VecDeque::from([Bytes::from(out.memory)]);
         }
-        self.link = Some(connection);
+        self.carrier = Some(connection);
         self.flush();
         // The shard sends the rest when it is told of the upgrade.
     }
@@ -221,30 +229,30 @@ impl Outbox {
 
     /// Any thread: notifies the shard.
     pub(super) fn tell(&mut self) {
-        if let Some(connection) = &self.link
+        if let Some(connection) = &self.carrier
             && !self.told
         {
             self.told = true;
-            connection.post(mailbox::Message::WebSocket { token: connection.token });
+            connection.tell();
         }
     }
 
     fn push(&mut self, mut frame: Encoded) {
-        if let Some(connection) = &self.link
-            && connection.tls.is_some()
+        if let Some(connection) = &self.carrier
+            && connection.link().tls.is_some()
         {
             let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, ..OutBuf::default() };
-            if connection.seal(&mut out).is_err() {
+            if connection.link().seal(&mut out).is_err() {
                 return self.fail();
             }
             frame = Encoded { head: out.memory.into(), tail: out.tail };
         }
         if self.queue.is_empty()
-            && let Some(connection) = &self.link
+            && let Some(connection) = &self.carrier
         {
             let slices = [IoSlice::new(&frame.head), IoSlice::new(&frame.tail)];
             let slices = if frame.tail.is_empty() { slices.get(..1) } else { slices.get(..) };
-            match sent(connection.socket.send_slices(slices.unwrap_or_default(), false)) {
+            match sent(connection.link().socket.send_slices(slices.unwrap_or_default(), false)) {
                 Ok(n) => {
                     let of_head = n.min(frame.head.len());
                     frame.head.advance(of_head);
@@ -262,11 +270,11 @@ impl Outbox {
 
     /// Sends as much of the queue as the socket takes.
     fn flush(&mut self) {
-        let Some(connection) = self.link.clone() else { return };
+        let Some(connection) = self.carrier.clone() else { return };
         while self.queued_bytes > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let runs = slices.iter_mut().zip(&self.queue).map(|(slice, run)| *slice = IoSlice::new(run)).count();
-            match sent(connection.socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
+            match sent(connection.link().socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
                 Ok(0) => return,
                 Ok(n) => self.advance(n),
                 Err(_) => return self.fail(),

@@ -1,3 +1,8 @@
+//! The handle of a WebSocket, and what its threads share.
+//!
+//! This file, `handler.rs`, `inbox.rs` and `outbox.rs` import each other: a handler is called with the handle, which leads to the handler, its
+//! events and what is to be sent. Nothing outside of `ws/` sees more of it than the handle.
+
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -10,12 +10,10 @@ use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
+use super::outbox::Carrier;
 use super::socket::Shared;
 use crate::http1::conn::Close;
 use crate::io::clock::Millis;
-use crate::run::connection::Connection;
-use crate::run::job::Job;
-use crate::run::pool::Pool;
 
 /// A WebSocket as its shard sees it. The shard passes in bytes, writability and the time; the stream returns with
 /// [`Wants`] what it waits for.
@@ -46,6 +44,12 @@ pub(crate) struct Wants {
     pub(crate) end: Option<Close>,
 }
 
+/// Threads that run the handlers of WebSockets.
+pub(crate) trait Runs {
+    /// Has a thread handle the events of a socket.
+    fn run(&self, socket: Arc<Shared>);
+}
+
 /// How many Pings are answered by one system call.
 const PINGS_AT_ONCE: usize = 1024;
 
@@ -59,7 +63,7 @@ impl Stream {
     }
 
     /// Handles received bytes.
-    pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &Pool) {
+    pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &impl Runs) {
         self.heard_at = now;
         self.pinged = false;
         let mut pings = Vec::new();
@@ -85,7 +89,7 @@ impl Stream {
     }
 
     /// Answers consecutive Pings: one system call each would be more work than they were for the client.
-    fn answer(&mut self, pings: &mut Vec<Bytes>, pool: &Pool) {
+    fn answer(&mut self, pings: &mut Vec<Bytes>, pool: &impl Runs) {
         if pings.is_empty() {
             return;
         }
@@ -104,13 +108,13 @@ impl Stream {
     }
 
     /// Handles the end of input: a clean end of the stream, or a broken connection.
-    pub(crate) fn receive_end(&mut self, pool: &Pool) {
+    pub(crate) fn receive_end(&mut self, pool: &impl Runs) {
         self.input_ended = true;
         self.push(Pending::Lost(WsError::Lost), pool);
     }
 
     /// Checks everything that may have changed. `writable`: the socket is writable again.
-    pub(crate) fn look(&mut self, writable: bool, now: Millis, pool: &Pool) -> Wants {
+    pub(crate) fn look(&mut self, writable: bool, now: Millis, pool: &impl Runs) -> Wants {
         let options = self.shared.options;
         let state = self.shared.out().look(writable, &options);
         if state.drained {
@@ -164,19 +168,19 @@ impl Stream {
     }
 
     /// Drops the connection, which is gone or about to be closed.
-    pub(crate) fn release(self, pool: &Pool) {
+    pub(crate) fn release(self, pool: &impl Runs) {
         self.push(Pending::Lost(WsError::Lost), pool);
         self.shared.out().detach();
     }
 
-    fn push(&self, event: Pending, pool: &Pool) {
+    fn push(&self, event: Pending, pool: &impl Runs) {
         if self.shared.inbox().push(event, self.shared.options.receive_queue_bytes) {
-            pool.push_continued(Job::WebSocket(self.shared.clone()));
+            pool.run(self.shared.clone());
         }
     }
 
     /// Closes the connection, or sends a Ping, when it is time.
-    fn expire(&mut self, paused: bool, ended: bool, now: Millis, pool: &Pool) -> Option<Close> {
+    fn expire(&mut self, paused: bool, ended: bool, now: Millis, pool: &impl Runs) -> Option<Close> {
         let options = self.shared.options;
         let too_late = if self.close_by.is_some_and(|by| by <= now) {
             Some(WsError::CloseTimeout)
@@ -218,11 +222,11 @@ impl Stream {
 }
 
 /// Worker: sends the 101 response, whose head is `head`, and makes the connection a WebSocket.
-pub(crate) fn start(shared: &Arc<Shared>, connection: Arc<Connection>, head: Bytes, pool: &Pool) {
+pub(crate) fn start(shared: &Arc<Shared>, connection: Arc<dyn Carrier>, head: Bytes, pool: &impl Runs) {
     let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
     shared.out().start(connection, head);
     if needs_worker {
-        pool.push_continued(Job::WebSocket(shared.clone()));
+        pool.run(shared.clone());
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::io;
 
-use super::act::{Act, Close};
+use super::act::Act;
+use super::over::Close;
 use super::service::{Answer, Exchange, Service, Window};
 use super::state::{BodyLeft, Reading, Scan, State};
 use super::{Conn, Input};

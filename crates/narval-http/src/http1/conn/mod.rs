@@ -18,6 +18,7 @@ mod body;
 pub(crate) mod body_memory;
 mod end;
 pub(crate) mod incoming_body;
+mod over;
 mod service;
 mod state;
 #[cfg(test)]
@@ -28,7 +29,8 @@ use std::mem;
 
 use http::Method;
 
-pub(crate) use self::act::{Act, Body, Close, Next, Over, Request, Then};
+pub(crate) use self::act::{Act, Body, Request, Then};
+pub(crate) use self::over::{Close, Next, Over};
 pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Service, Window};
 use self::state::{BodyLeft, Reading, Scan, State, Unread};
 use crate::http1::ProtoError;

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-use super::act::Close;
 use super::body_memory::Buffered;
+use super::over::Close;
 use crate::http1::ProtoError;
 use crate::http1::head::{LastHead, ParsedHead};
 use crate::io::clock::Millis;

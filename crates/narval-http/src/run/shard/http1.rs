@@ -3,36 +3,26 @@
 use std::io;
 use std::time::Instant;
 
-use http::{Method, Version};
-
 use super::Shard;
 use super::send::Sent;
-use super::service::{At, Exchanged};
+use super::service::{At, Exchanged, PendingLate, answer_to};
 use super::slots::{Protocol, Slot};
 use crate::RequestBody;
 use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Request};
-use crate::http1::head::ParsedHead;
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Op};
 use crate::limits::HANDSHAKE_INPUT_MAX;
-use crate::message::responder::Later;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::job::{Call, Job};
+use crate::run::late;
 use crate::run::lease::Holder;
 use crate::run::transmit::{Outgoing, encode};
 use crate::run::worker;
 
 /// One request in so many is timed that is not answered inline.
 const REQUEST_SAMPLE: u64 = 16;
-
-/// An inline answer that is still to come, and what it is an answer to.
-#[derive(Debug)]
-pub(super) struct PendingLate {
-    pub(super) later: Later,
-    pub(super) context: AnswerContext,
-}
 
 impl<D: Driver<Connection>> Shard<D> {
     #[inline(never)]
@@ -297,7 +287,7 @@ impl<D: Driver<Connection>> Shard<D> {
     fn wait_for_late(&mut self, slot: &mut Slot, late: PendingLate) {
         let PendingLate { later, context } = late;
         let lease = TxLease::dispatch(&slot.connection);
-        if let Some(late) = later.wait(lease, context, &self.local.server) {
+        if let Some(late) = late::wait(later, lease, context, &self.local.server) {
             self.local.server.pool.push_continued(Job::Late(Box::new(late)));
         }
     }
@@ -351,13 +341,4 @@ fn keep(slot: &mut Slot, input: Vec<u8>, used: usize) {
     if let Some(conn) = slot.http1() {
         conn.keep(input, used);
     }
-}
-
-pub(super) fn answer_to(head: &ParsedHead) -> AnswerTo {
-    AnswerTo { version: head.parts.version, is_head: head.parts.method == Method::HEAD, keep_alive: head.keep_alive }
-}
-
-/// Of an answer that ends its connection.
-pub(super) fn last_answer(is_head: bool) -> AnswerTo {
-    AnswerTo { version: Version::HTTP_11, is_head, keep_alive: false }
 }

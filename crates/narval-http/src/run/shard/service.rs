@@ -5,21 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
-use http::StatusCode;
+use http::{Method, StatusCode, Version};
 
-use super::http1::{PendingLate, answer_to, last_answer};
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::Buffered;
 use crate::http1::conn::{Close, Exchange, Inline, Service};
 use crate::http1::head::{LastHead, ParsedHead};
+use crate::http1::response_head::AnswerTo;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits};
+use crate::message::body_pipe::BodyPipe;
+use crate::message::responder::Later;
 use crate::message::response::{Held, reason_response};
 use crate::observe::access_log::{Entry, Watch};
 use crate::observe::counters::ThreadCounters;
 use crate::run::answer_context::AnswerContext;
-use crate::run::body_pipe::BodyPipe;
 use crate::run::connection::Connection;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
@@ -57,6 +58,13 @@ pub(super) struct At<'a> {
 
 /// What HTTP/1 connections carry for a shard.
 pub(super) enum Exchanged {}
+
+/// An inline answer that is still to come, and what it is an answer to.
+#[derive(Debug)]
+pub(super) struct PendingLate {
+    pub(super) later: Later,
+    pub(super) context: AnswerContext,
+}
 
 impl Exchange for Exchanged {
     type Answer = Outgoing;
@@ -234,7 +242,7 @@ impl Service<Exchanged> for At<'_> {
     }
 
     fn wait(&mut self, answer: &mut Outgoing) -> Duration {
-        answer.wait(BodyWaker::new(self.connection))
+        answer.wait(BodyWaker::new(self.connection.home().clone(), self.connection.token))
     }
 
     fn abandon(&mut self, answer: &mut Outgoing) {
@@ -276,4 +284,13 @@ fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Inl
     let context = AnswerContext { to: answer_to(head), body: None, watch };
     let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
     late.map_or(Inline::Answered, Inline::Later)
+}
+
+pub(super) fn answer_to(head: &ParsedHead) -> AnswerTo {
+    AnswerTo { version: head.parts.version, is_head: head.parts.method == Method::HEAD, keep_alive: head.keep_alive }
+}
+
+/// Of an answer that ends its connection.
+fn last_answer(is_head: bool) -> AnswerTo {
+    AnswerTo { version: Version::HTTP_11, is_head, keep_alive: false }
 }

@@ -20,7 +20,7 @@ use crate::limits::{
 };
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::observe::access_log::Watch;
-use crate::run::connection::Connection;
+use crate::run::link::Link;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 
@@ -131,27 +131,21 @@ impl Outgoing {
     }
 
     /// Whether the rest is in memory, so that sending it can't block, and needs no work but sending.
-    pub(crate) fn is_quick(&self, connection: &Connection) -> bool {
+    pub(crate) fn is_quick(&self, connection: &Link) -> bool {
         let never_blocks = self.stream.as_ref().is_none_or(|stream| stream.source.never_blocks());
         let is_in_memory = never_blocks && self.files_sent >= self.segments.files.len();
         is_in_memory && (connection.tls.is_none() || (self.lead.is_empty() && self.segments_sent()))
     }
 
     /// How much of an answer that is in memory but for one file the shard sends itself, at once. `None` where that may block.
-    pub(crate) fn at_hand(&self, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
+    pub(crate) fn at_hand(&self, connection: &Link, probes: &mut Probes, now: Millis) -> Option<u64> {
         let is_one_file = self.stream.is_none() && self.segments.files.len() == 1;
         is_one_file.then(|| self.next_at_hand(connection, SHARD_FILE_MAX, probes, now)).flatten()
     }
 
     /// How much of what comes next can be sent without blocking: of a file, at most `window` bytes, where the kernel seems to
     /// have them in memory, and what is in memory around it. `None` where it may block at once.
-    pub(crate) fn next_at_hand(
-        &self,
-        connection: &Connection,
-        window: u64,
-        probes: &mut Probes,
-        now: Millis,
-    ) -> Option<u64> {
+    pub(crate) fn next_at_hand(&self, connection: &Link, window: u64, probes: &mut Probes, now: Millis) -> Option<u64> {
         let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.tls.is_none())?;
         let next = range.length.saturating_sub(self.file_sent).min(window);
         let is_cached = connection.socket.is_simulated()
@@ -165,7 +159,7 @@ impl Outgoing {
     /// # Errors
     /// The answer can't be completed (the connection broke, a file ended early, a source failed or made more or less than
     /// its length): the connection is to be aborted.
-    pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
+    pub(crate) fn drive(&mut self, connection: &Link, budget: u64) -> io::Result<Step> {
         let stop_at = self.sent().saturating_add(budget);
         self.is_waiting = false;
         let mut waits = false;
@@ -201,7 +195,7 @@ impl Outgoing {
     }
 
     /// Nothing follows for now, unless it is the connection's end.
-    fn uncork(&mut self, connection: &Connection) {
+    fn uncork(&mut self, connection: &Link) {
         if self.pace.take() == Some(Pace::Corked) && self.keep_alive {
             connection.socket.cork(false);
         }
@@ -216,7 +210,7 @@ impl Outgoing {
     }
 
     /// Sends what is there.
-    fn send_pieces(&mut self, connection: &Connection, stop_at: u64) -> io::Result<Step> {
+    fn send_pieces(&mut self, connection: &Link, stop_at: u64) -> io::Result<Step> {
         let socket = &connection.socket;
         while !self.is_empty() && self.sent() < stop_at {
             let at_file = self.memory_left().is_empty() && self.lead.is_empty();
@@ -325,13 +319,7 @@ impl Outgoing {
     }
 
     /// Where the kernel makes the records: each call makes one at least, however short, and a key is good for so many.
-    fn send_by_kernel(
-        &mut self,
-        connection: &Connection,
-        tls: &TlsChannel,
-        at_file: bool,
-        room: u64,
-    ) -> io::Result<()> {
+    fn send_by_kernel(&mut self, connection: &Link, tls: &TlsChannel, at_file: bool, room: u64) -> io::Result<()> {
         let made = self.made;
         let most =
             if at_file { self.file_left().min(room) } else { (self.lead.len() + self.memory_left().len()) as u64 };
@@ -366,7 +354,7 @@ impl Outgoing {
     }
 
     /// At most `room` bytes: what comes behind may have to be read, or be more than a key is good for.
-    fn send_file(&mut self, connection: &Connection, room: u64) -> io::Result<()> {
+    fn send_file(&mut self, connection: &Link, room: u64) -> io::Result<()> {
         let socket = &connection.socket;
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;

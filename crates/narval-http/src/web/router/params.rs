@@ -1,7 +1,5 @@
 use std::sync::Arc;
 
-use crate::Request;
-
 /// The path parameters of a route, percent-decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathParams {
@@ -21,20 +19,5 @@ impl PathParams {
 
     pub(super) fn push(&mut self, name: Arc<str>, value: String) {
         self.pairs.push((name, value));
-    }
-}
-
-impl Request {
-    /// The path parameters of the matching route.
-    ///
-    /// ```
-    /// use narval_http::{Request, Router};
-    ///
-    /// let object = |request: Request| format!("object {}\n", request.params().get("id").unwrap_or_default());
-    /// let app = Router::new().get("/objects/@id", object).build()?;
-    /// # Ok::<(), narval_http::RouteError>(())
-    /// ```
-    pub fn params(&self) -> &PathParams {
-        &self.params
     }
 }

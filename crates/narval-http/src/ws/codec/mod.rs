@@ -2,6 +2,9 @@
 //!
 //! Everything here works on byte slices. [`Decoder`] turns received bytes, in pieces of any size, into messages and
 //! control frames; [`frame`] and [`message`] encode.
+//!
+//! `close`, `decoder`, `frame` and `message` import each other: a protocol error has a close code, and decoding any of them may fail
+//! with one.
 
 pub mod close;
 pub mod decoder;

@@ -12,15 +12,23 @@ use crate::http1::ProtoError;
 use crate::http1::conn;
 use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::io::sync;
-use crate::run::connection::Connection;
-use crate::run::mailbox::Message;
+
+/// The connection that a body comes from.
+pub(crate) trait Feeder: Send + Sync + std::fmt::Debug {
+    /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller's job holds the lease, and no answer has
+    /// begun.
+    fn send_continue(&self);
+
+    /// There is room for more of the body.
+    fn want_body(&self);
+}
 
 /// A request body between the shard that receives it and the handler that reads it.
 #[derive(Debug)]
 pub(crate) struct BodyPipe {
     state: Mutex<Pipe>,
     filled: Condvar,
-    connection: Arc<Connection>,
+    feeder: Arc<dyn Feeder>,
     window: usize,
 }
 
@@ -57,7 +65,7 @@ const PIECE_MIN: usize = 4096;
 
 impl BodyPipe {
     /// A pipe that begins with what was received before.
-    pub(crate) fn new(connection: Arc<Connection>, window: usize, continue_due: bool, begun: Buffered) -> Self {
+    pub(crate) fn new(feeder: Arc<dyn Feeder>, window: usize, continue_due: bool, begun: Buffered) -> Self {
         let Buffered { mut bytes, mut share } = begun;
         bytes.shrink_to_fit();
         share.give_back(share.bytes().saturating_sub(bytes.len()));
@@ -74,7 +82,7 @@ impl BodyPipe {
             answered: false,
         };
         // A window of nothing would never be open.
-        Self { state: Mutex::new(pipe), filled: Condvar::new(), connection, window: window.max(1) }
+        Self { state: Mutex::new(pipe), filled: Condvar::new(), feeder, window: window.max(1) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Pipe> {
@@ -124,7 +132,7 @@ impl BodyPipe {
                 pipe.share.give_back(n);
                 if pipe.paused && pipe.buffered <= self.window / 2 {
                     pipe.paused = false;
-                    self.connection.post(Message::BodyWanted { token: self.connection.token });
+                    self.feeder.want_body();
                 }
                 return Ok(n);
             }
@@ -137,8 +145,8 @@ impl BodyPipe {
             }
             if std::mem::take(&mut pipe.continue_due) {
                 // The handler's job holds the lease, and no answer has begun: this thread may write.
-                self.connection.send_continue();
-                self.connection.post(Message::BodyWanted { token: self.connection.token });
+                self.feeder.send_continue();
+                self.feeder.want_body();
             }
             pipe = sync::wait(&self.filled, &self.state, pipe);
         }
