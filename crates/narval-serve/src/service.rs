@@ -144,12 +144,12 @@ impl Service {
         if let Some(WrittenCache { data, cache, oidc }) = sources.written {
             cache.set_sign_keys(config.sign_keys.clone());
             cache.set_elsewhere(Some(Arc::new(OtherSources(store.clone(), sources.upstreams.clone()))));
-            let (memo, metrics) = (Memo::new(memo_bytes), Arc::clone(&metrics));
-            written_narinfos = Some(WrittenNarinfos { cache: cache.clone(), memo, metrics: Arc::clone(&metrics) });
+            let metrics = Arc::clone(&metrics);
+            written_narinfos = Some(WrittenNarinfos::new(cache.clone(), memo_bytes, Arc::clone(&metrics)));
             written = Some(Written {
                 is_public: cache.settings().public,
                 exchange: (!oidc.is_empty()).then(|| Exchange::new(oidc, data.clone())),
-                auth: Auth::new(data.tokens(), Arc::clone(&metrics)),
+                auth: Auth::new(data.tokens(), cache.clone(), Arc::clone(&metrics)),
                 uploads: Arc::new(Uploads::new(data, cache.clone(), metrics)),
                 cache,
             });
@@ -320,10 +320,7 @@ impl Handler for Service {
         if shared.face == Face::Narval && !is_read(head.method()) {
             return None;
         }
-        // Credentials are looked at on a worker: a wrong token is refused whatever it is sent with.
-        if let Some(written) = &shared.written
-            && (!written.is_public || head.header_bytes("authorization").is_some())
-        {
+        if shared.written.as_ref().is_some_and(|written| !written.may_read_inline(head)) {
             return None;
         }
         // A path with %XX is parsed on a worker: no route below has any.
@@ -392,11 +389,12 @@ impl Shared {
             return exchange.answer(&written.auth, request);
         }
         let caller = written.auth.caller(&request.head())?;
+        let grant = |caller: Caller| caller.grant(request.peer());
         match (request.method().clone(), route) {
-            (Method::PUT, route) => written.uploads.put(route, caller.grant()?, request),
-            (Method::POST, Route::Push(push)) => written.uploads.post(push, caller.grant()?, request),
+            (Method::PUT, route) => written.uploads.put(route, grant(caller)?, request),
+            (Method::POST, Route::Push(push)) => written.uploads.post(push, grant(caller)?, request),
             (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
-                written.uploads.progress(name, &caller.grant()?)
+                written.uploads.progress(name, &grant(caller)?)
             }
             (_, Route::Push(PushRoute::Missing | PushRoute::Commit | PushRoute::Oidc)) => {
                 Err(ServeError::Method("POST"))
@@ -527,6 +525,18 @@ impl Shared {
 }
 
 impl Written {
+    /// Whether a caller may read, as far as memory tells. What it does not tell is for a worker, and so is a wrong token: it is refused
+    /// whatever it is sent with.
+    fn may_read_inline(&self, head: &HeadRef<'_>) -> bool {
+        match head.header_bytes("authorization") {
+            None => self.is_public,
+            Some(_) => {
+                let grant = self.auth.remembered(head);
+                grant.is_some_and(|grant| self.is_public || grant.allows(self.cache.name(), Scope::Pull))
+            }
+        }
+    }
+
     /// Whether a caller may read. A private cache says no more to strangers than that they are; to a token without the scope `pull`, every
     /// name is absent, whether it exists or not. Whoever may push needs to know that this is a cache.
     fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {

@@ -7,9 +7,12 @@ mod throttle;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{Grant, Refusal, RefusalKind, Tokens};
+use narval_cache::written::{Cache, Grant, Refusal, RefusalKind, Stamp, Tokens};
 use narval_http::{HeadRef, Peer};
+use narval_nix::Sha256;
+use quick_cache::sync::Cache as Remembered;
 
 use crate::error::ServeError;
 use crate::metrics::Metrics;
@@ -22,17 +25,20 @@ pub(crate) enum Caller {
     /// The request has no credentials.
     Anonymous,
     /// The bearer of a valid token.
-    Bearer(Grant),
+    Bearer(Arc<Grant>),
 }
 
 impl Caller {
-    /// The grant of the token.
+    /// The grant of the token, as this client uses it.
     ///
     /// # Errors
     /// 401 without credentials.
-    pub(crate) fn grant(self) -> Result<Grant, ServeError> {
+    pub(crate) fn grant(self, peer: &Peer) -> Result<Grant, ServeError> {
         match self {
-            Self::Bearer(grant) => Ok(grant),
+            Self::Bearer(grant) => Ok(match address(peer) {
+                Some(address) => Grant::clone(&grant).from_peer(address),
+                None => Grant::clone(&grant).from_peer("unix socket"),
+            }),
             Self::Anonymous => Err(unauthorized(
                 "uploads need a token: put it into the netrc file as the password for this host (any login), or send it as Bearer",
             )),
@@ -43,9 +49,18 @@ impl Caller {
 /// Verifies the credentials of requests.
 pub(crate) struct Auth {
     tokens: Tokens,
+    /// Its stamp changes when a token is revoked.
+    cache: Cache,
+    /// What tokens allow, by the SHA-256 of the token.
+    remembered: Remembered<Sha256, (Stamp, Instant, Arc<Grant>)>,
     throttle: Throttle,
     metrics: Arc<Metrics>,
 }
+
+/// The most tokens that are remembered.
+const REMEMBERED_MAX: usize = 1024;
+/// How long one is remembered: its last use is recorded to the minute.
+const REMEMBERED_FOR: Duration = Duration::from_secs(60);
 
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,11 +69,27 @@ impl fmt::Debug for Auth {
 }
 
 impl Auth {
-    pub(crate) fn new(tokens: Tokens, metrics: Arc<Metrics>) -> Self {
-        Self { tokens, throttle: Throttle::default(), metrics }
+    pub(crate) fn new(tokens: Tokens, cache: Cache, metrics: Arc<Metrics>) -> Self {
+        Self { tokens, cache, remembered: Remembered::new(REMEMBERED_MAX), throttle: Throttle::default(), metrics }
     }
 
-    /// Who sends this request. The token is looked up each time: a revoked one is refused at once.
+    /// What the token of a request allows, if that is in memory, and no token was revoked since. For the shard: it waits for nothing.
+    pub(crate) fn remembered(&self, head: &HeadRef<'_>) -> Option<Arc<Grant>> {
+        match credentials(head) {
+            Credentials::Token(token) => self.recall(self.cache.stamp(), &Sha256::of(&token)),
+            Credentials::None | Credentials::Malformed => None,
+        }
+    }
+
+    fn recall(&self, stamp: Stamp, token: &Sha256) -> Option<Arc<Grant>> {
+        let (of, since, grant) = self.remembered.get(token)?;
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
+        let is_valid =
+            of == stamp && since.elapsed() < REMEMBERED_FOR && grant.expires.is_none_or(|expires| now() < expires);
+        is_valid.then_some(grant)
+    }
+
+    /// Who sends this request. A revoked token is refused at once.
     ///
     /// # Errors
     /// 401 for credentials that are not a valid token, whatever is requested.
@@ -70,6 +101,11 @@ impl Auth {
             }
             Credentials::Token(token) => token,
         };
+        // Before the tokens are read: what is remembered can only be newer than its stamp says.
+        let (stamp, hash) = (self.cache.stamp(), Sha256::of(&presented));
+        if let Some(grant) = self.recall(stamp, &hash) {
+            return Ok(Caller::Bearer(grant));
+        }
         let address = address(head.peer());
         if !self.throttle.may_try(address, &presented) {
             self.metrics.logins_throttled.inc();
@@ -82,10 +118,9 @@ impl Auth {
         match verified {
             Some(grant) => {
                 self.throttle.succeeded(address, &presented);
-                Ok(Caller::Bearer(match address {
-                    Some(address) => grant.from_peer(address),
-                    None => grant.from_peer("unix socket"),
-                }))
+                let grant = Arc::new(grant);
+                self.remembered.insert(hash, (stamp, Instant::now(), Arc::clone(&grant)));
+                Ok(Caller::Bearer(grant))
             }
             None => {
                 self.throttle.failed(address);

@@ -50,6 +50,7 @@ impl Lab {
         let id = token.split('_').nth(1).unwrap();
         let data = self.data();
         assert!(data.tokens().revoke(id).unwrap());
+        data.wait_until_noticed();
     }
 
     /// Ends the server, and starts another over the same data.

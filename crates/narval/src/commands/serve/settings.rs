@@ -141,10 +141,13 @@ impl Settings {
     ///
     /// # Errors
     /// It cannot be used.
-    pub(crate) fn open(&self) -> Result<Opened, Failure> {
+    pub(crate) fn open(&self, unsafe_no_verify: bool) -> Result<Opened, Failure> {
         let Some(path) = &self.data else { return Ok(Opened { data: None, upstreams: None }) };
+        if unsafe_no_verify {
+            tracing::warn!("uploads are not verified: for measuring only");
+        }
         let failed = |error: DataError| Failure::usage(format!("option --data: {error}"));
-        let options = DataOptions { collect_every: Some(COLLECT_EVERY), ..DataOptions::default() };
+        let options = DataOptions { collect_every: Some(COLLECT_EVERY), unsafe_no_verify, ..DataOptions::default() };
         let data = Data::open(path, options).map_err(failed)?;
         let upstreams = match self.upstreams.is_empty() {
             true => None,
