@@ -119,7 +119,8 @@ impl Upstream {
 
     fn options(&self) -> UpstreamOptions {
         let keys = TrustedKeys::from_iter([self.key.public_key()]);
-        UpstreamOptions { timeout: Duration::from_millis(500), ..UpstreamOptions::new(self.url(), Some(keys)) }
+        // A busy machine takes its time.
+        UpstreamOptions { timeout: PATIENCE, ..UpstreamOptions::new(self.url(), Some(keys)) }
     }
 
     fn stop(&mut self) {
@@ -439,7 +440,8 @@ fn upstreams_that_are_away_stall_or_fail() {
         broken.put(&at, File::Status(500));
     }
     working.offer(&there);
-    let all = || vec![away.options(), stalling.options(), broken.options(), working.options()];
+    let impatient = || UpstreamOptions { timeout: Duration::from_millis(500), ..stalling.options() };
+    let all = || vec![away.options(), impatient(), broken.options(), working.options()];
     let upstreams = open(folder.path(), all());
     let name = name(&upstreams, &there);
     assert_eq!(read(upstreams.nar(&name).unwrap().unwrap()).unwrap(), there.file);
