@@ -118,6 +118,9 @@ impl Cache {
             let changed: Vec<&Prepared> =
                 prepared.iter().filter(|prepared| prepared.committed.outcome != Outcome::Unchanged).collect();
             if changed.is_empty() || self.publish_all(&changed)? == Commit::Done {
+                // What was there already was pushed all the same.
+                let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
+                unchanged.for_each(|prepared| self.note_used(&prepared.record.hash_part));
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
             }
         }

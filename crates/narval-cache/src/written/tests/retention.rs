@@ -54,11 +54,12 @@ fn attic_83_closures_are_kept_whole() {
 /// cachix#338: asking for a narinfo was no use of it.
 #[test]
 fn cachix_338_every_use_counts() {
-    let uses: [fn(&Cache, &TestPath); 4] = [
+    let uses: [fn(&Cache, &TestPath); 5] = [
         |cache, path| drop(cache.narinfo(&path.part()).unwrap().unwrap()),
         |cache, path| drop(cache.narinfos(&[path.part()]).unwrap()),
         |cache, path| drop(cache.nar_file(&path.file_name(Compression::Zstd)).unwrap().unwrap()),
         |cache, path| cache.note_used(&path.part()),
+        |cache, path| assert_eq!(path.push(cache).unwrap().outcome, Outcome::Unchanged),
     ];
     for use_it in uses {
         let fixture = Fixture::new();
@@ -221,6 +222,23 @@ fn why() {
     assert_eq!(why.hold, Hold::Pin("release".into()));
     assert_eq!(why.chain, [program.info.path.to_string(), library.info.path.to_string()]);
     assert_eq!(cache.why(&store_path("absent").hash_part()).unwrap(), None);
+}
+
+/// Between the snapshot of a collection and its steps, others push, pin and ask: what they hold is not hidden.
+#[test]
+fn what_is_held_since_the_snapshot_is_not_hidden() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let paths: Vec<TestPath> =
+        ["used", "leased", "pinned", "referred", "free"].map(|name| TestPath::new(name, &[])).into();
+    paths.iter().for_each(|path| drop(path.push(cache).unwrap()));
+    let [_, leased, pinned, referred, free] = &paths[..] else { panic!() };
+    cache.missing(&[leased.part()], Some(1000)).unwrap();
+    pin(cache, "release", pinned, PinFor::default());
+    TestPath::new("program", &[referred]).push(cache).unwrap();
+    let before: Vec<_> =
+        paths.iter().enumerate().map(|(at, path)| (path.part(), if at == 0 { 1 } else { now() })).collect();
+    assert_eq!(cache.index().hide(cache.id(), &before, now()).unwrap(), [free.part()]);
 }
 
 /// Pushes while collections take all they can: whatever is visible has its closure and its NARs.
