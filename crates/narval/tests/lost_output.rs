@@ -8,11 +8,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, PipeReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use support::{NARVAL, NIX_SERVE, Store, hash_part};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Commands that run at once.
+const LANES: usize = 6;
 
 fn full() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").unwrap().into()
@@ -86,12 +89,20 @@ fn every_command_ends_as_it_always_does() {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         ended(&format!("{arguments:?}"), &mut command.spawn().unwrap()).code()
     };
-    for arguments in &commands {
-        let usual = run(NARVAL, arguments, Stdio::null());
-        assert!(usual.is_some_and(|code| code < 101), "narval {arguments:?}: {usual:?}");
-        assert_eq!(run(NARVAL, arguments, full()), usual, "narval {arguments:?}, full");
-        assert_eq!(run(NARVAL, arguments, broken()), usual, "narval {arguments:?}, nobody reads");
-    }
+    // Side by side: what finds nobody at its address tries again after a while.
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..LANES {
+            scope.spawn(|| {
+                while let Some(arguments) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let usual = run(NARVAL, arguments, Stdio::null());
+                    assert!(usual.is_some_and(|code| code < 101), "narval {arguments:?}: {usual:?}");
+                    assert_eq!(run(NARVAL, arguments, full()), usual, "narval {arguments:?}, full");
+                    assert_eq!(run(NARVAL, arguments, broken()), usual, "narval {arguments:?}, nobody reads");
+                }
+            });
+        }
+    });
     for arguments in
         [&["--port", "x"][..], &["--listen", "nonsense:x"], &["--ssl-cert", "/nowhere", "--ssl-key", "/nowhere"]]
     {

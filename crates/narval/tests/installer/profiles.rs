@@ -151,71 +151,83 @@ fn a_kill_at_any_step_leaves_whole_generations() {
         return;
     }
     let (lab, newer, other) = lab();
-    let (root, url) = (lab.folder("mine"), lab.cache_url());
-    lab.install(&root, &[&newer, &other]);
-    let commands: [&[&str]; 4] = [
-        &["install", "--quiet", "--from", &url, "--store", &root, "--profile", "P", &newer],
-        &["remove", "--store", &root, "--profile", "P", "other"],
-        &["rollback", "--profile", "P"],
-        &["gc", "--keep", "1", "--store", &root],
-    ];
-    let (before, fewer): (&[&str], &[&str]) = (&["hello", "other"], &["hello"]);
-    for command in commands {
-        let mut kills = 0;
-        for call in CHANGES {
-            for step in 1.. {
-                assert!(step < STEPS_MAX, "{command:?} never ends");
-                let what = format!("{command:?}, {call} {step}");
-                let folder = lab.folder(&format!("{}-{call}-{step}", command[0]));
-                fs::create_dir(&folder).unwrap();
-                let profile = format!("{folder}/profile");
-                lab.install(&root, &["--profile", &profile, &lab.hello]);
-                lab.install(&root, &["--profile", &profile, &other]);
-                // Only this one is the store's to prune.
-                fs::write(format!("{root}/nix/var/nix/narval-profiles"), format!("{profile}\n")).unwrap();
-                let strace = killing(call, step);
-                let plain = lab.command(&[]);
-                let mut traced = Command::new(&strace[0]);
-                traced.args(&strace[1..]).arg(plain.get_program());
-                traced.args(command.iter().map(|arg| if *arg == "P" { &profile } else { *arg }));
-                traced.env_clear().envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-                let output = traced.stdin(Stdio::null()).output().unwrap();
-                let was_killed = output.status.signal() == Some(9);
-                assert!(was_killed || output.status.success(), "{what}: {output:?}");
-
-                let found = programs(&profile);
-                let is_changed = found == fewer && ["remove", "rollback"].contains(&command[0]);
-                assert!(found == before || is_changed, "{what}: {found:?}");
-                // All that rollback takes has all that belongs to it, also after a collection.
-                lab.done(&["gc", "--store", &root]);
-                let shown = fs::read_link(&profile).unwrap();
-                for number in ["1", "2", "3", "4"] {
-                    if lab.run(&["rollback", "--profile", &profile, "--to", number]).status.success() {
-                        let has_fewer = number == "1" || (command[0], number) == ("remove", "3");
-                        let expected = if has_fewer { fewer } else { before };
-                        assert_eq!(programs(&profile), expected, "{what}, generation {number}");
-                    }
-                }
-                let shown = shown.to_str().unwrap().strip_prefix("profile-").unwrap().strip_suffix("-link").unwrap();
-                lab.done(&["rollback", "--profile", &profile, "--to", shown]);
-                // The next change works and clears up.
-                lab.install(&root, &["--profile", &profile, &newer, &other]);
-                lab.done(&["remove", "--store", &root, "--profile", &profile, "other"]);
-                assert_eq!(programs(&profile), fewer, "{what}");
-                assert_eq!(temporary_names(&folder), Vec::<String>::new(), "{what}");
-                for entry in fs::read_dir(&folder).unwrap() {
-                    let path = entry.unwrap().path();
-                    assert!(!path.join(".narval-unfinished").exists(), "{what}: {}", path.display());
-                }
-                fs::remove_dir_all(&folder).unwrap();
-                if !was_killed {
-                    break;
-                }
-                kills += 1;
-            }
+    let url = lab.cache_url();
+    // Side by side, each in a store of its own: much of the time is waiting for a disk or a tracer.
+    std::thread::scope(|scope| {
+        for command in ["install", "remove", "rollback", "gc"] {
+            let (lab, newer, other, url) = (&lab, &newer, &other, &url);
+            scope.spawn(move || {
+                let root = lab.folder(&format!("mine-{command}"));
+                lab.install(&root, &[newer, other]);
+                let arguments: &[&str] = match command {
+                    "install" => &["install", "--quiet", "--from", url, "--store", &root, "--profile", "P", newer],
+                    "remove" => &["remove", "--store", &root, "--profile", "P", "other"],
+                    "rollback" => &["rollback", "--profile", "P"],
+                    _ => &["gc", "--keep", "1", "--store", &root],
+                };
+                kill_at_every_step(lab, &root, [newer, other], arguments);
+            });
         }
-        assert!(kills > 3, "{command:?}: killed {kills} times");
+    });
+}
+
+/// One of these commands, with `P` for the profile.
+fn kill_at_every_step(lab: &Lab, root: &str, [newer, other]: [&str; 2], command: &[&str]) {
+    let (before, fewer): (&[&str], &[&str]) = (&["hello", "other"], &["hello"]);
+    let mut kills = 0;
+    for call in CHANGES {
+        for step in 1.. {
+            assert!(step < STEPS_MAX, "{command:?} never ends");
+            let what = format!("{command:?}, {call} {step}");
+            let folder = lab.folder(&format!("{}-{call}-{step}", command[0]));
+            fs::create_dir(&folder).unwrap();
+            let profile = format!("{folder}/profile");
+            lab.install(root, &["--profile", &profile, &lab.hello]);
+            lab.install(root, &["--profile", &profile, other]);
+            // Only this one is the store's to prune.
+            fs::write(format!("{root}/nix/var/nix/narval-profiles"), format!("{profile}\n")).unwrap();
+            let strace = killing(call, step);
+            let plain = lab.command(&[]);
+            let mut traced = Command::new(&strace[0]);
+            traced.args(&strace[1..]).arg(plain.get_program());
+            traced.args(command.iter().map(|arg| if *arg == "P" { &profile } else { *arg }));
+            traced.env_clear().envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            let output = traced.stdin(Stdio::null()).output().unwrap();
+            let was_killed = output.status.signal() == Some(9);
+            assert!(was_killed || output.status.success(), "{what}: {output:?}");
+
+            let found = programs(&profile);
+            let is_changed = found == fewer && ["remove", "rollback"].contains(&command[0]);
+            assert!(found == before || is_changed, "{what}: {found:?}");
+            // All that rollback takes has all that belongs to it, also after a collection.
+            lab.done(&["gc", "--store", root]);
+            let shown = fs::read_link(&profile).unwrap();
+            for number in ["1", "2", "3", "4"] {
+                if lab.run(&["rollback", "--profile", &profile, "--to", number]).status.success() {
+                    let has_fewer = number == "1" || (command[0], number) == ("remove", "3");
+                    let expected = if has_fewer { fewer } else { before };
+                    assert_eq!(programs(&profile), expected, "{what}, generation {number}");
+                }
+            }
+            let shown = shown.to_str().unwrap().strip_prefix("profile-").unwrap().strip_suffix("-link").unwrap();
+            lab.done(&["rollback", "--profile", &profile, "--to", shown]);
+            // The next change works and clears up.
+            lab.install(root, &["--profile", &profile, newer, other]);
+            lab.done(&["remove", "--store", root, "--profile", &profile, "other"]);
+            assert_eq!(programs(&profile), fewer, "{what}");
+            assert_eq!(temporary_names(&folder), Vec::<String>::new(), "{what}");
+            for entry in fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                assert!(!path.join(".narval-unfinished").exists(), "{what}: {}", path.display());
+            }
+            fs::remove_dir_all(&folder).unwrap();
+            if !was_killed {
+                break;
+            }
+            kills += 1;
+        }
     }
+    assert!(kills > 3, "{command:?}: killed {kills} times");
 }
 
 #[test]
