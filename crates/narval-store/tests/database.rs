@@ -340,8 +340,18 @@ fn a_replaced_or_vacuumed_database_is_noticed() {
     assert_eq!(store.stamp(), None);
 }
 
+/// A thousand, in four stores at the same time: Nix waits for the disk after each.
 #[test]
 fn a_thousand_changes_and_nothing_stale() {
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| changes_and_nothing_stale(125));
+        }
+    });
+}
+
+/// So many paths are added and deleted again in a store.
+fn changes_and_nothing_stale(rounds: usize) {
     let lab = Lab::new(Nix::New);
     lab.add_file("first", "1");
     let store = Store::new(lab.config());
@@ -363,7 +373,7 @@ fn a_thousand_changes_and_nothing_stale() {
         }
         valid
     };
-    for round in 0..500 {
+    for round in 0..rounds {
         let path = lab.add_file("file", &round.to_string());
         assert!(look(path.hash_part()), "round {round}: added and not seen");
         assert!(look(path.hash_part()));
@@ -371,5 +381,5 @@ fn a_thousand_changes_and_nothing_stale() {
         assert!(!look(path.hash_part()), "round {round}: deleted and still seen");
         assert!(!look(path.hash_part()));
     }
-    assert!(hits >= 900, "remembered answers were used: {hits} of {}", hits + asked);
+    assert!(hits * 10 >= rounds * 18, "remembered answers were used: {hits} of {}", hits + asked);
 }
