@@ -8,7 +8,6 @@
 //! gives a wrong answer.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use narval_http::{Bytes, HeaderValue, Prepared};
 use narval_nix::HashPart;
@@ -33,8 +32,6 @@ pub(crate) struct Present {
     pub(crate) etag: Option<HeaderValue>,
     /// The narinfo; shared with the answer.
     pub(crate) text: Bytes,
-    /// The period in which its use was last noted, where uses are noted.
-    pub(crate) noted: AtomicU32,
 }
 
 impl AsRef<Prepared> for Present {

@@ -1,7 +1,5 @@
 //! The narinfo of a store path, as each face writes it.
 
-use std::sync::atomic::AtomicU32;
-
 use narval_http::{Bytes, HeaderValue, StatusCode, header};
 use narval_nix::narinfo::MIME_TYPE;
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, SecretKey, Sha256, StoreDir};
@@ -62,12 +60,7 @@ pub(crate) fn present(face: Face, text: impl Into<Bytes>) -> Present {
         Face::Narval => etag(&text),
     };
     let fields: Vec<_> = etag.iter().map(|etag| (header::ETAG, etag.clone())).collect();
-    Present {
-        response: prepared(StatusCode::OK, MIME_TYPE, &fields, text.clone()),
-        etag,
-        text,
-        noted: AtomicU32::new(0),
-    }
+    Present { response: prepared(StatusCode::OK, MIME_TYPE, &fields, text.clone()), etag, text }
 }
 
 /// An entity tag that changes with the text: the first 130 bits of its SHA-256.
