@@ -88,6 +88,12 @@ fn what_real_nix_builds_is_queued() {
         assert_eq!(builder.queued().len(), 2, "nothing was built");
         stdout(builder.build("two"));
         assert_eq!(builder.queued().len(), 4, "{nix:?}");
+        let cache = builder.path("cache");
+        let mut watcher = builder.command(NARVAL);
+        watcher.args(["watch-store", "--queue-only", "--once", "--to"]).arg(&cache);
+        let output = watcher.output().unwrap();
+        assert!(output.status.success(), "{nix:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(builder.queued().is_empty() && cache.join(format!("{}.narinfo", &name[..32])).exists(), "{nix:?}");
     }
 }
 
