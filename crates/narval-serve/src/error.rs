@@ -12,6 +12,9 @@ use rustix::io::Errno;
 
 use crate::metrics::Metrics;
 
+/// The answer while no upstream can be asked. Nix shows it to its user.
+const NO_UPSTREAM: &str = "This cache does not have it, and no upstream cache can be asked at the moment. To push, use this URL followed by /push/.\n";
+
 /// Why a request fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
@@ -55,7 +58,7 @@ pub(crate) enum ServeError {
     /// The cache that is written refuses something, or fails.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The upstreams can't be asked now.
+    /// No upstream can be asked at the moment.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
     /// An upload is malformed, and how.
@@ -123,7 +126,7 @@ impl ServeError {
             Self::Unavailable(unavailable) => {
                 tracing::debug!("{unavailable}");
                 let seconds = unavailable.retry_after.as_secs().max(1);
-                Response::text(StatusCode::SERVICE_UNAVAILABLE, "The upstream caches can't be asked now.\n")
+                Response::text(StatusCode::SERVICE_UNAVAILABLE, NO_UPSTREAM)
                     .header(header::RETRY_AFTER, HeaderValue::from(seconds))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }

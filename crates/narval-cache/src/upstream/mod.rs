@@ -53,9 +53,9 @@ pub const AHEAD_THREADS: usize = 4;
 /// The longest build log or listing, in bytes.
 pub const SMALL_LEN_MAX: u64 = 32 * 1024 * 1024;
 
-/// The upstreams can't be asked now. It says nothing of whether they have what was asked for.
+/// No upstream can be asked at the moment. It says nothing of whether they have what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the upstreams cannot be asked now ({reason}); try again in {} s", retry_after.as_secs())]
+#[error("no upstream can be asked at the moment ({reason}); try again in {} s", retry_after.as_secs())]
 pub struct Unavailable {
     /// When a client should try again.
     pub retry_after: Duration,

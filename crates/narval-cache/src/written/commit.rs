@@ -71,10 +71,12 @@ impl Cache {
         match &result {
             Ok(committed) => {
                 for Committed { path, undeclared, .. } in committed {
-                    if !undeclared.is_empty() {
+                    if let Some(first) = undeclared.first() {
+                        let more = undeclared.len() - 1;
+                        let cache = self.name();
                         tracing::warn!(
-                            "cache '{}': {path} mentions {undeclared:?}, which its narinfo does not name",
-                            self.name()
+                            "cache '{cache}': the contents of {path} mention {first} and {more} more paths that are not among its \
+                             references"
                         );
                     }
                 }
@@ -309,6 +311,10 @@ impl Cache {
         batch: &HashMap<HashPart, NarInfo>,
         known: &mut HashMap<HashPart, bool>,
     ) -> Result<Vec<HashPart>, Refusal> {
+        // A derivation names its outputs, which it does not refer to.
+        if info.path.is_derivation() {
+            return Ok(Vec::new());
+        }
         let declared: HashSet<HashPart> = info.references.iter().map(StorePath::hash_part).collect();
         let new: Vec<HashPart> = nar.found.iter().filter(|part| !known.contains_key(*part)).copied().collect();
         let present = self.index().present(self.id(), &new)?;

@@ -6,10 +6,9 @@ use arc_swap::ArcSwap;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{ProducesTickets, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
-use zeroize::Zeroizing;
 
 use super::identity::{ByName, load_pair, read_certificates};
-use super::{Identity, TlsError, TlsSession};
+use super::{Identity, PemPair, TlsError, TlsSession};
 
 /// What to offer to TLS clients.
 #[derive(Clone, Debug, Default)]
@@ -22,21 +21,6 @@ pub struct TlsConfig {
     pub client_ca: Option<PathBuf>,
     /// Prepare connections so that their keys can be handed to the kernel.
     pub ktls: bool,
-}
-
-/// A certificate chain and its private key in PEM form, in memory.
-#[derive(Clone)]
-pub struct PemPair {
-    /// The certificate, followed by those that lead to the root.
-    pub cert: String,
-    /// The private key.
-    pub key: Zeroizing<String>,
-}
-
-impl std::fmt::Debug for PemPair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("PemPair(..)")
-    }
 }
 
 /// Accepts TLS connections. The certificates can be loaded anew while it is in use: connections that are there keep theirs.

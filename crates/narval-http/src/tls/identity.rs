@@ -9,8 +9,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use thiserror::Error;
 use x509_parser::prelude::X509Version;
-
-use super::PemPair;
+use zeroize::Zeroizing;
 
 /// The largest certificate, key or OCSP file that is read.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
@@ -104,6 +103,21 @@ impl Identity {
                 "holds no private key in PEM form".into()
             },
         })
+    }
+}
+
+/// A certificate chain and its private key in PEM form, in memory.
+#[derive(Clone)]
+pub struct PemPair {
+    /// The certificate chain, the server's certificate first.
+    pub cert: String,
+    /// The private key.
+    pub key: Zeroizing<String>,
+}
+
+impl std::fmt::Debug for PemPair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PemPair(..)")
     }
 }
 

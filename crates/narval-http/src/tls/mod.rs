@@ -28,13 +28,13 @@ mod secrets;
 mod session;
 
 #[cfg(feature = "tls")]
-pub use acceptor::{PemPair, TlsAcceptor, TlsConfig};
+pub use acceptor::{TlsAcceptor, TlsConfig};
 #[cfg(feature = "tls")]
 pub(crate) use channel::{Acceptor, TlsChannel};
 #[cfg(not(feature = "tls"))]
 pub(crate) use disabled::{Acceptor, TlsChannel};
 #[cfg(feature = "tls")]
-pub use identity::{Identity, TlsError};
+pub use identity::{Identity, PemPair, TlsError};
 #[cfg(feature = "tls")]
 pub use kernel::{KernelTx, probe};
 #[cfg(feature = "tls")]

@@ -271,6 +271,8 @@ fn references_that_a_narinfo_does_not_name() {
     assert!(other.push(cache).unwrap().undeclared.is_empty());
     other = TestPath::with_contents("other-2", &[], &other.nar);
     assert_eq!(other.push(cache).unwrap_err().kind, RefusalKind::Unprocessable);
+    let derivation = TestPath::with_contents("library.drv", &[], &other.nar);
+    assert!(derivation.push(cache).unwrap().undeclared.is_empty());
 }
 
 /// Uploads and commits of the same paths by many threads.
