@@ -93,7 +93,7 @@ impl Identity {
     }
 
     fn load_key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
-        let pem = zeroize::Zeroizing::new(read("private key", &self.key)?);
+        let pem = Zeroizing::new(read("private key", &self.key)?);
         PrivateKeyDer::from_pem_slice(&pem).map_err(|_| TlsError::Content {
             what: "private key",
             path: self.key.clone(),
