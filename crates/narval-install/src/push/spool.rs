@@ -1,21 +1,19 @@
 //! A file of a cache that is complete before it is sent, since its name is its hash: small ones in memory.
 
+use std::fs::File;
 use std::io::{self, Write};
 
 use narval_client::Payload;
 use narval_nix::{Sha256, Sha256Hasher};
-use narval_store::TemporaryFile;
 
 /// Bytes that are kept in memory; what is longer goes to a file.
 const MEMORY_LEN_MAX: usize = 4 * 1024 * 1024;
-/// What the names of these files begin with.
-const TEMPORARY: &str = ".narval-push-";
 
-/// Bytes that are being collected. Its file, if it has one, is removed when it is dropped.
+/// Bytes that are being collected. Its file, if it has one, has no name, so that nothing is left of it whatever happens.
 #[derive(Default)]
 pub(super) struct Spool {
     memory: Vec<u8>,
-    file: Option<TemporaryFile>,
+    file: Option<File>,
     hasher: Sha256Hasher,
     len: u64,
 }
@@ -29,7 +27,7 @@ impl Spool {
     /// What is to be sent.
     pub(super) fn payload(&self) -> Payload<'_> {
         match &self.file {
-            Some(file) => Payload::File(file.file(), self.len),
+            Some(file) => Payload::File(file, self.len),
             None => Payload::Bytes(&self.memory),
         }
     }
@@ -38,12 +36,12 @@ impl Spool {
 impl Write for Spool {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.file.is_none() && self.memory.len() + bytes.len() > MEMORY_LEN_MAX {
-            let file = TemporaryFile::create(&std::env::temp_dir(), TEMPORARY, 0o600)?;
-            file.file().write_all(&std::mem::take(&mut self.memory))?;
+            let mut file = tempfile::tempfile()?;
+            file.write_all(&std::mem::take(&mut self.memory))?;
             self.file = Some(file);
         }
-        match &self.file {
-            Some(file) => file.file().write_all(bytes)?,
+        match &mut self.file {
+            Some(file) => file.write_all(bytes)?,
             None => self.memory.extend_from_slice(bytes),
         }
         self.hasher.update(bytes);
