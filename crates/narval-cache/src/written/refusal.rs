@@ -90,7 +90,8 @@ impl Refusal {
     pub(super) fn no_space() -> Self {
         Self::new(
             RefusalKind::NoSpace,
-            "the cache's disk is full: nothing was kept; free space or run 'narval cache gc', then push again",
+            "the cache's disk is full: free space there, then push again. NARs that this push has sent are kept for a day, so that it \
+             continues where it stopped",
         )
     }
 }

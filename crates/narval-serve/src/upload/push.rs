@@ -207,9 +207,11 @@ impl Uploads {
             PartError::File(error) => {
                 tracing::error!("cannot write to '{}': {error}", self.data.path().join("incoming").display());
                 match error.kind() {
-                    std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                        Refusal::new(RefusalKind::NoSpace, "the cache's disk is full: nothing was kept").into()
-                    }
+                    std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Refusal::new(
+                        RefusalKind::NoSpace,
+                        "the cache's disk is full: free space there, then push again",
+                    )
+                    .into(),
                     _ => Refusal::new(RefusalKind::Failed, "the upload cannot be written; the server's log says why")
                         .into(),
                 }
