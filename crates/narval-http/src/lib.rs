@@ -25,6 +25,7 @@
 //! - [`http1`]: HTTP/1.1 as functions over bytes.
 
 pub mod http1;
+mod http2;
 mod io;
 mod limits;
 mod message;
