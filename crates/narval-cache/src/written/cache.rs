@@ -253,6 +253,10 @@ impl Cache {
         self.shared.reconcile_now()
     }
 
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     pub(super) fn id(&self) -> CacheId {
         self.state.id
     }

@@ -89,6 +89,7 @@ impl Cache {
             Err(refusal) => {
                 let first = narinfos.first().map(|(part, _)| part.to_string()).unwrap_or_default();
                 self.audit(grant, "narinfo", &first, &Err(refusal.to_string()));
+                self.notice_shortage(refusal);
             }
         }
         result

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::cache::CacheState;
 use super::index::{CacheRecord, Index, IndexError, Sqlite};
-use super::retention::Uses;
+use super::retention::{Shortage, Uses};
 use super::storage::{CacheDirectory, Storage, TEMPORARY};
 use super::tokens::TokensUsed;
 use super::{
@@ -82,6 +82,7 @@ pub(super) struct Shared {
     pub(super) audit: Audit,
     pub(super) tokens_used: TokensUsed,
     pub(super) uses: Uses,
+    pub(super) shortage: Shortage,
     pub(super) unsafe_no_verify: bool,
     /// Up to which change files are known to be as the index says.
     pub(super) reconciled: AtomicI64,
@@ -114,6 +115,7 @@ impl Data {
             audit: Audit::new(path.join("audit.jsonl")),
             tokens_used: TokensUsed::default(),
             uses: Uses::default(),
+            shortage: Shortage::default(),
             unsafe_no_verify: options.unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
@@ -217,6 +219,13 @@ impl std::fmt::Debug for Data {
     }
 }
 
+impl Cache {
+    /// The data folder that it is in.
+    pub(super) fn data(&self) -> Data {
+        Data { shared: Arc::clone(self.shared()) }
+    }
+}
+
 impl Shared {
     /// Makes files as the index says, for somebody who has the exclusive lock.
     pub(super) fn reconcile_now(self: &Arc<Self>) -> Result<(), Refusal> {
@@ -272,6 +281,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
         shared.record();
         if settled.elapsed() >= SETTLE_EVERY {
             shared.settle();
+            Data { shared: Arc::clone(&shared) }.make_room_again();
             settled = Instant::now();
         }
         if collect_every.is_some_and(|every| collected.elapsed() >= every) {

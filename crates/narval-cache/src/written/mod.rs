@@ -63,7 +63,8 @@ pub use name::{
 pub use receive::{Begin, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
 pub use retention::{
-    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, Why,
+    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, UNFINISHED_GRACE,
+    Why,
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use small::{Put, SmallKind};

@@ -90,8 +90,8 @@ impl Refusal {
     pub(super) fn no_space() -> Self {
         Self::new(
             RefusalKind::NoSpace,
-            "the cache's disk is full: free space there, then push again. NARs that this push has sent are kept for a day, so that it \
-             continues where it stopped",
+            "the cache's disk is full: free space there, then push again. NARs that this push has sent are kept for ten minutes, so \
+             that it continues where it stopped",
         )
     }
 }

@@ -11,8 +11,11 @@ pub(crate) mod push;
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::time::Duration;
 
-use narval_cache::written::{Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, Scope, SmallKind, Stored};
+use narval_cache::written::{
+    Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, Scope, SmallKind, Stored, UNFINISHED_GRACE,
+};
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, Compression, HashPart};
@@ -72,6 +75,9 @@ impl Uploads {
 
     fn try_put(self: &Arc<Self>, route: Route<'_>, grant: Grant, request: Request) -> Result<Response, ServeError> {
         grant.require(self.cache.name(), Scope::Push)?;
+        if self.data.is_short_of_room() {
+            self.parts.drop_idle(Duration::from_secs(UNFINISHED_GRACE));
+        }
         let upload = match route {
             Route::CacheInfo => Upload::CacheInfo,
             Route::NarInfo(hash_part) => Upload::NarInfo(hash_part),

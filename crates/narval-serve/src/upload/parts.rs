@@ -78,6 +78,13 @@ impl Parts {
         upload.append(body)
     }
 
+    /// Drops the uploads for which no part came for this long.
+    pub(super) fn drop_idle(&self, after: Duration) {
+        let is_kept =
+            |upload: &Arc<Mutex<Upload>>| upload.try_lock().map_or(true, |upload| upload.last_part.elapsed() < after);
+        self.lock().retain(|_, upload| is_kept(upload));
+    }
+
     /// Ends an upload in parts: its file and its length. `None`: there is none, or another request appends to it.
     pub(super) fn finish(&self, key: &Key) -> Option<(TemporaryFile, u64)> {
         let upload = self.lock().remove(key)?;
@@ -91,8 +98,8 @@ impl Parts {
         offset: u64,
         create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
     ) -> Result<Arc<Mutex<Upload>>, PartError> {
+        self.drop_idle(DROP_AFTER);
         let mut uploads = self.lock();
-        uploads.retain(|_, upload| upload.try_lock().map_or(true, |upload| upload.last_part.elapsed() < DROP_AFTER));
         if offset > 0 {
             return uploads.get(key).cloned().ok_or(PartError::Offset(0));
         }
@@ -183,6 +190,18 @@ mod tests {
         assert_eq!(parts.received(&key), None);
         drop(file);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn idle_uploads_give_their_room_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = Parts::default();
+        let key = ("token".to_owned(), "name".to_owned());
+        parts.append(&key, 0, &mut &b"hello"[..], || create(&folder)).unwrap();
+        parts.drop_idle(DROP_AFTER);
+        assert_eq!(parts.received(&key), Some(5));
+        parts.drop_idle(Duration::ZERO);
+        assert_eq!((parts.received(&key), std::fs::read_dir(folder.path()).unwrap().count()), (None, 0));
     }
 
     #[test]

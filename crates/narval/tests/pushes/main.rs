@@ -7,6 +7,7 @@ mod administration;
 mod client;
 mod complaints;
 mod contract;
+mod full_disk;
 mod lab;
 mod nix;
 mod protocol;

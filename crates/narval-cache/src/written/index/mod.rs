@@ -177,6 +177,15 @@ pub(crate) struct Used {
     pub(crate) time: u64,
 }
 
+/// Which NARs that no path has are old enough to be removed: both must be true. In seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cutoff {
+    /// No narinfo has named it since then.
+    pub(crate) orphaned: u64,
+    /// Nobody has uploaded it or asked for it since then.
+    pub(crate) used: u64,
+}
+
 /// Something about files that the index says and that files may not show yet, if a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -240,9 +249,17 @@ pub(crate) trait Index: Send + Sync {
     /// Forgets paths, their pins and leases, and the names of NARs that were theirs alone. Says which names, and the bytes of
     /// those NARs.
     fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Vec<(String, u64)>, IndexError>;
-    /// Forgets up to so many names that no narinfo has named since a time, and leases that are over. Says which, and the bytes of
-    /// those NARs.
-    fn sweep_files(&self, cache: CacheId, before: u64, max: usize, now: u64) -> Result<Vec<(String, u64)>, IndexError>;
+    /// Names of NARs that [`Index::sweep_files`] would forget, with the bytes of those NARs.
+    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError>;
+    /// Forgets up to so many names of NARs that no path has, and leases and pins that are over. Says which names, and the bytes
+    /// of those NARs.
+    fn sweep_files(
+        &self,
+        cache: CacheId,
+        cutoff: Cutoff,
+        max: usize,
+        now: u64,
+    ) -> Result<Vec<(String, u64)>, IndexError>;
     /// What refers to a path, itself left out.
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError>;
     /// Pins a path, and removes the pins of this name that are surplus then.

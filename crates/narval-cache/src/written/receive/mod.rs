@@ -89,9 +89,16 @@ impl Cache {
             return Err(Refusal::new(RefusalKind::TooLarge, message));
         }
         if let Some(stored) = self.known(&target)? {
+            // Its narinfo may be on its way.
+            self.note_nar_used(&stored.name);
             return Ok(Begin::Known(stored));
         }
-        self.check_quota(length.unwrap_or(0))?;
+        let more = length.unwrap_or(0);
+        self.make_room_for(more);
+        if let Err(refusal) = self.check_quota(more) {
+            self.notice_shortage(&refusal);
+            self.check_quota(more)?;
+        }
         Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone() })))
     }
 
@@ -166,7 +173,7 @@ impl Upload {
     fn note(&self, result: Result<Stored, Refusal>) -> Result<Stored, Refusal> {
         let outcome = result.as_ref().map(|stored| stored.nar_hash.to_string()).map_err(ToString::to_string);
         self.cache.audit(&self.grant, "nar", &self.target.to_string(), &outcome);
-        result
+        result.inspect_err(|refusal| self.cache.notice_shortage(refusal))
     }
 
     fn verify(&self, body: &mut dyn Read, file: Option<&File>) -> Result<(Verified, TemporaryFile), Refusal> {

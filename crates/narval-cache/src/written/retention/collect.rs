@@ -7,12 +7,16 @@ use std::time::UNIX_EPOCH;
 use narval_nix::HashPart;
 
 use super::mark::{Marks, Why, mark};
-use crate::written::index::Snapshot;
+use crate::written::index::{Cutoff, Snapshot};
 use crate::written::{Cache, Grant, Refusal, storage};
 
 /// How long a NAR stays that no narinfo names any more, or not yet, in seconds: a day. Clients that have its narinfo can still
 /// take it, and an upload whose narinfo comes last is not disturbed.
 pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
+
+/// How long such a NAR stays at least, in seconds, after it was uploaded, its narinfo was hidden, or a client was told that it is
+/// here: ten minutes. When the disk or a quota is full, those that nobody has used for longer are removed at once.
+pub const UNFINISHED_GRACE: u64 = 10 * 60;
 
 /// Paths that are hidden in one step; uploads wait meanwhile.
 const STEP: usize = 256;
@@ -57,7 +61,7 @@ pub struct Collected {
     pub forgotten: Vec<Forgotten>,
     /// How many paths stay.
     pub kept: usize,
-    /// Files of NARs that were removed, since their grace was over.
+    /// Files of NARs that were removed, or would be, since their grace was over.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
@@ -93,11 +97,14 @@ impl Cache {
                 }
             }
         }
-        if !options.dry_run {
+        if options.dry_run {
+            let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
+            (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());
+        } else {
             self.sweep_small(retention)?;
             // Those of CI jobs, which are made by the thousand, last minutes.
             self.index().forget_tokens(now.saturating_sub(DAY))?;
-            (collected.files, collected.bytes) = self.sweep(now.saturating_sub(options.grace), now)?;
+            (collected.files, collected.bytes) = self.sweep(options.grace, now)?;
             self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
         }
         Ok(collected)
@@ -169,13 +176,13 @@ impl Cache {
         }
     }
 
-    /// Removes the files of NARs that no narinfo has named since then.
-    pub(super) fn sweep(&self, before: u64, now: u64) -> Result<(usize, u64), Refusal> {
+    /// Removes the files of NARs that no narinfo has named for so many seconds.
+    pub(in crate::written) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let (mut files, mut bytes) = (0, 0);
         loop {
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
-            let swept = self.index().sweep_files(self.id(), before, STEP, now)?;
+            let swept = self.index().sweep_files(self.id(), cutoff(grace, now), STEP, now)?;
             self.reconcile_now()?;
             files += swept.len();
             bytes += swept.iter().map(|(_, bytes)| bytes).sum::<u64>();
@@ -184,4 +191,9 @@ impl Cache {
             }
         }
     }
+}
+
+/// What is removed with this grace. Whoever was told that a NAR is here has a while for its narinfo, whenever it was uploaded.
+fn cutoff(grace: u64, now: u64) -> Cutoff {
+    Cutoff { orphaned: now.saturating_sub(grace), used: now.saturating_sub(grace.min(UNFINISHED_GRACE)) }
 }

@@ -316,3 +316,55 @@ fn small_files_are_forgotten_too() {
     assert_eq!(fixture.files("caches/default/build-trace-v2"), [format!("{}/out.doi", drv("a"))]);
     assert_eq!(fixture.files("caches/default/debuginfo").len(), 1);
 }
+
+/// Makes all names of NARs so much older.
+fn age(fixture: &Fixture, seconds: u64) {
+    let database = rusqlite::Connection::open(fixture.folder.path().join("index.sqlite")).unwrap();
+    database
+        .execute("update files set used = used - ?1, added = added - ?1, orphaned = orphaned - ?1", [seconds])
+        .unwrap();
+}
+
+#[test]
+fn a_full_quota_has_the_nars_of_pushes_that_were_given_up_removed() {
+    let first = TestPath::with_contents("first", &[], &[1; 10_000]);
+    let second = TestPath::with_contents("second", &[], &[2; 10_000]);
+    let size = first.nar.len() as u64;
+    let fixture = Fixture::with(&CacheSettings { quota: Some(size * 3 / 2), ..CacheSettings::default() });
+    let cache = &fixture.cache;
+    first.send(cache, Compression::None).unwrap();
+    // Its narinfo may be on its way.
+    assert_eq!(second.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    age(&fixture, UNFINISHED_GRACE);
+    // A client that is told that it is here counts as one that has sent it.
+    assert!(first.send(cache, Compression::None).unwrap().is_none());
+    fixture.cache.shared().shortage.forget_sweep();
+    assert_eq!(second.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    age(&fixture, UNFINISHED_GRACE + 60);
+    fixture.cache.shared().shortage.forget_sweep();
+    assert!(second.send(cache, Compression::None).unwrap().is_some());
+    assert_eq!(cache.usage().unwrap().files, 1);
+    // What a path has stays.
+    cache.commit_narinfos(&[second.narinfo(Compression::None)], &pusher()).unwrap();
+    age(&fixture, UNFINISHED_GRACE);
+    fixture.cache.shared().shortage.forget_sweep();
+    assert_eq!(first.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    assert!(is_there(cache, &second));
+}
+
+#[test]
+fn what_would_be_removed_is_shown() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let path = TestPath::new("a", &[]);
+    path.send(cache, Compression::None).unwrap();
+    let collect = |dry_run| {
+        let options = CollectOptions { dry_run, grace: UNFINISHED_GRACE, now: None };
+        let collected = cache.collect(&options, &pusher()).unwrap();
+        (collected.files, collected.bytes)
+    };
+    assert_eq!((collect(true), collect(false)), ((0, 0), (0, 0)));
+    age(&fixture, UNFINISHED_GRACE);
+    let all = (1, path.nar.len() as u64);
+    assert_eq!((collect(true), collect(true), collect(false), collect(false)), (all, all, all, (0, 0)));
+}

@@ -3,7 +3,7 @@
 mod check;
 
 use clap::Subcommand;
-use narval_cache::written::{CollectOptions, Hold};
+use narval_cache::written::{COLLECT_GRACE, CollectOptions, Hold, UNFINISHED_GRACE};
 use serde_json::json;
 
 use crate::Failure;
@@ -22,8 +22,8 @@ pub struct Args {
 enum Command {
     /// Forget what no pin and no use keeps
     ///
-    /// Paths are hidden at once; their NARs are removed a day later, for clients that know them. With --dry-run, shows what would be
-    /// forgotten and why.
+    /// Paths are hidden at once; their NARs are removed a day later, for clients that know them. NARs of a push that was given up stay
+    /// for a day, too; with --unfinished, for ten minutes. With --dry-run, shows what would be forgotten and why.
     #[command(after_help = "Example:\n  narval cache gc --dry-run")]
     Gc {
         #[command(flatten)]
@@ -31,6 +31,9 @@ enum Command {
         /// Show what would be forgotten, and forget nothing
         #[arg(long)]
         dry_run: bool,
+        /// Remove NARs that no path has, if nobody has used them for ten minutes: when the disk is full
+        #[arg(long)]
+        unfinished: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -99,7 +102,7 @@ enum Command {
 /// When the data folder can't be used, or a path is not there.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Command::Gc { cache, dry_run, json } => gc(&cache, dry_run, json),
+        Command::Gc { cache, dry_run, unfinished, json } => gc(&cache, dry_run, unfinished, json),
         Command::Delete { cache, path, referrers } => delete(&cache, &path, referrers),
         Command::Stats { data, json } => stats(&data, json),
         Command::List { cache, json } => list(&cache, json),
@@ -113,12 +116,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn gc(args: &CacheArgs, dry_run: bool, json: bool) -> Result<(), Failure> {
+fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, json: bool) -> Result<(), Failure> {
     let (data, cache) = args.open()?;
     if let Some(warning) = cache.settings().warning() {
         note!("narval: {warning}");
     }
-    let options = CollectOptions { dry_run, ..CollectOptions::default() };
+    let grace = if unfinished { UNFINISHED_GRACE } else { COLLECT_GRACE };
+    let options = CollectOptions { dry_run, grace, ..CollectOptions::default() };
     let collected = cache.collect(&options, &administrator()).map_err(Failure::runtime)?;
     if json {
         let forgotten = collected.forgotten.iter();
@@ -135,14 +139,11 @@ fn gc(args: &CacheArgs, dry_run: bool, json: bool) -> Result<(), Failure> {
             out!("{}  last used {} ({why})", path.path, ago(path.used));
         }
         let forgotten = collected.forgotten.len();
+        let (kept, files, bytes) = (collected.kept, collected.files, human_bytes(collected.bytes));
         if dry_run {
-            note!("would forget {forgotten} paths, keep {}", collected.kept);
+            note!("would forget {forgotten} paths, keep {kept}; would remove {files} NARs ({bytes}) that no path has");
         } else {
-            let (files, bytes) = (collected.files, human_bytes(collected.bytes));
-            note!(
-                "forgot {forgotten} paths, kept {}; removed {files} NARs ({bytes}) that were forgotten before",
-                collected.kept
-            );
+            note!("forgot {forgotten} paths, kept {kept}; removed {files} NARs ({bytes}) that no path had");
         }
     }
     data.wait_until_noticed();

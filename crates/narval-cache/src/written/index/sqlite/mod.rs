@@ -20,8 +20,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::writer::{Durability, Writer};
 use super::{
-    CacheId, CacheRecord, Commit, Index, IndexError, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord,
-    Usage, Used,
+    CacheId, CacheRecord, Commit, Cutoff, Index, IndexError, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
+    TokenRecord, Usage, Used,
 };
 use crate::written::CacheName;
 
@@ -226,8 +226,18 @@ impl Index for Sqlite {
         self.write(Durability::Full, move |connection| retention::delete(connection, cache, &paths, now))
     }
 
-    fn sweep_files(&self, cache: CacheId, before: u64, max: usize, now: u64) -> Result<Vec<(String, u64)>, IndexError> {
-        self.write(Durability::Full, move |connection| retention::sweep_files(connection, cache, before, max, now))
+    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError> {
+        self.read(|connection| retention::orphans(connection, cache, cutoff, usize::MAX))
+    }
+
+    fn sweep_files(
+        &self,
+        cache: CacheId,
+        cutoff: Cutoff,
+        max: usize,
+        now: u64,
+    ) -> Result<Vec<(String, u64)>, IndexError> {
+        self.write(Durability::Full, move |connection| retention::sweep_files(connection, cache, cutoff, max, now))
     }
 
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {

@@ -8,17 +8,20 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::nars::remove_file;
 use super::paths::orphan;
 use super::schema::{add_pending, is_visible, parsed};
-use crate::written::index::{CacheId, PinRecord, Snapshot, SnapshotPath, Used};
+use crate::written::index::{CacheId, Cutoff, PinRecord, Snapshot, SnapshotPath, Used};
 
 pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<()> {
     let by_path = "update paths set used = max(used, ?) where cache = ? and hash_part = ?";
     let by_file = "update paths set used = max(used, ?) where cache = ? and file = ?";
+    // Whoever was told that a NAR is here may be about to send its narinfo.
+    let orphan = "update files set used = max(used, ?) where cache = ? and name = ? and orphaned is not null";
     for Used { cache, path, file, time } in used {
         if let Some(part) = path {
             connection.prepare_cached(by_path)?.execute(params![time, cache.0, part.as_str()])?;
         }
         if let Some(name) = file {
             connection.prepare_cached(by_file)?.execute(params![time, cache.0, name])?;
+            connection.prepare_cached(orphan)?.execute(params![time, cache.0, name])?;
         }
     }
     Ok(())
@@ -132,10 +135,25 @@ pub(super) fn delete(
     Ok(removed)
 }
 
+pub(super) fn orphans(
+    connection: &Connection,
+    cache: CacheId,
+    cutoff: Cutoff,
+    max: usize,
+) -> rusqlite::Result<Vec<(String, u64)>> {
+    let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar \
+         where f.cache = ? and f.orphaned is not null and f.orphaned <= ? and f.used <= ? limit ?";
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    connection
+        .prepare_cached(query)?
+        .query_map(params![cache.0, cutoff.orphaned, cutoff.used, max], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect()
+}
+
 pub(super) fn sweep_files(
     connection: &Connection,
     cache: CacheId,
-    before: u64,
+    cutoff: Cutoff,
     max: usize,
     now: u64,
 ) -> rusqlite::Result<Vec<(String, u64)>> {
@@ -143,12 +161,7 @@ pub(super) fn sweep_files(
     connection
         .prepare_cached("delete from pins where cache = ? and until is not null and until <= ?")?
         .execute(params![cache.0, now])?;
-    let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar \
-         where f.cache = ? and f.orphaned is not null and f.orphaned <= ? limit ?";
-    let names: Vec<(String, u64)> = connection
-        .prepare_cached(query)?
-        .query_map(params![cache.0, before, max], |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect::<Result<_, _>>()?;
+    let names = orphans(connection, cache, cutoff, max)?;
     names.iter().try_for_each(|(name, _)| remove_file(connection, cache, name))?;
     Ok(names)
 }

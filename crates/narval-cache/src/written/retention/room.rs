@@ -1,0 +1,104 @@
+//! Making room when the disk or a quota is full.
+//!
+//! NARs that no path has are what a push that was given up has left, or what a collection has hidden. They stay for a day while there is room. When
+//! there is none, those that nobody has used for [`UNFINISHED_GRACE`] are removed: before a large upload, after one that failed for
+//! want of room, and then every minute for as long as the shortage is recent.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::fs::statvfs;
+
+use super::collect::UNFINISHED_GRACE;
+use crate::written::data::Data;
+use crate::written::{Cache, Refusal, RefusalKind};
+
+/// Room that is left beside an upload, for the index and the audit log, in bytes.
+const RESERVE_BYTES: u64 = 16 << 20;
+
+/// Room is made at most this often: however many uploads fail at the same time.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// How long after it was noticed a shortage counts as recent: long enough for what was in use then.
+const RECENT: Duration = Duration::from_secs(2 * UNFINISHED_GRACE);
+
+/// When there was no room. Times are seconds since 1970.
+#[derive(Debug, Default)]
+pub(in crate::written) struct Shortage {
+    noticed: AtomicU64,
+    swept: AtomicU64,
+}
+
+impl Shortage {
+    fn is_recent(&self, now: u64) -> bool {
+        now.saturating_sub(self.noticed.load(Ordering::Relaxed)) < RECENT.as_secs()
+    }
+
+    /// Lets the next caller make room at once.
+    #[cfg(test)]
+    pub(in crate::written) fn forget_sweep(&self) {
+        self.swept.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether it is this caller's turn to make room.
+    fn begin(&self, now: u64) -> bool {
+        let last = self.swept.load(Ordering::Relaxed);
+        now.saturating_sub(last) >= AGAIN_AFTER.as_secs()
+            && self.swept.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Data {
+    /// Whether a disk or a quota was full lately: what can wait to be kept should not be.
+    pub fn is_short_of_room(&self) -> bool {
+        self.shared().shortage.is_recent(crate::written::now())
+    }
+
+    /// Removes NARs that no path has and that nobody has used for a while, of all caches. Not for somebody who has the
+    /// storage lock.
+    pub(in crate::written) fn make_room(&self) {
+        let now = crate::written::now();
+        if !self.shared().shortage.begin(now) {
+            return;
+        }
+        // Who was told that a NAR is here counts.
+        self.shared().record();
+        let caches = self.caches().map_err(|error| tracing::error!("no room is made: {error}"));
+        for cache in caches.unwrap_or_default() {
+            match cache.sweep(UNFINISHED_GRACE, now) {
+                Ok((0, _)) => {}
+                Ok((files, bytes)) => tracing::warn!(
+                    "cache '{}': there was no room: removed {files} NARs with {bytes} bytes that no path has",
+                    cache.name()
+                ),
+                Err(refusal) => tracing::error!("cache '{}': no room is made: {refusal}", cache.name()),
+            }
+        }
+    }
+
+    /// Makes room if a shortage is recent: to be called from time to time.
+    pub(in crate::written) fn make_room_again(&self) {
+        if self.is_short_of_room() {
+            self.make_room();
+        }
+    }
+}
+
+impl Cache {
+    /// Makes room before so many bytes come, if the disk has less. It is not refused then: only writing tells what there is.
+    pub(in crate::written) fn make_room_for(&self, bytes: u64) {
+        let free = statvfs(self.storage().path()).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+        if free.is_ok_and(|free| free < bytes.saturating_add(RESERVE_BYTES)) {
+            self.data().make_room();
+        }
+    }
+
+    /// Makes room after something failed for want of it.
+    pub(in crate::written) fn notice_shortage(&self, refusal: &Refusal) {
+        if refusal.kind == RefusalKind::NoSpace {
+            let data = self.data();
+            data.shared().shortage.noticed.store(self.now(), Ordering::Relaxed);
+            data.make_room();
+        }
+    }
+}
