@@ -1,21 +1,20 @@
 //! The service: sources and a face, as a handler for the engine.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use narval_cache::upstream::{Small, Upstreams};
-use narval_cache::written::oidc::Issuer;
-use narval_cache::written::{Cache, CacheName, Data, Elsewhere, RefusalKind, Scope, SmallKind};
+use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, SmallKind};
 use narval_http::{Handler, HeadRef, Method, Prepared, Request, Response, Snapshot};
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
-use crate::auth::oidc::{Exchange, OidcGrant};
-use crate::auth::{Auth, Caller, unauthorized};
+use crate::auth::Auth;
+use crate::auth::oidc::OidcExchange;
 use crate::error::ServeError;
+use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{Metrics, RouteLabel};
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::memory::NarMemory;
@@ -27,10 +26,10 @@ use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
 use crate::routes::table::{self, NarRoute, PushRoute, Route};
 use crate::routes::{batch, build_trace, health, log, ls, metrics, narinfo, nix_cache_info};
+use crate::state::ServerState;
 use crate::upload::Uploads;
 use crate::upstream;
 use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::written::narinfo::WrittenNarinfos;
 use crate::written::{nar, small};
 use crate::{Config, Face};
 
@@ -68,8 +67,8 @@ pub struct WrittenCache {
     pub data: Data,
     /// The cache in it.
     pub cache: Cache,
-    /// The platforms whose jobs get tokens (OpenID Connect).
-    pub oidc: Vec<Issuer<OidcGrant>>,
+    /// For jobs of CI platforms (OpenID Connect).
+    pub oidc: Option<OidcExchange>,
 }
 
 /// What all requests share.
@@ -86,8 +85,9 @@ pub(crate) struct Shared {
     metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
-    /// Reads the counters of the engine, once it runs.
-    engine: OnceLock<EngineCounters>,
+    state: ServerState,
+    /// Whether it is the cache at `/`, whose `/metrics` shows the engine's counters, too.
+    shows_engine: bool,
 }
 
 /// The live store.
@@ -101,20 +101,10 @@ pub(crate) struct Live {
 #[derive(Debug)]
 struct Written {
     cache: Cache,
-    auth: Auth,
+    auth: Arc<Auth>,
     uploads: Arc<Uploads>,
     is_public: bool,
-    /// For jobs of CI platforms.
-    exchange: Option<Exchange>,
-}
-
-/// See [`Service::show_engine`].
-struct EngineCounters(Box<dyn Fn() -> Snapshot + Send + Sync>);
-
-impl fmt::Debug for EngineCounters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EngineCounters")
-    }
+    exchange: Option<OidcExchange>,
 }
 
 impl Service {
@@ -123,16 +113,17 @@ impl Service {
     /// # Errors
     /// As [`of`](Self::of).
     pub fn new(config: Config, store: Store) -> Result<Self, ServiceError> {
-        Self::of(config, Sources { store: Some(store), ..Sources::default() })
+        Self::of(config, Sources { store: Some(store), ..Sources::default() }, &ServerState::new())
     }
 
-    /// A service of these sources.
+    /// A service of these sources: one cache of a server. What `state` has of that cache from an earlier service is used further.
     ///
     /// # Errors
     /// There is no source, or they have different store directories; no thread can be started, or the folder of the NAR cache cannot be
     /// used.
-    pub fn of(config: Config, sources: Sources) -> Result<Self, ServiceError> {
-        let metrics = Arc::new(Metrics::new());
+    pub fn of(config: Config, sources: Sources, state: &ServerState) -> Result<Self, ServiceError> {
+        let name = sources.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default();
+        let metrics = state.metrics(&name);
         let store_dir = store_dir_of(&sources)?;
         let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
         let (face, prefix) = (config.face, config.prefix.clone());
@@ -144,13 +135,12 @@ impl Service {
         if let Some(WrittenCache { data, cache, oidc }) = sources.written {
             cache.set_sign_keys(config.sign_keys.clone());
             cache.set_elsewhere(Some(Arc::new(OtherSources(store.clone(), sources.upstreams.clone()))));
-            let metrics = Arc::clone(&metrics);
-            written_narinfos = Some(WrittenNarinfos::new(cache.clone(), memo_bytes, Arc::clone(&metrics)));
+            written_narinfos = Some(state.narinfos(&cache, memo_bytes));
             written = Some(Written {
                 is_public: cache.settings().public,
-                exchange: (!oidc.is_empty()).then(|| Exchange::new(oidc, data.clone())),
-                auth: Auth::new(data.tokens(), cache.clone(), Arc::clone(&metrics)),
-                uploads: Arc::new(Uploads::new(data, cache.clone(), metrics)),
+                exchange: oidc,
+                auth: state.auth(&data),
+                uploads: Arc::new(Uploads::new(data, cache.clone(), state.uploads(), Arc::clone(&metrics))),
                 cache,
             });
         }
@@ -187,7 +177,8 @@ impl Service {
                 upstream,
                 metrics,
                 cache_info,
-                engine: OnceLock::new(),
+                state: state.clone(),
+                shows_engine: name == CacheName::default(),
             }),
         })
     }
@@ -200,8 +191,86 @@ impl Service {
 
     /// Shows the counters of the engine that runs this service at `/metrics`, too. Only the first call has an effect.
     pub fn show_engine(&self, counters: impl Fn() -> Snapshot + Send + Sync + 'static) {
-        // One text cannot show two engines.
-        let _ = self.shared.engine.set(EngineCounters(Box::new(counters)));
+        self.shared.state.show_engine(counters);
+    }
+
+    /// Whether everybody may read.
+    pub(crate) fn is_public(&self) -> bool {
+        self.shared.written.as_ref().is_none_or(|written| written.is_public)
+    }
+
+    /// [`Handler::inline`] of a request whose path goes on with ours at byte `at`.
+    #[inline]
+    pub(crate) fn inline_at(&self, head: &HeadRef<'_>, at: usize) -> Option<Response> {
+        let shared = &*self.shared;
+        if shared.face == Face::Narval && !is_read(head.method()) {
+            return None;
+        }
+        if shared.written.as_ref().is_some_and(|written| !written.gate(&shared.metrics, at).may_read_inline(head)) {
+            return None;
+        }
+        // A path with %XX is parsed on a worker: no route below has any.
+        let (label, response) = match Route::parse(shared.face, head.path().get(at..)?, head.query()) {
+            Route::NarInfo(hash_part) => (RouteLabel::NarInfo, shared.narinfos.inline(head, &hash_part)?),
+            Route::Nar(route) => (RouteLabel::Nar, shared.live.as_ref()?.nars.inline(head, &route)?),
+            Route::CacheInfo => (RouteLabel::CacheInfo, Arc::clone(&shared.cache_info).into()),
+            _ => return None,
+        };
+        shared.metrics.request(label, response.status().as_u16());
+        Some(response)
+    }
+
+    /// [`Handler::handle`] of a request whose path goes on with ours at byte `at`.
+    pub(crate) fn handle_at(&self, request: Request, at: usize) -> Response {
+        self.count(request, Some(at), |shared, route, is_own, request| match &shared.written {
+            Some(written) => shared.answer_with_tokens(written, route, is_own, at, request),
+            None => shared.answer(route, request),
+        })
+    }
+
+    /// Answers a request for a cache that does not exist as a private one would answer it.
+    pub(crate) fn handle_nobody(&self, request: Request, name: &CacheName) -> Response {
+        self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
+            let Some(written) = &shared.written else { return Err(ServeError::NoRoute) };
+            let gate = Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.metrics, 0) };
+            match written.exchange(&route, &request) {
+                Some(exchange) => exchange.answer(&written.auth, request, &shared.metrics),
+                None => match gate.pass(route, &request)? {
+                    Allowed::Read(_) => Err(ServeError::NoPath),
+                    _ => Err(Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here")).into()),
+                },
+            }
+        })
+    }
+
+    /// Answers on a worker, or on a thread for streamed bodies, and counts the answer.
+    fn count(
+        &self,
+        request: Request,
+        at: Option<usize>,
+        answer: impl FnOnce(&Shared, Route<'_>, bool, Request) -> Result<Response, ServeError>,
+    ) -> Response {
+        let shared = &*self.shared;
+        let started = Instant::now();
+        let path = at.and_then(|at| request.path().get(at..)).map(str::to_owned);
+        // Without a path below the prefix there is no route; `/team` is `/team/`.
+        let path = path.map(|path| if path.is_empty() && at > Some(0) { "/".to_owned() } else { path });
+        let path = path.as_deref().and_then(table::decode);
+        let query = request.query().map(str::to_owned);
+        let base = |path| shared.written.as_ref().and_then(|_| below_push(path));
+        let own = path.as_deref().and_then(base);
+        let path = own.or(path.as_deref());
+        let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
+        let label = route.label();
+        let answer = answer(shared, route, own.is_some(), request);
+        let response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
+        shared.metrics.latency(started.elapsed());
+        // An upload may be answered later.
+        let metrics = Arc::clone(&shared.metrics);
+        response.map(move |response| {
+            metrics.request(label, response.status().as_u16());
+            response
+        })
     }
 }
 
@@ -316,54 +385,20 @@ pub enum ServiceError {
 impl Handler for Service {
     #[inline]
     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
-        let shared = &*self.shared;
-        if shared.face == Face::Narval && !is_read(head.method()) {
-            return None;
-        }
-        if shared.written.as_ref().is_some_and(|written| !written.may_read_inline(head)) {
-            return None;
-        }
-        // A path with %XX is parsed on a worker: no route below has any.
-        let path = shared.below_prefix(head.path())?;
-        let (label, response) = match Route::parse(shared.face, path, head.query()) {
-            Route::NarInfo(hash_part) => (RouteLabel::NarInfo, shared.narinfos.inline(head, &hash_part)?),
-            Route::Nar(route) => (RouteLabel::Nar, shared.live.as_ref()?.nars.inline(head, &route)?),
-            Route::CacheInfo => (RouteLabel::CacheInfo, Arc::clone(&shared.cache_info).into()),
-            _ => return None,
-        };
-        shared.metrics.request(label, response.status().as_u16());
-        Some(response)
+        self.inline_at(head, self.shared.below_prefix(head.path())?)
     }
 
     fn handle(&self, request: Request) -> Response {
-        let shared = &*self.shared;
-        let started = Instant::now();
-        let path = request.path().to_owned();
-        let path = shared.below_prefix(&path).and_then(table::decode);
-        let query = request.query().map(str::to_owned);
-        let base = |path| shared.written.as_ref().and_then(|_| below_push(path));
-        let own = path.as_deref().and_then(base);
-        let path = own.or(path.as_deref());
-        let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
-        let label = route.label();
-        let answer = shared.answer(route, own.is_some(), request);
-        let response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
-        shared.metrics.latency(started.elapsed());
-        // An upload may be answered later.
-        let metrics = Arc::clone(&shared.metrics);
-        response.map(move |response| {
-            metrics.request(label, response.status().as_u16());
-            response
-        })
+        match self.shared.below_prefix(request.path()) {
+            Some(at) => self.handle_at(request, at),
+            None => self.count(request, None, |shared, route, _, request| shared.answer(route, request)),
+        }
     }
 }
 
 impl Shared {
-    /// Answers a request, on a worker or on a thread for streamed bodies.
-    fn answer(&self, route: Route<'_>, is_own: bool, request: Request) -> Result<Response, ServeError> {
-        if let Some(written) = &self.written {
-            return self.answer_with_tokens(written, route, is_own, request);
-        }
+    /// Answers a request to a server that takes no uploads.
+    fn answer(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
         // nix-serve and nix-serve-ng ignore the method.
         if self.face == Face::Narval && route != Route::Batch && !is_read(request.method()) {
             return Err(match *request.method() {
@@ -380,30 +415,18 @@ impl Shared {
         written: &Written,
         route: Route<'_>,
         is_own: bool,
+        at: usize,
         request: Request,
     ) -> Result<Response, ServeError> {
-        // Whoever has no token yet.
-        if let (&Method::POST, Route::Push(PushRoute::Oidc), Some(exchange)) =
-            (request.method(), &route, &written.exchange)
-        {
-            return exchange.answer(&written.auth, request);
+        if let Some(exchange) = written.exchange(&route, &request) {
+            return exchange.answer(&written.auth, request, &self.metrics);
         }
-        let caller = written.auth.caller(&request.head())?;
-        let grant = |caller: Caller| caller.grant(request.peer());
-        match (request.method().clone(), route) {
-            (Method::PUT, route) => written.uploads.put(route, grant(caller)?, request),
-            (Method::POST, Route::Push(push)) => written.uploads.post(push, grant(caller)?, request),
-            (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
-                written.uploads.progress(name, &grant(caller)?)
-            }
-            (_, Route::Push(PushRoute::Missing | PushRoute::Commit | PushRoute::Oidc)) => {
-                Err(ServeError::Method("POST"))
-            }
-            (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
-                written.may_read(&caller, &route)?;
-                if is_own { self.read_own(written, route, request) } else { self.read(route, request) }
-            }
-            _ => Err(ServeError::Method("GET, HEAD, PUT")),
+        match written.gate(&self.metrics, at).pass(route, &request)? {
+            Allowed::Put(route, grant) => written.uploads.put(route, grant, request),
+            Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
+            Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
+            Allowed::Read(route) if is_own => self.read_own(written, route, request),
+            Allowed::Read(route) => self.read(route, request),
         }
     }
 
@@ -463,7 +486,10 @@ impl Shared {
                 small::answer(&written.cache, SmallKind::DebugInfo, name)
             }
             Route::Batch => batch::answer(&self.narinfos, request),
-            Route::Metrics => Ok(metrics::answer(&self.metrics, self.engine_text())),
+            Route::Metrics => {
+                let engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
+                Ok(metrics::answer(&self.metrics, engine))
+            }
             Route::Health => Ok(health::answer(
                 self.live.as_ref().map(|live| &*live.store),
                 self.written.as_ref().map(|written| &written.cache),
@@ -512,47 +538,28 @@ impl Shared {
         }
     }
 
-    fn engine_text(&self) -> String {
-        self.engine.get().map(|engine| (engine.0)().openmetrics()).unwrap_or_default()
-    }
-
-    fn below_prefix<'a>(&self, path: &'a str) -> Option<&'a str> {
+    /// Where in a path ours begins; `None` if it is not below our prefix.
+    fn below_prefix(&self, path: &str) -> Option<usize> {
         match &self.prefix {
-            None => Some(path),
-            Some(prefix) => path.strip_prefix(prefix.as_str()).filter(|rest| rest.starts_with('/')),
+            None => Some(0),
+            Some(prefix) => {
+                path.strip_prefix(prefix.as_str()).filter(|rest| rest.starts_with('/')).map(|_| prefix.len())
+            }
         }
     }
 }
 
 impl Written {
-    /// Whether a caller may read, as far as memory tells. What it does not tell is for a worker, and so is a wrong token: it is refused
-    /// whatever it is sent with.
-    fn may_read_inline(&self, head: &HeadRef<'_>) -> bool {
-        match head.header_bytes("authorization") {
-            None => self.is_public,
-            Some(_) => {
-                let grant = self.auth.remembered(head);
-                grant.is_some_and(|grant| self.is_public || grant.allows(self.cache.name(), Scope::Pull))
-            }
-        }
+    /// The door of this cache, for a request whose path goes on with ours at byte `at`.
+    #[inline]
+    fn gate<'a>(&'a self, metrics: &'a Metrics, at: usize) -> Gate<'a> {
+        Gate { auth: &self.auth, cache: self.cache.name(), is_public: self.is_public, is_root: at == 0, metrics }
     }
 
-    /// Whether a caller may read. A private cache says no more to strangers than that they are; to a token without the scope `pull`, every
-    /// name is absent, whether it exists or not. Whoever may push needs to know that this is a cache.
-    fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {
-        if self.is_public || *route == Route::Health {
-            return Ok(());
-        }
-        match caller {
-            Caller::Anonymous => Err(unauthorized(
-                "this cache is private: put a token into the netrc file as the password for this host (any login)",
-            )),
-            Caller::Bearer(grant) if grant.allows(self.cache.name(), Scope::Pull) => Ok(()),
-            Caller::Bearer(grant) if *route == Route::CacheInfo && grant.allows(self.cache.name(), Scope::Push) => {
-                Ok(())
-            }
-            Caller::Bearer(_) => Err(ServeError::NoPath),
-        }
+    /// Exchanges the token of a CI platform, for whoever has none of ours yet, if that is asked for.
+    fn exchange(&self, route: &Route<'_>, request: &Request) -> Option<&OidcExchange> {
+        let is_asked = *request.method() == Method::POST && *route == Route::Push(PushRoute::Oidc);
+        self.exchange.as_ref().filter(|_| is_asked)
     }
 }
 
@@ -562,8 +569,4 @@ const PUSH_BASE: &str = "/push";
 
 fn below_push(path: &str) -> Option<&str> {
     path.strip_prefix(PUSH_BASE).filter(|rest| rest.starts_with('/'))
-}
-
-fn is_read(method: &Method) -> bool {
-    *method == Method::GET || *method == Method::HEAD
 }

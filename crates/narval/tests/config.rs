@@ -281,3 +281,26 @@ fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
     }
     assert_eq!(server.terminate(), Some(0));
 }
+
+/// What a server has counted stays when its service is replaced.
+#[test]
+fn counters_outlive_a_reload() {
+    let store = Store::new();
+    let base = format!("listen = '127.0.0.1:0'\nstore = '{}'\n", store.uri());
+    fs::write(store.path("narval.toml"), format!("{base}priority = 11\n")).unwrap();
+    let mut server = serve(&store, &[]);
+    let asked = |server: &Server| {
+        let metrics = server.get("/metrics");
+        let line = metrics.text().lines().find(|line| {
+            line.starts_with("narval_requests_total") && line.contains("nix-cache-info") && line.contains("200")
+        });
+        let count: u64 = line.unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+        assert!(metrics.text().contains("narval_http_"), "the engine's counters are there, too: {}", metrics.text());
+        count
+    };
+    (0..3).for_each(|_| drop(priority(&server)));
+    assert_eq!(asked(&server), 3);
+    fs::write(store.path("narval.toml"), format!("{base}priority = 12\n")).unwrap();
+    hang_up(&mut server);
+    assert_eq!((priority(&server), asked(&server)), ("12".to_owned(), 4));
+}

@@ -18,7 +18,7 @@ use super::retention::{Shortage, Uses};
 use super::storage::{CacheDirectory, Storage, TEMPORARY};
 use super::tokens::TokensUsed;
 use super::{
-    Audit, Cache, CacheName, CacheSettings, CollectOptions, Grant, Refusal, RefusalKind, SettingsError, Tokens,
+    Audit, Cache, CacheName, CacheSettings, CollectOptions, Grant, Refusal, RefusalKind, SettingsError, Stamp, Tokens,
 };
 
 /// How often what was collected is recorded.
@@ -168,6 +168,12 @@ impl Data {
             .write_cache_info()
             .map_err(|source| io_error("write 'nix-cache-info' in", cache.directory().path(), source))?;
         Ok(cache)
+    }
+
+    /// Changes with every change that a reader can see, in any of its caches or of its tokens, by whichever process (those of others are
+    /// seen within 10 ms).
+    pub fn stamp(&self) -> Stamp {
+        Stamp(self.shared.index.stamp())
     }
 
     /// Who may do what.

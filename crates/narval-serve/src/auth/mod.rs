@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{Cache, Grant, Refusal, RefusalKind, Stamp, Tokens};
+use narval_cache::written::{Data, Grant, Refusal, RefusalKind, Stamp, Tokens};
 use narval_http::{HeadRef, Peer};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
@@ -50,11 +50,10 @@ impl Caller {
 pub(crate) struct Auth {
     tokens: Tokens,
     /// Its stamp changes when a token is revoked.
-    cache: Cache,
+    data: Data,
     /// What tokens allow, by the SHA-256 of the token.
     remembered: Remembered<Sha256, (Stamp, Instant, Arc<Grant>)>,
     throttle: Throttle,
-    metrics: Arc<Metrics>,
 }
 
 /// The most tokens that are remembered.
@@ -69,14 +68,15 @@ impl fmt::Debug for Auth {
 }
 
 impl Auth {
-    pub(crate) fn new(tokens: Tokens, cache: Cache, metrics: Arc<Metrics>) -> Self {
-        Self { tokens, cache, remembered: Remembered::new(REMEMBERED_MAX), throttle: Throttle::default(), metrics }
+    pub(crate) fn new(data: &Data) -> Self {
+        let (tokens, remembered) = (data.tokens(), Remembered::new(REMEMBERED_MAX));
+        Self { tokens, data: data.clone(), remembered, throttle: Throttle::default() }
     }
 
     /// What the token of a request allows, if that is in memory, and no token was revoked since. For the shard: it waits for nothing.
     pub(crate) fn remembered(&self, head: &HeadRef<'_>) -> Option<Arc<Grant>> {
         match credentials(head) {
-            Credentials::Token(token) => self.recall(self.cache.stamp(), &Sha256::of(&token)),
+            Credentials::Token(token) => self.recall(self.data.stamp(), &Sha256::of(&token)),
             Credentials::None | Credentials::Malformed => None,
         }
     }
@@ -93,7 +93,7 @@ impl Auth {
     ///
     /// # Errors
     /// 401 for credentials that are not a valid token, whatever is requested.
-    pub(crate) fn caller(&self, head: &HeadRef<'_>) -> Result<Caller, ServeError> {
+    pub(crate) fn caller(&self, head: &HeadRef<'_>, metrics: &Metrics) -> Result<Caller, ServeError> {
         let presented = match credentials(head) {
             Credentials::None => return Ok(Caller::Anonymous),
             Credentials::Malformed => {
@@ -102,13 +102,13 @@ impl Auth {
             Credentials::Token(token) => token,
         };
         // Before the tokens are read: what is remembered can only be newer than its stamp says.
-        let (stamp, hash) = (self.cache.stamp(), Sha256::of(&presented));
+        let (stamp, hash) = (self.data.stamp(), Sha256::of(&presented));
         if let Some(grant) = self.recall(stamp, &hash) {
             return Ok(Caller::Bearer(grant));
         }
         let address = address(head.peer());
         if !self.throttle.may_try(address, &presented) {
-            self.metrics.logins_throttled.inc();
+            metrics.logins_throttled.inc();
             return Err(unauthorized("too many wrong tokens came from this address: wait some seconds"));
         }
         let verified = self.tokens.verify(&presented).map_err(|error| {
@@ -124,7 +124,7 @@ impl Auth {
             }
             None => {
                 self.throttle.failed(address);
-                self.metrics.logins_failed.inc();
+                metrics.logins_failed.inc();
                 Err(unauthorized(
                     "this token is unknown, expired or revoked: replace it in the netrc file ('narval token create' makes one)",
                 ))

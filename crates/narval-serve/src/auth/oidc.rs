@@ -1,6 +1,7 @@
 //! `POST /_narval/v1/oidc`: a CI job shows the token of its platform, and gets a short one of this cache.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +11,7 @@ use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 
 use super::{Auth, address, unauthorized};
 use crate::error::ServeError;
+use crate::metrics::Metrics;
 
 /// Exchanges at once: one may wait for an issuer that is slow.
 const EXCHANGES_MAX: usize = 4;
@@ -25,8 +27,11 @@ pub struct OidcGrant {
     pub lifetime: Duration,
 }
 
-/// Exchanges tokens.
-pub(crate) struct Exchange {
+/// Exchanges tokens of CI platforms. Cheap to clone: clones share everything, so that one serves all caches of a server.
+#[derive(Clone, Debug)]
+pub struct OidcExchange(Arc<Exchange>);
+
+struct Exchange {
     verifier: Verifier<OidcGrant>,
     data: Data,
     running: AtomicUsize,
@@ -38,13 +43,20 @@ impl fmt::Debug for Exchange {
     }
 }
 
-impl Exchange {
-    pub(crate) fn new(issuers: Vec<Issuer<OidcGrant>>, data: Data) -> Self {
-        Self { verifier: Verifier::new(issuers), data, running: AtomicUsize::new(0) }
+impl OidcExchange {
+    /// Tokens of these platforms are exchanged for tokens of this data folder.
+    pub fn new(issuers: Vec<Issuer<OidcGrant>>, data: Data) -> Self {
+        Self(Arc::new(Exchange { verifier: Verifier::new(issuers), data, running: AtomicUsize::new(0) }))
     }
 
+    pub(crate) fn answer(&self, auth: &Auth, request: Request, metrics: &Metrics) -> Result<Response, ServeError> {
+        self.0.answer(auth, request, metrics)
+    }
+}
+
+impl Exchange {
     /// Answers with a token and its end; the body of the request is the platform's token.
-    pub(crate) fn answer(&self, auth: &Auth, mut request: Request) -> Result<Response, ServeError> {
+    fn answer(&self, auth: &Auth, mut request: Request, metrics: &Metrics) -> Result<Response, ServeError> {
         let address = address(request.peer());
         let presented = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {
             ServeError::Upload(format!(
@@ -52,7 +64,7 @@ impl Exchange {
             ))
         })?;
         if !auth.throttle.may_try(address, presented.as_bytes()) {
-            auth.metrics.logins_throttled.inc();
+            metrics.logins_throttled.inc();
             return Err(unauthorized("too many wrong tokens came from this address: wait some seconds"));
         }
         if self.running.fetch_add(1, Ordering::AcqRel) >= EXCHANGES_MAX {
@@ -70,7 +82,7 @@ impl Exchange {
             Err(error @ OidcError::Unavailable { .. }) => Ok(later(&error.to_string())),
             Err(error) => {
                 auth.throttle.failed(address);
-                auth.metrics.logins_failed.inc();
+                metrics.logins_failed.inc();
                 tracing::info!("OpenID Connect: a token from {peer} is refused: {error}");
                 Err(match error {
                     OidcError::NoRule(_) => Refusal::new(RefusalKind::Forbidden, error).into(),

@@ -23,7 +23,7 @@ use crate::written::narinfo::WrittenNarinfos;
 #[derive(Debug)]
 pub(crate) struct Narinfos {
     pub(crate) live: Option<LiveNarinfos>,
-    pub(crate) written: Option<WrittenNarinfos>,
+    pub(crate) written: Option<Arc<WrittenNarinfos>>,
     pub(crate) upstream: Option<UpstreamNarinfos>,
     /// The answer for paths that are not there.
     pub(crate) absent: Arc<Prepared>,

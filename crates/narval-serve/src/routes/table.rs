@@ -73,6 +73,11 @@ pub(crate) enum PushRoute<'a> {
     Oidc,
 }
 
+/// How the path of a narinfo ends.
+pub(crate) const NARINFO: &str = ".narinfo";
+/// How the path of a listing ends.
+pub(crate) const LISTING: &str = ".ls";
+
 /// The longest path of any route, percent-encoded: three bytes for each byte of a log's name.
 const PATH_LEN_MAX: usize = 2048;
 
@@ -81,7 +86,7 @@ impl<'a> Route<'a> {
     #[inline]
     pub(crate) fn parse(face: Face, path: &'a str, query: Option<&'a str>) -> Self {
         let Some(path) = path.strip_prefix('/') else { return Self::Unknown };
-        if let Some(stem) = path.strip_suffix(".narinfo")
+        if let Some(stem) = path.strip_suffix(NARINFO)
             && let Ok(hash_part) = HashPart::parse(stem.as_bytes())
         {
             return Self::NarInfo(hash_part);
@@ -115,7 +120,7 @@ impl<'a> Route<'a> {
 
 /// The routes that are never answered inline.
 fn others(face: Face, path: &str) -> Route<'_> {
-    if path.strip_suffix(".narinfo").is_some_and(|stem| !stem.contains('/')) {
+    if path.strip_suffix(NARINFO).is_some_and(|stem| !stem.contains('/')) {
         return Route::Invalid;
     }
     if let Some(name) = path.strip_prefix("log/") {
@@ -131,7 +136,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
         batch::PATH => return Route::Batch,
         _ => {}
     }
-    if let Some(stem) = path.strip_suffix(".ls").filter(|stem| !stem.contains('/')) {
+    if let Some(stem) = path.strip_suffix(LISTING).filter(|stem| !stem.contains('/')) {
         return HashPart::parse(stem.as_bytes()).map_or(Route::Invalid, Route::Listing);
     }
     if let Some(rest) = path.strip_prefix("build-trace-v2/") {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::written::{
-    Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, Scope, SmallKind, Stored, UNFINISHED_GRACE,
+    Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
 };
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
@@ -41,9 +41,21 @@ const OTHER_BYTES_MAX: u64 = 1024 * 1024;
 pub(crate) struct Uploads {
     data: Data,
     cache: Cache,
+    pool: Arc<UploadPool>,
+    metrics: Arc<Metrics>,
+}
+
+/// What the uploads into all caches of a server share.
+#[derive(Debug)]
+pub(crate) struct UploadPool {
     threads: Arc<Background>,
     parts: Parts,
-    metrics: Arc<Metrics>,
+}
+
+impl Default for UploadPool {
+    fn default() -> Self {
+        Self { threads: Background::new("upload", THREADS_MAX, WAITING_MAX), parts: Parts::default() }
+    }
 }
 
 /// What is uploaded.
@@ -57,12 +69,11 @@ enum Upload {
 }
 
 impl Uploads {
-    pub(crate) fn new(data: Data, cache: Cache, metrics: Arc<Metrics>) -> Self {
-        let threads = Background::new("upload", THREADS_MAX, WAITING_MAX);
-        Self { data, cache, threads, parts: Parts::default(), metrics }
+    pub(crate) fn new(data: Data, cache: Cache, pool: Arc<UploadPool>, metrics: Arc<Metrics>) -> Self {
+        Self { data, cache, pool, metrics }
     }
 
-    /// Answers a PUT.
+    /// Answers a PUT of somebody who may push.
     pub(crate) fn put(
         self: &Arc<Self>,
         route: Route<'_>,
@@ -74,9 +85,8 @@ impl Uploads {
     }
 
     fn try_put(self: &Arc<Self>, route: Route<'_>, grant: Grant, request: Request) -> Result<Response, ServeError> {
-        grant.require(self.cache.name(), Scope::Push)?;
         if self.data.is_short_of_room() {
-            self.parts.drop_idle(Duration::from_secs(UNFINISHED_GRACE));
+            self.pool.parts.drop_idle(Duration::from_secs(UNFINISHED_GRACE));
         }
         let upload = match route {
             Route::CacheInfo => Upload::CacheInfo,
@@ -100,14 +110,13 @@ impl Uploads {
         self.receive(request, move |body| this.take(upload, &mut decoded(coding, body)?, &grant))
     }
 
-    /// Answers a POST of the push protocol.
+    /// Answers a POST of the push protocol, of somebody who may push.
     pub(crate) fn post(
         self: &Arc<Self>,
         route: PushRoute<'_>,
         grant: Grant,
         request: Request,
     ) -> Result<Response, ServeError> {
-        grant.require(self.cache.name(), Scope::Push)?;
         match route {
             PushRoute::Missing => push::missing(self, request),
             PushRoute::Commit => push::commit(self, grant, request),
@@ -118,7 +127,6 @@ impl Uploads {
 
     /// Says how much of a NAR has come in parts.
     pub(crate) fn progress(&self, name: &str, grant: &Grant) -> Result<Response, ServeError> {
-        grant.require(self.cache.name(), Scope::Push)?;
         push::progress(self, name, grant)
     }
 
@@ -192,7 +200,7 @@ impl Uploads {
         let (response, responder) = Response::later();
         let metrics = Arc::clone(&self.metrics);
         let repeats = repeats_uploads(&request.head());
-        self.threads.run(Box::new(move || {
+        self.pool.threads.run(Box::new(move || {
             let answer = take(&mut begun.as_slice()).map_err(|error| for_client(error, repeats));
             responder.respond(answer.unwrap_or_else(|error| error.into_response(&metrics)));
             // The engine counts the body's memory until here.

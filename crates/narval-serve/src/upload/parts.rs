@@ -20,7 +20,7 @@ const UPLOADS_MAX: usize = 256;
 /// The most of one token.
 const UPLOADS_OF_ONE_MAX: usize = 64;
 
-/// The token and the name of an upload.
+/// The token of an upload, and its cache and name.
 pub(super) type Key = (String, String);
 
 /// The uploads in parts.

@@ -90,7 +90,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
         Begin::Known(stored) => return Ok(uploads.known(&stored)),
         Begin::Receive(upload) => upload,
     };
-    let (this, key) = (Arc::clone(uploads), key(name, &grant));
+    let (this, key) = (Arc::clone(uploads), key(uploads, name, &grant));
     let Some(part) = part else {
         return uploads.receive(request, move |body| {
             let stored = upload.receive(&mut Counted { body, metrics: &this.metrics })?;
@@ -100,13 +100,13 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     if length.is_some_and(|length| length > PART_BYTES_MAX) {
         return Err(too_large());
     }
-    let expected = uploads.parts.received(&key).unwrap_or(0);
+    let expected = uploads.pool.parts.received(&key).unwrap_or(0);
     if part.offset > 0 && part.offset != expected {
         return Ok(offset_conflict(expected));
     }
     uploads.receive(request, move |body| {
         let mut body = Counted { body, metrics: &this.metrics };
-        let received = this.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
+        let received = this.pool.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
         match received {
             Ok(length) if !part.is_last => {
                 return Ok(Response::new(StatusCode::ACCEPTED).header(UPLOAD_OFFSET, length.to_string()));
@@ -115,7 +115,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
             Err(PartError::Offset(expected)) => return Ok(offset_conflict(expected)),
             Err(error) => return Err(this.refuse_part(error)),
         }
-        let (file, length) = this.parts.finish(&key).ok_or(malformed("another request works on this upload"))?;
+        let (file, length) = this.pool.parts.finish(&key).ok_or(malformed("another request works on this upload"))?;
         match this.cache.begin(target, Some(length), &grant)? {
             Begin::Known(stored) => Ok(this.known(&stored)),
             Begin::Receive(upload) => Ok(this.created(&upload.adopt(file)?)),
@@ -129,7 +129,7 @@ pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<R
         return Ok(uploads.known(&stored));
     }
     let answer = text(StatusCode::NOT_FOUND, "This NAR is not here.\n".to_owned());
-    Ok(match uploads.parts.received(&key(name, grant)) {
+    Ok(match uploads.pool.parts.received(&key(uploads, name, grant)) {
         Some(length) => answer.header(UPLOAD_OFFSET, length.to_string()),
         None => answer,
     })
@@ -220,9 +220,9 @@ impl Uploads {
     }
 }
 
-/// An upload belongs to the token that began it.
-fn key(name: &str, grant: &Grant) -> Key {
-    (grant.token.clone(), name.to_owned())
+/// An upload belongs to the token that began it, in one cache.
+fn key(uploads: &Uploads, name: &str, grant: &Grant) -> Key {
+    (grant.token.clone(), format!("{}/{name}", uploads.cache.name()))
 }
 
 fn malformed(message: &str) -> ServeError {

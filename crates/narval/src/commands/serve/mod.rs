@@ -5,7 +5,6 @@ mod reload;
 mod settings;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use narval_cache::upstream::WAITING_MAX;
 use narval_http::Server;
@@ -18,7 +17,7 @@ use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
 use crate::{Failure, server};
 
-use reload::{Counters, CurrentLog, CurrentService, Running};
+use reload::{CurrentLog, CurrentService, Running};
 pub(crate) use settings::Settings;
 
 /// Serve a Nix store as a binary cache
@@ -124,8 +123,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let server = builder.build().map_err(Failure::usage)?;
     let handle = server.spawn().map_err(Failure::runtime)?;
-    let counters: Counters = Arc::new(handle.counter_source());
-    current.show_engine(&counters);
-    let mut running = Running { args, settings, opened, service: current, log, tls: tls.clone(), counters };
+    opened.state.show_engine(handle.counter_source());
+    let mut running = Running { args, settings, opened, service: current, log, tls: tls.clone() };
     server::run_reloading(handle, tls, move || running.reload())
 }

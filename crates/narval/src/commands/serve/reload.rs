@@ -4,30 +4,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use narval_http::tls::TlsAcceptor;
-use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response, Snapshot};
-use narval_serve::Service;
+use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response};
+use narval_serve::{Caches, Service};
 
 use super::settings::Opened;
 use super::{Args, Settings};
 use crate::Failure;
 use crate::args::access_log::{self, BoxedLog};
 
-/// The service that answers now. Requests that run keep the one that they began with.
+/// The services that answer now. Requests that run keep those that they began with.
 #[derive(Clone)]
-pub(super) struct CurrentService(Arc<ArcSwap<Service>>);
-
-/// What tells the counters of the engine.
-pub(super) type Counters = Arc<dyn Fn() -> Snapshot + Send + Sync>;
+pub(super) struct CurrentService(Arc<ArcSwap<Caches>>);
 
 impl CurrentService {
     pub(super) fn new(service: Service) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(service)))
-    }
-
-    /// Shows the engine's counters at `/metrics` of the present service.
-    pub(super) fn show_engine(&self, counters: &Counters) {
-        let counters = Arc::clone(counters);
-        self.0.load().show_engine(move || counters());
+        Self(Arc::new(ArcSwap::from_pointee(Caches::new(service))))
     }
 }
 
@@ -38,8 +29,8 @@ impl Handler for CurrentService {
     }
 
     fn handle(&self, request: Request) -> Response {
-        let service = Service::clone(&self.0.load());
-        service.handle(request)
+        let caches = self.0.load_full();
+        caches.handle(request)
     }
 }
 
@@ -79,7 +70,6 @@ pub(super) struct Running {
     pub(super) service: CurrentService,
     pub(super) log: Option<CurrentLog>,
     pub(super) tls: Option<Arc<TlsAcceptor>>,
-    pub(super) counters: Counters,
 }
 
 impl Running {
@@ -107,8 +97,7 @@ impl Running {
             log.replace(new);
         }
         if let Some(service) = service {
-            self.service.0.store(Arc::new(service));
-            self.service.show_engine(&self.counters);
+            self.service.0.store(Arc::new(Caches::new(service)));
         }
         let restart = next.needs_restart(&self.settings);
         // What runs stays what the next reload is compared with.

@@ -8,7 +8,9 @@ use narval_cache::written::{CacheName, CacheSettings, Data, DataError, DataOptio
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
-use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES, Service, Sources, WrittenCache};
+use narval_serve::{
+    Config, Face, NarCacheConfig, OidcExchange, SMALL_UPLOAD_BYTES, ServerState, Service, Sources, WrittenCache,
+};
 use narval_store::Store;
 
 use super::{Args, oidc};
@@ -48,6 +50,7 @@ pub(crate) struct Settings {
 pub(crate) struct Opened {
     pub(crate) data: Option<Data>,
     pub(crate) upstreams: Option<Upstreams>,
+    pub(crate) state: ServerState,
 }
 
 /// What the service is made of.
@@ -142,7 +145,9 @@ impl Settings {
     /// # Errors
     /// It cannot be used.
     pub(crate) fn open(&self, unsafe_no_verify: bool) -> Result<Opened, Failure> {
-        let Some(path) = &self.data else { return Ok(Opened { data: None, upstreams: None }) };
+        let Some(path) = &self.data else {
+            return Ok(Opened { data: None, upstreams: None, state: ServerState::new() });
+        };
         if unsafe_no_verify {
             tracing::warn!("uploads are not verified: for measuring only");
         }
@@ -168,7 +173,7 @@ impl Settings {
                 Some(opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?)
             }
         };
-        Ok(Opened { data: Some(data), upstreams })
+        Ok(Opened { data: Some(data), upstreams, state: ServerState::new() })
     }
 
     /// The live store is served beside a data folder only if it is asked for.
@@ -198,7 +203,8 @@ impl Settings {
             narinfo_memo_bytes: *narinfo_memory,
             ..defaults
         };
-        Service::of(config, Sources { store, written, upstreams: opened.upstreams.clone() }).map_err(Failure::usage)
+        let sources = Sources { store, written, upstreams: opened.upstreams.clone() };
+        Service::of(config, sources, &opened.state).map_err(Failure::usage)
     }
 
     /// The cache that is served at `/`, made if there is none yet.
@@ -226,7 +232,8 @@ impl Settings {
             tracing::warn!("cache '{name}': {warning}");
         }
         let (file, sections) = &self.service.oidc;
-        let oidc = oidc::issuers(file, sections).map_err(Failure::usage)?;
+        let issuers = oidc::issuers(file, sections).map_err(Failure::usage)?;
+        let oidc = (!issuers.is_empty()).then(|| OidcExchange::new(issuers, data.clone()));
         Ok(WrittenCache { data: data.clone(), cache, oidc })
     }
 

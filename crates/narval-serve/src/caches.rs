@@ -1,0 +1,167 @@
+//! Several caches in one server: which one a request is for, by its host and by the first part of its path.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use narval_cache::written::CacheName;
+use narval_http::{Handler, HeadRef, Request, Response};
+
+use crate::Service;
+use crate::routes::table;
+
+/// The caches of one server: one at `/`, others below `/NAME` or at `/` of a host.
+///
+/// A request is for the cache of its host, if there is one; else for the one that the first part of its path names; else for the cache at `/`.
+/// If one of the caches below `/NAME` is private, a name that no cache has is answered as a private cache would answer.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    root: Service,
+    by_path: HashMap<Box<str>, Service>,
+    by_host: HashMap<Box<str>, Service>,
+    /// With no other than the one at `/`, nothing is looked up.
+    is_one: bool,
+    hides_names: bool,
+}
+
+/// Whom a request is for.
+enum Found<'a> {
+    /// A cache, and how much of the path leads to it.
+    Cache(&'a Service, usize),
+    /// The name of a cache, which none has.
+    Nobody(CacheName),
+}
+
+impl Caches {
+    /// A server with one cache, at `/`.
+    pub fn new(root: Service) -> Self {
+        Self { root, by_path: HashMap::new(), by_host: HashMap::new(), is_one: true, hides_names: false }
+    }
+
+    /// One more cache, below `/NAME`. The name must not be that of a route ([`is_reserved_name`]).
+    #[must_use]
+    pub fn at_path(mut self, name: &CacheName, service: Service) -> Self {
+        self.hides_names |= !service.is_public();
+        self.by_path.insert(name.as_str().into(), service);
+        self.is_one = false;
+        self
+    }
+
+    /// One more cache, at `/` of a host: a name without a port, in any case.
+    #[must_use]
+    pub fn at_host(mut self, host: &str, service: Service) -> Self {
+        self.by_host.insert(host.to_ascii_lowercase().into(), service);
+        self.is_one = false;
+        self
+    }
+
+    fn find(&self, head: &HeadRef<'_>) -> Found<'_> {
+        if !self.by_host.is_empty()
+            && let Some(service) = head.host().and_then(|host| self.by_host.get(&*host_name(host)))
+        {
+            return Found::Cache(service, 0);
+        }
+        let path = head.path();
+        let name = path.strip_prefix('/').and_then(|rest| rest.split('/').next()).unwrap_or_default();
+        // By far the most of them.
+        if name.ends_with(table::NARINFO) {
+            return Found::Cache(&self.root, 0);
+        }
+        match self.by_path.get(name) {
+            Some(service) => Found::Cache(service, 1 + name.len()),
+            None if !self.hides_names || is_reserved_name(name) => Found::Cache(&self.root, 0),
+            None => CacheName::parse(name).map_or(Found::Cache(&self.root, 0), Found::Nobody),
+        }
+    }
+}
+
+impl Handler for Caches {
+    #[inline]
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        if self.is_one {
+            return self.root.inline(head);
+        }
+        match self.find(head) {
+            Found::Cache(service, at) => service.inline_at(head, at),
+            Found::Nobody(_) => None,
+        }
+    }
+
+    fn handle(&self, request: Request) -> Response {
+        if self.is_one {
+            return self.root.handle(request);
+        }
+        let found = self.find(&request.head());
+        match found {
+            Found::Cache(service, at) => service.handle_at(request, at),
+            Found::Nobody(name) => self.root.handle_nobody(request, &name),
+        }
+    }
+}
+
+/// The host of a `Host` field, without its port, in lower case.
+fn host_name(host: &str) -> Cow<'_, str> {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.strip_suffix('.').unwrap_or(name);
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) { name.to_ascii_lowercase().into() } else { name.into() }
+}
+
+/// What no cache below `/` may be called: the first parts of the paths that the cache at `/` answers, and files that browsers ask for.
+const RESERVED: [&str; 20] = [
+    "_narval",
+    "api",
+    "assets",
+    "batch-lookup-v1",
+    "build-trace-v2",
+    "debuginfo",
+    "default",
+    "favicon.ico",
+    "health",
+    "index.html",
+    "live",
+    "log",
+    "metrics",
+    "nar",
+    "nix-cache-info",
+    "push",
+    "ready",
+    "realisations",
+    "robots.txt",
+    "web",
+];
+
+/// Whether a name is that of a route, so that no cache can be below it: `nar`, `log`, `push`, `nix-cache-info`, or a name that ends as a
+/// narinfo or a listing does.
+pub fn is_reserved_name(name: &str) -> bool {
+    name.is_empty() || RESERVED.contains(&name) || name.ends_with(table::NARINFO) || name.ends_with(table::LISTING)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_without_ports() {
+        for (host, want) in [
+            ("team.example.org", "team.example.org"),
+            ("Team.Example.org:5000", "team.example.org"),
+            ("team.example.org.:80", "team.example.org"),
+            ("[::1]:5000", "[::1]"),
+            ("[::1]", "[::1]"),
+        ] {
+            assert_eq!(host_name(host), want);
+        }
+    }
+
+    #[test]
+    fn names_of_routes_are_no_names_of_caches() {
+        for name in ["nar", "log", "nix-cache-info", "x.narinfo", "x.ls", "push", "health", ""] {
+            assert!(is_reserved_name(name), "{name}");
+        }
+        for name in ["team", "nars", "narinfo"] {
+            assert!(!is_reserved_name(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Who may do what with a cache: decided before anything of the cache is looked at, so that what is refused says nothing of it.
+
+use narval_cache::written::{CacheName, Grant, Scope};
+use narval_http::{HeadRef, Method, Request};
+
+use crate::auth::{Auth, Caller, unauthorized};
+use crate::error::ServeError;
+use crate::metrics::Metrics;
+use crate::routes::table::{PushRoute, Route};
+
+/// The door of one cache, or of a name that no cache has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gate<'a> {
+    pub(crate) auth: &'a Auth,
+    pub(crate) cache: &'a CacheName,
+    pub(crate) is_public: bool,
+    /// Whether the cache is at `/`, where load balancers ask for its health.
+    pub(crate) is_root: bool,
+    pub(crate) metrics: &'a Metrics,
+}
+
+/// What a caller may do.
+#[derive(Debug)]
+pub(crate) enum Allowed<'a> {
+    Put(Route<'a>, Grant),
+    Post(PushRoute<'a>, Grant),
+    /// To be told how much of this NAR has come.
+    Progress(&'a str, Grant),
+    Read(Route<'a>),
+}
+
+impl Gate<'_> {
+    /// What this request may do.
+    ///
+    /// # Errors
+    /// 401, 403, 404 and 405: the same for a private cache and for a cache that does not exist.
+    pub(crate) fn pass<'r>(&self, route: Route<'r>, request: &Request) -> Result<Allowed<'r>, ServeError> {
+        let caller = self.auth.caller(&request.head(), self.metrics)?;
+        let grant = |caller: Caller| -> Result<Grant, ServeError> {
+            let grant = caller.grant(request.peer())?;
+            grant.require(self.cache, Scope::Push)?;
+            Ok(grant)
+        };
+        match (request.method().clone(), route) {
+            (Method::PUT, route) => Ok(Allowed::Put(route, grant(caller)?)),
+            (Method::POST, Route::Push(push)) => Ok(Allowed::Post(push, grant(caller)?)),
+            (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
+                Ok(Allowed::Progress(name, grant(caller)?))
+            }
+            (_, Route::Push(PushRoute::Missing | PushRoute::Commit | PushRoute::Oidc)) => {
+                Err(ServeError::Method("POST"))
+            }
+            (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
+                self.may_read(&caller, &route)?;
+                Ok(Allowed::Read(route))
+            }
+            _ => Err(ServeError::Method("GET, HEAD, PUT")),
+        }
+    }
+
+    /// Whether a caller may read, as far as memory tells. What it does not tell is for a worker, and so is a wrong token: it is refused
+    /// whatever it is sent with.
+    pub(crate) fn may_read_inline(&self, head: &HeadRef<'_>) -> bool {
+        match head.header_bytes("authorization") {
+            None => self.is_public,
+            Some(_) => {
+                let grant = self.auth.remembered(head);
+                grant.is_some_and(|grant| self.is_public || grant.allows(self.cache, Scope::Pull))
+            }
+        }
+    }
+
+    /// Whether a caller may read. A private cache says no more to strangers than that they are; to a token without the scope `pull`, every
+    /// name is absent, whether it exists or not. Whoever may push needs to know that this is a cache.
+    fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {
+        if self.is_public || (self.is_root && *route == Route::Health) {
+            return Ok(());
+        }
+        match caller {
+            Caller::Anonymous => Err(unauthorized(
+                "this cache is private: put a token into the netrc file as the password for this host (any login)",
+            )),
+            Caller::Bearer(grant) if grant.allows(self.cache, Scope::Pull) => Ok(()),
+            Caller::Bearer(grant) if *route == Route::CacheInfo && grant.allows(self.cache, Scope::Push) => Ok(()),
+            Caller::Bearer(_) => Err(ServeError::NoPath),
+        }
+    }
+}
+
+pub(crate) fn is_read(method: &Method) -> bool {
+    *method == Method::GET || *method == Method::HEAD
+}

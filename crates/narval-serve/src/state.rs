@@ -1,0 +1,95 @@
+//! What outlives a service: a reload replaces services while the server runs, and the caches of one server share what bounds all of them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use narval_cache::written::{Cache, CacheName, Data};
+use narval_http::Snapshot;
+
+use crate::auth::Auth;
+use crate::metrics::Metrics;
+use crate::upload::UploadPool;
+use crate::written::narinfo::WrittenNarinfos;
+
+/// What the services of one server share, and what stays when one of them is replaced: counters, remembered narinfos, verified tokens, uploads
+/// in parts, and the threads for small uploads.
+///
+/// Cheap to clone: clones share everything.
+#[derive(Clone, Debug, Default)]
+pub struct ServerState(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    caches: Mutex<HashMap<CacheName, CacheState>>,
+    auth: OnceLock<Arc<Auth>>,
+    uploads: Arc<UploadPool>,
+    engine: OnceLock<EngineCounters>,
+}
+
+/// What stays of one cache.
+#[derive(Debug)]
+struct CacheState {
+    metrics: Arc<Metrics>,
+    /// With the memory that they may take, in bytes.
+    narinfos: Option<(u64, Arc<WrittenNarinfos>)>,
+}
+
+/// See [`ServerState::show_engine`].
+struct EngineCounters(Box<dyn Fn() -> Snapshot + Send + Sync>);
+
+impl fmt::Debug for EngineCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineCounters")
+    }
+}
+
+impl ServerState {
+    /// The state of a server that has answered nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Shows the counters of the engine that runs the services at `/metrics` of the cache at `/`. Only the first call has an effect.
+    pub fn show_engine(&self, counters: impl Fn() -> Snapshot + Send + Sync + 'static) {
+        // One text cannot show two engines.
+        let _ = self.0.engine.set(EngineCounters(Box::new(counters)));
+    }
+
+    pub(crate) fn engine_text(&self) -> String {
+        self.0.engine.get().map(|engine| (engine.0)().openmetrics()).unwrap_or_default()
+    }
+
+    /// The counters of a cache.
+    pub(crate) fn metrics(&self, cache: &CacheName) -> Arc<Metrics> {
+        self.of(cache, |state| Arc::clone(&state.metrics))
+    }
+
+    /// The narinfos of a cache, with those that are remembered already: they are valid while the cache's stamp stays.
+    pub(crate) fn narinfos(&self, cache: &Cache, memory_bytes: u64) -> Arc<WrittenNarinfos> {
+        self.of(cache.name(), |state| match &state.narinfos {
+            Some((bytes, narinfos)) if *bytes == memory_bytes => Arc::clone(narinfos),
+            _ => {
+                let metrics = Arc::clone(&state.metrics);
+                let narinfos = Arc::new(WrittenNarinfos::new(cache.clone(), memory_bytes, metrics));
+                state.narinfos = Some((memory_bytes, Arc::clone(&narinfos)));
+                narinfos
+            }
+        })
+    }
+
+    /// Verifies the tokens of the data folder. A server has one.
+    pub(crate) fn auth(&self, data: &Data) -> Arc<Auth> {
+        Arc::clone(self.0.auth.get_or_init(|| Arc::new(Auth::new(data))))
+    }
+
+    pub(crate) fn uploads(&self) -> Arc<UploadPool> {
+        Arc::clone(&self.0.uploads)
+    }
+
+    fn of<T>(&self, cache: &CacheName, read: impl FnOnce(&mut CacheState) -> T) -> T {
+        let mut caches = self.0.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || CacheState { metrics: Arc::new(Metrics::new()), narinfos: None };
+        read(caches.entry(cache.clone()).or_insert_with(new))
+    }
+}
