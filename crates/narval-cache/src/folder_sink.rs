@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use narval_nix::{NarInfo, PathInfo, SecretKey, StorePath};
+use narval_nix::{NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
 use crate::encode::{Encoding, write_nar};
@@ -30,12 +30,12 @@ impl Sink for FolderSink<'_> {
 
     const VISIBLE: Visible = Visible::OnceReferencesAre;
 
-    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, CacheFolderError> {
+    fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, CacheFolderError> {
         let mut missing = HashSet::new();
-        for info in paths {
-            let found = self.folder.narinfo(&info.path.hash_part())?;
-            if found.is_none_or(|found| found.path != info.path) {
-                missing.insert(info.path.clone());
+        for path in paths {
+            let found = self.folder.narinfo(&path.hash_part())?;
+            if found.is_none_or(|found| found.path != **path) {
+                missing.insert((*path).clone());
             }
         }
         Ok(missing)
@@ -45,6 +45,7 @@ impl Sink for FolderSink<'_> {
         &self,
         source: &S,
         entry: &S::Entry,
+        _threads: usize,
     ) -> Result<NarInfo, TransferError<S::Error, CacheFolderError>> {
         let mut file = self.folder.write_nar().map_err(TransferError::Sink)?;
         let written = write_nar(source, entry, (self.encoding, self.key), &mut file);
@@ -58,7 +59,8 @@ impl Sink for FolderSink<'_> {
         Ok(narinfo)
     }
 
-    fn commit(&self, put: Vec<NarInfo>) -> Result<(), CacheFolderError> {
-        put.iter().try_for_each(|info| self.folder.write_narinfo(info))
+    fn commit(&self, put: Vec<NarInfo>) -> Result<Vec<StorePath>, CacheFolderError> {
+        put.iter().try_for_each(|info| self.folder.write_narinfo(info))?;
+        Ok(Vec::new())
     }
 }

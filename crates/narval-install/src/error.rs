@@ -154,7 +154,7 @@ impl Error {
                 _ => 1,
             },
             Self::Locked { .. } => 7,
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Store(StoreError::Nar { .. } | StoreError::Changed { .. }) => 2,
             Self::Interrupted => 130,
             Self::Several { first, .. } => first.exit_code(),
             Self::Store(_) | Self::LocalStore { .. } | Self::Died => 1,

@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 
-use narval_cache::{CacheError, Caches};
+use narval_cache::{CacheError, Caches, Found};
 use narval_client::Request;
 use narval_nix::Compression;
 use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::Event;
+use narval_store::{NarOptions, Source, VerifiedNar};
 
-use crate::fetch::{damaged, read_nar};
+use crate::fetch::{CacheEntry, Cores, FromCaches, damaged};
+use crate::transfer::Unwatched;
 use crate::{Error, Wanted};
 
 /// The largest listing read.
@@ -28,7 +30,7 @@ pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
         return Ok(listing);
     }
     let mut builder = ListingBuilder::new();
-    read_nar(&found, caches.store_dir(), &mut |event, offset| {
+    read_nar(caches, &found, &mut |event, offset| {
         builder.push(&event, offset).map_err(|error| damaged(&found, error.to_string()))
     })?;
     builder.finish().map_err(|error| damaged(&found, error.to_string()))
@@ -61,7 +63,7 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
     }
     let (mut names, mut last, mut writes) = (Vec::<Vec<u8>>::new(), Vec::new(), false);
     let wanted: Vec<&[u8]> = below.split('/').filter(|name| !name.is_empty()).map(str::as_bytes).collect();
-    read_nar(&found, caches.store_dir(), &mut |event, _| {
+    read_nar(caches, &found, &mut |event, _| {
         match event {
             Event::Entry { name } => last = name.to_vec(),
             Event::Directory => names.push(std::mem::take(&mut last)),
@@ -75,4 +77,17 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
         }
         Ok(())
     })
+}
+
+/// Reads a NAR of a cache to its end, checked as if it were installed.
+fn read_nar(
+    caches: &Caches,
+    found: &Found,
+    take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (cores, unwatched) = (Cores::new(1), Unwatched::default());
+    let source = FromCaches::new(caches, &cores, unwatched.watchers());
+    let entry = CacheEntry::from(found.clone());
+    let nar = source.nar(&entry, NarOptions::default())?;
+    VerifiedNar::read_events(nar, source.info(&entry), source.store_dir(), take)
 }

@@ -1,20 +1,21 @@
 //! Installing: from what is wanted to valid paths.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_cache::{Caches, Found};
 use narval_client::{Client, Url};
 use narval_nix::{StorePath, TrustedKeys};
-use narval_store::Unregistered;
+use narval_store::Daemon;
 
 use crate::destination::Destination;
-use crate::register::{ToDaemon, closed_subset, left_out};
+use crate::fetch::{Cores, FromCaches};
 use crate::resolve::{Walk, closure};
 use crate::trace::Trace;
-use crate::unpack::Pipeline;
+use crate::transfer::{Transfer, Watchers, transfer};
+use crate::unpack::{DOWNLOADS_MAX, ToStore};
 use crate::{Error, Progress, Wanted};
 
 /// What file systems need besides the bytes of the files, as a share of them: 1/16.
@@ -87,22 +88,36 @@ pub fn install(
         return Ok(report);
     }
     let caches = open_caches(destination, options, client)?;
-    if let Some(daemon) = destination.daemon() {
-        let way = ToDaemon { daemon, caches: &caches, progress, trace };
-        report.planned = through_daemon(destination, &way, &missing)?;
-        report.roots.extend(roots_of(&missing, &report.planned));
-        fill_report(&mut report, client, progress, start);
-        return Ok(report);
-    }
-    let store = destination.open()?;
-    store.remove_leftovers()?;
-    let free = store.free_bytes()?;
-    let needed = AtomicU64::new(0);
-    let pipeline = Pipeline::new(&caches, &store, progress, trace, options.cores);
-    let planned = std::sync::Mutex::new(Vec::new());
+    let cores = Cores::new(options.cores);
+    let watchers = Watchers { progress, trace };
+    let source = FromCaches::new(&caches, &cores, watchers);
+    report.planned = match destination.daemon() {
+        Some(daemon) => through_daemon(destination, (&source, daemon), &missing, watchers)?,
+        None => {
+            let store = destination.open()?;
+            store.remove_leftovers()?;
+            let sink = ToStore { store: &store, trace, durable: options.durable };
+            into_store(destination, (&source, &sink), &missing, watchers)?
+        }
+    };
+    report.roots.extend(roots_of(&missing, &report.planned));
+    fill_report(&mut report, client, progress, start);
+    Ok(report)
+}
+
+/// NARs are fetched while the closure is walked.
+fn into_store(
+    destination: &Destination,
+    (source, sink): (&FromCaches<'_>, &ToStore<'_>),
+    missing: &[Wanted],
+    watchers: Watchers<'_>,
+) -> Result<Vec<Planned>, Error> {
+    let (progress, free, needed) = (watchers.progress, sink.store.free_bytes()?, AtomicU64::new(0));
+    let planned = Mutex::new(Vec::new());
+    let transfer = Transfer::new(source, sink, (source.cores, DOWNLOADS_MAX), watchers);
     let is_there = |path: &StorePath| is_valid_and_kept(destination, path);
     let walked = std::thread::scope(|scope| {
-        let pipeline = &pipeline;
+        let transfer = &transfer;
         let on_found = |found: Found| {
             if progress.is_interrupted() {
                 return Err(Error::Interrupted);
@@ -115,52 +130,32 @@ pub fn install(
                 return Err(Error::Space { folder, needed: total, free });
             }
             progress.found(size, found.info.file_size);
-            planned.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(plan_of(&found));
-            pipeline.add(found, scope);
+            planned.lock().unwrap_or_else(PoisonError::into_inner).push(plan_of(&found));
+            transfer.add(found.into(), scope);
             Ok(())
         };
-        let walk = Walk::new(&caches, &missing, &is_there, &on_found);
+        let walk = Walk::new(source.caches, missing, &is_there, &on_found);
         // The walk's threads live in a scope of their own, which ends with it.
         let walked = std::thread::scope(|scope| walk.run(scope));
         progress.walk_done();
         match &walked {
-            Ok(()) => pipeline.close(),
-            Err(_) => pipeline.abandon(),
+            Ok(()) => transfer.close(),
+            Err(_) => transfer.abandon(),
         }
         walked
     });
-    let (done, mut errors) = pipeline.take_results();
-    if let Err(error) = walked {
-        errors.insert(0, error);
-    }
-    let unpacked = done.clone();
-    let complete = closed_subset(destination, done)?;
-    if options.durable {
-        store.sync()?;
-    }
-    for Unregistered { info, why } in store.register_unchanged(&complete)? {
-        tracing::debug!(path = %info.path, ?why, "another process has changed it; once more");
-        if let Err(error) = pipeline.install_now(&info) {
-            errors.push(error);
-            break;
-        }
-    }
-    if let Some(error) = combined(errors) {
-        return Err(error);
-    }
-    // Without any other failure all of it must have become valid: that is what the exit code 0 says.
-    if let Some(error) = left_out(destination, &unpacked, &complete)? {
-        return Err(error);
-    }
-    report.planned = planned.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    report.roots.extend(roots_of(&missing, &report.planned));
-    fill_report(&mut report, client, progress, start);
-    Ok(report)
+    transfer.finish(walked.err())?;
+    Ok(planned.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The same for a store that has a daemon: the whole closure is known before the first path goes to it.
-fn through_daemon(destination: &Destination, way: &ToDaemon<'_>, missing: &[Wanted]) -> Result<Vec<Planned>, Error> {
-    let found = closure(way.caches, missing, &|path| is_valid_and_kept(destination, path))?;
+fn through_daemon(
+    destination: &Destination,
+    (source, daemon): (&FromCaches<'_>, &Daemon),
+    missing: &[Wanted],
+    watchers: Watchers<'_>,
+) -> Result<Vec<Planned>, Error> {
+    let found = closure(source.caches, missing, &|path| is_valid_and_kept(destination, path))?;
     destination.keep(&found.iter().map(|one| one.info.path.clone()).collect::<Vec<_>>())?;
     let folder = destination.config().real_store_dir.clone();
     let size: u64 = found.iter().map(|one| one.info.nar_size).sum();
@@ -171,10 +166,9 @@ fn through_daemon(destination: &Destination, way: &ToDaemon<'_>, missing: &[Want
     {
         return Err(Error::Space { folder, needed, free: disk.f_bavail.saturating_mul(disk.f_frsize) });
     }
-    found.iter().for_each(|one| way.progress.found(one.info.nar_size, one.info.file_size));
-    way.progress.walk_done();
     let planned = found.iter().map(plan_of).collect();
-    way.add(found)?;
+    // Signatures were checked against the keys that count here; a daemon that does not trust us checks them again.
+    transfer(source, found.into_iter().map(Into::into).collect(), daemon, 1, watchers)?;
     Ok(planned)
 }
 
@@ -238,16 +232,6 @@ fn plan_of(found: &Found) -> Planned {
 fn roots_of(missing: &[Wanted], planned: &[Planned]) -> Vec<StorePath> {
     let by_hash: HashMap<_, _> = planned.iter().map(|one| (one.path.hash_part(), &one.path)).collect();
     missing.iter().filter_map(|one| by_hash.get(&one.hash_part()).map(|path| (*path).clone())).collect()
-}
-
-fn combined(errors: Vec<Error>) -> Option<Error> {
-    // An interrupt makes many paths fail; it is one thing.
-    if errors.iter().any(|error| matches!(error, Error::Interrupted)) {
-        return Some(Error::Interrupted);
-    }
-    let others = errors.len().saturating_sub(1);
-    let first = errors.into_iter().next()?;
-    Some(if others == 0 { first } else { Error::Several { first: Box::new(first), others } })
 }
 
 fn fill_report(report: &mut Report, client: &Client, progress: &Progress, start: Instant) {

@@ -1,9 +1,9 @@
 //! Installs packages from Nix binary caches, without Nix: finds the closure of store paths, fetches and verifies each
 //! NAR, unpacks it beside the store and moves it in when every check has passed, and registers all of it at the end.
 //!
-//! Each stage has its folder: `resolve/` (closures), `fetch/` (a NAR from its cache), `unpack/` (many of them into a store),
-//! `register/` (making them valid), `profile/`, `run/`, and
-//! `push/` (the other direction). The files beside them are the verbs.
+//! Installing, copying and pushing are a source, a sink, and the walk between them in `transfer/`. `fetch/` is the source of what
+//! comes from caches, `unpack/` the sink that is a local store, `push/` has the sinks that are caches; `resolve/` finds closures.
+//! `profile/` and `run/` use what was installed. The files beside them are the verbs.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,6 @@ mod install;
 mod profile;
 mod progress;
 mod push;
-mod register;
 mod repair;
 mod resolve;
 pub mod run;

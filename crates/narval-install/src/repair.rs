@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use narval_nix::PathInfo;
-
-use crate::unpack::Pipeline;
-use crate::{Destination, Error, Options, Progress, Trace};
 use narval_cache::Caches;
 use narval_client::Client;
+use narval_nix::PathInfo;
+use narval_store::TransferError;
+
+use crate::fetch::{Cores, FromCaches, mismatch};
+use crate::transfer::{Watched, Watchers};
+use crate::unpack::ToStore;
+use crate::{Destination, Error, Options, Progress, Trace, Wanted};
 
 /// Replaces the files of valid paths. A replacement must have the registered hash: a cache that has another NAR for the
 /// path is of no use.
@@ -23,11 +26,12 @@ pub fn repair(
 ) -> Result<(), Error> {
     let keys = options.keys.clone();
     let caches = Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
-    let (store, trace) = (destination.open()?, Trace::new(false));
-    let pipeline = Pipeline::new(&caches, &store, progress, &trace, 1);
+    let (store, cores, trace) = (destination.open()?, Cores::new(1), Trace::new(false));
+    let source = FromCaches::new(&caches, &cores, Watchers { progress, trace: &trace });
+    let sink = ToStore { store: &store, trace: &trace, durable: options.durable };
     let mut first = None;
     for info in broken {
-        if let Err(error) = pipeline.repair(info) {
+        if let Err(error) = repair_one(&source, &sink, info) {
             first.get_or_insert(error);
         }
     }
@@ -35,4 +39,14 @@ pub fn repair(
         store.sync()?;
     }
     first.map_or(Ok(()), Err)
+}
+
+fn repair_one(source: &FromCaches<'_>, sink: &ToStore<'_>, info: &PathInfo) -> Result<(), Error> {
+    let found = source.caches.find(&Wanted::Path(info.path.clone()))?;
+    if found.info.nar_hash != info.nar_hash {
+        return Err(mismatch(&found, "NarHash", found.info.nar_hash, info.nar_hash));
+    }
+    sink.repair(&Watched::new(source, source.progress), &found.into()).map_err(|error| match error {
+        TransferError::Source(error) | TransferError::Sink(error) => error,
+    })
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use narval_nix::StorePath;
 use thiserror::Error;
 
 use crate::daemon::DaemonError;
@@ -57,6 +58,20 @@ pub enum StoreError {
         path: PathBuf,
         /// The system's error.
         source: io::Error,
+    },
+    /// The files of a path cannot be read as a NAR.
+    #[error("cannot read {path}: {source}")]
+    Nar {
+        /// The path.
+        path: StorePath,
+        /// Why.
+        source: io::Error,
+    },
+    /// The files of a path are not those that were registered.
+    #[error("{path}: its files have been changed; see 'narval verify'")]
+    Changed {
+        /// The path.
+        path: StorePath,
     },
 }
 

@@ -1,11 +1,18 @@
-//! Where store paths come from and where they go: sources and sinks. Copying and pushing are a source, a sink, and a walk
-//! between them.
+//! Where store paths come from and where they go: sources and sinks. Installing, copying and pushing are a source, a sink, and
+//! one walk between them.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::io::{self, Read, Write};
 
-use narval_nix::{NarInfo, PathInfo, StoreDir, StorePath};
+use narval_nix::nar::{Decoder, Event, NarError};
+use narval_nix::{HashPart, NarInfo, PathInfo, StoreDir, StorePath};
 use thiserror::Error;
+
+use crate::hashes::{Hashed, Hashes};
+
+/// Bytes of a NAR read at once.
+const BUFFER_LEN: usize = 256 * 1024;
 
 /// A place that store paths are taken from: a store, or binary caches. Shared by threads.
 pub trait Source: Sync {
@@ -17,24 +24,154 @@ pub trait Source: Sync {
     /// The logical store directory.
     fn store_dir(&self) -> &StoreDir;
 
+    /// The path with this hash part, or `None` if the source does not have it.
+    ///
+    /// # Errors
+    /// If the source cannot be asked, or its answer is not acceptable.
+    fn find(&self, hash_part: &HashPart) -> Result<Option<Self::Entry>, Self::Error>;
+
     /// What is known of a path.
     fn info<'a>(&self, entry: &'a Self::Entry) -> &'a PathInfo;
 
     /// The narinfo of a path whose NAR the source keeps in a file; `None` if the NAR is made when it is read.
     fn narinfo<'a>(&self, entry: &'a Self::Entry) -> Option<&'a NarInfo>;
 
-    /// Reads the NAR, uncompressed. `file` receives the file in which the source keeps it, byte for byte.
-    ///
-    /// A source that keeps NARs in files verifies them: the reader returns the last bytes only if every check has passed.
-    /// Of another source the reader of the NAR checks the hash.
+    /// Opens the NAR of a path.
     ///
     /// # Errors
-    /// If the source does not have the NAR any more, or cannot be asked. Later failures are errors of the reader.
+    /// If the source does not have the NAR any more, or cannot be asked.
     fn nar<'a>(
         &'a self,
         entry: &'a Self::Entry,
-        file: Option<&'a mut (dyn Write + Send)>,
-    ) -> Result<Box<dyn Read + Send + 'a>, Self::Error>;
+        how: NarOptions<'a>,
+    ) -> Result<Box<dyn NarInput<Error = Self::Error> + 'a>, Self::Error>;
+
+    /// The same path from elsewhere in this source, after `entry` failed; `None` if it is nowhere else.
+    fn instead_of(&self, _entry: &Self::Entry, _error: &Self::Error) -> Option<Self::Entry> {
+        None
+    }
+}
+
+/// How a NAR is read.
+pub struct NarOptions<'a> {
+    /// Threads that may decompress it; at least one.
+    pub threads: usize,
+    /// Receives the file in which the source keeps the NAR, byte for byte, as it is read. A source without
+    /// [`narinfo`](Source::narinfo) writes nothing to it.
+    pub file: Option<&'a mut (dyn Write + Send)>,
+}
+
+impl Default for NarOptions<'_> {
+    fn default() -> Self {
+        Self { threads: 1, file: None }
+    }
+}
+
+/// A NAR that is being read, uncompressed. Whoever reads it computes its hashes and has them checked: no byte of it is
+/// verified before. [`VerifiedNar`] does both.
+pub trait NarInput: Send {
+    /// Why it cannot be read.
+    type Error;
+
+    /// Reads the next bytes; 0 at the end.
+    ///
+    /// # Errors
+    /// If the source fails, or gives more bytes than the path's `NarSize`.
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Self::Error>;
+
+    /// Checks what was read, once it has been read to its end: its length in bytes, its hashes, and the file it came from.
+    ///
+    /// # Errors
+    /// If any of them is not what the source says of the path.
+    fn check(&mut self, nar_len: u64, hashed: &Hashed) -> Result<(), Self::Error>;
+
+    /// The error for a NAR with which something else is wrong, such as a rule of the format that it breaks.
+    fn invalid(&self, reason: &dyn Display) -> Self::Error;
+}
+
+/// A NAR as a plain reader that returns the last bytes only if every check has passed.
+pub struct VerifiedNar<'a, E> {
+    nar: Box<dyn NarInput<Error = E> + 'a>,
+    /// `None` once they were checked.
+    hashes: Option<Hashes>,
+    nar_size: u64,
+    len: u64,
+    failure: Option<&'a mut Option<E>>,
+}
+
+impl<'a, E> VerifiedNar<'a, E> {
+    /// Reads the NAR of `info`. The error that makes a read fail is left in `failure`.
+    pub fn new(
+        nar: Box<dyn NarInput<Error = E> + 'a>,
+        info: &PathInfo,
+        store_dir: &StoreDir,
+        failure: &'a mut Option<E>,
+    ) -> Self {
+        Self { failure: Some(failure), ..Self::begin(nar, info, store_dir) }
+    }
+
+    /// Reads the NAR of `info` to its end, and checks that it is one. `take` gets each event, and the offset after it.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the NAR, and the errors of `take`.
+    pub fn read_events(
+        nar: Box<dyn NarInput<Error = E> + 'a>,
+        info: &PathInfo,
+        store_dir: &StoreDir,
+        take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut nar = Self::begin(nar, info, store_dir);
+        let invalid = |nar: &Self, error: NarError| nar.nar.invalid(&format_args!("it is no valid NAR: {error}"));
+        let (mut decoder, mut offset) = (Decoder::with_nar_size(info.nar_size), 0);
+        let mut buffer = vec![0; BUFFER_LEN];
+        loop {
+            let len = nar.next(&mut buffer)?;
+            let mut bytes = buffer.get(..len).unwrap_or_default();
+            if bytes.is_empty() {
+                return decoder.finish().map_err(|error| invalid(&nar, error));
+            }
+            loop {
+                let (used, event) = decoder.next(bytes).map_err(|error| invalid(&nar, error))?;
+                offset += used as u64;
+                let Some(event) = event else { break };
+                take(event, offset)?;
+                bytes = bytes.get(used..).unwrap_or_default();
+            }
+        }
+    }
+
+    fn begin(nar: Box<dyn NarInput<Error = E> + 'a>, info: &PathInfo, store_dir: &StoreDir) -> Self {
+        Self { nar, hashes: Some(Hashes::of(info, store_dir)), nar_size: info.nar_size, len: 0, failure: None }
+    }
+
+    fn next(&mut self, buffer: &mut [u8]) -> Result<usize, E> {
+        let Some(hashes) = &mut self.hashes else { return Ok(0) };
+        let len = self.nar.read(buffer)?;
+        self.len += len as u64;
+        hashes.update(buffer.get(..len).unwrap_or_default());
+        if (len == 0 || self.len >= self.nar_size)
+            && let Some(hashes) = self.hashes.take()
+        {
+            // The end is behind the last byte: a longer NAR shows only there.
+            let more = if len == 0 { 0 } else { self.nar.read(&mut [0])? };
+            self.nar.check(self.len + more as u64, &hashes.finish())?;
+        }
+        Ok(len)
+    }
+}
+
+impl<E> Read for VerifiedNar<'_, E> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        self.next(buffer).map_err(|error| {
+            if let Some(failure) = &mut self.failure {
+                **failure = Some(error);
+            }
+            io::Error::other("the source failed")
+        })
+    }
 }
 
 /// When the paths that a [`Sink`] takes become visible.
@@ -62,45 +199,52 @@ pub trait Sink: Sync {
     ///
     /// # Errors
     /// If the sink cannot be asked.
-    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, Self::Error>;
+    fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Self::Error>;
 
-    /// Takes the NAR of one path, verified against `NarHash` and `NarSize`.
+    /// Takes the NAR of one path, verified, on up to `threads` threads.
     ///
     /// # Errors
-    /// If the NAR cannot be read, is not what the source has registered, or cannot be written.
-    fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<Self::Put, TransferError<S::Error, Self::Error>>;
+    /// If the NAR cannot be read, is not what the source says it is, or cannot be written.
+    fn put<S: Source>(
+        &self,
+        source: &S,
+        entry: &S::Entry,
+        threads: usize,
+    ) -> Result<Self::Put, TransferError<S::Error, Self::Error>>;
 
-    /// Takes the NARs of several paths, each of which comes after what it refers to: for [`Visible::WhenPut`].
+    /// Takes the NARs of several paths, each of which comes after what it refers to, and makes each visible at once.
     ///
     /// # Errors
-    /// As [`Sink::put`], for the first path that fails. Those before it may be visible.
+    /// For the first path that fails. Those before it may be visible.
     fn put_in_order<S: Source>(
         &self,
         source: &S,
         entries: &[S::Entry],
-    ) -> Result<(), TransferError<S::Error, Self::Error>> {
-        entries.iter().try_for_each(|entry| self.put(source, entry).map(drop))
+    ) -> Result<(), InOrderError<S::Error, Self::Error>> {
+        for (at, entry) in entries.iter().enumerate() {
+            let failed = |error| InOrderError { at: Some(at), error };
+            let put = self.put(source, entry, 1).map_err(failed)?;
+            self.commit(vec![put]).map_err(|error| failed(TransferError::Sink(error)))?;
+        }
+        Ok(())
     }
 
     /// Makes paths visible. Those that are committed together come in an order in which each follows what it refers to.
     ///
+    /// Returns those that are not visible because another process changed them after they were put, in the same order:
+    /// they are to be [put in order](Sink::put_in_order).
+    ///
     /// # Errors
     /// If the sink cannot be written to, or a path refers to one that it does not have.
-    fn commit(&self, put: Vec<Self::Put>) -> Result<(), Self::Error>;
+    fn commit(&self, put: Vec<Self::Put>) -> Result<Vec<StorePath>, Self::Error>;
 }
 
 /// Why a path did not get from a source to a sink.
 #[derive(Debug, Error)]
 pub enum TransferError<S, K> {
-    /// The source failed.
+    /// The source failed, or what it gave is wrong.
     #[error(transparent)]
     Source(S),
-    /// Reading the NAR failed.
-    #[error("cannot read the NAR: {0}")]
-    Nar(io::Error),
-    /// The NAR does not have the hash or the size that is registered for it.
-    #[error("the NAR is not the registered one")]
-    Changed,
     /// The sink failed.
     #[error(transparent)]
     Sink(K),
@@ -111,9 +255,16 @@ impl<S, K> TransferError<S, K> {
     pub fn map_sink<L>(self, map: impl FnOnce(K) -> L) -> TransferError<S, L> {
         match self {
             Self::Source(error) => TransferError::Source(error),
-            Self::Nar(error) => TransferError::Nar(error),
-            Self::Changed => TransferError::Changed,
             Self::Sink(error) => TransferError::Sink(map(error)),
         }
     }
+}
+
+/// Why paths that were put in order did not all get to a sink.
+#[derive(Debug)]
+pub struct InOrderError<S, K> {
+    /// The index of the path that failed, if it is known.
+    pub at: Option<usize>,
+    /// Why.
+    pub error: TransferError<S, K>,
 }

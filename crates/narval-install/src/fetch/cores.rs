@@ -42,8 +42,13 @@ impl Cores {
         self.lock().waiting.len()
     }
 
-    /// Takes a core, when no larger NAR waits for one.
-    pub(crate) fn take(&self, size: u64, number: u64) {
+    /// Waits for a core until no larger NAR waits for one. `number`: that of the caller, so that no two are equal.
+    pub(crate) fn take(&self, size: u64, number: u64) -> Core<'_> {
+        self.wait_for_one(size, number);
+        Core { cores: self, size, number }
+    }
+
+    fn wait_for_one(&self, size: u64, number: u64) {
         let mut state = self.lock();
         state.waiting.insert((size, number));
         while state.free == 0 || state.waiting.last() != Some(&(size, number)) {
@@ -58,12 +63,34 @@ impl Cores {
         self.relaxed.notify_one();
     }
 
-    /// Gives it back.
-    pub(crate) fn give_back(&self) {
+    fn give_back(&self) {
         let mut state = self.lock();
         state.free += 1;
         if !state.waiting.is_empty() {
             self.freed.notify_all();
         }
+    }
+}
+
+/// A core that is taken until this is dropped.
+pub(crate) struct Core<'a> {
+    cores: &'a Cores,
+    size: u64,
+    number: u64,
+}
+
+impl Core<'_> {
+    /// Does something that waits: the core is given back meanwhile.
+    pub(crate) fn lend<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.cores.give_back();
+        let waited = wait();
+        self.cores.wait_for_one(self.size, self.number);
+        waited
+    }
+}
+
+impl Drop for Core<'_> {
+    fn drop(&mut self) {
+        self.cores.give_back();
     }
 }

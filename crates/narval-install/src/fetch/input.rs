@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read, Write};
 use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
-use super::cores::Cores;
+use super::cores::Core;
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress};
 use narval_cache::Found;
@@ -44,50 +44,23 @@ pub(crate) struct Input<'a> {
     /// No more than this may come.
     limit: u64,
     copy_to: Option<&'a mut (dyn Write + Send)>,
-    cores: &'a Cores,
-    size: u64,
-    number: u64,
+    core: Core<'a>,
     progress: &'a Progress,
     trace: &'a Trace,
     failure: Option<Failure>,
 }
 
-/// Where an [`Input`] reports and waits.
-pub(crate) struct Surroundings<'a> {
-    pub(crate) cores: &'a Cores,
-    pub(crate) progress: &'a Progress,
-    pub(crate) trace: &'a Trace,
-    pub(crate) size: u64,
-    pub(crate) number: u64,
-}
-
-/// The surroundings of one NAR that is read by itself, on one thread, without being shown or traced.
-pub(crate) struct Alone {
-    cores: Cores,
-    progress: Progress,
-    trace: Trace,
-}
-
-impl Default for Alone {
-    fn default() -> Self {
-        let cores = Cores::new(1);
-        cores.take(0, 0);
-        Self { cores, progress: Progress::default(), trace: Trace::new(false) }
-    }
-}
-
-impl Alone {
-    pub(crate) const fn surroundings(&self) -> Surroundings<'_> {
-        Surroundings { cores: &self.cores, progress: &self.progress, trace: &self.trace, size: 0, number: 0 }
-    }
-}
-
 impl<'a> Input<'a> {
-    /// The caller holds a core.
-    pub(crate) fn new(body: ResumingBody, hashes: bool, nar_size: u64, around: &Surroundings<'a>) -> Self {
+    /// Bytes of `body`, at most what a NAR of `nar_size` bytes can take. `hashes`: whether their hash is wanted.
+    pub(crate) fn new(
+        body: ResumingBody,
+        hashes: bool,
+        nar_size: u64,
+        core: Core<'a>,
+        (progress, trace): (&'a Progress, &'a Trace),
+    ) -> Self {
         let hasher = hashes.then(Sha256Hasher::new);
         let buffer = vec![0; INPUT_LEN];
-        let &Surroundings { cores, progress, trace, size, number } = around;
         Self {
             body,
             buffer,
@@ -97,9 +70,7 @@ impl<'a> Input<'a> {
             received: 0,
             limit: nar_size.saturating_mul(2).saturating_add(OVERHEAD_LEN_MAX),
             copy_to: None,
-            cores,
-            size,
-            number,
+            core,
             progress,
             trace,
             failure: None,
@@ -131,14 +102,11 @@ impl<'a> Input<'a> {
 
     fn receive(&mut self) -> io::Result<usize> {
         let span = self.trace.begin();
-        let waits = !self.body.is_readable();
-        if waits {
-            self.cores.give_back();
-        }
-        let read = self.body.read_some(&mut self.buffer);
-        if waits {
-            self.cores.take(self.size, self.number);
-        }
+        let read = if self.body.is_readable() {
+            self.body.read_some(&mut self.buffer)
+        } else {
+            self.core.lend(|| self.body.read_some(&mut self.buffer))
+        };
         self.trace.end(span, Span::Fetch);
         read.map_err(|error| {
             let passed_on = io::Error::other(error.to_string());

@@ -1,11 +1,21 @@
-//! Fetching: the NAR of a path from its cache, decoded and verified as it comes.
+//! Fetching: caches as a source, whose NARs are decoded as they come.
 
 mod check;
 mod cores;
 mod input;
-mod nar;
+mod source;
 
-pub(crate) use check::{check_file, check_hashes, damaged, mismatch};
+use narval_cache::Caches;
+
+pub(crate) use check::{damaged, mismatch};
 pub(crate) use cores::Cores;
-pub(crate) use input::{Alone, Input, Surroundings};
-pub(crate) use nar::{VerifiedNar, decode, read_nar, request};
+pub(crate) use source::{CacheEntry, FromCaches};
+
+use crate::transfer::Watchers;
+
+impl<'a> FromCaches<'a> {
+    /// The caches, read on these cores.
+    pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, watchers: Watchers<'a>) -> Self {
+        Self { caches, cores, progress: watchers.progress, trace: watchers.trace }
+    }
+}

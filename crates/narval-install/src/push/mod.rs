@@ -13,7 +13,8 @@ use narval_cache::encode::Encoding;
 use narval_client::{Client, Scheme, Url};
 use narval_nix::{PathInfo, SecretKey, StoreDir};
 
-use crate::transfer::transfer;
+use crate::trace::Trace;
+use crate::transfer::{Watchers, transfer};
 use crate::{Destination, Error, Progress};
 use narval::NarvalCache;
 use plain::PlainCache;
@@ -113,18 +114,20 @@ pub fn push(
         Kind::Plain(server) | Kind::Narval(server, _) => server.requests(),
     };
     let requests_before = requests();
+    let trace = Trace::new(false);
+    let watchers = Watchers { progress, trace: &trace };
     let pushed = match &to.kind {
         Kind::Folder(folder) => {
             let count = |len| progress.downloaded(len);
-            transfer(source, infos, &folder.sink(options.encoding, key).counted_by(&count), uploads, progress)?
+            transfer(source, infos, &folder.sink(options.encoding, key).counted_by(&count), uploads, watchers)?
         }
         Kind::Plain(server) => {
             let sink = PlainCache { server, encoding: options.encoding, key, progress };
-            transfer(source, infos, &sink, uploads, progress)?
+            transfer(source, infos, &sink, uploads, watchers)?
         }
         Kind::Narval(server, protocol) => {
             let sink = NarvalCache { server, protocol, encoding: options.encoding, key, progress };
-            transfer(source, infos, &sink, uploads, progress)?
+            transfer(source, infos, &sink, uploads, watchers)?
         }
     };
     Ok(Pushed {

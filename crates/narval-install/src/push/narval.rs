@@ -8,7 +8,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 use narval_cache::CacheError;
 use narval_cache::encode::{Encoding, write_nar};
 use narval_client::{Answer, HttpError, Method, Payload, Request, Url};
-use narval_nix::{HashPart, NarInfo, PathInfo, SecretKey, StorePath};
+use narval_nix::{HashPart, NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
@@ -41,12 +41,11 @@ impl Sink for NarvalCache<'_> {
 
     const VISIBLE: Visible = Visible::AtTheEnd;
 
-    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, Error> {
+    fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Error> {
         let mut missing = HashSet::new();
         for batch in paths.chunks(BATCH_MAX) {
-            let by_hash: HashMap<HashPart, &StorePath> =
-                batch.iter().map(|info| (info.path.hash_part(), &info.path)).collect();
-            let question: String = batch.iter().map(|info| format!("{}\n", info.path.hash_part())).collect();
+            let by_hash: HashMap<HashPart, &StorePath> = batch.iter().map(|path| (path.hash_part(), *path)).collect();
+            let question: String = batch.iter().map(|path| format!("{}\n", path.hash_part())).collect();
             let answer = self.post("missing", question.as_bytes())?;
             for line in lines_to_end(&answer).ok_or_else(|| self.malformed("missing"))? {
                 let path = HashPart::parse(line.as_bytes()).ok().and_then(|part| by_hash.get(&part).copied());
@@ -56,7 +55,12 @@ impl Sink for NarvalCache<'_> {
         Ok(missing)
     }
 
-    fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<NarInfo, TransferError<S::Error, Error>> {
+    fn put<S: Source>(
+        &self,
+        source: &S,
+        entry: &S::Entry,
+        _threads: usize,
+    ) -> Result<NarInfo, TransferError<S::Error, Error>> {
         let info = source.info(entry);
         let kept = source.narinfo(entry);
         let compression = kept.map_or_else(|| self.encoding.compression(), |narinfo| narinfo.compression);
@@ -98,7 +102,7 @@ impl Sink for NarvalCache<'_> {
         Err(TransferError::Sink(self.malformed(&name)))
     }
 
-    fn commit(&self, put: Vec<NarInfo>) -> Result<(), Error> {
+    fn commit(&self, put: Vec<NarInfo>) -> Result<Vec<StorePath>, Error> {
         let (mut body, mut count) = (String::new(), 0);
         for narinfo in put {
             let text = narinfo.render(&self.server.store_dir);
@@ -109,7 +113,8 @@ impl Sink for NarvalCache<'_> {
             body.push_str(&format!("{} {}\n{text}", narinfo.path.hash_part(), text.len()));
             count += 1;
         }
-        self.post_commit(body, count)
+        self.post_commit(body, count)?;
+        Ok(Vec::new())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use narval_cache::encode::{Encoding, write_nar};
 use narval_client::Payload;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
-use narval_nix::{NarInfo, PathInfo, SecretKey, StorePath};
+use narval_nix::{NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
 use super::server::Server;
@@ -32,17 +32,17 @@ impl Sink for PlainCache<'_> {
     const VISIBLE: Visible = Visible::OnceReferencesAre;
 
     /// Asks for each narinfo, as Nix does: there is no other way to learn what a plain cache has.
-    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, Error> {
+    fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Error> {
         let (next, missing) = (AtomicUsize::new(0), Mutex::new(Ok(HashSet::new())));
         let ask = || {
-            while let Some(info) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if self.progress.is_interrupted() {
                     return Err(Error::Interrupted);
                 }
-                if !self.has(info)?
+                if !self.has(path)?
                     && let Ok(missing) = &mut *missing.lock().unwrap_or_else(PoisonError::into_inner)
                 {
-                    missing.insert(info.path.clone());
+                    missing.insert((*path).clone());
                 }
             }
             Ok(())
@@ -64,7 +64,12 @@ impl Sink for PlainCache<'_> {
         missing.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<NarInfo, TransferError<S::Error, Error>> {
+    fn put<S: Source>(
+        &self,
+        source: &S,
+        entry: &S::Entry,
+        _threads: usize,
+    ) -> Result<NarInfo, TransferError<S::Error, Error>> {
         let path = &source.info(entry).path;
         let mut spool = Spool::default();
         let written = write_nar(source, entry, (self.encoding, self.key), &mut spool);
@@ -77,24 +82,24 @@ impl Sink for PlainCache<'_> {
         sent.map(|()| narinfo).map_err(TransferError::Sink)
     }
 
-    fn commit(&self, put: Vec<NarInfo>) -> Result<(), Error> {
+    fn commit(&self, put: Vec<NarInfo>) -> Result<Vec<StorePath>, Error> {
         for narinfo in put {
             let url = self.server.url.child(&format!("{}.narinfo", narinfo.path.hash_part()))?;
             let text = narinfo.render(&self.server.store_dir);
             self.server.put(&url, "text/x-nix-narinfo", Payload::Bytes(text.as_bytes()), &|_| {})?;
         }
-        Ok(())
+        Ok(Vec::new())
     }
 }
 
 impl PlainCache<'_> {
-    fn has(&self, info: &PathInfo) -> Result<bool, Error> {
-        let (hash_part, server) = (info.path.hash_part(), self.server);
+    fn has(&self, path: &StorePath) -> Result<bool, Error> {
+        let (hash_part, server) = (path.hash_part(), self.server);
         let url = server.url.child(&format!("{hash_part}.narinfo"))?;
         let answer = server.client.metadata(&url, NARINFO_LEN_MAX as u64);
         let text = answer.map_err(|error| server.fetch_error(hash_part.as_str(), error))?;
         // One that does not parse is replaced.
-        Ok(text.is_some_and(|text| NarInfo::parse(&text, &server.store_dir).is_ok_and(|found| found.path == info.path)))
+        Ok(text.is_some_and(|text| NarInfo::parse(&text, &server.store_dir).is_ok_and(|found| found.path == *path)))
     }
 
     /// Sends the file, unless the cache has it.

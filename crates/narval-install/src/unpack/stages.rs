@@ -4,14 +4,10 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::ScopedJoinHandle;
 
-use narval_cache::Found;
-use narval_cache::decode::{Decoder, OUTPUT_LEN};
-use narval_store::{Hashed, Hashes, Incoming};
+use narval_store::{Hashed, Hashes, Incoming, LocalStoreError, NarInput};
 
-use super::one::Job;
-use crate::Error;
-use crate::fetch::Input;
-use crate::trace::{Span, Trace};
+use super::{BUFFER_LEN, Failure, ToStore};
+use crate::trace::Trace;
 
 /// Buffers that go round: 4 MiB.
 const BUFFERS: usize = 16;
@@ -19,67 +15,47 @@ const BUFFERS: usize = 16;
 /// A buffer, and how much of it is filled.
 type Filled = (Vec<u8>, usize);
 
-impl Job<'_> {
+impl ToStore<'_> {
     /// As the loop on one thread, with the same checks: bytes and hashes of the NAR.
-    pub(super) fn pump_in_stages(
+    pub(super) fn pump_in_stages<E>(
         &self,
-        found: &Found,
-        decoder: &mut Decoder<Input<'_>>,
+        nar: &mut dyn NarInput<Error = E>,
+        hashes: Hashes,
         incoming: &mut Incoming<'_>,
-    ) -> Result<(u64, Hashed), Error> {
+    ) -> Result<(u64, Hashed), Failure<E>> {
         let (to_hash, decoded) = sync_channel::<Filled>(BUFFERS);
         let (to_write, hashed) = sync_channel::<Filled>(BUFFERS);
         let (give_back, empty) = sync_channel::<Vec<u8>>(BUFFERS);
         for _ in 0..BUFFERS {
             // There is room for all of them, and the other end is here.
-            let _ = give_back.send(vec![0; OUTPUT_LEN]);
+            let _ = give_back.send(vec![0; BUFFER_LEN]);
         }
         let number = Trace::thread_number();
         std::thread::scope(|scope| {
             let hashing = scope.spawn(move || {
                 Trace::name_thread(number);
-                self.hash(self.hashes(found), &decoded, &to_write)
+                self.hash_all(hashes, &decoded, &to_write)
             });
-            let writing = scope.spawn(move || -> Result<(), Error> {
+            let writing = scope.spawn(move || -> Result<(), LocalStoreError> {
                 Trace::name_thread(number);
                 for (buffer, len) in hashed {
-                    self.write(found, incoming, buffer.get(..len).unwrap_or_default())?;
+                    self.write(incoming, buffer.get(..len).unwrap_or_default())?;
                     // There is room for all buffers, and the other end lives as long as this thread.
                     let _ = give_back.send(buffer);
                 }
                 Ok(())
             });
-            let total = self.decode_all(found, decoder, &empty, to_hash);
+            let total = decode_all(nar, &empty, to_hash);
             let (hash, written) = (joined(hashing)?, joined(writing)?);
             // Where the writer failed the decoder had to stop, and knows no reason.
-            written?;
-            Ok((total?, hash))
+            written.map_err(Failure::Store)?;
+            Ok((total.map_err(Failure::Source)?, hash))
         })
     }
 
-    fn decode_all(
-        &self,
-        found: &Found,
-        decoder: &mut Decoder<Input<'_>>,
-        empty: &Receiver<Vec<u8>>,
-        to_hash: SyncSender<Filled>,
-    ) -> Result<u64, Error> {
-        let mut total = 0;
-        // No more buffers come when the writer has failed.
-        while let Ok(mut buffer) = empty.recv() {
-            let len = self.decode(found, decoder, &mut buffer, &mut total)?;
-            if len == 0 || to_hash.send((buffer, len)).is_err() {
-                break;
-            }
-        }
-        Ok(total)
-    }
-
-    fn hash(&self, mut hashes: Hashes, decoded: &Receiver<Filled>, to_write: &SyncSender<Filled>) -> Hashed {
+    fn hash_all(&self, mut hashes: Hashes, decoded: &Receiver<Filled>, to_write: &SyncSender<Filled>) -> Hashed {
         while let Ok((buffer, len)) = decoded.recv() {
-            let span = self.pipeline.trace.begin();
-            hashes.update(buffer.get(..len).unwrap_or_default());
-            self.pipeline.trace.end(span, Span::Hash);
+            self.hash(&mut hashes, buffer.get(..len).unwrap_or_default());
             if to_write.send((buffer, len)).is_err() {
                 break;
             }
@@ -88,6 +64,23 @@ impl Job<'_> {
     }
 }
 
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> Result<T, Error> {
-    thread.join().map_err(|_| Error::Died)
+fn decode_all<E>(
+    nar: &mut dyn NarInput<Error = E>,
+    empty: &Receiver<Vec<u8>>,
+    to_hash: SyncSender<Filled>,
+) -> Result<u64, E> {
+    let mut total = 0;
+    // No more buffers come when the writer has failed.
+    while let Ok(mut buffer) = empty.recv() {
+        let len = nar.read(&mut buffer)?;
+        total += len as u64;
+        if len == 0 || to_hash.send((buffer, len)).is_err() {
+            break;
+        }
+    }
+    Ok(total)
+}
+
+fn joined<T, E>(thread: ScopedJoinHandle<'_, T>) -> Result<T, Failure<E>> {
+    thread.join().map_err(|_| Failure::Died)
 }

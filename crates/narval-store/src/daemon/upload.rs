@@ -12,7 +12,7 @@ use super::connection::Connection;
 use super::wire::{Request, WireError};
 use super::{Daemon, DaemonError, Operation};
 use crate::database::join_signatures;
-use crate::transfer::{Sink, Source, TransferError, Visible};
+use crate::transfer::{InOrderError, NarOptions, Sink, Source, TransferError, VerifiedNar, Visible};
 
 /// How long an upload may take in all.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
@@ -72,17 +72,28 @@ impl Sink for Daemon {
 
     const VISIBLE: Visible = Visible::WhenPut;
 
-    fn missing(&self, paths: &[&PathInfo]) -> Result<HashSet<StorePath>, DaemonError> {
-        let mut missing: HashSet<_> = paths.iter().map(|info| info.path.clone()).collect();
+    fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, DaemonError> {
+        let mut missing: HashSet<_> = paths.iter().map(|path| (*path).clone()).collect();
         for valid in self.valid_paths(&missing.iter().cloned().collect::<Vec<_>>())? {
             missing.remove(&valid);
         }
         Ok(missing)
     }
 
-    fn put<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<(), TransferError<S::Error, DaemonError>> {
-        let nar = source.nar(entry, None).map_err(TransferError::Source)?;
-        self.add_to_store_nar(source.info(entry), nar, false).map_err(transfer_error)
+    fn put<S: Source>(
+        &self,
+        source: &S,
+        entry: &S::Entry,
+        threads: usize,
+    ) -> Result<(), TransferError<S::Error, DaemonError>> {
+        let (info, mut failure) = (source.info(entry), None);
+        let nar = source.nar(entry, NarOptions { threads, file: None }).map_err(TransferError::Source)?;
+        let nar = VerifiedNar::new(nar, info, source.store_dir(), &mut failure);
+        let added = self.add_to_store_nar(info, nar, false);
+        match failure {
+            Some(error) => Err(TransferError::Source(error)),
+            None => added.map_err(TransferError::Sink),
+        }
     }
 
     /// In one stream.
@@ -90,31 +101,27 @@ impl Sink for Daemon {
         &self,
         source: &S,
         entries: &[S::Entry],
-    ) -> Result<(), TransferError<S::Error, DaemonError>> {
-        let mut failed = None;
-        let nars = entries.iter().map(|entry| match source.nar(entry, None) {
-            Ok(nar) => Ok((source.info(entry).clone(), nar)),
-            Err(error) => {
-                failed = Some(error);
-                Err(io::ErrorKind::Other.into())
+    ) -> Result<(), InOrderError<S::Error, DaemonError>> {
+        let mut failures: Vec<_> = entries.iter().map(|_| None).collect();
+        let nars = entries.iter().zip(&mut failures).map(|(entry, failure)| {
+            let info = source.info(entry);
+            match source.nar(entry, NarOptions::default()) {
+                Ok(nar) => Ok((info.clone(), VerifiedNar::new(nar, info, source.store_dir(), failure))),
+                Err(error) => {
+                    *failure = Some(error);
+                    Err(io::Error::other("the source failed"))
+                }
             }
         });
         let added = self.add_multiple_to_store(entries.len() as u64, nars, false);
-        match failed {
-            Some(error) => Err(TransferError::Source(error)),
-            None => added.map_err(transfer_error),
+        match failures.into_iter().enumerate().find_map(|(at, failure)| failure.map(|error| (at, error))) {
+            Some((at, error)) => Err(InOrderError { at: Some(at), error: TransferError::Source(error) }),
+            None => added.map_err(|error| InOrderError { at: None, error: TransferError::Sink(error) }),
         }
     }
 
-    fn commit(&self, _: Vec<()>) -> Result<(), DaemonError> {
-        Ok(())
-    }
-}
-
-fn transfer_error<S>(error: DaemonError) -> TransferError<S, DaemonError> {
-    match error {
-        DaemonError::Source(error) => TransferError::Nar(error),
-        error => TransferError::Sink(error),
+    fn commit(&self, _: Vec<()>) -> Result<Vec<StorePath>, DaemonError> {
+        Ok(Vec::new())
     }
 }
 

@@ -14,7 +14,6 @@ mod process_roots;
 mod register;
 mod roots;
 mod schema;
-mod sink;
 mod temporary_roots;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,391 @@
+//! The walk: paths come while others are under way. One thread takes one NAR from its source to its place, so that its bytes stay
+//! in one core's cache; the largest first; nothing waits for its references but to become visible.
+
+use std::collections::{BinaryHeap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
+use std::time::Duration;
+
+use narval_nix::{PathInfo, StorePath};
+use narval_store::{LocalStoreError, Sink, Source, TransferError, Visible};
+
+use super::visible::{Waiting, closed_subset};
+use super::watched::Watched;
+use super::{Watchers, put_in_order};
+use crate::Error;
+use crate::fetch::Cores;
+use crate::trace::{Span, Trace};
+
+/// Memory of the decoders at work, at most, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
+/// of which no more is touched than the NAR is long.
+const DECODERS_MEMORY_MAX: u64 = 64 * 1024 * 1024;
+/// What a decoder takes for a large NAR.
+const DICTIONARY_LEN: u64 = 8 * 1024 * 1024;
+/// NARs of this size and more may be worked on by several threads.
+const SPLIT_LEN: u64 = 64 * 1024 * 1024;
+/// How long a thread without work waits at most for the news that there is some.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// A path that waits for a thread. Ordered by the size of its NAR: longest processing time first. The path only makes the
+/// order a definite one.
+struct Queued<E> {
+    nar_size: u64,
+    path: StorePath,
+    entry: E,
+}
+
+impl<E> PartialEq for Queued<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+impl<E> Eq for Queued<E> {}
+impl<E> PartialOrd for Queued<E> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<E> Ord for Queued<E> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+impl<E> Queued<E> {
+    fn key(&self) -> (u64, &str) {
+        (self.nar_size, self.path.base_name())
+    }
+}
+
+/// What a thread does next.
+enum Task<E, P> {
+    /// Puts a path, on this many threads.
+    Put(Queued<E>, usize),
+    /// Makes a path visible.
+    Commit(StorePath, P),
+}
+
+struct State<E, P> {
+    heap: BinaryHeap<Queued<E>>,
+    /// NAR bytes in the heap.
+    queued_bytes: u64,
+    threads: usize,
+    active: usize,
+    /// What the decoders of the active ones may take.
+    memory: u64,
+    /// Whether a NAR has more threads than one. One at a time: its memory is counted once.
+    split: bool,
+    /// No more will come.
+    closed: bool,
+    /// The rest is dropped: it would fail as well.
+    stopped: bool,
+    /// Whether what is referred to has to be looked for: not all of it was added.
+    is_open: bool,
+    /// All paths that were added.
+    given: HashSet<StorePath>,
+    /// What is put and becomes visible at the end.
+    put: Vec<(PathInfo, P)>,
+    /// What is put and becomes visible once its references are.
+    waiting: Waiting<P>,
+    to_commit: Vec<(StorePath, P)>,
+    errors: Vec<Error>,
+}
+
+/// Paths on their way from a source to a sink.
+pub(crate) struct Transfer<'a, S: Source, K: Sink> {
+    source: &'a S,
+    sink: &'a K,
+    cores: &'a Cores,
+    threads_max: usize,
+    watchers: Watchers<'a>,
+    numbers: AtomicU64,
+    state: Mutex<State<S::Entry, K::Put>>,
+}
+
+impl<'a, S: Source, K: Sink> Transfer<'a, S, K>
+where
+    S::Error: Into<Error>,
+    K::Error: Into<Error>,
+{
+    /// A transfer on these cores, with so many NARs under way at the same time at most.
+    pub(crate) fn new(
+        source: &'a S,
+        sink: &'a K,
+        (cores, threads_max): (&'a Cores, usize),
+        watchers: Watchers<'a>,
+    ) -> Self {
+        let state = State {
+            heap: BinaryHeap::new(),
+            queued_bytes: 0,
+            threads: 0,
+            active: 0,
+            memory: 0,
+            split: false,
+            closed: false,
+            stopped: false,
+            is_open: false,
+            given: HashSet::new(),
+            put: Vec::new(),
+            waiting: Waiting::default(),
+            to_commit: Vec::new(),
+            errors: Vec::new(),
+        };
+        let (numbers, state) = (AtomicU64::new(1), Mutex::new(state));
+        Self { source, sink, cores, threads_max: threads_max.max(1), watchers, numbers, state }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<S::Entry, K::Put>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a path that the sink does not have, and a thread for it if there may be one more. For sinks where paths become
+    /// [visible at the end](Visible::AtTheEnd): the others have to know all of them first.
+    pub(crate) fn add<'scope>(&'scope self, entry: S::Entry, scope: &'scope Scope<'scope, '_>) {
+        let mut state = self.lock();
+        self.queue(&mut state, entry);
+        self.start_threads(&mut state, scope);
+        drop(state);
+        self.cores.relaxed.notify_one();
+    }
+
+    /// Adds all paths that there are.
+    pub(crate) fn add_all<'scope>(&'scope self, entries: Vec<S::Entry>, scope: &'scope Scope<'scope, '_>) {
+        let mut state = self.lock();
+        entries.into_iter().for_each(|entry| self.queue(&mut state, entry));
+        state.closed = true;
+        self.start_threads(&mut state, scope);
+    }
+
+    fn queue(&self, state: &mut State<S::Entry, K::Put>, entry: S::Entry) {
+        let info = self.source.info(&entry);
+        let (nar_size, path) = (info.nar_size, info.path.clone());
+        state.given.insert(path.clone());
+        if !state.stopped {
+            state.queued_bytes = state.queued_bytes.saturating_add(nar_size);
+            state.heap.push(Queued { nar_size, path, entry });
+        }
+    }
+
+    fn start_threads<'scope>(&'scope self, state: &mut State<S::Entry, K::Put>, scope: &'scope Scope<'scope, '_>) {
+        while state.threads < self.threads_max && state.threads < state.active + state.heap.len() {
+            state.threads += 1;
+            let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+            scope.spawn(move || self.work(number));
+        }
+    }
+
+    /// Says that no more will come.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.cores.relaxed.notify_all();
+    }
+
+    /// Drops what has not begun. What was added may refer to what was not.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        state.stop();
+        state.is_open = true;
+        drop(state);
+        self.cores.relaxed.notify_all();
+    }
+
+    fn work(&self, number: u64) {
+        Trace::name_thread(number);
+        while let Some(task) = self.next() {
+            match task {
+                Task::Put(queued, threads) => self.do_put(queued, threads),
+                Task::Commit(path, put) => self.do_commit(path, put),
+            }
+            let state = self.lock();
+            let ends = state.closed && state.heap.is_empty();
+            drop(state);
+            // All of them end, or one of them has room.
+            if ends { self.cores.relaxed.notify_all() } else { self.cores.relaxed.notify_one() }
+        }
+    }
+
+    /// Waits for a task; `None` when there will be no more. It waits while enough threads have data and no core, or the decoders'
+    /// memory is used up: more downloads would only take more of it.
+    fn next(&self) -> Option<Task<S::Entry, K::Put>> {
+        let mut state = self.lock();
+        loop {
+            if let Some((path, put)) = state.to_commit.pop() {
+                state.active += 1;
+                return Some(Task::Commit(path, put));
+            }
+            if state.closed && state.heap.is_empty() && (K::VISIBLE == Visible::AtTheEnd || state.active == 0) {
+                return None;
+            }
+            let next_memory = state.heap.peek().map_or(0, |queued| memory_of(queued.nar_size));
+            let fits = state.memory + next_memory <= DECODERS_MEMORY_MAX;
+            if (state.active < self.cores.total() || (fits && self.cores.waiting() < self.cores.total()))
+                && let Some(queued) = state.heap.pop()
+            {
+                state.active += 1;
+                state.memory += memory_of(queued.nar_size);
+                state.queued_bytes = state.queued_bytes.saturating_sub(queued.nar_size);
+                let threads = if state.split { 1 } else { self.share(queued.nar_size, state.queued_bytes) };
+                state.split |= threads > 1;
+                return Some(Task::Put(queued, threads));
+            }
+            // A core is taken under another lock than this one, so that its news may come a moment too early.
+            let waited = self.cores.relaxed.wait_timeout(state, LOOK_AGAIN_AFTER);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// How many threads a NAR deserves: more than one only when it would keep one core busy after the others have
+    /// nothing left to do.
+    fn share(&self, nar_size: u64, queued_bytes: u64) -> usize {
+        if nar_size < SPLIT_LEN {
+            return 1;
+        }
+        let cores = self.cores.total() as u64;
+        let share = nar_size.saturating_mul(cores) / queued_bytes.saturating_add(nar_size).max(1);
+        usize::try_from(share.clamp(1, cores)).unwrap_or(1)
+    }
+
+    fn do_put(&self, Queued { nar_size, path, entry }: Queued<S::Entry>, threads: usize) {
+        let Watchers { progress, trace } = self.watchers;
+        progress.started(&path);
+        let span = trace.begin();
+        let result = self.put(entry, threads);
+        trace.end_named(span, Span::Path, path.name());
+        progress.ended(&path, result.is_ok().then_some(nar_size));
+        let mut state = self.lock();
+        state.active -= 1;
+        state.memory -= memory_of(nar_size);
+        state.split &= threads == 1;
+        match result {
+            Ok((info, put)) if K::VISIBLE == Visible::OnceReferencesAre => {
+                let State { waiting, given, to_commit, .. } = &mut *state;
+                to_commit.extend(waiting.put(&info, put, given).map(|put| (info.path, put)));
+            }
+            Ok(put) => state.put.push(put),
+            Err((error, others_may_do)) => {
+                if !others_may_do {
+                    state.stop();
+                }
+                state.errors.push(error);
+            }
+        }
+    }
+
+    /// Puts a path, from elsewhere when its source fails. The error says whether other paths may do better.
+    fn put(&self, mut entry: S::Entry, threads: usize) -> Result<(PathInfo, K::Put), (Error, bool)> {
+        let mut first_error = None;
+        loop {
+            if self.watchers.progress.is_interrupted() {
+                return Err((Error::Interrupted, false));
+            }
+            let (info, watched) = (self.source.info(&entry), Watched::new(self.source, self.watchers.progress));
+            let error = match self.sink.put(&watched, &entry, threads) {
+                Ok(put) => {
+                    watched.complete(info.nar_size);
+                    return Ok((info.clone(), put));
+                }
+                Err(TransferError::Source(error)) => error,
+                Err(TransferError::Sink(error)) => return Err((error.into(), false)),
+            };
+            let other = self.source.instead_of(&entry, &error).filter(|other| {
+                let is_same = self.source.info(other).references == info.references;
+                // Another build of it may refer to other paths, of which nothing is known here.
+                self.lock().is_open |= !is_same;
+                is_same || K::VISIBLE == Visible::AtTheEnd
+            });
+            let error: Error = error.into();
+            let Some(other) = other else {
+                let others_may_do = error.is_the_caches_fault();
+                return Err((if others_may_do { first_error.unwrap_or(error) } else { error }, others_may_do));
+            };
+            first_error.get_or_insert(error);
+            entry = other;
+        }
+    }
+
+    fn do_commit(&self, path: StorePath, put: K::Put) {
+        let result = self.sink.commit(vec![put]).map_err(Into::into);
+        let mut state = self.lock();
+        state.active -= 1;
+        match result {
+            Ok(_) => {
+                let ready = state.waiting.is_visible(path);
+                state.to_commit.extend(ready);
+            }
+            Err(error) => {
+                state.stop();
+                state.errors.push(error);
+            }
+        }
+    }
+
+    /// Commits what becomes visible at the end: those paths all of whose references are, or become so with them. Called when all
+    /// threads have ended. `error`: why not all paths were added.
+    ///
+    /// # Errors
+    /// The first failure, with the number of others.
+    pub(crate) fn finish(self, error: Option<Error>) -> Result<(), Error> {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let State { mut errors, put, given, is_open, .. } = state;
+        if let Some(error) = error {
+            errors.insert(0, error);
+        }
+        let names: HashSet<_> = put.iter().map(|(info, _)| info.path.clone()).collect();
+        let mut bad: HashSet<_> = given.difference(&names).cloned().collect();
+        if is_open {
+            let references = put.iter().flat_map(|(info, _)| &info.references);
+            let outside: HashSet<_> = references.filter(|path| !names.contains(path)).collect();
+            bad.extend(self.sink.missing(&Vec::from_iter(outside)).map_err(Into::into)?);
+        }
+        let (complete, left_out) = closed_subset(put, bad);
+        if !complete.is_empty() {
+            for path in self.sink.commit(complete).map_err(Into::into)? {
+                tracing::debug!(%path, "another process has changed it; once more");
+                if let Err(error) = put_again(self.source, &path, self.sink, self.watchers) {
+                    errors.push(error);
+                    break;
+                }
+            }
+        }
+        // Without any other failure all of it must have become visible: that is what success says.
+        if let (true, Some((path, reference))) = (errors.is_empty(), left_out) {
+            return Err(Error::Reference { path, reference });
+        }
+        combined(errors).map_or(Ok(()), Err)
+    }
+}
+
+impl<E, P> State<E, P> {
+    /// Drops what has not begun.
+    fn stop(&mut self) {
+        self.heap.clear();
+        (self.closed, self.stopped) = (true, true);
+    }
+}
+
+/// Puts one path whose references are visible: nobody else can change it between its last byte and its being visible.
+fn put_again<S: Source, K: Sink>(source: &S, path: &StorePath, sink: &K, watchers: Watchers<'_>) -> Result<(), Error>
+where
+    S::Error: Into<Error>,
+    K::Error: Into<Error>,
+{
+    let found = source.find(&path.hash_part()).map_err(Into::into)?;
+    let entry = found.filter(|entry| source.info(entry).path == *path);
+    let entry = entry.ok_or_else(|| LocalStoreError::Changed { path: path.clone() })?;
+    put_in_order(source, vec![entry], sink, watchers.progress)
+}
+
+fn combined(errors: Vec<Error>) -> Option<Error> {
+    // An interrupt makes many paths fail; it is one thing.
+    if errors.iter().any(|error| matches!(error, Error::Interrupted)) {
+        return Some(Error::Interrupted);
+    }
+    let others = errors.len().saturating_sub(1);
+    let first = errors.into_iter().next()?;
+    Some(if others == 0 { first } else { Error::Several { first: Box::new(first), others } })
+}
+
+/// What a NAR's decoder may take.
+fn memory_of(nar_size: u64) -> u64 {
+    nar_size.min(DICTIONARY_LEN)
+}
