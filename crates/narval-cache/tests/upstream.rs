@@ -17,7 +17,8 @@ use narval_cache::upstream::{
 use narval_client::{Netrc, Url};
 use narval_http::{Body, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
 use narval_nix::nar::{Encoder, Event};
-use narval_nix::{HashPart, NarInfo, SecretKey, Sha256, StoreDir, StorePath, TrustedKeys};
+use narval_nix::realisation::{BuildTraceKey, DrvOutput};
+use narval_nix::{HashPart, NarInfo, SecretKey, Sha256, StoreDir, StorePath, StorePathName, TrustedKeys};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -554,7 +555,7 @@ fn a_narinfo_without_its_nar_is_forgotten() {
 }
 
 #[test]
-fn listings_and_logs() {
+fn listings_logs_and_what_else_is_small() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start("up-1");
     let path = TestPath::new("there", b"contents", false);
@@ -567,8 +568,26 @@ fn listings_and_logs() {
         assert_eq!(upstreams.small(&log).unwrap(), None);
     }
     assert_eq!(upstream.asked_in_all(), 2);
+    let trace = BuildTraceKey {
+        drv_path: StorePath::parse(&format!("{}-there.drv", path.hash_part())).unwrap(),
+        output_name: StorePathName::parse("out").unwrap(),
+    };
+    let id: DrvOutput = format!("sha256:{}!out", "0".repeat(64)).parse().unwrap();
+    let others = [
+        (format!("/{}", trace.cache_path()), Small::BuildTrace(trace)),
+        (format!("/{}", id.cache_path()), Small::Realisation(id)),
+        ("/debuginfo/abcd.debug".to_owned(), Small::debug_info("abcd.debug").unwrap()),
+    ];
+    for (url, small) in &others {
+        upstream.put(url, File::Bytes(url.clone().into_bytes()));
+        assert_eq!(upstreams.small(small).unwrap().as_deref(), Some(url.as_bytes()));
+    }
+    assert_eq!(["", "a", "../x", "ab/c", "AB"].map(Small::debug_info), [const { None }; 5]);
     drop(upstream);
     assert!(upstreams.small(&listing).unwrap().is_some());
+    for (url, small) in &others {
+        assert_eq!(upstreams.small(small).unwrap().as_deref(), Some(url.as_bytes()));
+    }
 }
 
 /// Whoever asks for a path asks for its references next.
@@ -588,9 +607,51 @@ fn narinfos_of_a_closure_are_fetched_ahead() {
         assert!(Instant::now() < until);
         std::thread::sleep(Duration::from_millis(2));
     }
-    let before = upstream.asked_in_all();
+    let narinfos = || paths.iter().map(|path| upstream.asked(&format!("/{}.narinfo", path.hash_part()))).sum::<usize>();
+    let before = narinfos();
     paths.iter().for_each(|path| drop(name(&upstreams, path)));
-    assert_eq!(upstream.asked_in_all(), before);
+    assert_eq!(narinfos(), before);
+}
+
+/// A client that asks for a path and then for what it refers to walks a closure, whose NARs it fetches next.
+#[test]
+fn nars_of_a_closure_that_is_walked_are_fetched_ahead() {
+    let mut paths: Vec<_> = (0..6).map(|at| TestPath::new(&format!("p-{at}"), &noise(5_000 + at), false)).collect();
+    for at in 0..4 {
+        paths[at].references = vec![paths[at + 1].path.clone()];
+    }
+    let start = |bytes_max: u64| {
+        let upstream = Upstream::start("up-1");
+        paths.iter().for_each(|path| drop(upstream.offer(path)));
+        let folder = tempfile::tempdir().unwrap();
+        let upstreams = open_with(folder.path(), vec![upstream.options()], bytes_max, Vec::new()).unwrap();
+        (upstream, folder, upstreams)
+    };
+    let url = |path: &TestPath| format!("/nar/{}.nar", Sha256::of(&path.file).to_nix32());
+    let fetched = |upstream: &Upstream| paths.iter().map(|path| upstream.asked(&url(path))).collect::<Vec<_>>();
+    let (upstream, _folder, upstreams) = start(1 << 30);
+    // Asking for single paths is no walk, and the one that nobody asks for is not fetched.
+    name(&upstreams, &paths[5]);
+    name(&upstreams, &paths[0]);
+    name(&upstreams, &paths[0]);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(fetched(&upstream), [0; 6]);
+    (1..4).for_each(|at| drop(name(&upstreams, &paths[at])));
+    let until = Instant::now() + PATIENCE;
+    while fetched(&upstream) != [1, 1, 1, 1, 0, 0] {
+        assert!(Instant::now() < until, "{:?}", fetched(&upstream));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for path in &paths[..4] {
+        until_kept(&upstreams, &name(&upstreams, path));
+        assert_eq!(read(upstreams.nar(&name(&upstreams, path)).unwrap().unwrap()).unwrap(), path.nar);
+    }
+    assert_eq!(fetched(&upstream), [1, 1, 1, 1, 0, 0]);
+    // A quarter of the budget is less than two of them.
+    let (upstream, _folder, upstreams) = start(4 * 9_000);
+    (0..5).for_each(|at| drop(name(&upstreams, &paths[at])));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(fetched(&upstream).iter().sum::<usize>() <= 1, "{:?}", fetched(&upstream));
 }
 
 #[test]

@@ -471,19 +471,35 @@ impl Shared {
             Route::Log(path) => self
                 .first(|live| log::answer(&live.store, &path), SmallKind::Log, || path.base_name().to_owned())
                 .or_else(|error| self.small_of_upstreams(error, &Small::Log(path.clone()))),
-            Route::BuildTrace(key) => self.first(
-                |live| build_trace::answer(&live.store, &key),
-                SmallKind::BuildTrace,
-                || format!("{}/{}.doi", key.drv_path, key.output_name),
-            ),
-            Route::Realisation(id) => self.first(
-                |live| build_trace::older(&live.store, id.clone()),
-                SmallKind::Realisation,
-                || format!("{id}.doi"),
-            ),
+            Route::BuildTrace(key) => self
+                .first(
+                    |live| build_trace::answer(&live.store, &key),
+                    SmallKind::BuildTrace,
+                    || format!("{}/{}.doi", key.drv_path, key.output_name),
+                )
+                .or_else(|error| self.small_of_upstreams(error, &Small::BuildTrace(key.clone()))),
+            Route::Realisation(id) => self
+                .first(
+                    |live| build_trace::older(&live.store, id.clone()),
+                    SmallKind::Realisation,
+                    || format!("{id}.doi"),
+                )
+                .or_else(|error| self.small_of_upstreams(error, &Small::Realisation(id.clone()))),
             Route::DebugInfo(name) => {
                 let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
-                small::answer(&written.cache, SmallKind::DebugInfo, name)
+                small::answer(&written.cache, SmallKind::DebugInfo, name).or_else(|error| {
+                    match Small::debug_info(name) {
+                        Some(small) => self.small_of_upstreams(error, &small),
+                        None => Err(error),
+                    }
+                })
+            }
+            Route::Other(name) => {
+                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                small::answer(&written.cache, SmallKind::Other, name).map_err(|error| match error {
+                    ServeError::NoPath => ServeError::NoRoute,
+                    error => error,
+                })
             }
             Route::Batch => batch::answer(&self.narinfos, request),
             Route::Metrics => {

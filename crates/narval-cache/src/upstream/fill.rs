@@ -85,6 +85,12 @@ impl Fill {
         state.unwrap_or_else(PoisonError::into_inner).0.start.clone()
     }
 
+    /// Waits for the end.
+    pub(super) fn wait_for_end(&self, patience: Duration) {
+        // Whoever waits does nothing with it.
+        drop(self.changed.wait_timeout_while(self.lock(), patience, |state| state.end.is_none()));
+    }
+
     /// Says what the upstream said.
     pub(super) fn starts(&self, start: Start) {
         let mut state = self.lock();

@@ -79,7 +79,7 @@ impl Kept {
         self.lock().bytes
     }
 
-    #[cfg(test)]
+    /// Whether there is such a file. That is no use of it.
     pub(super) fn has(&self, name: &str) -> bool {
         self.lock().files.contains_key(name)
     }

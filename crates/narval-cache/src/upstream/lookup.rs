@@ -20,6 +20,7 @@ use super::name::NarName;
 use super::options::UpstreamsOptions;
 use super::permits::Permits;
 use super::remote::Remote;
+use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable, WAITING_MAX};
 use crate::CacheError;
 use crate::written::{CacheName, Elsewhere};
@@ -84,6 +85,7 @@ pub(super) struct Shared {
     asking: Mutex<HashMap<HashPart, Arc<Question>>>,
     fills: Mutex<HashMap<String, Arc<Fill>>>,
     ahead: Ahead,
+    walks: Walks,
     forgotten: AtomicU64,
 }
 
@@ -113,7 +115,7 @@ impl Upstreams {
         upstreams.sort_by_key(|upstream| upstream.priority);
         let mut threads = Ok(());
         let shared = Arc::new_cyclic(|shared| {
-            let ahead = Ahead::start(shared);
+            let (ahead, walks) = (Ahead::start(shared), Walks::start(shared, bytes_max));
             Shared {
                 remotes: upstreams.into_iter().map(|one| Arc::new(Remote::new(one, &store_dir))).collect(),
                 kept,
@@ -128,6 +130,10 @@ impl Upstreams {
                 ahead: ahead.unwrap_or_else(|error| {
                     threads = Err(error);
                     Ahead::none()
+                }),
+                walks: walks.unwrap_or_else(|error| {
+                    threads = Err(error);
+                    Walks::none()
                 }),
                 forgotten: AtomicU64::new(0),
             }
@@ -161,13 +167,14 @@ impl Upstreams {
         self.shared.known(hash_part).map(|known| Arc::clone(&known.text))
     }
 
-    /// The narinfo of a path. It may wait for the upstreams.
+    /// The narinfo of a path, for a client. It may wait for the upstreams. A client that walks a closure has its NARs fetched ahead.
     ///
     /// # Errors
     /// [`Unavailable`]: no upstream has it that could be asked, and not all could.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
-        let found = self.shared.lookup(hash_part)?;
-        Ok(found.map_or(Lookup::Absent, |known| Lookup::Found(Arc::clone(&known.text))))
+        let Some(known) = self.shared.lookup(hash_part)? else { return Ok(Lookup::Absent) };
+        self.shared.walks.asked(&known.info);
+        Ok(Lookup::Found(Arc::clone(&known.text)))
     }
 
     /// The length of a NAR, as its narinfo says it, without fetching the NAR: `None` for no such NAR, `Some(None)` for an unknown length.
@@ -185,7 +192,10 @@ impl Upstreams {
     /// As [`narinfo`](Self::narinfo).
     pub fn nar(&self, name: &str) -> Result<Option<NarAnswer>, Unavailable> {
         match self.shared.by_name(name)? {
-            Some(known) => self.shared.nar(&known),
+            Some(known) => {
+                self.shared.walks.claimed(&known.name.file);
+                self.shared.nar(&known)
+            }
             None => Ok(None),
         }
     }
@@ -242,6 +252,22 @@ impl Shared {
             // Whoever asks for it hears of what is wrong.
             let _ = self.ask_once(hash_part);
         }
+    }
+
+    /// Begins to fetch a NAR that a client will probably ask for, if it is not kept and there is room.
+    pub(super) fn fetch_ahead(self: &Arc<Self>, hash_part: &HashPart) -> Option<Arc<Fill>> {
+        let known = self.known(hash_part)?;
+        let kept = format!("nar/{}", known.name.file);
+        let mut fills = lock(&self.fills);
+        if fills.contains_key(&kept) || self.kept.has(&kept) {
+            return None;
+        }
+        let bytes = known.info.file_size.unwrap_or(known.info.nar_size);
+        if !self.walks.may_fetch(&known.name.file, bytes) {
+            return None;
+        }
+        // Whoever asks for it hears of what is wrong.
+        self.begin(&known, &kept, &mut fills).ok()
     }
 
     /// What memory or the disk knows.

@@ -13,7 +13,7 @@
 //! DIR/lock             one process at a time
 //! DIR/narinfo/<hash>   "Upstream: <url>", an empty line, the narinfo as it came
 //! DIR/nar/<hash>.nar*  a NAR's file by its FileHash (NarHash, if the narinfo has none): one file for all paths that share it
-//! DIR/small/<name>     listings and build logs
+//! DIR/small/<name>     listings, build logs, realisations, debug information
 //! ```
 //! NARs get names of our own, `nar/<hash part>-<hash>.nar…`: a client that remembers one for weeks says by it which narinfo it belongs to.
 
@@ -27,6 +27,7 @@ mod options;
 mod permits;
 mod remote;
 mod small;
+mod walk;
 
 use std::time::Duration;
 
@@ -50,6 +51,12 @@ pub const FETCHES_MAX: usize = 64;
 pub const AHEAD_MAX: usize = 1024;
 /// Threads that fetch narinfos ahead.
 pub const AHEAD_THREADS: usize = 4;
+/// NARs that wait to be fetched ahead. More are not.
+pub const AHEAD_NARS_MAX: usize = 4096;
+/// Threads that fetch NARs ahead, each one at a time.
+pub const AHEAD_NAR_THREADS: usize = 4;
+/// The most bytes of NARs that are fetched before a client asks for them; never more than a quarter of the budget.
+pub const AHEAD_NAR_BYTES_MAX: u64 = 4 << 30;
 /// The longest build log or listing, in bytes.
 pub const SMALL_LEN_MAX: u64 = 32 * 1024 * 1024;
 

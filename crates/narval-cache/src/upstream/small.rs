@@ -1,5 +1,6 @@
-//! Listings and build logs: small, signed by nobody, and kept all the same.
+//! Listings, build logs, realisations, debug information: small, signed by nobody or checked by clients, and kept all the same.
 
+use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath};
 
 use super::lookup::{Shared, Upstreams};
@@ -12,14 +13,38 @@ pub enum Small {
     Listing(HashPart),
     /// `/log/<derivation>`
     Log(StorePath),
+    /// `/build-trace-v2/<derivation>/<output>.doi`: clients check its signatures.
+    BuildTrace(BuildTraceKey),
+    /// `/realisations/<derivation hash>!<output>.doi`: clients check its signatures.
+    Realisation(DrvOutput),
+    /// `/debuginfo/<build id>`, see [`Small::debug_info`]
+    DebugInfo(DebugInfoName),
 }
 
+/// The name of debug information: `<build id>` or `<build id>.debug`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DebugInfoName(String);
+
+/// The longest build id, in digits.
+const BUILD_ID_LEN_MAX: usize = 128;
+
 impl Small {
+    /// Debug information by its name; `None` for a name that is none.
+    pub fn debug_info(name: &str) -> Option<Self> {
+        let id = name.strip_suffix(".debug").unwrap_or(name);
+        let legal = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let is_id = (2..=BUILD_ID_LEN_MAX).contains(&id.len()) && id.bytes().all(legal);
+        is_id.then(|| Self::DebugInfo(DebugInfoName(name.to_owned())))
+    }
+
     /// Below the address of a cache.
     fn url(&self) -> String {
         match self {
             Self::Listing(hash_part) => format!("{hash_part}.ls"),
             Self::Log(path) => format!("log/{}", path.base_name()),
+            Self::BuildTrace(key) => key.cache_path(),
+            Self::Realisation(id) => id.cache_path(),
+            Self::DebugInfo(name) => format!("debuginfo/{}", name.0),
         }
     }
 
@@ -28,6 +53,9 @@ impl Small {
         match self {
             Self::Listing(hash_part) => format!("small/{hash_part}.ls"),
             Self::Log(path) => format!("small/{}.log", path.base_name()),
+            Self::BuildTrace(_) | Self::Realisation(_) | Self::DebugInfo(_) => {
+                format!("small/{}", self.url().replace('/', "_"))
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use narval_store::TemporaryFile;
 use super::data::{DataError, Shared};
 use super::index::{CacheId, Index, IndexError, PathRecord, Usage};
 use super::retention::Subject;
+use super::small::SmallBytes;
 use super::storage::{self, CacheDirectory, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
@@ -66,6 +67,7 @@ pub(super) struct CacheState {
     sign_keys: RwLock<Arc<[SecretKey]>>,
     elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
     directory: CacheDirectory,
+    small_bytes: SmallBytes,
 }
 
 impl CacheState {
@@ -77,6 +79,7 @@ impl CacheState {
             sign_keys: RwLock::new(Arc::from([])),
             elsewhere: RwLock::new(None),
             directory,
+            small_bytes: SmallBytes::default(),
         }
     }
 }
@@ -228,9 +231,9 @@ impl Cache {
     /// How much is in it.
     ///
     /// # Errors
-    /// When the index fails.
-    pub fn usage(&self) -> Result<Usage, IndexError> {
-        self.index().usage(self.id())
+    /// When the index fails, or the small files can't be looked at.
+    pub fn usage(&self) -> Result<Usage, Refusal> {
+        Ok(Usage { small_bytes: self.bytes_of_small_files()?, ..self.index().usage(self.id())? })
     }
 
     /// Notes that a path was asked for, whether or not its narinfo came from here: what a server answers from memory counts.
@@ -271,6 +274,10 @@ impl Cache {
 
     pub(super) fn directory(&self) -> &CacheDirectory {
         &self.state.directory
+    }
+
+    pub(super) fn small_bytes(&self) -> &SmallBytes {
+        &self.state.small_bytes
     }
 
     pub(super) fn is_unverified(&self) -> bool {

@@ -31,9 +31,10 @@ pub struct CacheSettings {
     pub strict_references: bool,
     /// What nobody asked for during so many days is forgotten; `None`: nothing is.
     pub retention_days: Option<u32>,
-    /// More bytes of NARs than this are not kept: the least recently used go first.
+    /// More bytes than this are not kept: the least recently used paths go first. Logs and other small files have at most a
+    /// quarter of it.
     pub size_max: Option<u64>,
-    /// With more bytes of NARs than this, uploads are refused.
+    /// With more bytes than this, of NARs, listings, logs and other small files, uploads are refused.
     pub quota: Option<u64>,
     /// The largest NAR that is taken, in bytes, uncompressed.
     pub nar_size_max: u64,

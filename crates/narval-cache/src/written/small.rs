@@ -1,8 +1,9 @@
-//! What a cache has besides narinfos and NARs: listings, logs, realisations, debug information.
+//! What a cache has besides narinfos and NARs: listings, logs, realisations, debug information, and what later versions of Nix upload.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use narval_nix::listing::LISTING_LEN_MAX;
 use narval_nix::{HashPart, StorePath};
@@ -12,8 +13,20 @@ use super::{Cache, Grant, Refusal, RefusalKind, Scope, storage};
 /// The longest build log that is taken, in bytes.
 const LOG_LEN_MAX: u64 = 256 << 20;
 
-/// The longest file of the other kinds.
-const OTHER_LEN_MAX: u64 = 1 << 20;
+/// The longest file of the kinds that are JSON.
+const JSON_LEN_MAX: u64 = 1 << 20;
+
+/// The longest file of a kind that is not known.
+const OTHER_LEN_MAX: u64 = 16 << 20;
+
+/// The most bytes of files of kinds that are not known, in one cache.
+const OTHER_BYTES_MAX: u64 = 256 << 20;
+
+/// The longest name of a file of a kind that is not known, in bytes.
+const OTHER_NAME_LEN_MAX: usize = 512;
+
+/// Where files of kinds that are not known are.
+const OTHER_FOLDER: &str = "other";
 
 /// The kinds of small files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +44,9 @@ pub enum SmallKind {
     DebugInfo,
     /// `nix-cache-info`; the name is empty. Made by the cache.
     CacheInfo,
+    /// A kind that only later versions of Nix know; the name is the whole path. Kept apart, below `other/`, and served as it
+    /// came. All of them together have a limit.
+    Other,
 }
 
 /// What was done with a small file.
@@ -40,6 +56,8 @@ pub enum Put {
     Written,
     /// There was one, which stays; or the cache makes such files itself.
     Kept,
+    /// It is of a kind that is not known, and cannot be kept: its name is none, it is too large, or there are too many.
+    Dropped,
 }
 
 impl SmallKind {
@@ -62,6 +80,7 @@ impl SmallKind {
                 legal.then(|| format!("debuginfo/{name}"))
             }
             Self::CacheInfo => name.is_empty().then(|| "nix-cache-info".to_owned()),
+            Self::Other => is_other(name).then(|| format!("{OTHER_FOLDER}/{name}")),
         }
     }
 
@@ -69,7 +88,8 @@ impl SmallKind {
         match self {
             Self::Log => LOG_LEN_MAX,
             Self::Listing => LISTING_LEN_MAX as u64,
-            _ => OTHER_LEN_MAX,
+            Self::Other => OTHER_LEN_MAX,
+            _ => JSON_LEN_MAX,
         }
     }
 
@@ -105,7 +125,18 @@ impl Cache {
     /// # Errors
     /// A name that is none, a token that may not push, a file that is too large, or no room.
     pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
-        let result = self.try_put(kind, name, body, grant);
+        let result = match self.try_put(kind, name, body, grant) {
+            // What a later Nix uploads must not fail its copy.
+            Err(Refusal { kind: RefusalKind::NotFound | RefusalKind::TooLarge, message })
+                if kind == SmallKind::Other =>
+            {
+                tracing::warn!("cache '{}': a file of a kind that is not known is dropped: {message}", self.name());
+                // A client that is not listened to takes it for a failure. How fast it must send is for the server to say.
+                io::copy(body, &mut io::sink()).ok();
+                Ok(Put::Dropped)
+            }
+            result => result.inspect_err(|refusal| self.notice_shortage(refusal)),
+        };
         if !kind.is_made_here() || result.is_err() {
             let outcome = result.as_ref().map(|put| format!("{put:?}").to_lowercase()).map_err(ToString::to_string);
             self.audit(grant, "file", &kind.path(name).unwrap_or_default(), &outcome);
@@ -130,6 +161,8 @@ impl Cache {
             let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
             return if len > kind.len_max() { Err(too_large()) } else { Ok(Put::Kept) };
         }
+        // Whoever uploads when it is full already is told before the body is read.
+        self.check_quota(1)?;
         let fail = |error: io::Error| Refusal::of_file("write", &path, &error);
         let file = self.storage().incoming().map_err(fail)?;
         let (mut buffer, mut len) = (vec![0; 64 * 1024], 0);
@@ -153,9 +186,103 @@ impl Cache {
                 return Ok(Put::Kept);
             }
         }
-        storage::persist(file, &to).map_err(fail)?;
+        let old = storage::file_len(&to).map_err(fail)?.unwrap_or(0);
+        self.check_quota(len)?;
+        if kind == SmallKind::Other {
+            self.check_others(&path, len)?;
+        }
+        match storage::persist(file, &to) {
+            // A file is where this one needs a folder, or the reverse.
+            Err(error) if kind == SmallKind::Other && is_in_the_way(&error) => {
+                return Err(Refusal::new(
+                    RefusalKind::NotFound,
+                    format_args!("'{path}' has the name of another one's folder"),
+                ));
+            }
+            persisted => persisted.map_err(fail)?,
+        }
+        self.small_bytes().change(old, len);
         Ok(Put::Written)
     }
+}
+
+impl Cache {
+    /// Refuses more files of kinds that are not known than there may be.
+    fn check_others(&self, path: &str, more: u64) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("look at", OTHER_FOLDER, &error);
+        let bytes = bytes_below(&self.directory().path().join(OTHER_FOLDER)).map_err(fail)?;
+        if bytes.saturating_add(more) <= OTHER_BYTES_MAX {
+            return Ok(());
+        }
+        let message = format!("with '{path}', there would be more than {OTHER_BYTES_MAX} bytes of such files");
+        Err(Refusal::new(RefusalKind::TooLarge, message))
+    }
+
+    /// Bytes of logs, realisations, debug information and files of kinds that are not known: they count to the quota.
+    pub(super) fn bytes_of_small_files(&self) -> Result<u64, Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
+        self.small_bytes().get(|| self.count_small_files()).map_err(fail)
+    }
+
+    fn count_small_files(&self) -> io::Result<u64> {
+        let root = self.directory().path();
+        SMALL_FOLDERS.iter().map(|folder| bytes_below(&root.join(folder))).sum()
+    }
+}
+
+/// Folders of a cache whose files no narinfo names.
+pub(super) const SMALL_FOLDERS: [&str; 5] = ["log", "realisations", "build-trace-v2", "debuginfo", OTHER_FOLDER];
+
+/// Bytes of small files: counted once, then kept in step. Other processes that write the same folder are seen with the next
+/// collection.
+#[derive(Debug, Default)]
+pub(super) struct SmallBytes(Mutex<Option<u64>>);
+
+impl SmallBytes {
+    fn get(&self, count: impl FnOnce() -> io::Result<u64>) -> io::Result<u64> {
+        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *bytes {
+            Some(bytes) => Ok(bytes),
+            None => Ok(*bytes.insert(count()?)),
+        }
+    }
+
+    fn change(&self, old: u64, new: u64) {
+        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *bytes = bytes.map(|bytes| bytes.saturating_sub(old).saturating_add(new));
+    }
+
+    /// To be counted again.
+    pub(super) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Bytes of all files below a folder, which may be absent.
+fn bytes_below(folder: &Path) -> io::Result<u64> {
+    let (mut bytes, mut open) = (0, vec![folder.to_owned()]);
+    while let Some(folder) = open.pop() {
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => open.push(entry.path()),
+                Ok(metadata) => bytes += metadata.len(),
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+fn is_in_the_way(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists)
 }
 
 /// What a realisation is a realisation of.
@@ -171,6 +298,14 @@ fn is_realisation(name: &str) -> bool {
     let Some((id, output)) = parts else { return false };
     let Some((algorithm, hash)) = id.split_once(':') else { return false };
     name.len() <= 255 && is_word(algorithm, "") && is_word(hash, "") && is_word(output, "+-._?=")
+}
+
+/// Parts of letters, digits and a few signs, none of which begins with a dot. Not below our own prefix.
+fn is_other(name: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"+-._=!:,~@".contains(&byte);
+    let is_part =
+        |part: &str| !part.is_empty() && part.len() <= 200 && !part.starts_with('.') && part.bytes().all(legal);
+    name.len() <= OTHER_NAME_LEN_MAX && !name.starts_with("_narval") && name.split('/').all(is_part)
 }
 
 fn is_word(text: &str, also: &str) -> bool {

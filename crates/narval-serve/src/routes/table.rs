@@ -35,6 +35,8 @@ pub(crate) enum Route<'a> {
     DebugInfo(&'a str),
     /// `/batch-lookup-v1`
     Batch,
+    /// A path of no known kind, which a later Nix may have uploaded, without its first `/`
+    Other(&'a str),
     /// `/_narval/v1/…`
     Push(PushRoute<'a>),
     /// `/health`
@@ -111,9 +113,13 @@ impl<'a> Route<'a> {
             Self::BuildTrace(_) | Self::Realisation(_) => RouteLabel::BuildTrace,
             Self::Batch => RouteLabel::Batch,
             Self::Push(_) => RouteLabel::Push,
-            Self::DebugInfo(_) | Self::Health | Self::Metrics | Self::Index | Self::Invalid | Self::Unknown => {
-                RouteLabel::Other
-            }
+            Self::DebugInfo(_)
+            | Self::Other(_)
+            | Self::Health
+            | Self::Metrics
+            | Self::Index
+            | Self::Invalid
+            | Self::Unknown => RouteLabel::Other,
         }
     }
 }
@@ -162,7 +168,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
             _ => Route::Unknown,
         };
     }
-    Route::Unknown
+    Route::Other(path)
 }
 
 /// The dialects: `<hash>-<narhash>.nar` (nix-serve, nix-serve-ng), `<hash>.nar` (old nix-serve, eris),
@@ -284,7 +290,8 @@ mod tests {
         assert_eq!(rich("/_narval/v1/commit"), Route::Push(PushRoute::Commit));
         assert_eq!(rich("/_narval/v1/oidc"), Route::Push(PushRoute::Oidc));
         assert_eq!(rich("/_narval/v1/nar/x"), Route::Push(PushRoute::Nar("x")));
-        assert_eq!(rich("/_narval/v2/commit"), Route::Unknown);
+        assert_eq!(rich("/_narval/v1/later"), Route::Unknown);
+        assert_eq!(rich("/later/kind.json"), Route::Other("later/kind.json"));
         let drv_path = StorePath::parse(&format!("{HASH}-a.drv")).unwrap();
         let trace = BuildTraceKey { drv_path, output_name: StorePathName::parse("out").unwrap() };
         assert_eq!(rich(&format!("/{}", trace.cache_path())), Route::BuildTrace(trace));
@@ -333,9 +340,12 @@ mod tests {
             "/%ff",
             "/a/b.narinfo",
         ] {
-            assert_eq!(both(path, None), Route::Unknown, "{path}");
+            assert_eq!(parse(Face::NixServe, path, None), Route::Unknown, "{path}");
+            // Whether it can be the name of a file is for the cache to say.
+            let richer = parse(Face::Narval, path, None);
+            assert!(matches!(richer, Route::Unknown | Route::Other(_)), "{path}: {richer:?}");
         }
-        assert_eq!(both(&format!("/{}", "x".repeat(PATH_LEN_MAX)), None), Route::Unknown);
+        assert_eq!(both(&format!("/{}", "x".repeat(PATH_LEN_MAX + 1)), None), Route::Unknown);
     }
 
     proptest::proptest! {

@@ -64,7 +64,7 @@ enum Upload {
     CacheInfo,
     NarInfo(HashPart),
     Small(SmallKind, String),
-    /// A kind of file that a later Nix may have.
+    /// What can be the name of no file.
     Unknown(String),
 }
 
@@ -100,6 +100,7 @@ impl Uploads {
             }
             Route::DebugInfo(name) => Upload::Small(SmallKind::DebugInfo, name.to_owned()),
             Route::Push(PushRoute::Nar(name)) => return push::nar(self, name, grant, request),
+            Route::Other(name) => Upload::Small(SmallKind::Other, name.to_owned()),
             Route::Unknown => Upload::Unknown(request.path().to_owned()),
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
@@ -162,7 +163,7 @@ impl Uploads {
             Upload::NarInfo(hash_part) => narinfo::take(&self.cache, hash_part, body, grant),
             Upload::Small(kind, name) => Ok(match self.cache.put_small(kind, &name, body, grant)? {
                 Put::Written => Response::new(StatusCode::CREATED),
-                Put::Kept => Response::new(StatusCode::OK),
+                Put::Kept | Put::Dropped => Response::new(StatusCode::OK),
             }),
             Upload::Unknown(path) => {
                 // A kind of file that a later Nix uploads must not fail its copy; nobody can have asked for it before.

@@ -212,9 +212,23 @@ fn netrc_traps() {
 fn an_unknown_put_fails_the_whole_copy() {
     let lab = Lab::new();
     let token = lab.token("push");
-    for path in ["/some-later-kind/x.json", "/x", "/nar-v2/abc", "/_other/v9"] {
-        assert_eq!(lab.put(path, &token, b"{}").status, 200, "{path}");
+    for path in ["/some-later-kind/x.json", "/x", "/nar-v2/abc", "/_other/v9", "/a/b/c+d=~@1!2.doi"] {
+        assert_eq!(lab.get(path).status, 404, "{path}");
+        assert_eq!(lab.put(path, &token, path.as_bytes()).status, 201, "{path}");
+        // It stays as it was.
+        assert_eq!(lab.put(path, &token, b"other").status, 200, "{path}");
+        let got = lab.get(path);
+        assert_eq!((got.status, got.body.as_slice()), (200, path.as_bytes()), "{path}");
+        assert_eq!(got.field("content-type"), Some("application/octet-stream"));
     }
+    // What can be no file fails nothing either, and leaves nothing.
+    for path in ["/x/y", "/nar-v2", "/../x", "/%2e%2e/x", "/.hidden", "/a//b", "/_narval/x", "/a%20b", "/nar/x"] {
+        assert_eq!(lab.put(path, &token, b"{}").status, 200, "{path}");
+        assert_eq!(lab.get(path).status, 404, "{path}");
+    }
+    let large = lab.put("/large", &token, &vec![0; (16 << 20) + 1]);
+    assert_eq!((large.status, lab.get("/large").status), (200, 404));
+    assert!(lab.data_path().join("caches/default/other/some-later-kind/x.json").exists());
 }
 
 /// attic#220, attic#287: no body is larger than a part.

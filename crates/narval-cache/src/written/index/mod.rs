@@ -131,8 +131,10 @@ pub struct Usage {
     pub paths: u64,
     /// Names of NARs, aliases among them.
     pub files: u64,
-    /// Bytes of NARs as they are stored, each counted once.
+    /// Bytes of NARs as they are stored, and of their listings, each counted once.
     pub bytes: u64,
+    /// Bytes of logs, realisations, debug information and files of kinds that are not known. Not in the index: 0 from there.
+    pub small_bytes: u64,
 }
 
 /// A path as collections see it.
@@ -145,6 +147,8 @@ pub(crate) struct SnapshotPath {
     /// Which stored NAR it has, and the bytes of that.
     pub(crate) nar: i64,
     pub(crate) file_size: u64,
+    /// Bytes of its listing.
+    pub(crate) listing_size: u64,
     pub(crate) references: Vec<HashPart>,
 }
 

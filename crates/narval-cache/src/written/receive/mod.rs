@@ -103,9 +103,10 @@ impl Cache {
     }
 
     /// Whether so many bytes more are within the quota.
-    fn check_quota(&self, more: u64) -> Result<(), Refusal> {
+    pub(super) fn check_quota(&self, more: u64) -> Result<(), Refusal> {
         if let Some(quota) = self.settings().quota {
-            let bytes = self.usage()?.bytes;
+            let usage = self.usage()?;
+            let bytes = usage.bytes.saturating_add(usage.small_bytes);
             if bytes.saturating_add(more) > quota {
                 let cache = self.name();
                 let message = format!(

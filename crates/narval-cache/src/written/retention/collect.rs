@@ -8,6 +8,7 @@ use narval_nix::HashPart;
 
 use super::mark::{Marks, Why, mark};
 use crate::written::index::{Cutoff, Snapshot};
+use crate::written::small::SMALL_FOLDERS;
 use crate::written::{Cache, Grant, Refusal, storage};
 
 /// How long a NAR stays that no narinfo names any more, or not yet, in seconds: a day. Clients that have its narinfo can still
@@ -21,8 +22,8 @@ pub const UNFINISHED_GRACE: u64 = 10 * 60;
 /// Paths that are hidden in one step; uploads wait meanwhile.
 const STEP: usize = 256;
 
-/// Folders of a cache whose files no narinfo names.
-const SMALL_FOLDERS: [&str; 4] = ["log", "realisations", "build-trace-v2", "debuginfo"];
+/// Small files have at most this part of a cache's largest size: who uploads logs pushes no paths out.
+const SMALL_PART: u64 = 4;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -75,9 +76,13 @@ impl Cache {
     pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
         let now = options.now.unwrap_or_else(|| self.now());
         self.record_uses();
+        let retention = self.cutoff(now);
+        if !options.dry_run {
+            // First: what they take of the largest size is not left for paths.
+            self.sweep_small(retention)?;
+        }
         let snapshot = self.index().snapshot(self.id())?;
         let marks = self.marks(&snapshot, now);
-        let retention = self.cutoff(now);
         let order = marks.forgotten(&snapshot);
         let mut collected = Collected { kept: snapshot.paths.len() - order.len(), ..Collected::default() };
         for step in order.chunks(STEP) {
@@ -101,7 +106,6 @@ impl Cache {
             let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
             (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());
         } else {
-            self.sweep_small(retention)?;
             // Those of CI jobs, which are made by the thousand, last minutes.
             self.index().forget_tokens(now.saturating_sub(DAY))?;
             (collected.files, collected.bytes) = self.sweep(options.grace, now)?;
@@ -123,7 +127,8 @@ impl Cache {
     fn marks(&self, snapshot: &Snapshot, now: u64) -> Marks {
         let mut marks = mark(snapshot, now, self.cutoff(now));
         if let Some(size_max) = self.settings().size_max {
-            marks.shrink_to(snapshot, size_max);
+            // Without knowing how much else there is, more stays.
+            marks.shrink_to(snapshot, size_max.saturating_sub(self.bytes_of_small_files().unwrap_or(0)));
         }
         marks
     }
@@ -141,9 +146,10 @@ impl Cache {
         Ok(hidden)
     }
 
-    /// Removes logs, realisations and debug information that were written before this. Those of outputs that are here stay.
+    /// Removes logs, realisations, debug information and files of kinds that are not known that were written before this, and
+    /// the oldest ones where there are too many for the cache's largest size. Those of outputs that are here stay.
     fn sweep_small(&self, before: u64) -> Result<(), Refusal> {
-        let root = self.directory().path();
+        let (root, mut kept) = (self.directory().path(), Vec::new());
         let mut open: Vec<PathBuf> = SMALL_FOLDERS.iter().map(|folder| root.join(folder)).collect();
         while let Some(path) = open.pop() {
             let fail = |error: io::Error| Refusal::of_file("look at", path.display(), &error);
@@ -155,10 +161,26 @@ impl Cache {
                 continue;
             }
             let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            if modified.is_some_and(|time| time.as_secs() < before) && !self.is_of_a_path(&path)? {
+            if modified.is_none_or(|time| time.as_secs() >= before) || self.is_of_a_path(&path)? {
+                kept.push((modified, metadata.len(), path));
+            } else {
                 storage::remove_file(&path).map_err(fail)?;
             }
         }
+        let mut bytes: u64 = kept.iter().map(|(_, len, _)| len).sum();
+        let bytes_max = self.settings().size_max.map_or(u64::MAX, |size_max| size_max / SMALL_PART);
+        kept.sort_unstable();
+        for (_, len, path) in kept {
+            if bytes <= bytes_max {
+                break;
+            }
+            if !self.is_of_a_path(&path)? {
+                let fail = |error: io::Error| Refusal::of_file("remove", path.display(), &error);
+                storage::remove_file(&path).map_err(fail)?;
+                bytes -= len;
+            }
+        }
+        self.small_bytes().forget();
         Ok(())
     }
 

@@ -92,7 +92,7 @@ impl Marks {
         for path in order.into_iter().map(|at| (snapshot.paths.get(at), self.times.get(at).copied())) {
             let (Some(path), Some(time)) = path else { continue };
             if seen.insert(path.nar) {
-                bytes = bytes.saturating_add(path.file_size);
+                bytes = bytes.saturating_add(path.file_size).saturating_add(path.listing_size);
             }
             if bytes > size_max && time < u64::MAX {
                 // All that was used as long ago as this goes, too.
@@ -166,6 +166,7 @@ mod tests {
             used: *used,
             nar: at as i64,
             file_size: 10,
+            listing_size: 0,
             references: references.iter().map(|at| part(*at)).collect(),
         };
         let paths = paths.iter().enumerate().map(path).collect();

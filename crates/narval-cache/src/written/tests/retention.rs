@@ -368,3 +368,59 @@ fn what_would_be_removed_is_shown() {
     let all = (1, path.nar.len() as u64);
     assert_eq!((collect(true), collect(true), collect(false), collect(false)), (all, all, all, (0, 0)));
 }
+
+#[test]
+fn logs_and_listings_count_to_the_quota() {
+    let fixture = Fixture::with(&CacheSettings { quota: Some(10_000), ..CacheSettings::default() });
+    let cache = &fixture.cache;
+    let path = TestPath::with_contents("a", &[], &[1; 2_000]);
+    path.send(cache, Compression::None).unwrap();
+    let listing = fixture.files("blobs").into_iter().find(|name| name.ends_with(".ls")).unwrap();
+    let listing = std::fs::metadata(fixture.folder.path().join("blobs").join(listing)).unwrap().len();
+    assert!(listing > 0);
+    assert_eq!(cache.usage().unwrap().bytes, path.nar.len() as u64 + listing);
+    let log = |name: &str, len: usize| {
+        let name = store_path(&format!("{name}.drv"));
+        cache.put_small(SmallKind::Log, name.base_name(), &mut &vec![b'x'; len][..], &pusher())
+    };
+    log("one", 5_000).unwrap();
+    assert_eq!(log("two", 5_000).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(cache.usage().unwrap().small_bytes, 5_000);
+    // NARs have no more room either.
+    let large = TestPath::with_contents("b", &[], &[2; 3_000]);
+    assert_eq!(large.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    // It is counted again from the files.
+    let fixture = fixture.reopen();
+    assert_eq!(fixture.cache.usage().unwrap().small_bytes, 5_000);
+    fixture.cache.set_settings(&CacheSettings { quota: Some(20_000), ..CacheSettings::default() }).unwrap();
+    assert!(large.send(&fixture.cache, Compression::None).unwrap().is_some());
+}
+
+#[test]
+fn logs_push_no_paths_out() {
+    let fixture = Fixture::with(&CacheSettings { size_max: Some(20_000), ..CacheSettings::default() });
+    let cache = &fixture.cache;
+    let path = TestPath::with_contents("a", &[], &[1; 2_000]);
+    path.push(cache).unwrap();
+    for number in 0..10 {
+        let name = store_path(&format!("log-{number}.drv"));
+        cache.put_small(SmallKind::Log, name.base_name(), &mut &[b'x'; 2_000][..], &pusher()).unwrap();
+    }
+    cache.collect(&CollectOptions::default(), &pusher()).unwrap();
+    let usage = cache.usage().unwrap();
+    assert_eq!((usage.small_bytes, fixture.files("caches/default/log").len()), (4_000, 2));
+    assert!(is_there(cache, &path));
+}
+
+#[test]
+fn the_bytes_of_an_older_index_are_counted_again() {
+    let fixture = Fixture::new();
+    let path = TestPath::new("a", &[]);
+    path.push(&fixture.cache).unwrap();
+    let bytes = fixture.cache.usage().unwrap().bytes;
+    let database = rusqlite::Connection::open(fixture.folder.path().join("index.sqlite")).unwrap();
+    database.execute_batch("update caches set bytes = 1; pragma user_version = 1").unwrap();
+    drop(database);
+    let fixture = fixture.reopen();
+    assert_eq!(fixture.cache.usage().unwrap().bytes, bytes);
+}

@@ -167,6 +167,7 @@ fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
             out!(
                 "{}",
                 json!({"cache": name.as_str(), "paths": usage.paths, "files": usage.files, "bytes": usage.bytes,
+                    "smallBytes": usage.small_bytes,
                     "retentionDays": settings.retention_days, "sizeMax": settings.size_max, "quota": settings.quota,
                     "public": settings.public})
             );
@@ -174,7 +175,12 @@ fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
         }
         let retention =
             settings.retention_days.map_or_else(|| "for ever".to_owned(), |days| format!("for {days} days"));
-        out!("{name}: {} paths, {} NARs, {}, kept {retention}", usage.paths, usage.files, human_bytes(usage.bytes));
+        let (nars, small) = (human_bytes(usage.bytes), human_bytes(usage.small_bytes));
+        out!(
+            "{name}: {} paths, {} NARs, {nars}, {small} of logs and the like, kept {retention}",
+            usage.paths,
+            usage.files
+        );
     }
     Ok(())
 }

@@ -78,7 +78,8 @@ pub(super) fn add_file(
         None => insert(connection, nar)?,
     };
     if !is_in_cache(connection, cache, id)? {
-        add_bytes(connection, cache, i64::try_from(nar.file_size).unwrap_or(i64::MAX))?;
+        let bytes = nar.file_size.saturating_add(nar.listing_size.unwrap_or(0));
+        add_bytes(connection, cache, i64::try_from(bytes).unwrap_or(i64::MAX))?;
     }
     let add = "insert into files (cache, name, nar, added, used, orphaned) values (?1, ?2, ?3, ?4, ?4, ?4) \
          on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, \
@@ -124,10 +125,11 @@ fn forget_names(connection: &Connection, nar: i64) -> rusqlite::Result<()> {
 
 /// Forgets a name, whose file is gone, and the paths that are served from it.
 pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<()> {
-    let query = "select n.id, n.file_size from files f join nars n on n.id = f.nar where f.cache = ? and f.name = ?";
+    let query = "select n.id, n.file_size + coalesce(n.listing_size, 0) from files f join nars n on n.id = f.nar \
+         where f.cache = ? and f.name = ?";
     let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
     let found = connection.prepare_cached(query)?.query_row(params![cache.0, name], row).optional()?;
-    let Some((nar, file_size)) = found else { return Ok(()) };
+    let Some((nar, bytes)) = found else { return Ok(()) };
     let paths: Vec<String> = connection
         .prepare_cached("delete from paths where cache = ? and file = ? returning hash_part")?
         .query_map(params![cache.0, name], |row| row.get(0))?
@@ -138,7 +140,7 @@ pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -
     connection.prepare_cached("delete from files where cache = ? and name = ?")?.execute(params![cache.0, name])?;
     add_pending(connection, cache, "file", name)?;
     if !is_in_cache(connection, cache, nar)? {
-        add_bytes(connection, cache, -file_size)?;
+        add_bytes(connection, cache, -bytes)?;
     }
     let last = "delete from nars where id = ?1 and not exists (select 1 from files where nar = ?1) \
          returning nar_hash, compression";
@@ -152,6 +154,7 @@ pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -
 pub(super) fn usage(connection: &Connection, cache: CacheId) -> rusqlite::Result<Usage> {
     let count = "select (select count(*) from paths where cache = ?1), (select count(*) from files where cache = ?1), \
          (select bytes from caches where id = ?1)";
-    let usage = |row: &Row<'_>| Ok(Usage { paths: row.get(0)?, files: row.get(1)?, bytes: row.get(2)? });
+    let usage =
+        |row: &Row<'_>| Ok(Usage { paths: row.get(0)?, files: row.get(1)?, bytes: row.get(2)?, small_bytes: 0 });
     connection.prepare_cached(count)?.query_row([cache.0], usage)
 }

@@ -30,7 +30,8 @@ pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<(
 pub(super) fn snapshot(connection: &Connection, cache: CacheId) -> rusqlite::Result<Snapshot> {
     // One moment: a transaction that only reads.
     let transaction = connection.unchecked_transaction()?;
-    let query = "select p.id, p.hash_part, p.path, p.used, coalesce(n.id, 0), coalesce(n.file_size, 0) from paths p \
+    let query = "select p.id, p.hash_part, p.path, p.used, coalesce(n.id, 0), coalesce(n.file_size, 0), \
+         coalesce(n.listing_size, 0) from paths p \
          left join files f on f.cache = p.cache and f.name = p.file left join nars n on n.id = f.nar where p.cache = ?";
     let mut statement = transaction.prepare_cached(query)?;
     let rows = statement.query_map([cache.0], |row| {
@@ -40,6 +41,7 @@ pub(super) fn snapshot(connection: &Connection, cache: CacheId) -> rusqlite::Res
             used: row.get(3)?,
             nar: row.get(4)?,
             file_size: row.get(5)?,
+            listing_size: row.get(6)?,
             references: Vec::new(),
         };
         Ok((row.get::<_, i64>(0)?, path))

@@ -11,7 +11,7 @@ use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, IndexError, Pending};
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -21,7 +21,7 @@ insert into meta values ('stamp', 1);
 create table caches (
   id integer primary key autoincrement not null, name text unique not null, settings text not null,
   created integer not null,
-  -- Bytes of NARs in it, each counted once.
+  -- Bytes of NARs in it and of their listings, each counted once.
   bytes integer not null default 0);
 
 -- One row for each NarHash and compression: one file below blobs/.
@@ -77,20 +77,26 @@ create table pending (
   kind text not null, name text not null);
 ";
 
-/// Makes the tables when they are missing.
+/// From version 1, in which listings were not counted.
+const FROM_1: &str = "
+update caches set bytes = coalesce((select sum(n.file_size + coalesce(n.listing_size, 0)) from nars n
+  where exists (select 1 from files f where f.nar = n.id and f.cache = caches.id)), 0);
+";
+
+/// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
     let version = |connection: &Connection| -> rusqlite::Result<u32> {
         connection.pragma_query_value(None, "user_version", |row| row.get(0))
     };
     let mut found = version(connection).map_err(fail)?;
-    if found == 0 {
+    if found < VERSION {
         let transaction =
             connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(fail)?;
         // Another process may have been faster.
         found = version(&transaction).map_err(fail)?;
-        if found == 0 {
-            transaction.execute_batch(SCHEMA).map_err(fail)?;
+        if found < VERSION {
+            transaction.execute_batch(if found == 0 { SCHEMA } else { FROM_1 }).map_err(fail)?;
             transaction.pragma_update(None, "user_version", VERSION).map_err(fail)?;
             found = VERSION;
         }
