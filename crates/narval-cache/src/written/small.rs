@@ -186,22 +186,19 @@ impl Cache {
                 return Ok(Put::Kept);
             }
         }
-        let old = storage::file_len(&to).map_err(fail)?.unwrap_or(0);
         self.check_quota(len)?;
         if kind == SmallKind::Other {
             self.check_others(&path, len)?;
         }
-        match storage::persist(file, &to) {
+        let placed = storage::file_len(&to).and_then(|old| storage::persist(file, &to).map(|()| old));
+        let old = placed.map_err(|error| match kind {
             // A file is where this one needs a folder, or the reverse.
-            Err(error) if kind == SmallKind::Other && is_in_the_way(&error) => {
-                return Err(Refusal::new(
-                    RefusalKind::NotFound,
-                    format_args!("'{path}' has the name of another one's folder"),
-                ));
+            SmallKind::Other if is_in_the_way(&error) => {
+                Refusal::new(RefusalKind::NotFound, format_args!("'{path}' has the name of another one's folder"))
             }
-            persisted => persisted.map_err(fail)?,
-        }
-        self.small_bytes().change(old, len);
+            _ => fail(error),
+        })?;
+        self.small_bytes().change(old.unwrap_or(0), len);
         Ok(Put::Written)
     }
 }

@@ -253,8 +253,8 @@ fn content_encodings_are_decoded_on_receipt() {
 fn unknown_uploads_and_nix_cache_info() {
     let lab = Lab::new();
     let token = lab.token("push");
-    assert_eq!(lab.put("/build-trace-v3/x/out.doi", &token, b"{}").status, 200);
-    assert_eq!(lab.get("/build-trace-v3/x/out.doi").status, 404);
+    assert_eq!(lab.put("/build-trace-v3/x/out.doi", &token, b"{}").status, 201);
+    assert_eq!(lab.get("/build-trace-v3/x/out.doi").status, 200);
     assert_eq!(lab.put("/nix-cache-info", &token, b"StoreDir: /nix/store\n").status, 200);
     let other = lab.put("/nix-cache-info", &token, b"StoreDir: /other/store\n");
     assert_eq!(other.status, 409, "{}", other.text());
