@@ -216,3 +216,69 @@ pub(crate) const URING_BUFFER: usize = 16 * 1024;
 
 /// How long a shard pauses when the kernel has no memory for an operation of its ring.
 pub(crate) const URING_PAUSE: Duration = Duration::from_millis(1);
+
+/// Streams of one HTTP/2 connection at a time. A stream counts until its job has ended, even if the client has reset it: a client that
+/// opens and resets streams gets no more work done than one that waits (Rapid Reset, CVE-2023-44487).
+pub(crate) const HTTP2_STREAMS_MAX: usize = 128;
+
+/// Streams of one HTTP/2 connection that may be reset in a burst, by the client (CVE-2023-44487) or because of what it sent
+/// (MadeYouReset, CVE-2025-8671). Then the connection ends.
+pub(crate) const HTTP2_RESETS_MAX: u32 = 256;
+
+/// By how much that is refilled per second.
+pub(crate) const HTTP2_RESETS_PER_SECOND: u32 = 32;
+
+/// Frames of one HTTP/2 connection, in a burst, that do nothing for a request: PING (CVE-2019-9512), SETTINGS (CVE-2019-9515),
+/// PRIORITY (CVE-2019-9513), empty DATA (CVE-2019-9518), small window updates (CVE-2019-9511), and unknown types. Then the connection
+/// ends.
+pub(crate) const HTTP2_IDLE_FRAMES_MAX: u32 = 1024;
+
+/// By how much that is refilled per second.
+pub(crate) const HTTP2_IDLE_FRAMES_PER_SECOND: u32 = 128;
+
+/// WINDOW_UPDATE frames of less than this count among them: each may have us send a frame as small.
+pub(crate) const HTTP2_SMALL_INCREMENT: u32 = 256;
+
+/// CONTINUATION frames of one header block (CVE-2024-27316).
+pub(crate) const HTTP2_CONTINUATIONS_MAX: usize = 8;
+
+/// Bytes of one header block as sent, which are held until it is complete.
+pub(crate) const HTTP2_HEADER_BLOCK_MAX: usize = 64 * 1024;
+
+/// What a client may send of one request body before the handler takes it: the size of a stream's window at first.
+pub(crate) const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
+
+/// The size that the window of a body grows to whose handler keeps up: what is under way at 80 MB/s and 50 ms.
+pub(crate) const HTTP2_STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
+
+/// The window of a whole HTTP/2 connection. It bounds no memory: streams do that, so that none has to wait for another.
+pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+
+/// Bytes of frames other than DATA (and of small bodies) that wait to be sent on one connection. Beyond that nothing is received, as a
+/// client that sends PING or SETTINGS and never reads would have it grow.
+pub(crate) const HTTP2_QUEUED_MAX: usize = 64 * 1024;
+
+/// Bodies up to this size go out with their head, before those of other streams.
+pub(crate) const HTTP2_COPY_MAX: usize = 16 * 1024;
+
+/// Bodies with no more than this left take their turns among themselves, so that they overtake larger ones.
+pub(crate) const HTTP2_SMALL_BODY: u64 = 64 * 1024;
+
+/// Bytes of a body that are made at once.
+pub(crate) const HTTP2_QUANTUM: usize = 256 * 1024;
+
+/// The least of that, however small the client's window is.
+pub(crate) const HTTP2_QUANTUM_MIN: usize = 16 * 1024;
+
+/// The next piece of a body is made when less than this is left of the last one.
+pub(crate) const HTTP2_PREFETCH_BELOW: u64 = 64 * 1024;
+
+/// Bytes of bodies that are made and not sent, on one connection. A slow reader with 128 streams holds this, what is
+/// [queued](HTTP2_QUEUED_MAX), one batch of records and a header block: less than 2 MB.
+pub(crate) const HTTP2_HELD_MAX: usize = 1024 * 1024;
+
+/// Bytes that are sent on one HTTP/2 connection before the shard's others have their turn.
+pub(crate) const HTTP2_BYTES_PER_TURN: usize = 1024 * 1024;
+
+/// How long a client has to learn that the server stops, before the streams that it opens are refused.
+pub(crate) const HTTP2_GOAWAY_GRACE: Duration = Duration::from_secs(1);

@@ -305,9 +305,9 @@ fn span_in(buf: &[u8], part: &[u8]) -> Span {
 }
 
 /// A request target (RFC 9112 section 3.2), taken apart.
-struct Target {
-    path: Span,
-    query: Option<Span>,
+pub(crate) struct Target {
+    pub(crate) path: Span,
+    pub(crate) query: Option<Span>,
     /// The authority of a target in absolute-form or authority-form.
     authority: Option<Span>,
 }
@@ -334,7 +334,7 @@ fn path_and_query(target: &[u8], span: Span) -> (Span, Option<Span>) {
 }
 
 impl Target {
-    fn parse(method: &Method, target: &[u8], span: Span, limits: &HeadLimits) -> Result<Self, ProtoError> {
+    pub(crate) fn parse(method: &Method, target: &[u8], span: Span, limits: &HeadLimits) -> Result<Self, ProtoError> {
         if has_bad_byte(target)
             && let Some(byte) = target.iter().find(|&&byte| is_bad(byte))
         {
@@ -465,16 +465,7 @@ impl<'a> Seen<'a> {
         if self.content_length.is_some() {
             return Err(ProtoError::bad_request("there is more than one Content-Length field"));
         }
-        let canonical =
-            value == b"0" || matches!(value, [b'1'..=b'9', rest @ ..] if rest.iter().all(u8::is_ascii_digit));
-        if !canonical {
-            return Err(ProtoError::bad_request("the Content-Length field is not a plain decimal number"));
-        }
-        let length = std::str::from_utf8(value).ok().and_then(|digits| digits.parse::<u64>().ok());
-        match length.filter(|&length| length <= CONTENT_LENGTH_MAX) {
-            Some(length) => self.content_length = Some(length),
-            None => return Err(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the Content-Length is absurd")),
-        }
+        self.content_length = Some(content_length(value)?);
         Ok(())
     }
 
@@ -512,8 +503,20 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// The value of a `Content-Length` field.
+pub(crate) fn content_length(value: &[u8]) -> Result<u64, ProtoError> {
+    let canonical = value == b"0" || matches!(value, [b'1'..=b'9', rest @ ..] if rest.iter().all(u8::is_ascii_digit));
+    if !canonical {
+        return Err(ProtoError::bad_request("the Content-Length field is not a plain decimal number"));
+    }
+    let length = std::str::from_utf8(value).ok().and_then(|digits| digits.parse::<u64>().ok());
+    length
+        .filter(|&length| length <= CONTENT_LENGTH_MAX)
+        .ok_or(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the Content-Length is absurd"))
+}
+
 /// Whether `value` is `uri-host [ ":" port ]` (RFC 9110 section 7.2); empty is allowed there.
-fn is_host(value: &[u8]) -> bool {
+pub(crate) fn is_host(value: &[u8]) -> bool {
     let (host_ok, rest) = if let Some(literal) = value.strip_prefix(b"[") {
         let Some(end) = memchr(b']', literal) else {
             return false;

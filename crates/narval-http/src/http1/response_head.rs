@@ -3,11 +3,14 @@
 //! Names and values come as [`HeaderName`] and [`HeaderValue`], which can't hold CR, LF or NUL: nothing a handler puts
 //! into a field can end the line.
 
+use std::sync::OnceLock;
+
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, StatusCode, Version};
 
 use crate::http1::date;
+use crate::http2;
 
 /// What the request says about the form of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +196,8 @@ pub struct Prepared {
     /// Status line and field lines, including `Content-Length`, each ended by CRLF, without the final empty line.
     pub(crate) head: Bytes,
     pub(crate) body: Bytes,
+    /// The same head for HTTP/2, once it was asked for.
+    block: OnceLock<Box<[u8]>>,
 }
 
 impl Prepared {
@@ -206,12 +211,17 @@ impl Prepared {
         if has_content(status) {
             content_length(&mut head, body.len() as u64);
         }
-        Self { status, head: head.into(), body }
+        Self { status, head: head.into(), body, block: OnceLock::new() }
     }
 
     /// The body.
     pub fn body(&self) -> &Bytes {
         &self.body
+    }
+
+    /// The header block for HTTP/2, without the date.
+    pub(crate) fn block(&self) -> &[u8] {
+        self.block.get_or_init(|| http2::response::encode_prepared(self).into())
     }
 
     /// The field lines, parsed from the encoded head; without `Content-Length`, which follows from the body.

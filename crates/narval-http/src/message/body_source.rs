@@ -95,20 +95,33 @@ impl BodyWaker {
 }
 
 /// The output of a [`BodySource`]: bytes and ranges of files, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SegmentBuf {
+    /// Bytes of memory that this piece is to have.
+    quantum: usize,
     pub(crate) memory: Vec<u8>,
     /// File ranges, each with the length of `memory` at which it is inserted.
     pub(crate) files: Vec<(usize, FileRange)>,
 }
 
+impl Default for SegmentBuf {
+    fn default() -> Self {
+        Self::with_room(Self::QUANTUM)
+    }
+}
+
 impl SegmentBuf {
-    /// The size of a piece in bytes of memory.
+    /// An empty one for about so many bytes.
+    pub(crate) fn with_room(quantum: usize) -> Self {
+        Self { quantum, memory: Vec::new(), files: Vec::new() }
+    }
+
+    /// The size of a piece in bytes of memory, at most.
     pub const QUANTUM: usize = 256 * 1024;
 
     /// How many more bytes of memory fit into this piece.
     pub fn room(&self) -> usize {
-        Self::QUANTUM.saturating_sub(self.memory.len())
+        self.quantum.saturating_sub(self.memory.len())
     }
 
     /// The bytes so far; append to them.

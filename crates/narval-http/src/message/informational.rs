@@ -47,7 +47,15 @@ impl<'a> Informational<'a> {
         version != Version::HTTP_10
     }
 
-    /// As it is sent.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) fn fields(&self) -> &[(HeaderName, HeaderValue)] {
+        self.fields
+    }
+
+    /// As it is sent on an HTTP/1 connection.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut head = Vec::new();
         encode_informational(&mut head, self.status, self.fields);

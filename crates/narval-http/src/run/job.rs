@@ -5,6 +5,7 @@ use crate::message::late_answer::LateAnswer;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::TxLease;
+use crate::run::http2::{MakeJob, ReplyTo};
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -15,6 +16,8 @@ pub(crate) enum Job {
     Answer(Box<Call>),
     /// An answer that goes on.
     Continue { lease: TxLease, outgoing: Box<Outgoing> },
+    /// The next piece of the body of an answer on a stream.
+    Make(MakeJob),
     /// An answer that came after its handler had returned.
     Late(Box<LateCall>),
     /// Events of a WebSocket; at most one such job per socket.
@@ -26,7 +29,7 @@ pub(crate) enum Job {
 /// A request, with the right to answer it.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) lease: TxLease,
+    pub(crate) reply_to: ReplyTo,
     pub(crate) request: Request,
     pub(crate) context: AnswerContext,
 }
@@ -34,7 +37,7 @@ pub(crate) struct Call {
 /// A late answer, with the right to send it.
 #[derive(Debug)]
 pub(crate) struct LateCall {
-    pub(crate) lease: TxLease,
+    pub(crate) reply_to: ReplyTo,
     pub(crate) context: AnswerContext,
     pub(crate) answer: LateAnswer,
 }

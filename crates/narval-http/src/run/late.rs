@@ -7,14 +7,21 @@ use crate::message::informational::Informational;
 use crate::message::late_answer::LateAnswer;
 use crate::message::responder::{AwaitsAnswer, Later};
 use crate::run::answer_context::AnswerContext;
-use crate::run::connection::TxLease;
+use crate::run::http2::ReplyTo;
 use crate::run::job::{Job, LateCall};
 use crate::run::server_state::ServerState;
+
+/// An inline answer that is still to come, and what it is an answer to.
+#[derive(Debug)]
+pub(crate) struct PendingLate {
+    pub(crate) later: Later,
+    pub(crate) context: AnswerContext,
+}
 
 /// A request that waits for one.
 #[derive(Debug)]
 struct Waiting {
-    lease: TxLease,
+    reply_to: ReplyTo,
     context: AnswerContext,
     server: Arc<ServerState>,
 }
@@ -22,14 +29,14 @@ struct Waiting {
 /// Leaves the right to answer with the answer that is to come, or takes that along if it is there already.
 pub(crate) fn wait(
     later: Later,
-    lease: TxLease,
+    reply_to: ReplyTo,
     context: AnswerContext,
     server: &Arc<ServerState>,
 ) -> Option<LateCall> {
     match later.try_take() {
-        Ok(answer) => Some(LateCall { lease, context, answer }),
+        Ok(answer) => Some(LateCall { reply_to, context, answer }),
         Err(later) => {
-            later.wait(Box::new(Waiting { lease, context, server: server.clone() }));
+            later.wait(Box::new(Waiting { reply_to, context, server: server.clone() }));
             None
         }
     }
@@ -37,16 +44,11 @@ pub(crate) fn wait(
 
 impl AwaitsAnswer for Waiting {
     fn answer(self: Box<Self>, answer: LateAnswer) {
-        let Self { lease, context, server } = *self;
-        server.pool.push_continued(Job::Late(Box::new(LateCall { lease, context, answer })));
+        let Self { reply_to, context, server } = *self;
+        server.pool.push_continued(Job::Late(Box::new(LateCall { reply_to, context, answer })));
     }
 
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
-        match self.lease.connection() {
-            Some(connection) if Informational::is_known_to(self.context.to.version) => {
-                connection.send_ahead(message.encode())
-            }
-            _ => Ok(false),
-        }
+        if Informational::is_known_to(self.context.to.version) { self.reply_to.inform(message) } else { Ok(false) }
     }
 }

@@ -9,13 +9,15 @@ use crate::io::driver::Token;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
 use crate::message::body_source::Wakes;
+use crate::run::http2::StreamEvent;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
 /// The messages to a shard.
 ///
 /// Bounded by what is in flight: a connection has at most one job, so at most one message about it but for `BodyWanted`,
-/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was handled.
+/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was handled. Of
+/// HTTP/2 the same holds for each stream.
 pub(crate) type Mailbox = WakeQueue<Message>;
 
 impl Wakes for Mailbox {
@@ -43,6 +45,8 @@ pub(crate) enum Message {
     Upgraded { token: Token, socket: Arc<ws::Shared> },
     /// There is something to look at in what a WebSocket sends or has handled.
     WebSocket { token: Token },
+    /// Something about a stream of an HTTP/2 connection.
+    Stream { token: Token, stream: u32, event: StreamEvent },
     /// Accept no more, finish what runs.
     Stop,
     /// End now.

@@ -138,6 +138,7 @@ pub struct Builder {
     driver: DriverChoice,
     log: Option<Box<dyn AccessLog>>,
     acceptor: Option<Acceptor>,
+    http2: bool,
 }
 
 impl Builder {
@@ -192,6 +193,13 @@ impl Builder {
         self
     }
 
+    /// Whether HTTP/2 is offered to TLS clients (default: no).
+    #[must_use]
+    pub fn http2(mut self, http2: bool) -> Self {
+        self.http2 = http2;
+        self
+    }
+
     /// Opens the sockets. From now on clients can connect; they are served once the server is started.
     ///
     /// # Errors
@@ -221,7 +229,14 @@ impl Builder {
         Ok(Server {
             workers: self.workers.unwrap_or((4 * processors).max(16)).clamp(1, WORKERS_MAX),
             shards: self.shards.unwrap_or(processors / 2).clamp(1, self.shards.map_or(8, |_| SHARDS_MAX)),
-            server: Arc::new(ServerState::new(self.handler, self.limits, Clock::monotonic(), log, self.acceptor)),
+            server: Arc::new(ServerState::new(
+                self.handler,
+                self.limits,
+                Clock::monotonic(),
+                log,
+                self.acceptor,
+                self.http2,
+            )),
             listeners,
             driver: self.driver,
             log_thread,
@@ -259,6 +274,7 @@ impl Server {
             driver: DriverChoice::default(),
             log: None,
             acceptor: None,
+            http2: false,
         }
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct ServerState {
     pub(crate) admission: Arc<Admission>,
     /// Makes TLS connections of those that come in over TCP.
     pub(crate) acceptor: Option<Acceptor>,
+    /// Whether TLS connections may speak HTTP/2.
+    pub(crate) http2: bool,
     pub(crate) overloaded: Arc<Prepared>,
     pub(crate) failed: Arc<Prepared>,
 }
@@ -45,6 +47,7 @@ impl ServerState {
         clock: Clock,
         log: Option<LogQueue>,
         acceptor: Option<Acceptor>,
+        http2: bool,
     ) -> Self {
         let retry_after = [(header::RETRY_AFTER, HeaderValue::from(limits.retry_after_seconds))];
         let overloaded =
@@ -62,6 +65,7 @@ impl ServerState {
             stopping: AtomicBool::new(false),
             admission: Arc::new(Admission::new(&limits)),
             acceptor,
+            http2,
             overloaded: Arc::new(overloaded),
             failed: Arc::new(failed),
             limits,

@@ -16,6 +16,7 @@ use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
+use crate::run::http2::{self, ReplyTo, StreamReply};
 use crate::run::informational;
 use crate::run::job::{Call, Job, LateCall};
 use crate::run::late;
@@ -95,6 +96,7 @@ impl Worker {
         let done = catch_unwind(AssertUnwindSafe(|| match job {
             Job::Answer(call) => self.answer(*call),
             Job::Continue { lease, outgoing } => self.go_on(lease, outgoing),
+            Job::Make(make) => make.run(),
             Job::Late(late) => self.send_late(*late),
             Job::WebSocket(socket) => {
                 if socket.run() == ws::Turn::Again {
@@ -110,8 +112,8 @@ impl Worker {
     }
 
     fn answer(&mut self, call: Call) {
-        let Call { lease, request, context } = call;
-        informational::keep(lease, &request);
+        let Call { reply_to, request, context } = call;
+        informational::keep(reply_to, &request);
         self.counters.requests_worker.add(1);
         let server = self.server.clone();
         let response = catch_unwind(AssertUnwindSafe(|| server.handler.handle(request))).unwrap_or_else(|_| {
@@ -120,7 +122,7 @@ impl Worker {
             Response::from(server.failed.clone())
         });
         match informational::take_back() {
-            Some(lease) => self.send(lease, response, context),
+            Some(reply_to) => self.reply(reply_to, response, context),
             None => self.server.record(&self.counters, response.status().as_u16(), 0, true, context.watch),
         }
     }
@@ -132,17 +134,34 @@ impl Worker {
             tracing::error!("a middleware panicked at a late answer: answered 500");
             Response::from(self.server.failed.clone())
         });
-        self.send(late.lease, response, late.context);
+        self.reply(late.reply_to, response, late.context);
     }
 
-    /// Encodes and sends an answer.
-    fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext) {
+    /// Sends an answer, if it is there.
+    fn reply(&mut self, reply_to: ReplyTo, mut response: Response, context: AnswerContext) {
         if let Some(later) = response.late.take() {
-            if let Some(late) = late::wait(*later, lease, context, &self.server) {
+            if let Some(late) = late::wait(*later, reply_to, context, &self.server) {
                 self.send_late(late);
             }
             return;
         }
+        match reply_to {
+            ReplyTo::Connection(lease) => self.send(lease, response, context),
+            ReplyTo::Stream(reply) => Self::send_on_stream(reply, response, context),
+        }
+    }
+
+    /// Encodes an answer, and has the shard send it.
+    fn send_on_stream(reply: StreamReply, response: Response, context: AnswerContext) {
+        if let Some(body) = &context.body {
+            // What is not read now is not wanted.
+            body.answer_begins();
+        }
+        reply.answer(http2::encode(response, context.to.is_head, context.watch));
+    }
+
+    /// Encodes and sends an answer.
+    fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext) {
         if let Some(accepted) = response.upgrade.take() {
             return self.upgrade(lease, response, context, accepted);
         }

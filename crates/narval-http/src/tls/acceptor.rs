@@ -95,13 +95,18 @@ impl TlsAcceptor {
         self.reload().map(|()| true)
     }
 
-    /// The TLS side of a connection that was just accepted.
+    /// The TLS side of a connection that was just accepted, which offers HTTP/1.1 alone.
     ///
     /// # Errors
     /// Only what the TLS library finds wrong with its configuration.
     pub fn accept(&self) -> Result<TlsSession, rustls::Error> {
+        self.accept_with(false)
+    }
+
+    /// The same; `http2`: HTTP/2 is offered, too.
+    pub(crate) fn accept_with(&self, http2: bool) -> Result<TlsSession, rustls::Error> {
         let current = self.current.load();
-        TlsSession::new(&current.rustls, current.config.ktls, current.config.client_ca.is_some())
+        TlsSession::new(&current.rustls, current.config.ktls, current.config.client_ca.is_some(), http2)
     }
 }
 

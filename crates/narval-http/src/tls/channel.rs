@@ -38,8 +38,10 @@ fn plain_http(received: &[u8]) -> Vec<u8> {
 pub(crate) struct Acceptor(pub(crate) Arc<TlsAcceptor>);
 
 impl Acceptor {
-    pub(crate) fn accept(&self) -> Option<TlsChannel> {
-        let session = self.0.accept().inspect_err(|error| tracing::error!("cannot begin a TLS session: {error}"));
+    /// `http2`: whether that is offered.
+    pub(crate) fn accept(&self, http2: bool) -> Option<TlsChannel> {
+        let session =
+            self.0.accept_with(http2).inspect_err(|error| tracing::error!("cannot begin a TLS session: {error}"));
         Some(TlsChannel {
             state: Mutex::new(State {
                 session: session.ok()?,
@@ -98,6 +100,11 @@ impl TlsChannel {
     /// Whether the handshake is under way.
     pub(crate) fn is_handshaking(&self) -> bool {
         self.lock().session.is_handshaking()
+    }
+
+    /// Whether HTTP/2 was agreed on.
+    pub(crate) fn speaks_http2(&self) -> bool {
+        self.lock().session.speaks_http2()
     }
 
     /// Whether what is left of the handshake costs less than handing it to a worker.
@@ -350,7 +357,7 @@ mod tests {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
         let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
-        let tls = Acceptor(Arc::new(acceptor)).accept().unwrap();
+        let tls = Acceptor(Arc::new(acceptor)).accept(false).unwrap();
         tls.lock().sender = Sender::Kernel(KernelTx::counting(records));
         tls.kernels.store(true, Ordering::Relaxed);
         let (ours, theirs) = UnixStream::pair().unwrap();

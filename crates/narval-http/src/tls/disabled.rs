@@ -11,7 +11,7 @@ use crate::io::socket::Socket;
 pub(crate) enum Acceptor {}
 
 impl Acceptor {
-    pub(crate) fn accept(&self) -> Option<TlsChannel> {
+    pub(crate) fn accept(&self, _: bool) -> Option<TlsChannel> {
         match *self {}
     }
 }
@@ -22,6 +22,10 @@ pub(crate) enum TlsChannel {}
 
 impl TlsChannel {
     pub(crate) fn is_handshaking(&self) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn speaks_http2(&self) -> bool {
         match *self {}
     }
 

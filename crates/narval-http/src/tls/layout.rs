@@ -19,6 +19,14 @@ pub(crate) trait Gather {
     /// Room for up to `most` bytes, at least one, which then count as gathered.
     fn room(&mut self, most: usize) -> &mut [u8];
 
+    /// Bytes that the present record still takes; a full record's, where none has begun.
+    fn record_left(&self) -> usize {
+        RECORD_PLAINTEXT_MAX - self.gathered() % RECORD_PLAINTEXT_MAX
+    }
+
+    /// The last `bytes` of the [room](Self::room) that was given last are not used.
+    fn give_back(&mut self, bytes: usize);
+
     /// Copies all of `bytes` in.
     fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
@@ -39,6 +47,10 @@ impl Gather for Vec<u8> {
         let start = self.len();
         self.resize(start + most, 0);
         self.get_mut(start..).unwrap_or_default()
+    }
+
+    fn give_back(&mut self, bytes: usize) {
+        self.truncate(self.len().saturating_sub(bytes));
     }
 }
 
@@ -85,11 +97,40 @@ impl Gather for Layout<'_> {
         }
         self.buffer.get_mut(start..self.end).unwrap_or_default()
     }
+
+    fn give_back(&mut self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        self.end -= bytes;
+        self.gathered -= bytes;
+        if self.gathered.is_multiple_of(RECORD_PLAINTEXT_MAX) {
+            // The record has not begun after all.
+            self.end -= RECORD_HEADER + if self.gathered > 0 { RECORD_TRAILER } else { 0 };
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn room_that_is_given_back_leaves_no_trace() {
+        let (mut plain, mut buffer) = (Vec::new(), Vec::new());
+        let mut layout = Layout::new(&mut buffer, 60_000);
+        for (most, used) in [(100, 100), (9000, 0), (16_284, 16_284), (16_384, 0), (500, 7), (16_377, 16_377), (3, 1)] {
+            let bytes: Vec<u8> = (0..used).map(|at| (at % 253) as u8).collect();
+            let place = layout.room(most);
+            assert_eq!(place.len(), most);
+            place[..used].copy_from_slice(&bytes);
+            layout.give_back(most - used);
+            plain.extend_from_slice(&bytes);
+            assert_eq!(layout.record_left(), Gather::record_left(&plain));
+        }
+        layout.finish();
+        assert!(records(&buffer).0 == plain);
+    }
 
     /// The plaintext of all records, and their lengths.
     fn records(buffer: &[u8]) -> (Vec<u8>, Vec<usize>) {

@@ -56,10 +56,18 @@ pub struct TlsSession {
 }
 
 impl TlsSession {
-    pub(super) fn new(config: &Arc<ServerConfig>, ktls: bool, asks_client: bool) -> Result<Self, rustls::Error> {
+    pub(super) fn new(
+        config: &Arc<ServerConfig>,
+        ktls: bool,
+        asks_client: bool,
+        http2: bool,
+    ) -> Result<Self, rustls::Error> {
         let catcher = SecretCatcher::new();
         let mut own = ServerConfig::clone(config);
         own.key_log = catcher.clone();
+        if http2 {
+            own.alpn_protocols.insert(0, b"h2".to_vec());
+        }
         let mut connection = ServerConnection::new(Arc::new(own))?;
         // The caller bounds what it writes at a time and drains it at once.
         connection.set_buffer_limit(None);
@@ -80,6 +88,11 @@ impl TlsSession {
     /// [`receive`](Self::receive) them.
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
+    }
+
+    /// Whether HTTP/2 was agreed on (RFC 7301).
+    pub(crate) fn speaks_http2(&self) -> bool {
+        self.connection.alpn_protocol() == Some(b"h2")
     }
 
     /// Whether what is left of the handshake is the client's Finished alone, so that [receiving](Self::receive) it costs some

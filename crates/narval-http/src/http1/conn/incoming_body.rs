@@ -67,6 +67,11 @@ impl IncomingBody {
         }
     }
 
+    /// Whether it ends here, as far as its length was announced; [`Framing::Length`] of [`u64::MAX`] stands for none.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.length().is_none_or(|length| length == u64::MAX || length == self.received)
+    }
+
     /// Decodes the start of `input`, and gives each piece of the body to `sink`.
     ///
     /// # Errors

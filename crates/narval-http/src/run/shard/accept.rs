@@ -78,7 +78,7 @@ impl<D: Driver<Connection>> Shard<D> {
             .acceptor
             .as_ref()
             .filter(|_| self.local.server.secures(&peer))
-            .map(|tls| tls.accept())
+            .map(|tls| tls.accept(self.local.server.http2))
         {
             None => None,
             Some(Some(tls)) => Some(tls),

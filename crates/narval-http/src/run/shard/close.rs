@@ -45,6 +45,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.local.server.record_outgoing(&self.local.counters, &mut outgoing, aborted);
                 }
             }
+            Protocol::Http2(mut http2) => http2.conn.release(&mut self.local.at(&connection)),
             Protocol::WebSocket { stream, .. } => stream.release(&self.local.server.pool),
         }
         self.wheel.remove(token);
@@ -58,8 +59,13 @@ impl<D: Driver<Connection>> Shard<D> {
     /// to it from now on is dropped.
     pub(crate) fn leave(&mut self) {
         for token in self.slots.tokens() {
-            let Some(mut slot) = self.slots.take(token) else { continue };
-            if slot.http1().is_some_and(|conn| conn.is_answering()) {
+            let Some(slot) = self.slots.take(token) else { continue };
+            let is_answering = match &slot.protocol {
+                Protocol::Http1(conn) => conn.is_answering(),
+                Protocol::Http2(http2) => http2.conn.is_busy(),
+                _ => false,
+            };
+            if is_answering {
                 slot.connection.socket.abort();
             }
             self.close(*slot);
@@ -91,6 +97,7 @@ impl<D: Driver<Connection>> Shard<D> {
         for token in self.slots.tokens() {
             self.with(token, |shard, slot| match &mut slot.protocol {
                 Protocol::Http1(_) => shard.http1(slot, &[], |conn, input, at| conn.stop(input, at)),
+                Protocol::Http2(_) => shard.http2(slot, |conn, at| conn.stop(at)),
                 Protocol::WebSocket { .. } => shard.stop_websocket(slot),
                 Protocol::Handshake { .. } => {}
             });

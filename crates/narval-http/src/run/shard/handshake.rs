@@ -3,6 +3,7 @@
 use std::io;
 
 use super::Shard;
+use super::http2::Http2;
 use super::slots::{Protocol, Slot};
 use crate::http1::conn::{Act, Close, Conn, Then};
 use crate::io::driver::Driver;
@@ -65,6 +66,9 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Sends what receiving had to say, unless an answer is on its way, which will carry it.
     fn send_control(&mut self, slot: &mut Slot) {
+        if let Protocol::Http2(_) = slot.protocol {
+            return self.look_at_http2(slot, true);
+        }
         let is_idle = slot.http1().is_some_and(|conn| conn.is_idle());
         if is_idle && slot.connection.lease.holder() == Holder::Shard {
             self.http1(slot, &[], |_, _, _| Act::Write(Then::Wait));
@@ -118,11 +122,20 @@ impl<D: Driver<Connection>> Shard<D> {
             Ok(mut plaintext) => {
                 let connection = slot.connection.clone();
                 let input = std::mem::take(input);
-                slot.protocol = Protocol::Http1(Conn::new(self.first_deadline(false)));
+                slot.protocol = match &connection.tls {
+                    Some(tls) if tls.speaks_http2() => {
+                        Protocol::Http2(Box::new(Http2::new(self.local.now, &self.local.server.limits)))
+                    }
+                    _ => Protocol::Http1(Conn::new(self.first_deadline(false))),
+                };
                 // What was received meanwhile comes before anything that is received from now on.
                 if let Some(tls) = &connection.tls {
                     let opened = tls.open(&input, &mut plaintext);
                     self.on_opened(slot, opened, &plaintext);
+                }
+                if let Protocol::Http2(_) = slot.protocol {
+                    // The server introduces itself without being asked.
+                    self.look_at_http2(slot, false);
                 }
                 // Its end may have come meanwhile, too.
                 if has_ended && !slot.is_gone {

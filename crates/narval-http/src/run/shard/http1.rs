@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Shard;
 use super::send::Sent;
-use super::service::{At, Exchanged, PendingLate, answer_to};
+use super::service::{At, Exchanged, answer_to};
 use super::slots::{Protocol, Slot};
 use crate::RequestBody;
 use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Request};
@@ -15,14 +15,15 @@ use crate::limits::HANDSHAKE_INPUT_MAX;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
+use crate::run::http2::ReplyTo;
 use crate::run::job::{Call, Job};
-use crate::run::late;
+use crate::run::late::{self, PendingLate};
 use crate::run::lease::Holder;
 use crate::run::transmit::{Outgoing, encode};
 use crate::run::worker;
 
 /// One request in so many is timed that is not answered inline.
-const REQUEST_SAMPLE: u64 = 16;
+pub(super) const REQUEST_SAMPLE: u64 = 16;
 
 impl<D: Driver<Connection>> Shard<D> {
     #[inline(never)]
@@ -54,6 +55,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 }
                 self.http1(slot, bytes, |conn, input, at| conn.received(input, at));
             }
+            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.received(bytes, at)),
             // Nothing is said before the handshake is over.
             Protocol::Handshake { .. } => {}
             Protocol::WebSocket { .. } => self.on_websocket_bytes(slot, bytes),
@@ -76,6 +78,9 @@ impl<D: Driver<Connection>> Shard<D> {
     fn on_reading_over(&mut self, slot: &mut Slot, reason: io::ErrorKind) {
         match &mut slot.protocol {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, _, at| conn.input_ended(reason, at)),
+            Protocol::Http2(_) => {
+                self.http2(slot, |conn, at| conn.input_ended(reason == io::ErrorKind::ConnectionReset, at));
+            }
             Protocol::WebSocket { .. } => self.on_websocket_end(slot),
             Protocol::Handshake { has_ended, .. } => {
                 *has_ended = true;
@@ -105,6 +110,7 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
         match &slot.protocol {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, _, _| conn.writable(source)),
+            Protocol::Http2(_) => self.on_http2_writable(slot),
             Protocol::WebSocket { .. } if !source => self.look_at_websocket(slot, true),
             Protocol::WebSocket { .. } | Protocol::Handshake { .. } => {}
         }
@@ -214,6 +220,11 @@ impl<D: Driver<Connection>> Shard<D> {
                     slot.deadline = wants.deadline;
                     break wants.read;
                 }
+                Protocol::Http2(http2) => {
+                    let wants = http2.conn.wants();
+                    slot.deadline = wants.deadline;
+                    break wants.read;
+                }
                 Protocol::Handshake { input, has_ended } => break !*has_ended && input.len() < HANDSHAKE_INPUT_MAX,
                 Protocol::WebSocket { stream, .. } => break stream.wants_input(),
             }
@@ -245,8 +256,8 @@ impl<D: Driver<Connection>> Shard<D> {
         let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
         let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         let streamed = pipe.is_some();
-        let lease = TxLease::dispatch(&slot.connection);
-        let call = Call { lease, request, context: AnswerContext { to, body: pipe, watch } };
+        let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
+        let call = Call { reply_to, request, context: AnswerContext { to, body: pipe, watch } };
         let queue = if streamed { &server.streams } else { &server.pool };
         match queue.push(Box::new(call)) {
             Ok(depth) => {
@@ -261,7 +272,7 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Err(call) => {
                 self.local.counters.overloaded.add(1);
-                call.lease.give_up();
+                call.reply_to.give_up();
                 self.refuse(slot, to, call.context.watch, streamed)
             }
         }
@@ -286,8 +297,8 @@ impl<D: Driver<Connection>> Shard<D> {
     /// An inline answer is still to come: until then its job has the connection, though no worker has the job.
     fn wait_for_late(&mut self, slot: &mut Slot, late: PendingLate) {
         let PendingLate { later, context } = late;
-        let lease = TxLease::dispatch(&slot.connection);
-        if let Some(late) = late::wait(later, lease, context, &self.local.server) {
+        let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
+        if let Some(late) = late::wait(later, reply_to, context, &self.local.server) {
             self.local.server.pool.push_continued(Job::Late(Box::new(late)));
         }
     }

@@ -19,6 +19,9 @@ impl<D: Driver<Connection>> Shard<D> {
             Message::BodyReady { token } => self.with(token, |shard, slot| shard.on_writable(slot, true)),
             Message::Upgraded { token, socket } => self.on_upgraded(token, socket),
             Message::WebSocket { token } => self.with(token, |shard, slot| shard.look_at_websocket(slot, false)),
+            Message::Stream { token, stream, event } => {
+                self.with(token, |shard, slot| shard.on_stream_event(slot, stream, event));
+            }
             Message::Stop => self.stop(),
             Message::Halt => self.halted = true,
         }

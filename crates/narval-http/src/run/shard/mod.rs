@@ -11,6 +11,7 @@
 //! | `timers.rs`, `timer_wheel.rs` | their deadlines |
 //! | `mail.rs` | messages from workers and other shards |
 //! | `http1.rs`, `send.rs`, `service.rs` | HTTP/1: does what a connection wants |
+//! | `http2.rs` | the same for HTTP/2 |
 //! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
 //! | `accept.rs`, `close.rs` | how connections come and go |
 
@@ -19,6 +20,7 @@ mod close;
 mod event_loop;
 mod handshake;
 mod http1;
+mod http2;
 mod mail;
 mod send;
 mod service;
@@ -63,6 +65,8 @@ pub(crate) struct Shard<D: Driver<Connection>> {
     done: Vec<Completion<D::Buffer>>,
     /// Where the records of TLS connections are opened into.
     plaintext: Vec<u8>,
+    /// Where records of HTTP/2 connections are made, lent to the one that is worked on.
+    wire: Vec<u8>,
     probes: Probes,
     /// Turns in a row that have left deadlines to the next one.
     expiry_postponed: u32,
@@ -89,6 +93,7 @@ impl<D: Driver<Connection>> Shard<D> {
             due: Vec::new(),
             done: Vec::new(),
             plaintext: Vec::new(),
+            wire: Vec::new(),
             probes: Probes::default(),
             expiry_postponed: 0,
             file_bytes_left: 0,

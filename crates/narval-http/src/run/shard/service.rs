@@ -12,16 +12,17 @@ use crate::http1::conn::body_memory::Buffered;
 use crate::http1::conn::{Close, Exchange, Inline, Service};
 use crate::http1::head::{LastHead, ParsedHead};
 use crate::http1::response_head::AnswerTo;
+use crate::http2::conn::HeadBuilder;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits};
 use crate::message::body_pipe::BodyPipe;
-use crate::message::responder::Later;
 use crate::message::response::{Held, reason_response};
 use crate::observe::access_log::{Entry, Watch};
 use crate::observe::counters::ThreadCounters;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
+use crate::run::late::PendingLate;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{BodyWaker, HeadRef, Response};
@@ -41,6 +42,8 @@ pub(super) struct Local {
     /// The last answer that was encoded. Dropped after the poll: decrementing the refcount right after the memcpy would stall on
     /// it.
     pub(super) spent: Option<Held>,
+    /// Where heads of HTTP/2 requests are made.
+    pub(super) head: HeadBuilder,
     /// The last head that may come again.
     last_head: LastHead,
     /// Until then the thread's `Date` line is that of the present second.
@@ -52,19 +55,18 @@ pub(super) struct Local {
 
 /// The same, for one connection.
 pub(super) struct At<'a> {
-    local: &'a mut Local,
-    connection: &'a Arc<Connection>,
+    pub(super) local: &'a mut Local,
+    pub(super) connection: &'a Arc<Connection>,
+}
+
+impl<'a> At<'a> {
+    pub(super) fn connection(&self) -> &'a Arc<Connection> {
+        self.connection
+    }
 }
 
 /// What HTTP/1 connections carry for a shard.
 pub(super) enum Exchanged {}
-
-/// An inline answer that is still to come, and what it is an answer to.
-#[derive(Debug)]
-pub(super) struct PendingLate {
-    pub(super) later: Later,
-    pub(super) context: AnswerContext,
-}
 
 impl Exchange for Exchanged {
     type Answer = Outgoing;
@@ -79,6 +81,7 @@ impl Local {
             now: server.clock.now(),
             out: Box::default(),
             spent: None,
+            head: HeadBuilder::default(),
             last_head: LastHead::default(),
             date_until: 0,
             keep_alive: millis(server.limits.keep_alive_timeout),
@@ -112,7 +115,7 @@ impl Local {
 
     /// Asks the handler; measures a sample of the calls.
     #[inline(always)]
-    fn call_inline(&mut self, head: &HeadRef<'_>) -> Option<Response> {
+    pub(super) fn call_inline(&mut self, head: &HeadRef<'_>) -> Option<Response> {
         self.inline_calls = self.inline_calls.wrapping_add(1);
         let started = self.inline_calls.is_multiple_of(INLINE_SAMPLE).then(Instant::now);
         let handler = &self.server.handler;

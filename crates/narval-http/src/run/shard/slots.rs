@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use super::http2::Http2;
 use super::service::Exchanged;
 use crate::http1::conn::Conn;
 use crate::io::clock::Millis;
@@ -27,6 +28,8 @@ pub(super) enum Protocol {
     Handshake { input: Vec<u8>, has_ended: bool },
     /// HTTP/1.
     Http1(Conn<Exchanged>),
+    /// HTTP/2.
+    Http2(Box<Http2>),
     /// WebSocket. `awaits_room`: the driver will tell when the socket takes bytes again.
     WebSocket { stream: Box<ws::Stream>, awaits_room: bool },
 }
@@ -41,7 +44,7 @@ impl Slot {
     pub(super) fn http1(&mut self) -> Option<&mut Conn<Exchanged>> {
         match &mut self.protocol {
             Protocol::Http1(conn) => Some(conn),
-            Protocol::Handshake { .. } | Protocol::WebSocket { .. } => None,
+            Protocol::Handshake { .. } | Protocol::Http2(_) | Protocol::WebSocket { .. } => None,
         }
     }
 
@@ -51,6 +54,7 @@ impl Slot {
         match &self.protocol {
             Protocol::Handshake { .. } => "a TLS handshake".to_owned(),
             Protocol::Http1(conn) => conn.describe(),
+            Protocol::Http2(http2) => http2.conn.describe(),
             Protocol::WebSocket { stream, .. } => format!("{stream:?}"),
         }
     }

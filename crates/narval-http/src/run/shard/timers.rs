@@ -43,6 +43,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 let idle_since = is_back.then(|| slot.connection.idle_since());
                 self.http1(slot, &[], |conn, input, at| conn.tick(idle_since, input, at));
             }
+            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.tick(at)),
             Protocol::WebSocket { .. } => self.look_at_websocket(slot, false),
             Protocol::Handshake { has_ended, .. } => {
                 self.local.counters.timeouts.add(1);

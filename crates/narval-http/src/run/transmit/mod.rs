@@ -7,5 +7,5 @@ mod outgoing;
 mod probes;
 
 pub(crate) use encode::{Rest, encode};
-pub(crate) use outgoing::{Outgoing, Step, Stream};
+pub(crate) use outgoing::{NOT_IN_TRAILERS, Outgoing, Step, Stream, wrong_length};
 pub(crate) use probes::Probes;

@@ -404,7 +404,7 @@ impl Answer for Outgoing {
 }
 
 /// Fields that a client has to know before the body, if at all (RFC 9110 section 6.5.1).
-const NOT_IN_TRAILERS: [HeaderName; 7] =
+pub(crate) const NOT_IN_TRAILERS: [HeaderName; 7] =
     [CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TRAILER, CONTENT_ENCODING, CONTENT_TYPE, SET_COOKIE];
 
 /// A [`BodySource`] with the framing of its body.
@@ -463,6 +463,7 @@ impl Stream {
     }
 }
 
-fn wrong_length(what: &'static str) -> io::Error {
+/// The error of a body that is not as long as it should be.
+pub(crate) fn wrong_length(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -1,0 +1,232 @@
+//! Request bodies: into memory up to a limit, above it to a handler that reads them while they come.
+
+use std::io;
+
+use http::{HeaderMap, StatusCode};
+
+use super::Conn;
+use super::service::{Ending, Exchange, Request, RequestBody, Service};
+use super::stream::{How, InMemory, Receiving};
+use crate::http1::ProtoError;
+use crate::http1::conn::Pipe;
+use crate::http1::conn::body_memory::Buffered;
+use crate::http2::frame::{self, ErrorCode};
+use crate::http2::response;
+use crate::io::clock::Millis;
+use crate::limits::{BODY_SMALL, HTTP2_STREAM_WINDOW_MAX, Limits};
+
+/// How often a window is widened before it is made larger.
+const CREDITS_BEFORE_GROWTH: u32 = 4;
+
+/// What is to be done with a body that is being received into memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NextStep {
+    Receive,
+    /// A handler is to read the rest while it comes.
+    Stream,
+    /// There is no memory for it.
+    Refuse,
+}
+
+fn next_step<X: Exchange>(body: &Buffered, limits: &Limits, service: &impl Service<X>) -> NextStep {
+    if !body.share.fits() {
+        NextStep::Refuse
+    } else if body.bytes.len() > limits.body_buffer_max {
+        NextStep::Stream
+    } else if body.share.is_fair() {
+        NextStep::Receive
+    } else if service.has_free_stream() {
+        NextStep::Stream
+    } else {
+        NextStep::Refuse
+    }
+}
+
+impl<X: Exchange> Conn<X> {
+    /// Part of a request body came in.
+    pub(super) fn body_data(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+        // What a stream holds is bounded by its own window: one whose handler is slow does not stop the others.
+        self.credit_connection(data.len());
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
+        let fed = match &mut stream.receiving {
+            Receiving::Done => return,
+            Receiving::Unread => {
+                self.credit_stream(id, data.len());
+                return;
+            }
+            Receiving::Discarded { left, .. } => {
+                *left = left.saturating_sub(data.len());
+                if *left == 0 {
+                    return self.stop_discarding(id, service);
+                }
+                self.credit_stream(id, data.len());
+                return;
+            }
+            Receiving::Memory(memory) => {
+                let InMemory { incoming, body, .. } = &mut **memory;
+                let expected =
+                    incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
+                let expected = expected.min(service.limits().body_buffer_max);
+                let fed = incoming.feed(data, service.limits(), |data| body.push(data, expected));
+                fed.map(|fed| (fed.consumed, next_step(body, service.limits(), service), true))
+            }
+            Receiving::Piped { incoming, pipe } => {
+                let fed = incoming.feed(data, service.limits(), |data| pipe.push(data));
+                if let Err(error) = fed {
+                    // The handler finds out, and answers what it wants.
+                    pipe.refuse(error);
+                    stream.receiving = Receiving::Unread;
+                    return;
+                }
+                let has_room = pipe.has_room();
+                if !has_room {
+                    incoming.pause();
+                }
+                fed.map(|fed| (fed.consumed, NextStep::Receive, has_room))
+            }
+        };
+        match fed {
+            Ok((consumed, ..)) if consumed < data.len() => self.break_body(id, service),
+            Ok((_, NextStep::Receive, true)) => self.credit_stream(id, data.len()),
+            // The client may send more when the handler has read.
+            Ok((_, NextStep::Receive, false)) => {
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.withheld += data.len();
+                }
+            }
+            Ok((_, NextStep::Stream, _)) => {
+                self.stream_body(id, service);
+                self.credit_stream(id, data.len());
+            }
+            Ok((_, NextStep::Refuse, _)) => {
+                let answer = service.overloaded(false);
+                self.set_receiving(id, Receiving::Unread);
+                self.answer(id, answer, service);
+            }
+            Err(error) => {
+                let is_head = self.streams.get(&id).is_some_and(|stream| stream.is_head);
+                let answer = service.reject(error, is_head);
+                self.set_receiving(id, Receiving::Unread);
+                self.answer(id, answer, service);
+            }
+        }
+    }
+
+    /// The client has sent all of a request body.
+    pub(super) fn body_end(&mut self, id: u32, trailers: Option<HeaderMap>, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
+        let is_whole = match &stream.receiving {
+            Receiving::Memory(memory) => memory.incoming.is_whole(),
+            Receiving::Piped { incoming, .. } => incoming.is_whole(),
+            Receiving::Done | Receiving::Unread | Receiving::Discarded { .. } => true,
+        };
+        if !is_whole {
+            return self.break_body(id, service);
+        }
+        if let Receiving::Discarded { .. } = stream.receiving {
+            self.closed.push(id, How::Ended);
+            return self.forget(id, service);
+        }
+        let trailers = trailers.unwrap_or_default();
+        if let Some(memory) = stream.take_memory() {
+            let InMemory { body, bytes, head, .. } = memory;
+            self.ask(id, Request { bytes, head, body: RequestBody::Buffered(body, trailers) });
+        } else if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
+            pipe.complete(trailers);
+        }
+    }
+
+    /// The answer is sent, and the client goes on for too long with a body that nobody reads (RFC 9113 section 8.1).
+    fn stop_discarding(&mut self, id: u32, service: &mut impl Service<X>) {
+        frame::push_reset(&mut self.out, id, ErrorCode::NoError);
+        self.drop_stream(id, How::ByUs, Ending::Complete, service);
+    }
+
+    /// A body is not as long as was announced: the request is malformed (RFC 9113 section 8.1.1).
+    fn break_body(&mut self, id: u32, service: &mut impl Service<X>) {
+        service.count_malformed();
+        if let Err(error) = self.reset(id, ErrorCode::ProtocolError, service) {
+            self.fail(error.0, error.1, service);
+        }
+    }
+
+    /// Has a handler read the rest of a body while it comes.
+    fn stream_body(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Some(InMemory { incoming, body, bytes, head }) = stream.take_memory() else { return };
+        let pipe = service.pipe(id, body, false);
+        stream.receiving = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
+        self.ask(id, Request { bytes, head, body: RequestBody::Streamed(pipe) });
+    }
+
+    /// The handler has read, and there may be room for more.
+    pub(crate) fn body_wanted(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Receiving::Piped { pipe, .. } = &stream.receiving else { return };
+        if pipe.has_room() {
+            let withheld = std::mem::take(&mut stream.withheld);
+            self.credit_stream(id, withheld);
+        }
+    }
+
+    /// The handler wants the body that the client holds back.
+    pub(crate) fn continue_wanted(&mut self, id: u32) {
+        let is_open = self.streams.get(&id).is_some_and(|stream| !stream.is_reset && !stream.is_received());
+        if is_open {
+            self.inform(id, &response::continue_block());
+        }
+    }
+
+    /// Bytes of the connection's window were used.
+    pub(super) fn credit_connection(&mut self, bytes: usize) {
+        if let Some(by) = self.receive.use_up(bytes) {
+            frame::push_window_update(&mut self.out, 0, by);
+        }
+    }
+
+    /// Bytes of a stream's window were used. A window that is used up again and again without its handler being behind is too
+    /// small for the way to the client.
+    pub(super) fn credit_stream(&mut self, id: u32, bytes: usize) {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_received()) else { return };
+        if let Some(mut by) = stream.receive.use_up(bytes) {
+            stream.credits += 1;
+            if stream.withheld == 0 && stream.credits.is_multiple_of(CREDITS_BEFORE_GROWTH) {
+                by += stream.receive.double(HTTP2_STREAM_WINDOW_MAX).unwrap_or(0);
+            }
+            frame::push_window_update(&mut self.out, id, by);
+        }
+    }
+
+    /// Checks the progress of a body; returns when to do so again.
+    pub(super) fn check_body(&mut self, id: u32, service: &mut impl Service<X>) -> Option<Millis> {
+        let (now, short) = (service.now(), service.is_short_for_bodies());
+        let stream = self.streams.get_mut(&id)?;
+        let (incoming, is_paused, is_in_demand) = match &mut stream.receiving {
+            Receiving::Done | Receiving::Unread => return None,
+            Receiving::Discarded { until, .. } if *until <= now => {
+                self.stop_discarding(id, service);
+                return None;
+            }
+            Receiving::Discarded { until, .. } => return Some(*until),
+            Receiving::Memory(memory) => {
+                let is_costly = memory.body.bytes.len() > BODY_SMALL || !memory.body.share.is_fair();
+                (&mut memory.incoming, false, short && is_costly)
+            }
+            Receiving::Piped { incoming, pipe } => (&mut **incoming, pipe.is_paused(), short),
+        };
+        if incoming.progresses(now, service.limits(), is_paused, is_in_demand) {
+            return Some(incoming.next_check(now, service.limits()));
+        }
+        service.count_timeout();
+        match std::mem::replace(&mut stream.receiving, Receiving::Unread) {
+            Receiving::Piped { pipe, .. } => pipe.abort(io::ErrorKind::TimedOut),
+            _ => {
+                let is_head = stream.is_head;
+                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly");
+                let answer = service.reject(error, is_head);
+                self.answer(id, answer, service);
+            }
+        }
+        None
+    }
+}

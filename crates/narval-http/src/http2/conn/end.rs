@@ -1,0 +1,227 @@
+//! How streams and the connection end: resets, GOAWAY, deadlines.
+
+use std::io;
+
+use super::service::{Body, Ending, Exchange, Service};
+use super::stream::{How, Receiving, Sending};
+use super::{Conn, ConnError, Going};
+use crate::http1::conn::{Close, Pipe};
+use crate::http2::frame::{self, ErrorCode, STREAM_MAX};
+use crate::io::clock::{Millis, millis};
+use crate::limits::HTTP2_GOAWAY_GRACE;
+
+impl<X: Exchange> Conn<X> {
+    /// Resets a stream because of what the client did.
+    pub(super) fn reset(&mut self, id: u32, code: ErrorCode, service: &mut impl Service<X>) -> Result<(), ConnError> {
+        // The client can make us do that as cheaply as it can do it itself (CVE-2025-8671).
+        self.spend_reset(service)?;
+        frame::push_reset(&mut self.out, id, code);
+        self.drop_stream(id, How::ByUs, Ending::Aborted, service);
+        Ok(())
+    }
+
+    pub(super) fn spend_reset(&mut self, service: &impl Service<X>) -> Result<(), ConnError> {
+        if self.resets.spend(service.now()) {
+            return Ok(());
+        }
+        service.count_abuse("streams that are reset");
+        Err(ConnError(ErrorCode::EnhanceYourCalm, "too many streams are reset"))
+    }
+
+    /// A stream was reset. It counts until what is away of it is back.
+    pub(super) fn drop_stream(&mut self, id: u32, how: How, ending: Ending<'_>, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
+        stream.is_reset = true;
+        self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
+        if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
+            pipe.abort(io::ErrorKind::ConnectionReset);
+        }
+        if let Sending::Body(_) | Sending::Waiting(..) = std::mem::replace(&mut stream.sending, Sending::Done) {
+            service.over(stream.status, stream.sent, stream.note.take(), ending);
+        }
+        self.closed.push(id, how);
+        if !stream.is_away {
+            self.forget(id, service);
+        }
+    }
+
+    /// Nothing of a stream is left.
+    pub(super) fn forget(&mut self, id: u32, service: &impl Service<X>) {
+        self.streams.remove(&id);
+        if self.streams.is_empty() {
+            self.idle_since = service.now();
+            self.look_at(self.idle_since + millis(service.limits().keep_alive_timeout));
+            self.look_for_end();
+        }
+    }
+
+    /// Ends the connection once all is done that can be.
+    pub(super) fn look_for_end(&mut self) {
+        if self.streams.is_empty() && (self.has_ended || self.going == Going::Told) && self.end.is_none() {
+            self.end = Some(Close::Clean { large: true });
+        }
+    }
+
+    /// The client broke a rule of the connection: it is told which, and the connection ends.
+    pub(super) fn fail(&mut self, code: ErrorCode, reason: &'static str, service: &mut impl Service<X>) {
+        if self.end.is_some() {
+            return;
+        }
+        tracing::debug!(?code, reason, "an HTTP/2 connection ends");
+        frame::push_go_away(&mut self.out, self.last, code);
+        self.end = Some(Close::Clean { large: false });
+        self.abandon_all(service);
+        self.look_at(service.now() + millis(service.limits().linger_timeout));
+    }
+
+    fn abandon_all(&mut self, service: &mut impl Service<X>) {
+        let streams: Vec<u32> = self.streams.keys().copied().collect();
+        for stream in streams {
+            self.drop_stream(stream, How::ByUs, Ending::Aborted, service);
+        }
+        self.turns.clear();
+    }
+
+    /// The server stops. The client is told not to open streams, but those that it has opened before it knows are handled.
+    pub(crate) fn stop(&mut self, service: &mut impl Service<X>) {
+        if self.going != Going::No || self.end.is_some() {
+            return;
+        }
+        frame::push_go_away(&mut self.out, STREAM_MAX, ErrorCode::NoError);
+        frame::push_ping(&mut self.out, false, *b"goodbye.");
+        let until = service.now() + millis(HTTP2_GOAWAY_GRACE);
+        self.going = Going::Warned { until };
+        self.look_at(until);
+        let waiting: Vec<u32> =
+            self.streams.iter().filter(|(_, s)| matches!(s.sending, Sending::Waiting(..))).map(|(id, _)| *id).collect();
+        for stream in waiting {
+            self.hang_up(stream);
+        }
+    }
+
+    /// Tells the client which stream is the last one.
+    pub(super) fn tell_last(&mut self, _: &impl Service<X>) {
+        self.going = Going::Told;
+        frame::push_go_away(&mut self.out, self.last, ErrorCode::NoError);
+        self.look_for_end();
+    }
+
+    /// A body that would go on for ever ends with what it still has.
+    pub(super) fn hang_up(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if let Sending::Waiting(body, _) = &mut stream.sending
+            && body.hang_up()
+        {
+            self.body_ready(id);
+        }
+    }
+
+    /// The deadline has come.
+    pub(crate) fn tick(&mut self, service: &mut impl Service<X>) {
+        let (now, limits) = (service.now(), service.limits().clone());
+        // What is waited for is found again.
+        self.deadline = Millis::MAX / 2;
+        if self.end.is_some() {
+            // The last words were not taken.
+            self.end = Some(Close::Abort);
+            self.out.clear();
+            self.out_sent = 0;
+            return;
+        }
+        if self.frame_until != 0 {
+            if self.frame_until <= now {
+                service.count_timeout();
+                return self.fail(ErrorCode::SettingsTimeout, "a frame was not complete in time", service);
+            }
+            self.look_at(self.frame_until);
+        }
+        if let Going::Warned { until } = self.going {
+            if until <= now {
+                self.tell_last(service);
+            } else {
+                self.look_at(until);
+            }
+        }
+        if self.streams.is_empty() && self.end.is_none() {
+            let until = self.idle_since + millis(limits.keep_alive_timeout);
+            if until <= now {
+                frame::push_go_away(&mut self.out, self.last, ErrorCode::NoError);
+                self.going = Going::Told;
+                return self.look_for_end();
+            }
+            self.look_at(until);
+        }
+        self.check_streams(now, service);
+        self.check_writing(now, service);
+    }
+
+    fn check_streams(&mut self, now: Millis, service: &mut impl Service<X>) {
+        let stall = millis(service.limits().write_stall_timeout);
+        let ids: Vec<u32> = self.streams.keys().copied().collect();
+        for id in ids {
+            if let Some(next) = self.check_body(id, service) {
+                self.look_at(next);
+            }
+            let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { continue };
+            match &stream.sending {
+                Sending::Waiting(_, until) if *until <= now => self.body_ready(id),
+                Sending::Waiting(_, until) => self.deadline = self.deadline.min(*until),
+                // A client that has closed this stream's window, and keeps it closed.
+                Sending::Body(_) if stream.window.is_closed() => {
+                    let (had, began) = stream.progress;
+                    if began + stall > now {
+                        self.deadline = self.deadline.min(began + stall);
+                    } else if stream.sent.saturating_sub(had) >= service.limits().write_progress_min {
+                        stream.progress = (stream.sent, now);
+                        self.look_at(now + stall);
+                    } else {
+                        service.count_timeout();
+                        frame::push_reset(&mut self.out, id, ErrorCode::Cancel);
+                        self.drop_stream(id, How::ByUs, Ending::Aborted, service);
+                    }
+                }
+                Sending::Body(_) => {
+                    stream.progress = (stream.sent, now);
+                    self.look_at(now + stall);
+                }
+                Sending::Nothing | Sending::Done => {}
+            }
+        }
+    }
+
+    /// A client that takes nothing at all of what waits for it is shown out.
+    fn check_writing(&mut self, now: Millis, service: &mut impl Service<X>) {
+        let limits = service.limits();
+        let (had, began) = self.progress;
+        let waits = self.is_blocked
+            || (self.window.is_closed() && self.streams.values().any(|s| matches!(s.sending, Sending::Body(_))));
+        let until = began + millis(limits.write_stall_timeout);
+        if !waits {
+            self.progress = (self.gathered, now);
+        } else if now < until {
+            self.look_at(until);
+        } else if self.gathered.saturating_sub(had) >= limits.write_progress_min {
+            self.progress = (self.gathered, now);
+            self.look_at(now + millis(limits.write_stall_timeout));
+        } else {
+            service.count_timeout();
+            self.abandon_all(service);
+            self.end = Some(Close::Abort);
+        }
+    }
+
+    /// The connection is gone: whoever waits for it hears of it.
+    pub(crate) fn release(&mut self, service: &mut impl Service<X>) {
+        let ids: Vec<u32> = self.streams.keys().copied().collect();
+        for id in ids {
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            // A stream that goes on until the client leaves is not cut short by that.
+            let is_endless = match &mut stream.sending {
+                Sending::Waiting(body, _) | Sending::Body(body) => body.hang_up(),
+                _ => false,
+            };
+            let ending = if is_endless { Ending::Complete } else { Ending::Aborted };
+            self.drop_stream(id, How::ByClient, ending, service);
+        }
+    }
+}

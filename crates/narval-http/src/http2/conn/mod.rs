@@ -1,0 +1,264 @@
+//! An HTTP/2 connection without a socket: it is told of bytes, of answers, of room to write and of the time, and says what it
+//! wants: to read, to write, work to be done elsewhere, to be called at a deadline, to end.
+//!
+//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]. The connection alone
+//! writes: what workers make of an answer comes back to it, and goes out frame by frame, the streams taking turns.
+//!
+//! ```text
+//!            received          Work::Request         answered            gather
+//!   (none) ───────────→ Memory ────────────→ (worker) ────────→ Body ⇄ Making ───→ (closed)
+//!     │  inline answer                                           ↑        Waiting      ↑
+//!     └──────────────────────────────────────────────────────────┴────────────────────┘
+//! ```
+
+mod body;
+mod budget;
+mod end;
+mod receive;
+mod request;
+mod send;
+mod service;
+mod stream;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use self::budget::Budget;
+pub(crate) use self::service::{Answer, Body, Ending, Exchange, Inline, Request, RequestBody, Rest, Service, Work};
+use self::stream::{Closed, Stream};
+use super::flow::{ReceiveWindow, SendWindow};
+use super::frame::{self, ErrorCode};
+pub(crate) use super::head::HeadBuilder;
+use super::hpack::Decoder;
+use super::settings::{self, PeerSettings};
+use crate::http1::conn::Close;
+use crate::io::clock::{Millis, millis};
+use crate::limits::{HTTP2_CONNECTION_WINDOW, HTTP2_QUEUED_MAX, Limits, SEAL_IN_PLACE_QUANTUM};
+
+/// The size of the decoder's table: HPACK's initial one, which we do not change.
+const HEADER_TABLE_SIZE: usize = 4096;
+
+/// An HTTP/2 connection.
+pub(crate) struct Conn<X: Exchange> {
+    /// Received and not yet used: part of a frame.
+    input: Vec<u8>,
+    phase: Phase,
+    /// The rest of a DATA frame whose header was read.
+    data: Option<DataLeft>,
+    /// A header block that goes on.
+    block: Option<Block>,
+    decoder: Decoder,
+    streams: BTreeMap<u32, Box<Stream<X>>>,
+    closed: Closed,
+    /// The last stream that the client has opened.
+    last: u32,
+    peer: PeerSettings,
+    /// What we may send on all streams.
+    window: SendWindow,
+    /// What the client may send on all streams.
+    receive: ReceiveWindow,
+    /// Frames that wait to be sent, before all DATA.
+    out: Vec<u8>,
+    /// How much of them was.
+    out_sent: usize,
+    /// Streams that have something to send, in turn.
+    turns: VecDeque<u32>,
+    /// The same, of those that have little left.
+    small_turns: VecDeque<u32>,
+    is_small_turn: bool,
+    /// Streams whose next piece is not made while that much is held.
+    hungry: VecDeque<u32>,
+    /// One of them is to be made all the same.
+    is_starved: bool,
+    work: VecDeque<Work<X>>,
+    /// Pieces of bodies that are being made.
+    making: usize,
+    /// Bytes that were made and are not sent, and those that are being made.
+    held: usize,
+    resets: Budget,
+    idle_frames: Budget,
+    going: Going,
+    /// The client sends no more.
+    has_ended: bool,
+    /// How the connection ends, once all is sent that waits.
+    end: Option<Close>,
+    /// When [`tick`](Self::tick) is to be called.
+    deadline: Millis,
+    /// Since when nothing was asked.
+    idle_since: Millis,
+    /// When the present frame or header block has to be complete; 0: none has begun.
+    frame_until: Millis,
+    /// Bytes gathered so far; what had been when the window of the write deadline began, and when that was.
+    gathered: u64,
+    progress: (u64, Millis),
+    /// What was gathered last waits for the socket.
+    is_blocked: bool,
+}
+
+/// How far the client has introduced itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Preface,
+    Settings,
+    Open,
+}
+
+/// How far the connection is to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Going {
+    No,
+    /// The client was told to open no more streams; those that were under way are taken until then (RFC 9113 section 6.8).
+    Warned {
+        until: Millis,
+    },
+    /// It was told which stream is the last.
+    Told,
+}
+
+/// The rest of a DATA frame.
+#[derive(Clone, Copy, Debug)]
+struct DataLeft {
+    stream: u32,
+    left: usize,
+    padding: usize,
+    is_last: bool,
+}
+
+/// A header block that goes on in CONTINUATION frames.
+struct Block {
+    stream: u32,
+    bytes: Vec<u8>,
+    is_last: bool,
+    frames: usize,
+}
+
+/// An error of the connection: it ends.
+struct ConnError(ErrorCode, &'static str);
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wants {
+    /// Bytes from the client.
+    pub(crate) read: bool,
+    /// Something can be [gathered](Conn::gather).
+    pub(crate) write: bool,
+    /// [`Conn::tick`] at this time.
+    pub(crate) deadline: Millis,
+    /// It ends, once nothing is to be written.
+    pub(crate) end: Option<Close>,
+}
+
+impl<X: Exchange> Conn<X> {
+    /// A connection that begins now.
+    pub(crate) fn new(now: Millis, limits: &Limits) -> Self {
+        let list_max = limits.head.bytes_max;
+        let mut out = Vec::new();
+        frame::push_settings(&mut out, &settings::ours(list_max));
+        let initial = PeerSettings::default();
+        frame::push_window_update(&mut out, 0, HTTP2_CONNECTION_WINDOW - 65_535);
+        let until = now + millis(limits.head_timeout);
+        Self {
+            input: Vec::new(),
+            phase: Phase::Preface,
+            data: None,
+            block: None,
+            decoder: Decoder::new(HEADER_TABLE_SIZE, list_max),
+            streams: BTreeMap::new(),
+            closed: Closed::default(),
+            last: 0,
+            peer: initial,
+            window: SendWindow::new(initial.initial_window),
+            receive: ReceiveWindow::new(HTTP2_CONNECTION_WINDOW),
+            out,
+            out_sent: 0,
+            turns: VecDeque::new(),
+            small_turns: VecDeque::new(),
+            is_small_turn: false,
+            hungry: VecDeque::new(),
+            is_starved: false,
+            work: VecDeque::new(),
+            making: 0,
+            held: 0,
+            resets: Budget::of_resets(),
+            idle_frames: Budget::of_idle_frames(),
+            going: Going::No,
+            has_ended: false,
+            end: None,
+            deadline: until,
+            idle_since: now,
+            frame_until: until,
+            gathered: 0,
+            progress: (0, now),
+            is_blocked: false,
+        }
+    }
+
+    /// What it waits for now.
+    pub(crate) fn wants(&self) -> Wants {
+        // A client that does not take what it asked for is not asked for more.
+        let is_full = self.out.len() - self.out_sent > HTTP2_QUEUED_MAX;
+        Wants {
+            read: !self.has_ended && self.end.is_none() && !is_full,
+            write: self.has_output(),
+            deadline: self.deadline,
+            end: self.end,
+        }
+    }
+
+    /// Whether something is to be done elsewhere.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    /// Whether an answer is being made or sent.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    /// About how many bytes the next [`gather`](Self::gather) comes to, at least.
+    pub(crate) fn output_hint(&self) -> usize {
+        let frames = self.out.len() - self.out_sent;
+        if self.turns.is_empty() && self.small_turns.is_empty() { frames } else { frames + SEAL_IN_PLACE_QUANTUM }
+    }
+
+    /// Whether something waits to be sent, or could be made.
+    pub(crate) fn has_output(&self) -> bool {
+        self.out_sent < self.out.len()
+            || !self.turns.is_empty()
+            || !self.small_turns.is_empty()
+            || self.is_hungry_alone()
+    }
+
+    /// Whether all that is left waits for memory that nothing else will give.
+    fn is_hungry_alone(&self) -> bool {
+        self.making == 0 && !self.hungry.is_empty()
+    }
+
+    /// Something to be done elsewhere.
+    pub(crate) fn take_work(&mut self) -> Option<Work<X>> {
+        self.work.pop_front()
+    }
+
+    /// Whether the client has sent its last bytes.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Calls [`tick`](Self::tick) no later than that.
+    fn look_at(&mut self, at: Millis) {
+        self.deadline = self.deadline.min(at);
+    }
+
+    /// What it is doing, for the log of a simulation.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "HTTP/2 {:?} {:?}, {} streams, {} turns, {} bytes queued, until {}",
+            self.phase,
+            self.going,
+            self.streams.len(),
+            self.turns.len(),
+            self.out.len() - self.out_sent,
+            self.deadline
+        )
+    }
+}

@@ -1,0 +1,233 @@
+//! Header blocks become requests, and trailers.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+
+use super::service::{Exchange, Inline, Request, RequestBody, Service, Work};
+use super::stream::{How, InMemory, Receiving, Stream};
+use super::{Conn, ConnError, Going};
+use crate::http1::ProtoError;
+use crate::http1::conn::incoming_body::IncomingBody;
+use crate::http1::head::{Framing, ParsedHead, is_token_byte};
+use crate::http2::flow::{ReceiveWindow, SendWindow};
+use crate::http2::frame::{self, ErrorCode};
+use crate::http2::head::{HeadBuilder, HeadError, is_field_value};
+use crate::http2::hpack::HpackError;
+use crate::http2::response;
+use crate::io::clock::millis;
+use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
+
+type Taken = Result<(), ConnError>;
+
+impl<X: Exchange> Conn<X> {
+    /// A header block is complete.
+    pub(super) fn header_block(
+        &mut self,
+        id: u32,
+        block: &[u8],
+        is_last: bool,
+        service: &mut impl Service<X>,
+    ) -> Taken {
+        if id <= self.last {
+            return self.trailers(id, block, is_last, service);
+        }
+        let mut head = service.head();
+        head.begin(&service.limits().head);
+        let decoded = self.decoder.decode(block, |field| head.field(field));
+        let taken = self.open(id, decoded, &mut head, is_last, service);
+        service.give_head_back(head);
+        taken
+    }
+
+    /// The client opens a stream.
+    fn open(
+        &mut self,
+        id: u32,
+        decoded: Result<(), HpackError>,
+        head: &mut HeadBuilder,
+        is_last: bool,
+        service: &mut impl Service<X>,
+    ) -> Taken {
+        let finished = match decoded {
+            Ok(()) => head.finish(is_last, &service.limits().head),
+            Err(HpackError::TooLarge) => Err(HeadError::Answered(ProtoError::new(
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the request head is too large",
+            ))),
+            Err(_) => return Err(ConnError(ErrorCode::CompressionError, "a header block can't be decoded")),
+        };
+        if self.going == Going::Told {
+            // It was told that this one would not be handled.
+            return self.spend_frame("streams after GOAWAY", service);
+        }
+        self.last = id;
+        if self.streams.len() >= HTTP2_STREAMS_MAX {
+            self.closed.push(id, How::ByUs);
+            frame::push_reset(&mut self.out, id, ErrorCode::RefusedStream);
+            return self.spend_reset(service);
+        }
+        let window = SendWindow::new(self.peer.initial_window);
+        let mut stream = Box::new(Stream::new(window, ReceiveWindow::new(HTTP2_STREAM_WINDOW), head.is_head()));
+        if !is_last {
+            stream.receiving = Receiving::Unread;
+        }
+        stream.progress = (0, service.now());
+        match finished {
+            Ok(parsed) => self.begin(id, stream, parsed, head, service),
+            Err(HeadError::Malformed(reason)) => {
+                tracing::debug!(reason, "a malformed request was reset");
+                service.count_malformed();
+                self.streams.insert(id, stream);
+                self.reset(id, ErrorCode::ProtocolError, service)
+            }
+            Err(HeadError::Answered(error)) => {
+                let answer = service.reject(error, stream.is_head);
+                self.streams.insert(id, stream);
+                self.answer(id, answer, service);
+                Ok(())
+            }
+        }
+    }
+
+    /// A request begins.
+    fn begin(
+        &mut self,
+        id: u32,
+        stream: Box<Stream<X>>,
+        parsed: ParsedHead,
+        head: &mut HeadBuilder,
+        service: &mut impl Service<X>,
+    ) -> Taken {
+        if parsed.framing != Framing::None {
+            self.streams.insert(id, stream);
+            self.begin_body(id, parsed, head, service);
+            return Ok(());
+        }
+        let asks_server = parsed.parts.method == Method::OPTIONS && parsed.parts.target.of(head.bytes()) == b"*";
+        let for_engine = asks_server && !service.limits().head.asterisk_allowed;
+        let inline = service.inline(&parsed, head.bytes(), for_engine);
+        self.streams.insert(id, stream);
+        match inline {
+            Inline::Answer(answer) => {
+                head.give_back(parsed);
+                self.answer(id, answer, service);
+            }
+            Inline::Later(later) => {
+                head.give_back(parsed);
+                self.set_away(id);
+                self.work.push_back(Work::Later { stream: id, later });
+            }
+            Inline::Job => {
+                let bytes = Bytes::copy_from_slice(head.bytes());
+                self.ask(id, Request { bytes, head: parsed, body: RequestBody::None });
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a worker answer a request.
+    pub(super) fn ask(&mut self, id: u32, request: Request<X>) {
+        self.set_away(id);
+        self.work.push_back(Work::Request { stream: id, request: Box::new(request) });
+    }
+
+    fn set_away(&mut self, id: u32) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.is_away = true;
+        }
+    }
+
+    /// A request with a body begins.
+    fn begin_body(&mut self, id: u32, parsed: ParsedHead, head: &HeadBuilder, service: &mut impl Service<X>) {
+        let limits = service.limits();
+        let window_end = service.now() + millis(limits.body_stall_timeout);
+        if let Framing::Length(length) = parsed.framing
+            && length > limits.body_max
+        {
+            let error = ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large");
+            let answer = service.reject(error, parsed.parts.method == Method::HEAD);
+            return self.answer(id, answer, service);
+        }
+        let framing = match parsed.framing {
+            // The end of the stream ends it.
+            Framing::Chunked | Framing::None => Framing::Length(u64::MAX),
+            length => length,
+        };
+        let incoming = IncomingBody::new(framing, window_end);
+        self.look_at(incoming.next_check(service.now(), service.limits()));
+        let bytes = Bytes::copy_from_slice(head.bytes());
+        let body = service.buffer();
+        if parsed.expect_continue {
+            if service.has_spare_streams() {
+                // It gets its `100 Continue` when the handler wants the body, and not before.
+                let pipe = service.pipe(id, body, true);
+                let piped = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
+                self.set_receiving(id, piped);
+                return self.ask(id, Request { bytes, head: parsed, body: RequestBody::Streamed(pipe) });
+            }
+            self.inform(id, &response::continue_block());
+        }
+        self.set_receiving(id, Receiving::Memory(Box::new(InMemory { incoming, body, bytes, head: parsed })));
+    }
+
+    pub(super) fn set_receiving(&mut self, id: u32, receiving: Receiving<X>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.receiving = receiving;
+        }
+    }
+
+    /// A header block on a stream that was opened before: the trailers of its body.
+    fn trailers(&mut self, id: u32, block: &[u8], is_last: bool, service: &mut impl Service<X>) -> Taken {
+        let mut trailers = Ok(HeaderMap::new());
+        let mut count = 0;
+        let fields_max = service.limits().head.fields_max;
+        let decoded = self.decoder.decode(block, |field| {
+            count += 1;
+            if let Ok(map) = &mut trailers
+                && let Err(reason) = add_trailer(map, field.name, field.value)
+            {
+                trailers = Err(reason);
+            }
+        });
+        match decoded {
+            Ok(()) => {}
+            Err(HpackError::TooLarge) => trailers = Err("the trailers are too large"),
+            Err(_) => return Err(ConnError(ErrorCode::CompressionError, "a header block can't be decoded")),
+        }
+        let Some(stream) = self.streams.get(&id).filter(|stream| !stream.is_reset) else {
+            return self.spend_frame("HEADERS frames on closed streams", service);
+        };
+        if stream.is_received() {
+            return self.reset(id, ErrorCode::StreamClosed, service);
+        }
+        match trailers {
+            Ok(trailers) if is_last && count <= fields_max => {
+                self.body_end(id, Some(trailers), service);
+                Ok(())
+            }
+            _ => {
+                service.count_malformed();
+                self.reset(id, ErrorCode::ProtocolError, service)
+            }
+        }
+    }
+}
+
+/// Adds a trailer field. Fields for framing and routing do not belong there (RFC 9110 section 6.5.1), and are left out as HTTP/1's are.
+fn add_trailer(map: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), &'static str> {
+    let is_name = !name.is_empty() && name.iter().all(|&byte| is_token_byte(byte) && !byte.is_ascii_uppercase());
+    if !is_name || !is_field_value(value) {
+        return Err("a trailer field is malformed");
+    }
+    match name {
+        b"connection" | b"proxy-connection" | b"keep-alive" | b"transfer-encoding" | b"upgrade" => {
+            Err("a field of HTTP/1 connections")
+        }
+        _ => {
+            let name = HeaderName::from_bytes(name).map_err(|_| "a trailer field is malformed")?;
+            let value = HeaderValue::from_bytes(value).map_err(|_| "a trailer field is malformed")?;
+            map.append(name, value);
+            Ok(())
+        }
+    }
+}

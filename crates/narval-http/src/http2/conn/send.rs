@@ -1,0 +1,385 @@
+//! Answers go out, frame by frame: what is small first, then the streams in turn.
+
+use std::io;
+
+use super::Conn;
+use super::service::{Answer, Body, Ending, Exchange, Rest, Service, Work};
+use super::stream::{How, Receiving, Sending};
+use crate::http1::conn::Pipe;
+use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
+use crate::http2::hpack::encode_no_table;
+use crate::io::clock::{Millis, millis};
+use crate::limits::{
+    HTTP2_COPY_MAX, HTTP2_HELD_MAX, HTTP2_PREFETCH_BELOW, HTTP2_QUANTUM, HTTP2_QUANTUM_MIN, HTTP2_QUEUED_MAX,
+    HTTP2_SMALL_BODY, SOURCE_WAIT_MAX,
+};
+use crate::tls::layout::Gather;
+
+impl<X: Exchange> Conn<X> {
+    /// The answer to a request, from wherever it was made.
+    pub(crate) fn answer(&mut self, id: u32, answer: Answer<X>, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.is_away = false;
+        if stream.is_reset {
+            service.over(answer.status, 0, answer.note, Ending::Aborted);
+            return self.forget(id, service);
+        }
+        if let Receiving::Memory(_) = stream.receiving {
+            stream.receiving = Receiving::Unread;
+        }
+        (stream.status, stream.note) = (answer.status, answer.note);
+        stream.sent = (HEADER_LENGTH + answer.block.len()) as u64;
+        stream.progress = (stream.sent, service.now());
+        if !stream.is_received() {
+            // What the handler has not read is received and dropped. The client has to know before the answer ends, as some then read
+            // no more until all is sent (curl 7.88).
+            let by = stream.receive.grant(service.limits().linger_bytes_max);
+            frame::push_window_update(&mut self.out, id, by);
+        }
+        self.push_block(id, answer.block, answer.body.is_none());
+        let Some(body) = answer.body else { return self.finish(id, service) };
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.sending = Sending::Body(Box::new(body));
+        }
+        let is_small =
+            |body: &X::Body| body.ready() <= HTTP2_COPY_MAX as u64 && body.rest() == Rest::End { trailers: false };
+        let window = self.window.open();
+        let overtakes = self.streams.get(&id).is_some_and(|stream| match &stream.sending {
+            Sending::Body(body) => is_small(body) && body.ready() <= window.min(stream.window.open()) as u64,
+            _ => false,
+        });
+        if overtakes && self.out.len() - self.out_sent < HTTP2_QUEUED_MAX {
+            let mut out = std::mem::take(&mut self.out);
+            self.turn(id, &mut out, usize::MAX, service);
+            // What follows it may have been queued meanwhile.
+            out.append(&mut self.out);
+            self.out = out;
+        } else {
+            self.queue(id);
+        }
+    }
+
+    /// Sends an informational response, if the answer has not begun.
+    pub(crate) fn inform(&mut self, id: u32, block: &[u8]) {
+        let is_open = self.streams.get(&id).is_some_and(|s| !s.is_reset && matches!(s.sending, Sending::Nothing));
+        if is_open {
+            self.push_block(id, block.to_vec(), false);
+        }
+    }
+
+    fn push_block(&mut self, id: u32, mut block: Vec<u8>, is_last: bool) {
+        if std::mem::take(&mut self.peer.lowers_table) {
+            let mut lowered = Vec::with_capacity(block.len() + 1);
+            encode_no_table(&mut lowered);
+            lowered.append(&mut block);
+            block = lowered;
+        }
+        frame::push_headers(&mut self.out, id, &block, is_last);
+    }
+
+    /// Nobody answers the request: too many wait.
+    pub(crate) fn refused(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
+            pipe.abort(io::ErrorKind::Other);
+            stream.receiving = Receiving::Unread;
+        }
+        let is_head = stream.is_head;
+        let answer = service.overloaded(is_head);
+        self.answer(id, answer, service);
+    }
+
+    /// Whoever had the request is gone, and there will be no answer.
+    pub(crate) fn lost(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.is_away = false;
+        if stream.is_reset {
+            return self.forget(id, service);
+        }
+        frame::push_reset(&mut self.out, id, ErrorCode::InternalError);
+        self.drop_stream(id, How::ByUs, Ending::Aborted, service);
+    }
+
+    /// The next piece of a body was made, of which about `quantum` bytes were asked for.
+    pub(crate) fn made(&mut self, id: u32, made: io::Result<X::Made>, quantum: usize, service: &mut impl Service<X>) {
+        self.held = self.held.saturating_sub(quantum);
+        self.making -= 1;
+        self.feed_hungry();
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.is_away = false;
+        if stream.is_reset {
+            return self.forget(id, service);
+        }
+        let Sending::Body(body) = &mut stream.sending else { return };
+        let before = body.ready();
+        match made.and_then(|made| body.made(made)) {
+            Ok(()) => {
+                let held = usize::try_from(body.ready() - before).unwrap_or(usize::MAX);
+                stream.held += held;
+                self.held = self.held.saturating_add(held);
+                self.queue(id);
+            }
+            Err(error) => self.fail_body(id, &error, service),
+        }
+    }
+
+    /// The source of a body has more.
+    pub(crate) fn body_ready(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        match std::mem::replace(&mut stream.sending, Sending::Done) {
+            Sending::Waiting(mut body, _) => {
+                body.resume();
+                stream.sending = Sending::Body(body);
+                self.queue(id);
+            }
+            other => stream.sending = other,
+        }
+    }
+
+    /// What was gathered waits for the socket, or does not any more.
+    pub(crate) fn set_blocked(&mut self, is_blocked: bool, now: Millis, service: &impl Service<X>) {
+        if is_blocked && !self.is_blocked {
+            self.progress = (self.gathered, now);
+            self.look_at(now + millis(service.limits().write_stall_timeout));
+        }
+        self.is_blocked = is_blocked;
+    }
+
+    /// Gathers up to about `quantum` bytes of what there is to send.
+    pub(crate) fn gather(&mut self, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
+        let before = into.gathered();
+        loop {
+            self.gather_out(into, quantum);
+            if into.gathered() >= quantum || !self.out.is_empty() {
+                break;
+            }
+            let Some(id) = self.next_turn() else { break };
+            self.turn(id, into, quantum, service);
+        }
+        self.gathered += (into.gathered() - before) as u64;
+    }
+
+    fn gather_out(&mut self, into: &mut impl Gather, quantum: usize) {
+        let room = quantum.saturating_sub(into.gathered());
+        let rest = self.out.get(self.out_sent..).unwrap_or_default();
+        let taken = rest.get(..room.min(rest.len())).unwrap_or_default();
+        into.push(taken);
+        self.out_sent += taken.len();
+        if self.out_sent >= self.out.len() {
+            self.out.clear();
+            self.out_sent = 0;
+            if self.streams.is_empty() {
+                self.out = Vec::new();
+            }
+        }
+    }
+
+    /// Small bodies and others take turns, so that neither waits for all of the other.
+    fn next_turn(&mut self) -> Option<u32> {
+        self.is_small_turn = !self.is_small_turn;
+        let (first, second) = match self.is_small_turn {
+            true => (&mut self.small_turns, &mut self.turns),
+            false => (&mut self.turns, &mut self.small_turns),
+        };
+        if let Some(id) = first.pop_front().or_else(|| second.pop_front()) {
+            return Some(id);
+        }
+        // Nothing else can be sent, and nothing is being made: what is held elsewhere must not stop this one.
+        if self.is_hungry_alone()
+            && let Some(id) = self.hungry.pop_front()
+        {
+            self.is_starved = true;
+            return Some(id);
+        }
+        None
+    }
+
+    /// Gives a stream a place among those that have something to send, if it has.
+    pub(super) fn queue(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::Body(body) = &stream.sending else { return };
+        if stream.is_queued || (body.ready() > 0 && stream.window.is_closed()) {
+            return;
+        }
+        stream.is_queued = true;
+        let is_small = body.ready() <= HTTP2_SMALL_BODY && matches!(body.rest(), Rest::End { .. });
+        if is_small { self.small_turns.push_back(id) } else { self.turns.push_back(id) }
+    }
+
+    pub(super) fn queue_all(&mut self) {
+        let ids: Vec<u32> = self.streams.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.queue(id));
+    }
+
+    /// Streams that wait for room to be made in may be asked again.
+    fn feed_hungry(&mut self) {
+        while self.held < HTTP2_HELD_MAX
+            && let Some(id) = self.hungry.pop_front()
+        {
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.is_queued = false;
+            }
+            self.queue(id);
+        }
+    }
+
+    /// One stream's turn: a frame, or what it takes to have one.
+    fn turn(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.is_queued = false;
+        let Sending::Body(body) = &mut stream.sending else { return };
+        if body.ready() > 0 {
+            return self.data(id, into, quantum, service);
+        }
+        match body.rest() {
+            Rest::End { .. } => {
+                let trailers = body.trailers();
+                if trailers.is_empty() {
+                    into.push(&frame::data_header(id, 0, true));
+                } else {
+                    let mut frames = Vec::new();
+                    frame::push_headers(&mut frames, id, &trailers, true);
+                    into.push(&frames);
+                }
+                self.finish(id, service);
+            }
+            Rest::Here => match body.make(HTTP2_QUANTUM) {
+                Ok(()) => self.queue(id),
+                Err(error) => self.fail_body(id, &error, service),
+            },
+            Rest::Worker => self.make(id),
+            Rest::Making => {}
+            Rest::Waiting => self.wait(id, service),
+        }
+    }
+
+    /// Sends one DATA frame of a stream.
+    fn data(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::Body(body) = &mut stream.sending else { return };
+        let ready = body.ready();
+        let window = stream.window.open().min(self.window.open());
+        if window == 0 {
+            // A WINDOW_UPDATE gives it its place again.
+            stream.progress = (stream.sent, service.now());
+            self.look_at(service.now() + millis(service.limits().write_stall_timeout));
+            return;
+        }
+        let room = quantum.saturating_sub(into.gathered()).max(HTTP2_QUANTUM_MIN);
+        let most = usize::try_from(ready).unwrap_or(usize::MAX).min(window).min(PAYLOAD_MAX).min(room);
+        let taken = match put_frame(id, body.as_mut(), most, into) {
+            Ok(taken) => taken,
+            Err(error) => return self.fail_body(id, &error, service),
+        };
+        stream.window.sent(taken);
+        self.window.sent(taken);
+        stream.sent += (taken + HEADER_LENGTH) as u64;
+        let given_back = stream.held.min(taken);
+        stream.held -= given_back;
+        self.held = self.held.saturating_sub(given_back);
+        if is_at_end(body.as_ref()) {
+            return self.finish(id, service);
+        }
+        let runs_low = body.ready() < HTTP2_PREFETCH_BELOW && body.rest() == Rest::Worker;
+        if runs_low && taken > 0 && !stream.window.is_closed() {
+            self.make(id);
+        }
+        self.queue(id);
+        self.feed_hungry();
+    }
+
+    /// Has a worker make the next piece of a body: no more than the client takes, so that nothing is held for one that pauses.
+    fn make(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::Body(body) = &mut stream.sending else { return };
+        if self.held >= HTTP2_HELD_MAX && !std::mem::take(&mut self.is_starved) {
+            if body.ready() == 0 {
+                stream.is_queued = true;
+                self.hungry.push_back(id);
+            }
+            return;
+        }
+        let quantum = stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, HTTP2_QUANTUM);
+        let Some(maker) = body.maker() else { return };
+        stream.is_away = true;
+        self.held += quantum;
+        self.making += 1;
+        self.work.push_back(Work::Make { stream: id, maker, quantum });
+    }
+
+    /// Lets a body wait for its source to have more.
+    fn wait(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::Body(mut body) = std::mem::replace(&mut stream.sending, Sending::Done) else { return };
+        let at_most = service.wait(id, &mut body);
+        let until = service.now() + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
+        stream.sending = Sending::Waiting(body, until);
+        self.look_at(until);
+        if service.is_stopping() || self.has_ended {
+            self.hang_up(id);
+        }
+    }
+
+    /// A body can't be completed: the stream is reset, so that it does not end cleanly.
+    fn fail_body(&mut self, id: u32, error: &io::Error, service: &mut impl Service<X>) {
+        frame::push_reset(&mut self.out, id, ErrorCode::InternalError);
+        self.drop_stream(id, How::ByUs, Ending::Failed(error), service);
+    }
+
+    /// An answer is sent.
+    fn finish(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        service.over(stream.status, stream.sent, stream.note.take(), Ending::Complete);
+        stream.sending = Sending::Done;
+        self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
+        match std::mem::replace(&mut stream.receiving, Receiving::Done) {
+            Receiving::Done => {
+                self.closed.push(id, How::Ended);
+                self.forget(id, service);
+            }
+            unread => {
+                if let Receiving::Piped { pipe, .. } = unread {
+                    pipe.abort(io::ErrorKind::Other);
+                }
+                // Clients that are still sending take a reset for a failure, even one without an error (RFC 9113 section 8.1).
+                let limits = service.limits();
+                let until = if service.is_stopping() { limits.linger_timeout } else { limits.body_stall_timeout };
+                let until = service.now() + millis(until);
+                stream.receiving = Receiving::Discarded { left: limits.linger_bytes_max, until };
+                self.look_at(until);
+            }
+        }
+    }
+}
+
+/// Whether nothing is left of a body.
+fn is_at_end(body: &impl Body) -> bool {
+    body.ready() == 0 && body.rest() == Rest::End { trailers: false }
+}
+
+/// Puts one frame of at most `most` bytes of a body behind what was gathered. It ends with its TLS record, if it is long enough for
+/// that. Returns how many bytes of the body that were; 0: they have to be made first, and there is no frame.
+fn put_frame(id: u32, body: &mut impl Body, most: usize, into: &mut impl Gather) -> io::Result<usize> {
+    let ready = body.ready();
+    let left = into.record_left();
+    if left <= HEADER_LENGTH {
+        // The record ends within the header.
+        let mut piece = [0; 512];
+        let piece = piece.get_mut(..most.min(512)).unwrap_or_default();
+        let taken = body.take(piece)?;
+        if taken > 0 {
+            into.push(&frame::data_header(id, taken, is_at_end(body)));
+            into.push(piece.get(..taken).unwrap_or_default());
+        }
+        return Ok(taken);
+    }
+    debug_assert!(ready > 0);
+    let count = most.min(left - HEADER_LENGTH);
+    let place = into.room(HEADER_LENGTH + count);
+    let Some((header, data)) = place.split_first_chunk_mut::<HEADER_LENGTH>() else { return Ok(0) };
+    let taken = body.take(data)?;
+    *header = frame::data_header(id, taken, is_at_end(body));
+    let unused = if taken == 0 { HEADER_LENGTH + count } else { count - taken };
+    into.give_back(unused);
+    Ok(taken)
+}

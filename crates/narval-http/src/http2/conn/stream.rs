@@ -1,0 +1,140 @@
+use std::collections::VecDeque;
+
+use super::service::Exchange;
+use crate::http1::conn::body_memory::Buffered;
+use crate::http1::conn::incoming_body::IncomingBody;
+use crate::http1::head::ParsedHead;
+use crate::http2::flow::{ReceiveWindow, SendWindow};
+use crate::io::clock::Millis;
+
+/// A stream: a request and its answer.
+pub(super) struct Stream<X: Exchange> {
+    /// What we may send.
+    pub(super) window: SendWindow,
+    /// What the client may send.
+    pub(super) receive: ReceiveWindow,
+    /// Received bytes whose room the client is not told of, because the handler has not read.
+    pub(super) withheld: usize,
+    /// How often its window was widened.
+    pub(super) credits: u32,
+    pub(super) receiving: Receiving<X>,
+    pub(super) sending: Sending<X>,
+    /// Something of it is elsewhere, and comes back: the stream counts until then, even when it was reset.
+    pub(super) is_away: bool,
+    /// It was reset, and only waits for what is away.
+    pub(super) is_reset: bool,
+    /// It has a place among the streams that have something to send.
+    pub(super) is_queued: bool,
+    pub(super) is_head: bool,
+    pub(super) status: u16,
+    pub(super) note: Option<X::Note>,
+    /// Bytes of its body that were made elsewhere and are not sent.
+    pub(super) held: usize,
+    /// Bytes of the answer that were sent.
+    pub(super) sent: u64,
+    /// What had been sent when the window of the write deadline began, and when that was.
+    pub(super) progress: (u64, Millis),
+}
+
+/// The client's side of a stream.
+pub(super) enum Receiving<X: Exchange> {
+    /// Its body is complete, or there is none.
+    Done,
+    /// Into memory, before a worker is asked.
+    Memory(Box<InMemory>),
+    /// The handler reads it from a pipe.
+    Piped { incoming: Box<IncomingBody>, pipe: X::Pipe },
+    /// Nobody reads it any more.
+    Unread,
+    /// The same, and the answer is sent: so much is still received, until then.
+    Discarded { left: usize, until: Millis },
+}
+
+/// A request whose body is received into memory.
+pub(super) struct InMemory {
+    pub(super) incoming: IncomingBody,
+    pub(super) body: Buffered,
+    pub(super) bytes: bytes::Bytes,
+    pub(super) head: ParsedHead,
+}
+
+/// Our side of a stream.
+pub(super) enum Sending<X: Exchange> {
+    /// The answer has not come.
+    Nothing,
+    /// The head is sent.
+    Body(Box<X::Body>),
+    /// The source has nothing; it is asked again at the given time.
+    Waiting(Box<X::Body>, Millis),
+    /// All is sent.
+    Done,
+}
+
+impl<X: Exchange> Stream<X> {
+    pub(super) fn new(window: SendWindow, receive: ReceiveWindow, is_head: bool) -> Self {
+        Self {
+            window,
+            receive,
+            withheld: 0,
+            credits: 0,
+            receiving: Receiving::Done,
+            sending: Sending::Nothing,
+            is_away: false,
+            is_reset: false,
+            is_queued: false,
+            is_head,
+            status: 0,
+            note: None,
+            held: 0,
+            sent: 0,
+            progress: (0, 0),
+        }
+    }
+
+    /// Whether the client has sent all of its request.
+    pub(super) fn is_received(&self) -> bool {
+        matches!(self.receiving, Receiving::Done)
+    }
+
+    /// The request whose body was received into memory; the client's side is done.
+    pub(super) fn take_memory(&mut self) -> Option<InMemory> {
+        match std::mem::replace(&mut self.receiving, Receiving::Done) {
+            Receiving::Memory(memory) => Some(*memory),
+            other => {
+                self.receiving = other;
+                None
+            }
+        }
+    }
+}
+
+/// Streams that were closed lately, so that what was still under way when that happened is understood.
+#[derive(Debug, Default)]
+pub(super) struct Closed(VecDeque<(u32, How)>);
+
+/// How a stream was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// Both sides had ended it.
+    Ended,
+    /// We have reset it: the client may not know yet.
+    ByUs,
+    /// The client has reset it.
+    ByClient,
+}
+
+impl Closed {
+    /// How many are remembered.
+    const KEPT: usize = 64;
+
+    pub(super) fn push(&mut self, stream: u32, how: How) {
+        if self.0.len() >= Self::KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back((stream, how));
+    }
+
+    pub(super) fn how(&self, stream: u32) -> Option<How> {
+        self.0.iter().rev().find(|(id, _)| *id == stream).map(|(_, how)| *how)
+    }
+}

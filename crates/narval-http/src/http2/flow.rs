@@ -1,0 +1,118 @@
+//! Flow control (RFC 9113 section 5.2): what may be sent, and what the client may send.
+
+use super::settings::WINDOW_MAX;
+
+/// Bytes that we may send. Less than zero where the client has reduced it below what was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SendWindow(i64);
+
+/// A window would be larger than it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overflow;
+
+impl SendWindow {
+    pub(crate) fn new(initial: i64) -> Self {
+        Self(initial)
+    }
+
+    /// Bytes that may be sent now.
+    pub(crate) fn open(self) -> usize {
+        usize::try_from(self.0).unwrap_or(0)
+    }
+
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.0 -= bytes as i64;
+    }
+
+    /// The client has widened it, or (by SETTINGS) changed it in either direction.
+    pub(crate) fn change(&mut self, by: i64) -> Result<(), Overflow> {
+        self.0 += by;
+        if self.0 > WINDOW_MAX { Err(Overflow) } else { Ok(()) }
+    }
+}
+
+/// What the client may send. It is widened again in steps of half its size, as bytes are used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveWindow {
+    /// What the client may still send.
+    open: u32,
+    /// Bytes that were used, and the client was not told.
+    used: u32,
+    /// Its size.
+    size: u32,
+}
+
+impl ReceiveWindow {
+    pub(crate) fn new(size: u32) -> Self {
+        Self { open: size, used: 0, size }
+    }
+
+    /// The client has sent so much; false: more than it was allowed.
+    pub(crate) fn received(&mut self, bytes: usize) -> bool {
+        match u32::try_from(bytes).ok().and_then(|bytes| self.open.checked_sub(bytes)) {
+            Some(left) => {
+                self.open = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// So many received bytes take up no room any more. Returns by how much to widen the client's window now, if at all.
+    pub(crate) fn use_up(&mut self, bytes: usize) -> Option<u32> {
+        self.used = self.used.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        let due = self.used >= (self.size / 2).max(1);
+        due.then(|| self.give())
+    }
+
+    /// Makes the window larger, up to `size_max`: to what it was, and as much again. Returns by how much to widen the client's.
+    pub(crate) fn double(&mut self, size_max: u32) -> Option<u32> {
+        let size = self.size.saturating_mul(2).min(size_max);
+        let by = size.checked_sub(self.size).filter(|by| *by > 0)?;
+        self.size = size;
+        self.used = self.used.saturating_add(by);
+        Some(self.give())
+    }
+
+    /// Widens it by about `bytes` beyond its size.
+    pub(crate) fn grant(&mut self, bytes: usize) -> u32 {
+        let most = (WINDOW_MAX as u32) / 2 - self.open.min(WINDOW_MAX as u32 / 2);
+        let by = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, most.max(1));
+        self.open += by;
+        by
+    }
+
+    fn give(&mut self) -> u32 {
+        let given = std::mem::take(&mut self.used);
+        self.open += given;
+        given
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_for_sending_may_be_reduced_below_nothing() {
+        let mut window = SendWindow::new(10);
+        window.sent(8);
+        assert_eq!(window.change(-5), Ok(()));
+        assert_eq!(window.open(), 0);
+        assert_eq!(window.change(4), Ok(()));
+        assert_eq!(window.open(), 1);
+        assert_eq!(window.change(WINDOW_MAX), Err(Overflow));
+    }
+
+    #[test]
+    fn a_window_for_receiving_is_widened_by_halves() {
+        let mut window = ReceiveWindow::new(100);
+        assert!(window.received(60) && !window.received(41));
+        assert_eq!(window.use_up(49), None);
+        assert_eq!(window.use_up(11), Some(60));
+        assert!(window.received(100));
+        assert_eq!(window.use_up(0), None);
+        assert_eq!(window.double(150), Some(50));
+        assert_eq!(window.double(150), None);
+    }
+}

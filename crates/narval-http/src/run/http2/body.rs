@@ -1,0 +1,302 @@
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::mem;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::{HeaderName, HeaderValue};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::FileRange;
+use crate::http2::conn::{Body, Rest};
+use crate::http2::response;
+use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::run::transmit::{NOT_IN_TRAILERS, wrong_length};
+
+/// The body of an answer on a stream. What is in memory, and what the kernel has of files, the shard copies into frames itself; workers
+/// make the rest.
+pub(crate) struct StreamBody {
+    parts: VecDeque<Part>,
+    /// Bytes of all parts.
+    ready: u64,
+    source: Source,
+    /// Bytes that the source still owes, where that was said.
+    left: Option<u64>,
+    trailers: Vec<(HeaderName, HeaderValue)>,
+    /// Reading the file that comes next would block.
+    file_blocks: bool,
+}
+
+enum Part {
+    Memory(Bytes),
+    File(FileRange),
+}
+
+/// Where the rest comes from.
+enum Source {
+    /// There is no more.
+    None,
+    Here(Box<dyn BodySource>),
+    /// It had no more for a while.
+    Waiting(Box<dyn BodySource>),
+    /// It is with a worker.
+    Away,
+    /// The file that comes next is.
+    FileAway(Box<Source>),
+}
+
+/// Makes the next piece of a body, on a worker.
+pub(crate) enum Maker {
+    Source(Box<dyn BodySource>),
+    File(FileRange),
+}
+
+/// What it has made.
+pub(crate) enum Made {
+    Segments { source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf },
+    File(Bytes),
+}
+
+impl StreamBody {
+    /// From memory.
+    pub(crate) fn memory(bytes: Bytes) -> Self {
+        let ready = bytes.len() as u64;
+        Self { parts: VecDeque::from([Part::Memory(bytes)]), ready, ..Self::empty() }
+    }
+
+    /// From a file.
+    pub(crate) fn file(range: FileRange) -> Self {
+        let ready = range.length;
+        Self { parts: VecDeque::from([Part::File(range)]), ready, ..Self::empty() }
+    }
+
+    /// Made while it is sent; `length`: where it is known.
+    pub(crate) fn source(source: Box<dyn BodySource>, length: Option<u64>) -> Self {
+        Self { source: Source::Here(source), left: length, ..Self::empty() }
+    }
+
+    fn empty() -> Self {
+        Self {
+            parts: VecDeque::new(),
+            ready: 0,
+            source: Source::None,
+            left: None,
+            trailers: Vec::new(),
+            file_blocks: false,
+        }
+    }
+
+    /// Has `waker` used when the source has more; returns how long to wait for that at most.
+    pub(crate) fn wait(&mut self, waker: BodyWaker) -> Duration {
+        match &mut self.source {
+            Source::Waiting(source) => source.wait(waker),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn is_at_blocked_file(&self) -> bool {
+        self.file_blocks && matches!(self.parts.front(), Some(Part::File(_)))
+    }
+
+    /// Takes what a source has made.
+    fn append(&mut self, mut source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf) -> io::Result<()> {
+        let SegmentBuf { memory, files, .. } = segments;
+        let (mut memory, mut taken, mut made) = (Bytes::from(memory), 0, 0);
+        for (at, range) in files {
+            let before = memory.split_to((at - taken).min(memory.len()));
+            taken = at;
+            made += before.len() as u64 + range.length;
+            self.push(Part::Memory(before));
+            self.push(Part::File(range));
+        }
+        made += memory.len() as u64;
+        self.push(Part::Memory(memory));
+        self.ready += made;
+        if let Some(left) = &mut self.left {
+            *left = left.checked_sub(made).ok_or_else(|| wrong_length("the body is longer than promised"))?;
+        }
+        self.source = match fill {
+            Fill::Done if self.left.is_some_and(|left| left > 0) => {
+                return Err(wrong_length("the body is shorter than promised"));
+            }
+            Fill::Done => {
+                if self.left.is_none() {
+                    self.trailers = source.trailers();
+                    self.trailers.retain(|(name, _)| !NOT_IN_TRAILERS.contains(name));
+                }
+                Source::None
+            }
+            Fill::More => Source::Here(source),
+            Fill::Wait => Source::Waiting(source),
+        };
+        Ok(())
+    }
+
+    fn push(&mut self, part: Part) {
+        let is_empty = match &part {
+            Part::Memory(bytes) => bytes.is_empty(),
+            Part::File(range) => range.length == 0,
+        };
+        if !is_empty {
+            self.parts.push_back(part);
+        }
+    }
+}
+
+impl Body for StreamBody {
+    type Maker = Maker;
+    type Made = Made;
+
+    fn ready(&self) -> u64 {
+        if self.is_at_blocked_file() || matches!(self.source, Source::FileAway(_)) { 0 } else { self.ready }
+    }
+
+    fn rest(&self) -> Rest {
+        match &self.source {
+            Source::Away | Source::FileAway(_) => Rest::Making,
+            _ if self.is_at_blocked_file() => Rest::Worker,
+            Source::Here(source) if source.never_blocks() => Rest::Here,
+            Source::Here(_) => Rest::Worker,
+            Source::Waiting(_) => Rest::Waiting,
+            Source::None => Rest::End { trailers: !self.trailers.is_empty() },
+        }
+    }
+
+    fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut taken = 0;
+        while let Some(part) = self.parts.front_mut() {
+            let place = into.get_mut(taken..).unwrap_or_default();
+            if place.is_empty() {
+                break;
+            }
+            let n = match part {
+                Part::Memory(bytes) => {
+                    let n = place.len().min(bytes.len());
+                    bytes.copy_to_slice(place.get_mut(..n).unwrap_or_default());
+                    n
+                }
+                Part::File(range) => match read_at_once(range, place)? {
+                    Some(n) => n,
+                    None => {
+                        self.file_blocks = true;
+                        break;
+                    }
+                },
+            };
+            taken += n;
+            let is_empty = match part {
+                Part::Memory(bytes) => bytes.is_empty(),
+                Part::File(range) => range.length == 0,
+            };
+            if is_empty {
+                self.parts.pop_front();
+                self.file_blocks = false;
+            }
+        }
+        self.ready -= taken as u64;
+        Ok(taken)
+    }
+
+    fn make(&mut self, quantum: usize) -> io::Result<()> {
+        let Source::Here(mut source) = mem::replace(&mut self.source, Source::None) else { return Ok(()) };
+        let mut segments = SegmentBuf::with_room(quantum);
+        let fill = source.fill(&mut segments)?;
+        self.append(source, fill, segments)
+    }
+
+    fn maker(&mut self) -> Option<Maker> {
+        if self.is_at_blocked_file() {
+            let Some(Part::File(range)) = self.parts.front() else { return None };
+            let range = range.clone();
+            let source = mem::replace(&mut self.source, Source::None);
+            self.source = Source::FileAway(Box::new(source));
+            return Some(Maker::File(range));
+        }
+        match mem::replace(&mut self.source, Source::Away) {
+            Source::Here(source) => Some(Maker::Source(source)),
+            other => {
+                self.source = other;
+                None
+            }
+        }
+    }
+
+    fn made(&mut self, made: Made) -> io::Result<()> {
+        match made {
+            Made::Segments { source, fill, segments } => self.append(source, fill, segments),
+            Made::File(bytes) => {
+                if let Source::FileAway(source) = mem::replace(&mut self.source, Source::None) {
+                    self.source = *source;
+                }
+                if let Some(Part::File(range)) = self.parts.front_mut() {
+                    range.offset += bytes.len() as u64;
+                    range.length = range.length.saturating_sub(bytes.len() as u64);
+                    if range.length == 0 {
+                        self.parts.pop_front();
+                    }
+                }
+                // What comes behind it is tried again: the kernel may have read on.
+                self.file_blocks = false;
+                self.parts.push_front(Part::Memory(bytes));
+                Ok(())
+            }
+        }
+    }
+
+    fn resume(&mut self) {
+        if let Source::Waiting(source) = mem::replace(&mut self.source, Source::None) {
+            self.source = Source::Here(source);
+        }
+    }
+
+    fn trailers(&mut self) -> Vec<u8> {
+        response::trailers_block(&mem::take(&mut self.trailers))
+    }
+
+    fn hang_up(&mut self) -> bool {
+        match &mut self.source {
+            Source::Here(source) | Source::Waiting(source) => source.hang_up(),
+            Source::None | Source::Away | Source::FileAway(_) => false,
+        }
+    }
+}
+
+impl Maker {
+    /// Makes about `quantum` bytes. It may block.
+    ///
+    /// # Errors
+    /// The body can't be completed.
+    pub(crate) fn make(self, quantum: usize) -> io::Result<Made> {
+        match self {
+            Self::Source(mut source) => {
+                let mut segments = SegmentBuf::with_room(quantum);
+                let fill = source.fill(&mut segments)?;
+                Ok(Made::Segments { source, fill, segments })
+            }
+            Self::File(range) => {
+                let length = usize::try_from(range.length).unwrap_or(usize::MAX).min(quantum);
+                let mut bytes = vec![0; length];
+                range.file.read_exact_at(&mut bytes, range.offset)?;
+                Ok(Made::File(bytes.into()))
+            }
+        }
+    }
+}
+
+/// Reads what the kernel has of a file, and takes it off; `None`: it would block.
+fn read_at_once(range: &mut FileRange, place: &mut [u8]) -> io::Result<Option<usize>> {
+    let most = place.len().min(usize::try_from(range.length).unwrap_or(usize::MAX));
+    let place = place.get_mut(..most).unwrap_or_default();
+    let mut slices = [IoSliceMut::new(place)];
+    match rustix::io::preadv2(&range.file, &mut slices, range.offset, ReadWriteFlags::NOWAIT) {
+        Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than promised")),
+        Ok(n) => {
+            range.offset += n as u64;
+            range.length -= n as u64;
+            Ok(Some(n))
+        }
+        Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

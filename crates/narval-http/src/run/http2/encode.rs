@@ -1,0 +1,40 @@
+use http::StatusCode;
+
+use super::{StreamBody, Streamed};
+use crate::http1::response_head::{BodyLength, has_content};
+use crate::http2::conn::Answer;
+use crate::http2::response::{block, prepared_block};
+use crate::message::body::BodyKind;
+use crate::message::response::ResponseKind;
+use crate::observe::access_log::Watch;
+use crate::{Body, Response};
+
+/// Makes a response one that can be sent on a stream. `is_head`: the request is a HEAD.
+pub(crate) fn encode(response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer<Streamed> {
+    match response.kind {
+        ResponseKind::Prepared(prepared) => {
+            let has_body = !is_head && has_content(prepared.status) && !prepared.body.is_empty();
+            let body = has_body.then(|| StreamBody::memory(prepared.body.clone()));
+            Answer { status: prepared.status.as_u16(), block: prepared_block(&prepared), body, note }
+        }
+        ResponseKind::Plain { status, headers, body } => {
+            let length = body.length().map_or(BodyLength::Unknown, BodyLength::Known);
+            let block = block(status, &headers, length, is_head);
+            let body = if is_head { None } else { body_of(status, body) };
+            Answer { status: status.as_u16(), block, body, note }
+        }
+    }
+}
+
+fn body_of(status: StatusCode, body: Body) -> Option<StreamBody> {
+    if !has_content(status) {
+        return None;
+    }
+    match body.kind {
+        BodyKind::Empty => None,
+        BodyKind::Bytes(bytes) => Some(bytes).filter(|bytes| !bytes.is_empty()).map(StreamBody::memory),
+        BodyKind::File(range) => Some(range).filter(|range| range.length > 0).map(StreamBody::file),
+        BodyKind::Source { length: Some(0), .. } => None,
+        BodyKind::Source { source, length } => Some(StreamBody::source(source, length)),
+    }
+}

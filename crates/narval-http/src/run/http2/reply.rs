@@ -1,0 +1,169 @@
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::{Maker, StreamEvent, Streamed};
+use crate::http2::conn::Answer;
+use crate::http2::response::informational_block;
+use crate::io::driver::Token;
+use crate::message::body_pipe::Feeder;
+use crate::message::body_source::Wakes;
+use crate::message::informational::Informational;
+use crate::run::connection::{Connection, TxLease};
+use crate::run::mailbox::{Mailbox, Message};
+
+/// The right to answer a request.
+#[derive(Debug)]
+pub(crate) enum ReplyTo {
+    /// By writing to its connection.
+    Connection(TxLease),
+    /// By a message to the shard, which alone writes to an HTTP/2 connection.
+    Stream(StreamReply),
+}
+
+impl ReplyTo {
+    /// Sends an informational response ahead of the answer, if that can be done at once.
+    ///
+    /// # Errors
+    /// The connection is broken, and the right to answer to be dropped.
+    pub(crate) fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
+        match self {
+            Self::Connection(lease) => {
+                lease.connection().map_or(Ok(false), |connection| connection.send_ahead(message.encode()))
+            }
+            Self::Stream(reply) => {
+                reply.post(StreamEvent::Inform(informational_block(message.status(), message.fields())));
+                Ok(true)
+            }
+        }
+    }
+
+    /// Gives up an unused right. Only on the shard's own thread.
+    pub(crate) fn give_up(self) {
+        match self {
+            Self::Connection(lease) => lease.give_up(),
+            Self::Stream(mut reply) => reply.is_used = true,
+        }
+    }
+}
+
+/// The right to answer on a stream. Dropping it without an answer resets the stream.
+#[derive(Debug)]
+pub(crate) struct StreamReply {
+    connection: Arc<Connection>,
+    stream: u32,
+    is_used: bool,
+}
+
+impl StreamReply {
+    pub(crate) fn new(connection: &Arc<Connection>, stream: u32) -> Self {
+        Self { connection: connection.clone(), stream, is_used: false }
+    }
+
+    fn post(&self, event: StreamEvent) {
+        self.connection.post(Message::Stream { token: self.connection.token, stream: self.stream, event });
+    }
+
+    /// Answers.
+    pub(crate) fn answer(mut self, answer: Answer<Streamed>) {
+        self.is_used = true;
+        self.post(StreamEvent::Answer(Box::new(answer)));
+    }
+}
+
+impl Drop for StreamReply {
+    fn drop(&mut self) {
+        if !self.is_used {
+            self.post(StreamEvent::Lost);
+        }
+    }
+}
+
+/// A piece of a body that is to be made by a worker, whose shard hears of it in any case.
+pub(crate) struct MakeJob {
+    connection: Arc<Connection>,
+    stream: u32,
+    maker: Option<Maker>,
+    quantum: usize,
+}
+
+impl MakeJob {
+    pub(crate) fn new(connection: &Arc<Connection>, stream: u32, maker: Maker, quantum: usize) -> Self {
+        Self { connection: connection.clone(), stream, maker: Some(maker), quantum }
+    }
+
+    /// Makes it, and sends it to the shard.
+    pub(crate) fn run(mut self) {
+        let Some(maker) = self.maker.take() else { return };
+        let quantum = self.quantum;
+        let made = catch_unwind(AssertUnwindSafe(|| maker.make(quantum)));
+        self.post(made.unwrap_or_else(|_| Err(io::Error::other("making a piece of a response body panicked"))));
+        self.quantum = 0;
+    }
+
+    fn post(&self, made: io::Result<super::Made>) {
+        let event = StreamEvent::Made { made, quantum: self.quantum };
+        self.connection.post(Message::Stream { token: self.connection.token, stream: self.stream, event });
+    }
+}
+
+impl Drop for MakeJob {
+    fn drop(&mut self) {
+        // Never zero before it ran.
+        if self.quantum > 0 {
+            self.post(Err(io::ErrorKind::Interrupted.into()));
+        }
+    }
+}
+
+impl std::fmt::Debug for MakeJob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MakeJob({}, {} bytes)", self.stream, self.quantum)
+    }
+}
+
+/// Where the request body of a stream comes from.
+#[derive(Debug)]
+pub(crate) struct StreamFeeder {
+    connection: Arc<Connection>,
+    stream: u32,
+}
+
+impl StreamFeeder {
+    pub(crate) fn new(connection: &Arc<Connection>, stream: u32) -> Self {
+        Self { connection: connection.clone(), stream }
+    }
+
+    fn post(&self, event: StreamEvent) {
+        self.connection.post(Message::Stream { token: self.connection.token, stream: self.stream, event });
+    }
+}
+
+impl Feeder for StreamFeeder {
+    fn send_continue(&self) {
+        self.post(StreamEvent::ContinueWanted);
+    }
+
+    fn want_body(&self) {
+        self.post(StreamEvent::BodyWanted);
+    }
+}
+
+/// Tells a shard that the body of a stream has more.
+#[derive(Debug)]
+pub(crate) struct StreamWakes {
+    home: Arc<Mailbox>,
+    stream: u32,
+}
+
+impl StreamWakes {
+    pub(crate) fn new(home: &Arc<Mailbox>, stream: u32) -> Self {
+        Self { home: home.clone(), stream }
+    }
+}
+
+impl Wakes for StreamWakes {
+    fn body_is_ready(&self, token: Token) {
+        self.home.post(Message::Stream { token, stream: self.stream, event: StreamEvent::BodyReady });
+    }
+}

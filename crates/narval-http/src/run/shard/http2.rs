@@ -1,0 +1,375 @@
+//! HTTP/2 connections: the shard brings what happens to them, and is the only one that writes to them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Method, StatusCode};
+
+use super::Shard;
+use super::http1::REQUEST_SAMPLE;
+use super::service::{At, Local};
+use super::slots::{Protocol, Slot};
+use crate::http1::ProtoError;
+use crate::http1::conn::body_memory::Buffered;
+use crate::http1::conn::{Act, Close, Conn as Http1Conn};
+use crate::http1::head::ParsedHead;
+use crate::http1::response_head::AnswerTo;
+use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Request, RequestBody, Service, Work};
+use crate::io::clock::Millis;
+use crate::io::driver::{Driver, Op};
+use crate::io::out_buf::OutBuf;
+use crate::limits::{HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
+use crate::message::body_pipe::BodyPipe;
+use crate::message::panic_guard;
+use crate::message::response::reason_response;
+use crate::observe::access_log::{Entry, Watch};
+use crate::run::answer_context::AnswerContext;
+use crate::run::connection::Connection;
+use crate::run::http2::{
+    self, MakeJob, ReplyTo, StreamBody, StreamEvent, StreamFeeder, StreamReply, StreamWakes, Streamed,
+};
+use crate::run::job::{Call, Job};
+use crate::run::late::{self, PendingLate};
+use crate::run::worker;
+use crate::tls::layout::Layout;
+use crate::{BodyWaker, HeadRef, Response};
+
+/// An HTTP/2 connection, and what is on its way to the socket.
+pub(super) struct Http2 {
+    pub(super) conn: Conn<Streamed>,
+    /// Sealed, and not taken by the socket.
+    wire: OutBuf,
+    /// The driver will tell when the socket takes bytes again.
+    awaits_room: bool,
+}
+
+impl Http2 {
+    pub(super) fn new(now: Millis, limits: &Limits) -> Self {
+        Self { conn: Conn::new(now, limits), wire: OutBuf::default(), awaits_room: false }
+    }
+}
+
+/// What became of what there was to send.
+enum Written {
+    All,
+    /// The socket takes no more, or other connections have their turn.
+    Later {
+        is_blocked: bool,
+    },
+    Broken,
+}
+
+impl<D: Driver<Connection>> Shard<D> {
+    /// Has `event` happen to an HTTP/2 connection, and does what follows.
+    pub(super) fn http2(&mut self, slot: &mut Slot, event: impl FnOnce(&mut Conn<Streamed>, &mut At<'_>)) {
+        let Protocol::Http2(http2) = &mut slot.protocol else { return };
+        if slot.is_gone {
+            return;
+        }
+        event(&mut http2.conn, &mut self.local.at(&slot.connection));
+        self.look_at_http2(slot, false);
+    }
+
+    /// Something happened to a stream elsewhere.
+    pub(super) fn on_stream_event(&mut self, slot: &mut Slot, stream: u32, event: StreamEvent) {
+        self.http2(slot, |conn, at| match event {
+            StreamEvent::Answer(answer) => conn.answer(stream, *answer, at),
+            StreamEvent::Lost => conn.lost(stream, at),
+            StreamEvent::Inform(block) => conn.inform(stream, &block),
+            StreamEvent::ContinueWanted => conn.continue_wanted(stream),
+            StreamEvent::BodyWanted => conn.body_wanted(stream),
+            StreamEvent::BodyReady => conn.body_ready(stream),
+            StreamEvent::Made { made, quantum } => conn.made(stream, made, quantum, at),
+        });
+    }
+
+    /// The socket takes more.
+    pub(super) fn on_http2_writable(&mut self, slot: &mut Slot) {
+        if let Protocol::Http2(http2) = &mut slot.protocol {
+            http2.awaits_room = false;
+            self.look_at_http2(slot, false);
+        }
+    }
+
+    /// Does what an HTTP/2 connection wants done. `has_control`: TLS has something to say.
+    pub(super) fn look_at_http2(&mut self, slot: &mut Slot, has_control: bool) {
+        let mut must_write = has_control;
+        let mut budget = HTTP2_BYTES_PER_TURN;
+        loop {
+            self.do_stream_work(slot);
+            let written = self.write_http2(slot, &mut budget, must_write);
+            must_write = false;
+            let Protocol::Http2(http2) = &mut slot.protocol else { return };
+            let is_blocked = match written {
+                Written::Broken => {
+                    slot.is_gone = true;
+                    return;
+                }
+                Written::All => None,
+                Written::Later { is_blocked } => Some(is_blocked),
+            };
+            let at = self.local.at(&slot.connection);
+            http2.conn.set_blocked(is_blocked == Some(true), at.now(), &at);
+            if http2.conn.has_work() {
+                continue;
+            }
+            let wants = http2.conn.wants();
+            if is_blocked.is_some() && wants.end != Some(Close::Abort) {
+                if !std::mem::replace(&mut http2.awaits_room, true) {
+                    self.submit(Op::AwaitWritable(slot.token()));
+                }
+                return;
+            }
+            if let Some(close) = wants.end {
+                self.end_http2(slot, close);
+            }
+            return;
+        }
+    }
+
+    /// Hands out what is to be done elsewhere.
+    fn do_stream_work(&mut self, slot: &mut Slot) {
+        let connection = slot.connection.clone();
+        loop {
+            let Protocol::Http2(http2) = &mut slot.protocol else { return };
+            match http2.conn.take_work() {
+                None => return,
+                Some(Work::Request { stream, request }) => {
+                    if !self.dispatch_stream(&connection, stream, *request) {
+                        let Protocol::Http2(http2) = &mut slot.protocol else { return };
+                        http2.conn.refused(stream, &mut self.local.at(&connection));
+                    }
+                }
+                Some(Work::Later { stream, later }) => {
+                    let PendingLate { later, context } = *later;
+                    let reply_to = ReplyTo::Stream(StreamReply::new(&connection, stream));
+                    if let Some(late) = late::wait(later, reply_to, context, &self.local.server) {
+                        self.local.server.pool.push_continued(Job::Late(Box::new(late)));
+                    }
+                }
+                Some(Work::Make { stream, maker, quantum }) => {
+                    let make = MakeJob::new(&connection, stream, maker, quantum);
+                    self.local.server.pool.push_continued(Job::Make(make));
+                }
+            }
+        }
+    }
+
+    /// Hands a request to the workers; false: too many wait.
+    fn dispatch_stream(&mut self, connection: &Arc<Connection>, stream: u32, request: Request<Streamed>) -> bool {
+        let Request { bytes, head, body } = request;
+        let to = answer_to(&head);
+        let (body, pipe) = match body {
+            RequestBody::None => (crate::RequestBody::default(), None),
+            RequestBody::Buffered(body, trailers) => (crate::RequestBody::buffered(body, trailers), None),
+            RequestBody::Streamed(pipe) => (crate::RequestBody::streamed(pipe.clone()), Some(pipe)),
+        };
+        let request = crate::Request::new(bytes, head.parts, connection.peer.clone(), body);
+        self.dispatched = self.dispatched.wrapping_add(1);
+        let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
+        let server = &self.local.server;
+        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
+        let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
+        let streamed = pipe.is_some();
+        let reply_to = ReplyTo::Stream(StreamReply::new(connection, stream));
+        let call = Call { reply_to, request, context: AnswerContext { to, body: pipe, watch } };
+        let queue = if streamed { &server.streams } else { &server.pool };
+        match queue.push(Box::new(call)) {
+            Ok(depth) => {
+                if streamed {
+                    worker::start_where_wanted(server);
+                }
+                if is_sampled {
+                    self.local.counters.queue_depth.add_count(depth as u64);
+                }
+                true
+            }
+            Err(call) => {
+                call.reply_to.give_up();
+                false
+            }
+        }
+    }
+
+    /// Sends as much as the socket takes, and `budget` allows.
+    fn write_http2(&mut self, slot: &mut Slot, budget: &mut usize, mut must_write: bool) -> Written {
+        let connection = &slot.connection;
+        let Protocol::Http2(http2) = &mut slot.protocol else { return Written::All };
+        let Http2 { conn, wire, awaits_room } = &mut **http2;
+        if *awaits_room {
+            return Written::Later { is_blocked: !wire.is_empty() };
+        }
+        loop {
+            while !wire.is_empty() {
+                match connection.socket.send_buf(wire) {
+                    Ok(sent) => *budget = budget.saturating_sub(sent),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Written::Later { is_blocked: true };
+                    }
+                    Err(error) => {
+                        tracing::trace!(%error, "a connection broke while it was answered");
+                        return Written::Broken;
+                    }
+                }
+            }
+            if !conn.has_output() && !must_write {
+                // What is sent leaves its memory to the next connection.
+                if wire.memory.capacity() > self.wire.capacity() {
+                    std::mem::swap(&mut wire.memory, &mut self.wire);
+                }
+                *wire = OutBuf::default();
+                return Written::All;
+            }
+            if *budget == 0 {
+                return Written::Later { is_blocked: false };
+            }
+            must_write = false;
+            if wire.memory.capacity() == 0 {
+                wire.memory = std::mem::take(&mut self.wire);
+            }
+            if let Err(error) = gather(conn, wire, &mut self.local.at(connection)) {
+                tracing::debug!(%error, "what was to be sent could not be sealed");
+                return Written::Broken;
+            }
+        }
+    }
+
+    /// Ends a connection of which everything is sent.
+    fn end_http2(&mut self, slot: &mut Slot, close: Close) {
+        let Protocol::Http2(http2) = &slot.protocol else { return };
+        let ending = Protocol::Http1(Http1Conn::ending(http2.conn.has_ended(), true));
+        if let Protocol::Http2(mut http2) = std::mem::replace(&mut slot.protocol, ending) {
+            http2.conn.release(&mut self.local.at(&slot.connection));
+        }
+        self.http1(slot, &[], |_, _, _| Act::End(close));
+    }
+}
+
+/// Makes the next records. Each holds one full DATA frame, where there is that much.
+fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, at: &mut At<'_>) -> io::Result<()> {
+    let connection = at.connection();
+    let expected = conn.output_hint();
+    match &connection.tls {
+        Some(tls) if tls.seals_in_place(expected as u64) => {
+            let mut layout = Layout::new(&mut wire.memory, expected.min(SEAL_IN_PLACE_QUANTUM));
+            conn.gather(&mut layout, SEAL_IN_PLACE_QUANTUM, at);
+            layout.finish();
+            tls.seal_in_place(&connection.socket, &mut wire.memory)?;
+            wire.sent = 0;
+            Ok(())
+        }
+        _ => {
+            wire.clear();
+            conn.gather(&mut wire.memory, SEAL_QUANTUM, at);
+            connection.seal(wire)
+        }
+    }
+}
+
+fn answer_to(head: &ParsedHead) -> AnswerTo {
+    AnswerTo { version: head.parts.version, is_head: head.parts.method == Method::HEAD, keep_alive: true }
+}
+
+impl Local {
+    fn watch(entry: Option<Box<Entry>>) -> Option<Box<Watch>> {
+        entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }))
+    }
+}
+
+impl Service<Streamed> for At<'_> {
+    fn now(&self) -> Millis {
+        self.local.now
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.local.server.limits
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.local.server.is_stopping()
+    }
+
+    fn head(&mut self) -> HeadBuilder {
+        std::mem::take(&mut self.local.head)
+    }
+
+    fn give_head_back(&mut self, head: HeadBuilder) {
+        self.local.head = head;
+    }
+
+    fn inline(&mut self, head: &ParsedHead, bytes: &[u8], for_engine: bool) -> Inline<Streamed> {
+        let local = &mut *self.local;
+        let view = HeadRef::new(bytes, &head.parts, &self.connection.peer);
+        let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
+        let Some(mut response) = answer else { return Inline::Job };
+        let entry = local.server.log.is_some().then(|| Box::new(Entry::new(&view)));
+        local.counters.requests_inline.add(1);
+        let watch = Local::watch(entry);
+        let to = answer_to(head);
+        if let Some(later) = response.late.take() {
+            let context = AnswerContext { to, body: None, watch };
+            return Inline::Later(Box::new(PendingLate { later: *later, context }));
+        }
+        Inline::Answer(http2::encode(response, to.is_head, watch))
+    }
+
+    fn reject(&mut self, error: ProtoError, is_head: bool) -> Answer<Streamed> {
+        self.local.counters.rejected.add(1);
+        http2::encode(reason_response(error.status, error.reason), is_head, None)
+    }
+
+    fn count_malformed(&self) {
+        self.local.counters.rejected.add(1);
+    }
+
+    fn overloaded(&mut self, is_head: bool) -> Answer<Streamed> {
+        self.local.counters.overloaded.add(1);
+        http2::encode(self.local.server.overloaded.clone().into(), is_head, None)
+    }
+
+    fn buffer(&self) -> Buffered {
+        Buffered::new(&self.local.server.body_memory)
+    }
+
+    fn pipe(&self, stream: u32, begun: Buffered, continue_due: bool) -> Arc<BodyPipe> {
+        let window = self.local.server.limits.body_window;
+        let feeder = Arc::new(StreamFeeder::new(self.connection, stream));
+        Arc::new(BodyPipe::new(feeder, window, continue_due, begun))
+    }
+
+    fn has_spare_streams(&self) -> bool {
+        self.local.server.has_spare_streams()
+    }
+
+    fn has_free_stream(&self) -> bool {
+        self.local.server.has_free_stream()
+    }
+
+    fn is_short_for_bodies(&self) -> bool {
+        self.local.server.is_short_for_bodies()
+    }
+
+    fn wait(&mut self, stream: u32, body: &mut StreamBody) -> Duration {
+        let home = Arc::new(StreamWakes::new(self.connection.home(), stream));
+        body.wait(BodyWaker::new(home, self.connection.token))
+    }
+
+    fn over(&mut self, status: u16, bytes: u64, note: Option<Box<Watch>>, ending: Ending<'_>) {
+        let local = &*self.local;
+        if let Ending::Failed(error) = ending {
+            tracing::debug!(%error, sent = bytes, "an answer was aborted");
+            local.counters.panics.add(u64::from(panic_guard::is_panic(error)));
+        }
+        local.server.record(&local.counters, status, bytes, !matches!(ending, Ending::Complete), note);
+    }
+
+    fn count_timeout(&self) {
+        self.local.counters.timeouts.add(1);
+    }
+
+    fn count_abuse(&self, what: &'static str) {
+        self.local.counters.rejected.add(1);
+        tracing::info!(peer = ?self.connection.peer, "an HTTP/2 client sends too many {what}: its connection ends");
+    }
+}

@@ -1,0 +1,305 @@
+//! HTTP/2 through the whole engine, with curl as the client: whatever a handler answers arrives as it does over HTTP/1.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, its helpers too"
+)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narval_http::tls::{PemPair, TlsAcceptor, TlsConfig};
+use narval_http::{
+    Body, BodySource, DriverChoice, Event, EventOptions, FileRange, Fill, Handler, HeadRef, Limits, Listen,
+    ListenAddress, Prepared, Request, Response, SegmentBuf, Server, ServerHandle, StatusCode, files, header,
+};
+
+/// Bytes that depend on their place.
+fn content(length: u32) -> Vec<u8> {
+    (0..length).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+const FILE_LENGTH: u32 = 3_000_000;
+
+/// Framing and file ranges in turn, as a NAR stream has them.
+struct Mixed {
+    file: Arc<File>,
+    left: u32,
+}
+
+impl BodySource for Mixed {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        out.memory().extend_from_slice(b"<frame>");
+        out.push_file(FileRange { file: self.file.clone(), offset: 1000, length: 1_500_000 });
+        out.memory().extend_from_slice(b"</frame>");
+        self.left -= 1;
+        Ok(if self.left == 0 { Fill::Done } else { Fill::More })
+    }
+
+    fn trailers(&mut self) -> Vec<(header::HeaderName, header::HeaderValue)> {
+        vec![(header::HeaderName::from_static("x-end"), header::HeaderValue::from_static("reached"))]
+    }
+}
+
+/// Fails after its first piece.
+struct Failing(bool);
+
+impl BodySource for Failing {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        if std::mem::replace(&mut self.0, true) {
+            return Err(io::Error::other("on purpose"));
+        }
+        out.memory().extend_from_slice(b"begun");
+        Ok(Fill::More)
+    }
+}
+
+struct Answers {
+    file: Arc<File>,
+    prepared: Arc<Prepared>,
+    site: files::Site,
+}
+
+impl Handler for Answers {
+    fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+        match head.path() {
+            "/inline" => Some(self.prepared.clone().into()),
+            "/version" => Some(Response::text(StatusCode::OK, format!("{:?} {:?}", head.version(), head.host()))),
+            "/inline-file" => Some(self.file(0, FILE_LENGTH.into())),
+            _ => None,
+        }
+    }
+
+    fn handle(&self, mut request: Request) -> Response {
+        let body = match request.path() {
+            "/small" => Body::bytes("small\n"),
+            "/large" => Body::bytes(content(FILE_LENGTH)),
+            "/file" => return self.file(0, FILE_LENGTH.into()),
+            "/part" => return self.file(5, 20_000),
+            "/mixed" => Body::source(Mixed { file: self.file.clone(), left: 3 }, None),
+            "/failing" => Body::source(Failing(false), None),
+            "/short" => Body::source(Mixed { file: self.file.clone(), left: 1 }, Some(9_000_000)),
+            "/panics" => panic!("on purpose"),
+            "/empty" => Body::empty(),
+            "/none" => return Response::new(StatusCode::NO_CONTENT),
+            "/later" => {
+                let (response, responder) = Response::later();
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(20));
+                    responder.respond(Response::text(StatusCode::OK, "at last\n"));
+                });
+                return response;
+            }
+            "/pushed" => {
+                let (body, mut writer) = Body::writer(None);
+                std::thread::spawn(move || {
+                    for number in 0..3 {
+                        std::thread::sleep(Duration::from_millis(20));
+                        writer.write_all(&vec![b'0' + number; 100_000]).unwrap();
+                        writer.flush().unwrap();
+                    }
+                    writer.finish().unwrap();
+                });
+                body
+            }
+            "/events" => {
+                let (response, events) = Response::events(EventOptions::default());
+                std::thread::spawn(move || {
+                    for number in 0..3 {
+                        std::thread::sleep(Duration::from_millis(20));
+                        assert!(events.send(&Event::new(number.to_string())).is_accepted());
+                    }
+                });
+                return response;
+            }
+            "/hints" => {
+                assert!(request.informational(StatusCode::EARLY_HINTS, &[]).unwrap());
+                Body::bytes("hinted\n")
+            }
+            "/echo" => {
+                let mut received = Vec::new();
+                request.body().read_to_end(&mut received).unwrap();
+                Body::bytes(received)
+            }
+            "/ignore" => Body::bytes("ignored\n"),
+            _ => return self.site.handle(request),
+        };
+        Response::new(StatusCode::OK).body(body)
+    }
+}
+
+impl Answers {
+    fn file(&self, offset: u64, length: u64) -> Response {
+        Response::new(StatusCode::OK).body(Body::file(FileRange { file: self.file.clone(), offset, length }))
+    }
+}
+
+struct Running {
+    handle: ServerHandle,
+    address: SocketAddr,
+    folder: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(driver: DriverChoice) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), content(FILE_LENGTH)).unwrap();
+        std::fs::write(folder.path().join("text.txt"), "0123456789").unwrap();
+        let answers = Answers {
+            file: Arc::new(File::open(folder.path().join("file")).unwrap()),
+            prepared: Arc::new(Prepared::new(StatusCode::OK, &[], "from memory\n".into())),
+            site: files::Site::open(folder.path(), files::SiteOptions::default()).unwrap(),
+        };
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let pairs = vec![PemPair { cert: made.cert.pem(), key: made.signing_key.serialize_pem().into() }];
+        let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
+        let limits = Limits { body_max: 64 << 20, ..Limits::default() };
+        let server = Server::builder(answers)
+            .listen(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
+            .tls(Arc::new(acceptor))
+            .driver(driver)
+            .limits(limits)
+            .http2(true)
+            .build()
+            .unwrap();
+        let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("not TCP") };
+        Self { handle: server.spawn().unwrap(), address, folder }
+    }
+
+    /// What curl prints with these arguments; `{}` is the server's URL. Its status is that of the last transfer.
+    fn curl(&self, arguments: &[&str]) -> (bool, Vec<u8>) {
+        let url = format!("https://{}", self.address);
+        let out = Command::new("curl")
+            .args(["-sk", "--http2", "--max-time", "60"])
+            .args(arguments.iter().map(|argument| argument.replace("{}", &url)))
+            .output()
+            .unwrap();
+        (out.status.success(), out.stdout)
+    }
+
+    fn get(&self, path: &str) -> Vec<u8> {
+        let (ok, body) = self.curl(&[&format!("{{}}{path}")]);
+        assert!(ok, "{path}");
+        body
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.handle.shutdown(Duration::from_secs(5));
+    }
+}
+
+const DRIVERS: [DriverChoice; 2] = [DriverChoice::Epoll, DriverChoice::Uring];
+
+fn on_both_drivers(test: impl Fn(&Running)) {
+    for driver in DRIVERS {
+        test(&Running::start(driver));
+    }
+}
+
+#[test]
+fn every_kind_of_answer_arrives_whole() {
+    on_both_drivers(|server| {
+        assert_eq!(server.get("/version"), format!("HTTP/2.0 Some(\"{}\")", server.address).into_bytes());
+        assert_eq!(server.get("/inline"), b"from memory\n");
+        assert_eq!(server.get("/small"), b"small\n");
+        assert_eq!(server.get("/later"), b"at last\n");
+        assert_eq!(server.get("/hints"), b"hinted\n");
+        assert_eq!(server.get("/empty"), b"");
+        assert_eq!(server.get("/none"), b"");
+        assert_eq!(server.get("/events"), b"data: 0\n\ndata: 1\n\ndata: 2\n\n");
+        let pushed: Vec<u8> = (0..300_000).map(|at| b'0' + (at / 100_000) as u8).collect();
+        assert!(server.get("/pushed") == pushed);
+        for path in ["/large", "/file", "/inline-file"] {
+            assert!(server.get(path) == content(FILE_LENGTH), "{path}");
+        }
+        assert!(server.get("/part") == content(FILE_LENGTH)[5..20_005]);
+        let one = [b"<frame>", &content(FILE_LENGTH)[1000..1_501_000], b"</frame>"].concat();
+        assert!(server.get("/mixed") == one.repeat(3));
+    });
+}
+
+#[test]
+fn heads_ranges_and_conditions_are_those_of_http_1() {
+    on_both_drivers(|server| {
+        let (_, head) = server.curl(&["-I", "{}/file"]);
+        let head = String::from_utf8(head).unwrap();
+        assert!(head.starts_with("HTTP/2 200") && head.contains("content-length: 3000000"), "{head}");
+        let (_, part) = server.curl(&["-r", "2-4", "-w", "%{http_code} %{http_version}", "{}/text.txt"]);
+        assert_eq!(part, b"234206 2");
+        let (_, etag) = server.curl(&["-o", "/dev/null", "-w", "%header{etag}", "{}/text.txt"]);
+        let condition = format!("if-none-match: {}", String::from_utf8(etag).unwrap());
+        let (_, code) = server.curl(&["-H", &condition, "-w", "%{http_code}", "{}/text.txt"]);
+        assert_eq!(code, b"304");
+        let (_, code) = server.curl(&["-w", "%{http_code}", "-o", "/dev/null", "{}/missing"]);
+        assert_eq!(code, b"404");
+        let (_, trailers) = server.curl(&["-D", "-", "-o", "/dev/null", "{}/mixed"]);
+        assert!(String::from_utf8(trailers).unwrap().contains("x-end: reached"));
+    });
+}
+
+#[test]
+fn an_incomplete_answer_does_not_end_cleanly() {
+    on_both_drivers(|server| {
+        assert!(!server.curl(&["{}/failing"]).0);
+        assert!(!server.curl(&["{}/short"]).0);
+        let (ok, body) = server.curl(&["-w", "%{http_code}", "{}/panics"]);
+        assert!(ok && body.ends_with(b"500"), "{body:?}");
+        // Others on the same connection are not harmed.
+        let (_, body) = server.curl(&["{}/failing", "{}/small"]);
+        assert!(body.ends_with(b"small\n"));
+    });
+}
+
+#[test]
+fn request_bodies_arrive_whole() {
+    on_both_drivers(|server| {
+        for length in [0, 1, 16_384, 300_000, 3_000_000, 20_000_000] {
+            let path = server.folder.path().join("upload");
+            std::fs::write(&path, content(length)).unwrap();
+            let data = format!("@{}", path.display());
+            let (ok, body) = server.curl(&["--data-binary", &data, "{}/echo"]);
+            assert!(ok && body == content(length), "{length} bytes");
+            // Without a length.
+            let (ok, body) = server.curl(&["-T", "-", "{}/echo"]);
+            assert!(ok && body.is_empty());
+            let expecting = ["-H", "expect: 100-continue", "--data-binary", &data, "{}/echo"];
+            let (ok, body) = server.curl(&expecting);
+            assert!(ok && body == content(length), "{length} bytes, expecting 100");
+            if length <= 3_000_000 {
+                // More than is discarded of it, this curl would go on to send.
+                let (ok, body) = server.curl(&["--data-binary", &data, "{}/ignore"]);
+                assert!(ok && body == b"ignored\n", "{length} bytes, not read");
+            }
+        }
+    });
+}
+
+#[test]
+fn many_streams_share_a_connection() {
+    on_both_drivers(|server| {
+        let folder = server.folder.path().display().to_string();
+        let output = format!("{folder}/out#1");
+        let urls = "{}/file?[1-40]";
+        let (ok, codes) = server.curl(&["-Z", "--parallel-max", "40", "-w", "%{num_connects}", "-o", &output, urls]);
+        assert!(ok);
+        assert!(codes.iter().filter(|&&byte| byte == b'1').count() <= 2, "{codes:?}");
+        for number in 1..=40 {
+            assert!(std::fs::read(format!("{folder}/out{number}")).unwrap() == content(FILE_LENGTH), "{number}");
+        }
+    });
+}
+
+#[test]
+fn http_1_is_spoken_where_http_2_is_not_offered_or_not_wanted() {
+    let server = Running::start(DriverChoice::Auto);
+    let (_, version) = server.curl(&["--http1.1", "-w", "%{http_version}", "{}/inline"]);
+    assert_eq!(version, b"from memory\n1.1");
+}
