@@ -5,17 +5,23 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use narval_store::open_in_folder;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::bucket::BucketSigner;
+use crate::bucket::credentials::Environment;
 use crate::codings::CODINGS;
-use narval_client::{Client, ClientOptions};
+use narval_client::{Buckets, Client, ClientOptions};
 
-/// A client for binary caches: it decodes the content codings that they use, and answers for `file://` caches.
+/// A client for binary caches: it decodes the content codings that they use, and answers for `file://` caches. Requests to
+/// buckets (`s3://`) are signed with the credentials that this process' environment leads to, unless `options` says how.
 pub fn client(options: ClientOptions) -> Client {
-    Client::new(ClientOptions { codings: CODINGS, open_file: Some(open_file), ..options })
+    let of_process = || Arc::new(BucketSigner::new(Environment::of_process())) as Arc<dyn Buckets>;
+    let buckets = options.buckets.clone().unwrap_or_else(of_process);
+    Client::new(ClientOptions { codings: CODINGS, open_file: Some(open_file), buckets: Some(buckets), ..options })
 }
 
 /// Opens a file below a folder, and nowhere else.

@@ -1,6 +1,6 @@
 //! Binary caches as places that store paths are taken from, and written to.
 //!
-//! A [`Cache`] is one of them, reached over HTTP or as a folder (`file://`); [`Caches`] are those of one run, ordered by
+//! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`, [`bucket`]); [`Caches`] are those of one run, ordered by
 //! priority. [`Caches::find`] asks the best first, the next one too when that takes long, and none that keeps failing. What it
 //! returns has passed the trust rule: a signature of a trusted key, or a path that its own contents determine. [`decode`] has
 //! the decoders for the compressions of NARs. [`CacheFolder`] is a cache in a folder, read and written. [`client()`] makes the HTTP client that all of it is reached with.
@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod breaker;
+pub mod bucket;
 mod cache;
 mod client;
 mod codings;

@@ -8,6 +8,7 @@ use rustls::ClientConfig;
 
 use super::auth::Credentials;
 use super::body::Body;
+use super::bucket::{Buckets, Extra};
 use super::coding::{Codings, names};
 use super::connection::{Connection, Dial};
 use super::file::{self, OpenFile};
@@ -32,6 +33,8 @@ pub enum Method {
     Post,
     /// Stores a file.
     Put,
+    /// Removes a file.
+    Delete,
 }
 
 impl Method {
@@ -41,6 +44,7 @@ impl Method {
             Self::Head => "HEAD",
             Self::Post => "POST",
             Self::Put => "PUT",
+            Self::Delete => "DELETE",
         }
     }
 }
@@ -60,12 +64,22 @@ pub struct Request<'a> {
     pub if_range: Option<&'a str>,
     /// Whether the answer may have a content coding.
     pub accepts_coding: bool,
+    /// What else it has.
+    pub extra: Extra<'a>,
 }
 
 impl<'a> Request<'a> {
     /// A plain GET of the bytes as they are stored.
     pub const fn get(url: &'a Url) -> Self {
-        Self { method: Method::Get, url, body: &[], from: 0, if_range: None, accepts_coding: false }
+        Self {
+            method: Method::Get,
+            url,
+            body: &[],
+            from: 0,
+            if_range: None,
+            accepts_coding: false,
+            extra: Extra { fields: &[], query: &[], is_signed: false },
+        }
     }
 }
 
@@ -99,6 +113,8 @@ pub struct ClientOptions {
     pub codings: Codings,
     /// Opens the files of `file://` URLs. If `None`, requests for them fail.
     pub open_file: Option<OpenFile>,
+    /// Signs the requests for `s3://` URLs. If `None`, requests for them fail.
+    pub buckets: Option<Arc<dyn Buckets>>,
 }
 
 impl Default for ClientOptions {
@@ -114,6 +130,7 @@ impl Default for ClientOptions {
             offline: false,
             codings: Codings::default(),
             open_file: None,
+            buckets: None,
         }
     }
 }
@@ -132,6 +149,10 @@ impl Client {
     pub fn new(options: ClientOptions) -> Self {
         let pool = Pool::new(options.connections_max);
         Self { options, pool, tls: OnceLock::new(), requests: AtomicU64::new(0), connections: AtomicU64::new(0) }
+    }
+
+    pub(crate) const fn options(&self) -> &ClientOptions {
+        &self.options
     }
 
     /// The retry policy.
@@ -161,13 +182,16 @@ impl Client {
 
     /// Sends a request and follows redirects. Any other status is a response, not an error.
     pub fn send(&self, request: &Request<'_>) -> Result<Response, HttpError> {
+        if request.url.scheme() == Scheme::S3 {
+            return self.send_to_bucket(request);
+        }
         let mut url = request.url.clone();
         for _ in 0..=REDIRECTS_MAX {
             let response = self.send_once(&Request { url: &url, ..request.clone() })?;
             if !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
                 return Ok(response);
             }
-            if matches!(request.method, Method::Put | Method::Post) {
+            if matches!(request.method, Method::Put | Method::Post | Method::Delete) {
                 return Err(HttpError::Redirect("what was to be sent is not sent elsewhere"));
             }
             let location = response.head.field("location").ok_or(HttpError::Redirect("it names no Location"))?;
@@ -181,7 +205,8 @@ impl Client {
         Err(HttpError::Redirect("more than 10 in a row"))
     }
 
-    fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
+    /// One request over HTTP or for a local file, without redirects.
+    pub(crate) fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         if request.url.scheme() == Scheme::File {
             return file::answer(request, self.options.open_file);
         }
@@ -247,7 +272,7 @@ impl Client {
 
     fn render(&self, request: &Request<'_>, proxy: Option<&Proxy>) -> Vec<u8> {
         let coding = if request.accepts_coding { self.options.codings.accepted } else { "identity" };
-        let mut head = self.render_head(request.method, request.url, coding, proxy);
+        let mut head = self.render_head(request.method, request.url, coding, proxy, request.extra);
         if request.from > 0 {
             head.push_str(&format!("Range: bytes={}-\r\n", request.from));
             if let Some(tag) = request.if_range {
@@ -264,7 +289,14 @@ impl Client {
     }
 
     /// The request line and the fields that every request has.
-    pub(crate) fn render_head(&self, method: Method, url: &Url, coding: &str, proxy: Option<&Proxy>) -> String {
+    pub(crate) fn render_head(
+        &self,
+        method: Method,
+        url: &Url,
+        coding: &str,
+        proxy: Option<&Proxy>,
+        extra: Extra<'_>,
+    ) -> String {
         let origin = url.origin();
         let plain_proxy = proxy.filter(|_| origin.scheme == Scheme::Http);
         let target = if plain_proxy.is_some() { format!("{origin}{}", url.target()) } else { url.target() };
@@ -274,7 +306,12 @@ impl Client {
         if let Some(authorization) = plain_proxy.and_then(|proxy| proxy.authorization.as_ref()) {
             head.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
         }
-        for (name, value) in self.options.credentials.lines_for(origin) {
+        if !extra.is_signed {
+            for (name, value) in self.options.credentials.lines_for(origin) {
+                head.push_str(&format!("{name}: {value}\r\n"));
+            }
+        }
+        for (name, value) in extra.fields {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
         head

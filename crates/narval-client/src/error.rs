@@ -75,6 +75,18 @@ pub enum HttpError {
         /// From `Retry-After`.
         retry_after: Option<Duration>,
     },
+    /// A bucket (`s3://`) did not answer the question.
+    #[error("{message}")]
+    Bucket {
+        /// The status code; 0 where there was no answer.
+        status: u16,
+        /// What the bucket answered, and what to do.
+        message: String,
+        /// From `Retry-After`.
+        retry_after: Option<Duration>,
+        /// Whether another attempt can help.
+        is_retryable: bool,
+    },
     /// A redirect that must not, or cannot, be followed.
     #[error("redirect refused: {0}")]
     Redirect(&'static str),
@@ -124,26 +136,28 @@ impl HttpError {
                 other => *other >= 500,
             },
             Self::Malformed(_) => true,
+            Self::Bucket { is_retryable, .. } => *is_retryable,
             _ => false,
         }
     }
 
-    /// Whether credentials are missing or wrong (401, 407), which does not mean that the file is absent.
+    /// Whether credentials are missing or wrong (401, 407), which does not mean that the file is absent. A bucket's refusals
+    /// count as well: they are about credentials, or about the address.
     pub const fn is_auth(&self) -> bool {
-        matches!(self, Self::Status { status: 401 | 407, .. })
+        matches!(self, Self::Status { status: 401 | 407, .. } | Self::Bucket { is_retryable: false, .. })
     }
 
     /// How long the server asks to be left alone.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Status { retry_after, .. } => *retry_after,
+            Self::Status { retry_after, .. } | Self::Bucket { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
 
     /// Whether the server is overloaded (429, 503): a longer base for the back-off.
     pub const fn is_overload(&self) -> bool {
-        matches!(self, Self::Status { status: 429 | 503, .. })
+        matches!(self, Self::Status { status: 429 | 503, .. } | Self::Bucket { status: 429 | 503, .. })
     }
 
     /// A socket error: a timeout is told from a broken connection.

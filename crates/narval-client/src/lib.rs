@@ -8,6 +8,7 @@
 //! - [`ResumingBody`] reads a large file, and continues where a connection broke.
 //! - [`Client::upload`] sends a body, from memory or from a file.
 //!
+//! Requests for `s3://` URLs are signed by what [`ClientOptions`] names for it.
 //! `file://` URLs are answered as a server would, and content codings are decoded, if [`ClientOptions`] says how: the
 //! client has no decoders of its own.
 //!
@@ -45,6 +46,7 @@
 
 mod auth;
 mod body;
+mod bucket;
 mod client;
 mod coding;
 mod connect;
@@ -62,6 +64,7 @@ mod url;
 
 pub use auth::{Credentials, Netrc};
 pub use body::Body;
+pub use bucket::{Buckets, Extra};
 pub use client::{Client, ClientOptions, Method, Request, Response};
 pub use coding::{Codings, DecoderOf};
 pub use connect::ATTEMPT_DELAY;

@@ -63,7 +63,7 @@ impl Proxies {
         let address = match origin.scheme {
             Scheme::Http => &self.http,
             Scheme::Https => &self.https,
-            Scheme::File => return Ok(None),
+            Scheme::File | Scheme::S3 => return Ok(None),
         };
         let Some(address) = address else { return Ok(None) };
         if self.exceptions.iter().any(|exception| matches_exception(exception, origin)) {

@@ -1,11 +1,13 @@
 //! Requests that carry a body: sent from memory or from a file, and again from the start when a connection breaks.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::body::Body;
+use super::bucket::Extra;
 use super::client::{Client, Method};
 use super::connection::Connection;
 use super::head::Head;
@@ -31,6 +33,8 @@ pub struct Upload<'a> {
     pub url: &'a Url,
     /// `Content-Type`.
     pub content_type: &'a str,
+    /// What else it has.
+    pub extra: Extra<'a>,
     /// The body.
     pub payload: Payload<'a>,
     /// Called with the number of bytes after each piece that was sent.
@@ -46,6 +50,8 @@ pub enum Payload<'a> {
     Bytes(&'a [u8]),
     /// The first bytes of a file, so many.
     File(&'a File, u64),
+    /// A section of a file: where it begins, and its length in bytes.
+    Section(&'a File, u64, u64),
 }
 
 impl Payload<'_> {
@@ -53,7 +59,7 @@ impl Payload<'_> {
     pub const fn len(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
-            Self::File(_, len) => *len,
+            Self::File(_, len) | Self::Section(_, _, len) => *len,
         }
     }
 
@@ -87,14 +93,27 @@ impl Client {
         })
     }
 
+    fn upload_to_bucket(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
+        let url = self.sign(upload.method, upload.url, upload.extra)?;
+        let extra = Extra { is_signed: true, ..upload.extra };
+        let mut answer = self.upload_once(&Upload { url: &url, extra, ..*upload })?;
+        if !matches!(answer.head.status, 200..=299) {
+            answer.head = Head::local(self.bucket_refusal(upload.url, &answer.head, &answer.body)?);
+        }
+        Ok(answer)
+    }
+
     fn upload_once(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
         if self.is_offline() || upload.url.scheme() == Scheme::File {
             return Err(HttpError::Offline);
         }
+        if upload.url.scheme() == Scheme::S3 {
+            return self.upload_to_bucket(upload);
+        }
         let origin = upload.url.origin();
         let proxy = self.find_proxy(origin)?;
         let expects = upload.payload.len() >= EXPECT_LEN_MIN;
-        let mut head = self.render_head(upload.method, upload.url, "identity", proxy.as_ref());
+        let mut head = self.render_head(upload.method, upload.url, "identity", proxy.as_ref(), upload.extra);
         head.push_str(&format!("Content-Type: {}\r\n", upload.content_type));
         head.push_str(&format!("Content-Length: {}\r\n", upload.payload.len()));
         head.push_str(if expects { "Expect: 100-continue\r\n\r\n" } else { "\r\n" });
@@ -176,18 +195,27 @@ fn send_payload(connection: &mut Connection, upload: &Upload<'_>) -> Result<(), 
                 (upload.on_sent)(piece.len() as u64);
             }
         }
-        Payload::File(file, len) => {
-            let (mut at, mut buffer) = (0, vec![0; BUFFER_LEN]);
-            while at < len {
-                let wanted = usize::try_from(len - at).unwrap_or(usize::MAX).min(BUFFER_LEN);
-                let piece = buffer.get_mut(..wanted).unwrap_or_default();
-                let read = file.read_exact_at(piece, at);
-                read.map_err(|source| HttpError::File { path: "what is to be sent".into(), source })?;
-                connection.send(piece)?;
-                (upload.on_sent)(piece.len() as u64);
-                at += wanted as u64;
-            }
-        }
+        Payload::File(file, len) => send_file(connection, upload, file, 0..len)?,
+        Payload::Section(file, start, len) => send_file(connection, upload, file, start..start.saturating_add(len))?,
+    }
+    Ok(())
+}
+
+fn send_file(
+    connection: &mut Connection,
+    upload: &Upload<'_>,
+    file: &File,
+    mut range: Range<u64>,
+) -> Result<(), HttpError> {
+    let mut buffer = vec![0; BUFFER_LEN];
+    while !range.is_empty() {
+        let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(BUFFER_LEN);
+        let piece = buffer.get_mut(..wanted).unwrap_or_default();
+        let read = file.read_exact_at(piece, range.start);
+        read.map_err(|source| HttpError::File { path: "what is to be sent".into(), source })?;
+        connection.send(piece)?;
+        (upload.on_sent)(piece.len() as u64);
+        range.start += wanted as u64;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
-//! Addresses of caches and of what lies in them: `http://`, `https://` and `file://`, and relative references as
+//! Addresses of caches and of what lies in them: `http://`, `https://`, `s3://` and `file://`, and relative references as
 //! narinfo `URL:` fields and `Location:` headers hold them (RFC 3986 section 5, without fragments).
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,6 +19,8 @@ pub enum Scheme {
     Https,
     /// A folder of this machine.
     File,
+    /// A bucket of an object store. The query says how it is reached, and is kept by what lies below.
+    S3,
 }
 
 impl Scheme {
@@ -27,12 +30,15 @@ impl Scheme {
             Self::Http => "http",
             Self::Https => "https",
             Self::File => "file",
+            Self::S3 => "s3",
         }
     }
 
     /// Schemes are compared without regard to case.
     fn from_name(name: &str) -> Option<Self> {
-        [Self::Http, Self::Https, Self::File].into_iter().find(|scheme| name.eq_ignore_ascii_case(scheme.name()))
+        [Self::Http, Self::Https, Self::File, Self::S3]
+            .into_iter()
+            .find(|scheme| name.eq_ignore_ascii_case(scheme.name()))
     }
 
     const fn default_port(self) -> u16 {
@@ -101,7 +107,7 @@ struct Folder {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UrlError {
     /// Another scheme, or none.
-    #[error("'{0}' is not a cache address: use http://, https:// or file://")]
+    #[error("'{0}' is not a cache address: use http://, https://, s3:// or file://")]
     Scheme(String),
     /// No host where one is needed, or an impossible one.
     #[error("'{0}' has no valid host")]
@@ -112,10 +118,10 @@ pub enum UrlError {
     /// Control characters or blanks.
     #[error("the address holds a blank or a control character")]
     Character,
-    /// What came over the network names a file of this machine.
-    #[error("'{0}' names a local file, and only http:// and https:// may be named over the network")]
+    /// What came over the network names a file of this machine, or a bucket that is read with its credentials.
+    #[error("'{0}' names a local file or a bucket, and only http:// and https:// may be named over the network")]
     Local(String),
-    /// What lies in a folder names something elsewhere.
+    /// What lies in a folder or a bucket names something elsewhere.
     #[error("'{0}' does not name a file below the folder of the cache")]
     Outside(String),
     /// Longer than [`URL_LEN_MAX`].
@@ -168,6 +174,8 @@ impl Url {
     fn from_network(mut url: url::Url, text: &str) -> Result<Self, UrlError> {
         let scheme = match Scheme::from_name(url.scheme()) {
             Some(Scheme::File) => return Err(UrlError::Local(redacted(text))),
+            // Where a bucket is reached is said by `endpoint=`.
+            Some(Scheme::S3) if url.port().is_some() => return Err(UrlError::Port(redacted(text))),
             Some(scheme) => scheme,
             None => return Err(UrlError::Scheme(redacted(text))),
         };
@@ -191,8 +199,8 @@ impl Url {
     /// Resolves a reference against this URL as RFC 3986 does: relative to the folder that holds it.
     ///
     /// # Errors
-    /// [`UrlError::Local`] when a reference that came over the network leads to a `file` URL, and [`UrlError::Outside`] when
-    /// one that lies in a folder is anything but a relative path. That such a path stays below the folder, symlinks
+    /// [`UrlError::Local`] when a reference that came over the network leads to a `file` or `s3` URL, and
+    /// [`UrlError::Outside`] when one that lies in a folder or a bucket is anything but a relative path. That such a path stays below the folder, symlinks
     /// included, is checked when it is opened.
     pub fn join(&self, reference: &str) -> Result<Self, UrlError> {
         check_characters(reference)?;
@@ -201,11 +209,18 @@ impl Url {
                 let folder = folder.join(reference).ok_or_else(|| UrlError::Outside(redacted(reference)))?;
                 Ok(Self { origin: self.origin.clone(), place: Place::Folder(folder) })
             }
+            Place::Network(url) if self.scheme() == Scheme::S3 => {
+                let joined = join_in_bucket(url, reference).ok_or_else(|| UrlError::Outside(redacted(reference)))?;
+                Ok(Self { origin: self.origin.clone(), place: Place::Network(joined) })
+            }
             Place::Network(url) => {
                 let mut base = url.clone();
                 base.set_query(None);
                 let joined = base.join(reference).map_err(|error| network_error(error, reference))?;
-                Self::from_network(joined, reference)
+                match Self::from_network(joined, reference)? {
+                    bucket if bucket.scheme() == Scheme::S3 => Err(UrlError::Local(redacted(reference))),
+                    url => Ok(url),
+                }
             }
         }
     }
@@ -237,7 +252,13 @@ impl Url {
         self.origin.scheme
     }
 
-    /// The path, percent-encoded. Starts with `/`.
+    /// The bucket of an `s3` URL, and the key of the object in it, decoded.
+    pub fn bucket_and_key(&self) -> (&str, Cow<'_, str>) {
+        let key = self.path().strip_prefix('/').unwrap_or_default();
+        (&self.origin.host, percent_decode_str(key).decode_utf8_lossy())
+    }
+
+    /// The path, percent-encoded. Starts with `/`; that of a bucket may be empty.
     fn path(&self) -> &str {
         match &self.place {
             Place::Network(url) => url.path(),
@@ -342,6 +363,23 @@ fn network_error(error: url::ParseError, text: &str) -> UrlError {
         url::ParseError::InvalidPort => UrlError::Port(redacted(text)),
         _ => UrlError::Host(redacted(text)),
     }
+}
+
+/// Resolves a relative reference to what lies below the folder that holds `base`, in the same bucket. The base's query says
+/// how to reach the bucket, and stays.
+fn join_in_bucket(base: &url::Url, reference: &str) -> Option<url::Url> {
+    if reference.starts_with('/') {
+        return None;
+    }
+    let mut joined = base.join(reference).ok()?;
+    let folder = base.path().rfind('/').map_or("/", |slash| &base.path()[..=slash]);
+    let same_bucket = (joined.scheme(), joined.host(), joined.port()) == (base.scheme(), base.host(), base.port());
+    if !same_bucket || !joined.path().starts_with(folder) {
+        return None;
+    }
+    joined.set_query(base.query());
+    joined.set_fragment(None);
+    Some(joined)
 }
 
 /// The text without its query and what stands before an `@`, for messages.
@@ -462,6 +500,22 @@ mod tests {
         }
         let nar = folder.child("nar/x%2Bz.nar").unwrap();
         assert_eq!(nar.folder_and_below(), ("/a/link/../cache/".into(), "nar/x+z.nar".into()));
+    }
+
+    #[test]
+    fn what_lies_in_a_bucket_stays_in_it() {
+        let bucket = Url::parse("s3://cache/a%20b?region=x&endpoint=y").unwrap();
+        assert_eq!(bucket.to_string(), "s3://cache/a%20b");
+        let nar = bucket.child("nar/x.nar?q#f").unwrap();
+        assert_eq!(nar.bucket_and_key(), ("cache", "a b/nar/x.nar".into()));
+        assert_eq!(nar.query_value("endpoint").as_deref(), Some("y"));
+        for outside in ["s3://other/x", "https://h/x", "/x", "//other/x", "../x", "..", "file:///x"] {
+            assert_eq!(bucket.child(outside), Err(UrlError::Outside(outside.to_owned())), "{outside}");
+        }
+        assert_eq!(Url::parse("s3://cache").unwrap().child("x").unwrap().bucket_and_key(), ("cache", "x".into()));
+        assert!(matches!(Url::parse("s3:///x"), Err(UrlError::Host(_))));
+        let remote = Url::parse("https://h").unwrap();
+        assert!(matches!(remote.child("s3://cache/x"), Err(UrlError::Local(_))));
     }
 
     #[test]

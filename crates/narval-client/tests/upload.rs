@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use narval_client::{Answer, Client, ClientOptions, HttpError, Method, Payload, RetryPolicy, Upload, Url};
+use narval_client::{Answer, Client, ClientOptions, Extra, HttpError, Method, Payload, RetryPolicy, Upload, Url};
 
 const LARGE: usize = 4_000_000;
 
@@ -54,8 +54,15 @@ fn put(url: &Url, payload: Payload<'_>) -> (Result<Answer, HttpError>, u64) {
     let on_sent = |len| {
         sent.fetch_add(len, Ordering::Relaxed);
     };
-    let upload =
-        Upload { method: Method::Put, url, content_type: "a/b", payload, on_sent: &on_sent, answer_len_max: 100 };
+    let upload = Upload {
+        method: Method::Put,
+        url,
+        content_type: "a/b",
+        extra: Extra::default(),
+        payload,
+        on_sent: &on_sent,
+        answer_len_max: 100,
+    };
     let answer = client().upload(&upload);
     (answer, sent.into_inner())
 }

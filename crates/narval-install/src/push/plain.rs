@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use narval_cache::encode::{Encoding, write_nar};
 use narval_client::Payload;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
-use narval_nix::{NarInfo, SecretKey, StorePath};
+use narval_nix::{NarInfo, SecretKey, Sha256, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
 use super::server::Server;
@@ -78,7 +78,7 @@ impl Sink for PlainCache<'_> {
         let (file_hash, file_size) = spool.finish();
         narinfo.url = format!("nar/{}.nar{}", file_hash.to_nix32(), narinfo.compression.file_extension());
         (narinfo.file_hash, narinfo.file_size) = (Some(file_hash.into()), Some(file_size));
-        let sent = self.send(&narinfo, spool.payload());
+        let sent = self.send(&narinfo, (spool.payload(), file_hash));
         sent.map(|()| narinfo).map_err(TransferError::Sink)
     }
 
@@ -86,7 +86,7 @@ impl Sink for PlainCache<'_> {
         for narinfo in put {
             let url = self.server.url.child(&format!("{}.narinfo", narinfo.path.hash_part()))?;
             let text = narinfo.render(&self.server.store_dir);
-            self.server.put(&url, "text/x-nix-narinfo", Payload::Bytes(text.as_bytes()), &|_| {})?;
+            self.server.put_text(&url, "text/x-nix-narinfo", &text)?;
         }
         Ok(Vec::new())
     }
@@ -103,7 +103,7 @@ impl PlainCache<'_> {
     }
 
     /// Sends the file, unless the cache has it.
-    fn send(&self, narinfo: &NarInfo, payload: Payload<'_>) -> Result<(), Error> {
+    fn send(&self, narinfo: &NarInfo, payload: (Payload<'_>, Sha256)) -> Result<(), Error> {
         let url = self.server.url.child(&narinfo.url)?;
         if self.server.has(&url)? {
             return Ok(());

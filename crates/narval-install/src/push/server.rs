@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use narval_cache::CacheError;
-use narval_client::{Answer, Client, Method, Payload, Request, Upload, Url};
+use narval_cache::bucket::{PutError, put_object};
+use narval_client::{Answer, Client, Extra, Method, Payload, Request, Scheme, Upload, Url};
 use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
-use narval_nix::{CacheInfo, StoreDir};
+use narval_nix::{CacheInfo, Sha256, StoreDir};
 
 use crate::Error;
 
@@ -16,7 +17,7 @@ const MESSAGE_LEN_MAX: usize = 1024;
 /// The longest answer that is read where a message is all that can come.
 pub(super) const ANSWER_LEN_MAX: u64 = 64 * 1024;
 
-/// A cache behind HTTP.
+/// A cache behind HTTP, or in a bucket.
 pub(super) struct Server {
     pub(super) url: Url,
     pub(super) client: Arc<Client>,
@@ -49,7 +50,7 @@ impl Server {
         let refused = |reason: String| CacheError::Refused { cache: self.url.to_string(), reason };
         let Some(text) = answer.map_err(|error| self.fetch_error("nix-cache-info", error))? else {
             let text = format!("StoreDir: {}\n", self.store_dir);
-            self.put(&url, "text/x-nix-cache-info", Payload::Bytes(text.as_bytes()), &|_| {})?;
+            self.put_text(&url, "text/x-nix-cache-info", &text)?;
             return Ok(None);
         };
         let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
@@ -70,22 +71,34 @@ impl Server {
         Ok(answer.map_err(|error| self.fetch_error(&url.target(), error))?.is_some())
     }
 
-    /// Stores a file.
+    /// Stores a file, whose hash is given.
     pub(super) fn put(
         &self,
         url: &Url,
         content_type: &str,
-        payload: Payload<'_>,
+        (payload, hash): (Payload<'_>, Sha256),
         on_sent: &(dyn Fn(u64) + Sync),
     ) -> Result<(), Error> {
+        if url.scheme() == Scheme::S3 {
+            let stored = put_object(&self.client, url, content_type, (payload, hash), on_sent);
+            return stored.map_err(|source| match source {
+                PutError::Http(error) => self.fetch_error(&url.to_string(), error).into(),
+                error => CacheError::Refused { cache: self.url.to_string(), reason: error.to_string() }.into(),
+            });
+        }
         let sent = Sent { method: Method::Put, url, content_type, payload, answer_len_max: ANSWER_LEN_MAX };
         self.accepted(url, self.send(&sent, on_sent)?).map(drop)
+    }
+
+    /// Stores a small file.
+    pub(super) fn put_text(&self, url: &Url, content_type: &str, text: &str) -> Result<(), Error> {
+        self.put(url, content_type, (Payload::Bytes(text.as_bytes()), Sha256::of(text.as_bytes())), &|_| {})
     }
 
     /// Sends a body: the answer, whatever its status is.
     pub(super) fn send(&self, sent: &Sent<'_>, on_sent: &(dyn Fn(u64) + Sync)) -> Result<Answer, Error> {
         let &Sent { method, url, content_type, payload, answer_len_max } = sent;
-        let upload = Upload { method, url, content_type, payload, on_sent, answer_len_max };
+        let upload = Upload { method, url, content_type, extra: Extra::default(), payload, on_sent, answer_len_max };
         self.client.upload(&upload).map_err(|error| self.fetch_error(&url.target(), error).into())
     }
 

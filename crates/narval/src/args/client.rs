@@ -97,7 +97,7 @@ fn default_root() -> Result<PathBuf, Failure> {
 /// The caches to use.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Binary cache: an http://, https:// or file:// URL. Repeatable; caches are asked by priority [default: those of
+    /// Binary cache: an http://, https://, s3:// or file:// URL. Repeatable; caches are asked by priority [default: those of
     /// nix.conf, otherwise cache.nixos.org]
     #[arg(
         long,

@@ -20,7 +20,7 @@ const TOKEN_LEN_MAX: u64 = 64 * 1024;
 /// What the commands that push have in common.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PushArgs {
-    /// Cache to push to: an http://, https:// or file:// URL. Repeatable
+    /// Cache to push to: an http://, https://, s3:// or file:// URL. Repeatable
     #[arg(long, value_name = "URL", required = true)]
     pub to: Vec<String>,
     /// File with a token, sent as `Authorization: Bearer`

@@ -40,6 +40,7 @@ const EXAMPLES: &str = "\
 Examples:
   narval push ./result --to http://cache:5000 --token-file token
   narval push ./result --to file:///srv/cache --sign-key cache.sec
+  narval push ./result --to 's3://cache?region=eu-west-1' --sign-key cache.sec
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the store,
 4 verification failed, 5 network or credentials, 6 no space, 7 locked,

@@ -32,7 +32,7 @@ const PUBLIC_KEY: &str = "PublicKey";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The cache: an http://, https:// or file:// URL
+    /// The cache: an http://, https://, s3:// or file:// URL
     #[arg(value_name = "URL")]
     url: String,
     /// Public key of its signatures [default: what the cache tells]. Repeatable

@@ -73,7 +73,7 @@ pub(super) fn is_safe(url: &Url) -> bool {
             let host = url.origin().host.trim_matches(['[', ']']);
             host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
         }
-        Scheme::File => false,
+        Scheme::File | Scheme::S3 => false,
     }
 }
 

@@ -1,0 +1,17 @@
+//! Buckets: binary caches in an object store that speaks S3 (`s3://bucket/prefix?region=…&endpoint=…`).
+//!
+//! The layout is that of every binary cache, so that Nix (`nix copy --from s3://…`), a CDN and Narval read the same bucket.
+//! [`BucketSigner`] has the HTTP client send signed requests for `s3` addresses; with it, a bucket is read as any cache is.
+//! [`put_object`] stores a file, in parts if it is large. The parameters are Nix's (`nix help-stores`, "S3 Binary Cache
+//! Store"); credentials are found as AWS's tools find them ([`credentials`]).
+
+pub mod credentials;
+mod place;
+mod put;
+mod refusal;
+mod signer;
+mod xml;
+
+pub use place::{AddressingStyle, BucketError, Place};
+pub use put::{PART_LEN_MIN, PutError, SINGLE_PUT_LEN_MAX, put_object};
+pub use signer::BucketSigner;

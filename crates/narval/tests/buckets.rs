@@ -1,0 +1,73 @@
+//! Buckets (`s3://`) of real object stores: written by `narval push`, read by narval and by real Nix.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+#[path = "../../narval-cache/tests/s3/mod.rs"]
+mod s3;
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use s3::S3Server;
+use support::{NARVAL, Nix, Store, hash_part, stdout};
+
+/// Runs narval with these credentials, and no others of this machine.
+fn narval(environment: &[(String, String)], home: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(NARVAL);
+    command.args(args).env("HOME", home).env("AWS_EC2_METADATA_DISABLED", "true").env_remove("AWS_PROFILE");
+    command.env("NO_PROXY", "127.0.0.1").envs(environment.iter().map(|(name, value)| (name, value)));
+    command.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn what_is_pushed_to_a_bucket_is_read_by_narval_and_by_nix() {
+    for server in S3Server::all() {
+        let store = Store::new();
+        let (tree, large) = (store.add_tree("tree"), store.add_file("large", vec![7; 5_000_000]));
+        let (key, public) = store.key("bucket-1");
+        let bucket = server.bucket("the-cache");
+        // Below a prefix, which Nix writes in the same way.
+        let (url, environment) = (bucket.replace("the-cache", "the-cache/a/prefix"), server.environment());
+        let push = ["push", &tree, &large, "--to", &url, "--store", &store.uri(), "--sign-key", key.to_str().unwrap()];
+        let pushed = narval(&environment, store.dir.path(), &push);
+        assert!(pushed.status.success(), "{}: {}", server.name, said(&pushed));
+        let again = narval(&environment, store.dir.path(), &push);
+        assert!(said(&again).contains("has all 2 paths already"), "{}: {}", server.name, said(&again));
+
+        let read = ["--from", &url, "--trusted-public-key", &public];
+        let info = narval(&environment, store.dir.path(), &[&["path-info", &tree][..], &read].concat());
+        assert!(String::from_utf8_lossy(&info.stdout).contains(hash_part(&tree)), "{}", said(&info));
+        let root = store.path("installed");
+        let install = [&["install", &tree, &large][..], &read, &["--store", root.to_str().unwrap()]].concat();
+        let installed = narval(&environment, store.dir.path(), &install);
+        assert!(installed.status.success(), "{}: {}", server.name, said(&installed));
+        let dumped = |root: &Path, path: &str| {
+            let file = root.join(path.trim_start_matches('/'));
+            stdout(Nix::Newest.nix_store(store.dir.path(), &["--dump", file.to_str().unwrap()]))
+        };
+        assert_eq!(dumped(&root, &large), dumped(&store.path("root"), &large), "{}", server.name);
+
+        // Nobody reads it without credentials, until everybody may.
+        let anonymous = narval(&[], store.dir.path(), &[&["path-info", &tree][..], &read].concat());
+        assert!(
+            !anonymous.status.success() && said(&anonymous).contains("no credentials were found"),
+            "{}",
+            said(&anonymous)
+        );
+        if server.name == "versitygw" {
+            server.make_public("the-cache");
+            let anonymous = narval(&[], store.dir.path(), &[&["path-info", &tree][..], &read].concat());
+            assert!(anonymous.status.success(), "{}", said(&anonymous));
+            let copied = store.path("copied");
+            let options = ["--option", "trusted-public-keys", &public];
+            let copy = ["copy", "--from", &url, "--to", copied.to_str().unwrap(), &tree, &large];
+            let output = Nix::Newest.nix(store.dir.path(), &[&copy[..], &options].concat());
+            assert!(output.status.success(), "nix copy --from {url}: {}", said(&output));
+        }
+    }
+}
