@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use narval_cache::upstream::{
-    Fill, FillEnd, Lookup, NarAnswer, Small, UpstreamOptions, Upstreams, UpstreamsError, UpstreamsOptions,
+    Fill, FillEnd, Lookup, NarAnswer, Small, UpstreamOptions, Upstreams, UpstreamsError, UpstreamsOptions, Waiting,
 };
 use narval_client::{Netrc, Url};
 use narval_http::{Body, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
@@ -204,7 +204,8 @@ fn open_with(
     sign_keys: Vec<SecretKey>,
 ) -> Result<Upstreams, UpstreamsError> {
     let store_dir = StoreDir::default();
-    let opened = Upstreams::open(UpstreamsOptions { folder: folder.to_owned(), bytes_max, upstreams, store_dir })?;
+    let (folder, waiting) = (folder.to_owned(), Waiting::default());
+    let opened = Upstreams::open(UpstreamsOptions { folder, bytes_max, upstreams, store_dir, waiting })?;
     opened.set_sign_keys(sign_keys);
     Ok(opened)
 }

@@ -23,6 +23,8 @@ pub struct Config {
     pub face: Face,
     /// `Priority` in `nix-cache-info`: clients ask the cache with the lowest number first.
     pub priority: u32,
+    /// `WantMassQuery` in `nix-cache-info`: whether clients ask for many paths at once.
+    pub want_mass_query: bool,
     /// The keys to sign with. Under [`Face::NixServe`] the first one's signature is the only one shown.
     pub sign_keys: Vec<SecretKey>,
     /// The path that all URLs are below, without a trailing slash.
@@ -43,11 +45,12 @@ pub struct Config {
 pub const NARINFO_MEMO_BYTES_DEFAULT: u64 = 32 * 1024 * 1024;
 
 impl Config {
-    /// The defaults of a face: priority 30, no keys, scratch files in `/var/tmp`.
+    /// The defaults of a face: priority 30, mass queries, no keys, scratch files in `/var/tmp`.
     pub fn new(face: Face) -> Self {
         Self {
             face,
             priority: 30,
+            want_mass_query: true,
             sign_keys: Vec::new(),
             prefix: None,
             narinfo_memo_bytes: NARINFO_MEMO_BYTES_DEFAULT,

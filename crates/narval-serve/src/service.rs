@@ -8,7 +8,7 @@ use std::time::Instant;
 use narval_cache::upstream::{Small, Upstreams};
 use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, SmallKind};
 use narval_http::{Handler, HeadRef, Method, Prepared, Request, Response, Snapshot};
-use narval_nix::{HashPart, PublicKey, StoreDir};
+use narval_nix::{HashPart, PublicKey, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
 use crate::auth::Auth;
@@ -67,6 +67,8 @@ pub struct WrittenCache {
     pub data: Data,
     /// The cache in it.
     pub cache: Cache,
+    /// Whether everybody may read it.
+    pub public: bool,
     /// For jobs of CI platforms (OpenID Connect).
     pub oidc: Option<OidcExchange>,
 }
@@ -85,6 +87,8 @@ pub(crate) struct Shared {
     metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
+    /// See [`Service::take_effect`].
+    sign_secrets: Vec<SecretKey>,
     state: ServerState,
     /// Whether it is the cache at `/`, whose `/metrics` shows the engine's counters, too.
     shows_engine: bool,
@@ -127,17 +131,15 @@ impl Service {
         let store_dir = store_dir_of(&sources)?;
         let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
         let (face, prefix) = (config.face, config.prefix.clone());
-        let sign_keys = config.sign_keys.iter().map(narval_nix::SecretKey::public_key).collect();
+        let sign_keys = config.sign_keys.iter().map(SecretKey::public_key).collect();
         let (memo_bytes, sign_secrets) = (config.narinfo_memo_bytes, config.sign_keys.clone());
         let mut written_narinfos = None;
         let mut written = None;
         let store = sources.store.map(Arc::new);
-        if let Some(WrittenCache { data, cache, oidc }) = sources.written {
-            cache.set_sign_keys(config.sign_keys.clone());
-            cache.set_elsewhere(Some(Arc::new(OtherSources(store.clone(), sources.upstreams.clone()))));
+        if let Some(WrittenCache { data, cache, public, oidc }) = sources.written {
             written_narinfos = Some(state.narinfos(&cache, memo_bytes));
             written = Some(Written {
-                is_public: cache.settings().public,
+                is_public: public,
                 exchange: oidc,
                 auth: state.auth(&data),
                 uploads: Arc::new(Uploads::new(data, cache.clone(), state.uploads(), Arc::clone(&metrics))),
@@ -151,9 +153,6 @@ impl Service {
             live = Some(Live { store, nars });
         }
         let upstream = sources.upstreams;
-        if let Some(upstreams) = &upstream {
-            upstreams.set_sign_keys(sign_secrets);
-        }
         let upstream_narinfos = upstream.clone().map(|upstreams| UpstreamNarinfos {
             upstreams,
             memo: Memo::new(memo_bytes),
@@ -177,10 +176,25 @@ impl Service {
                 upstream,
                 metrics,
                 cache_info,
+                sign_secrets,
                 state: state.clone(),
                 shows_engine: name == CacheName::default(),
             }),
         })
+    }
+
+    /// From now on, what is uploaded is signed with this service's keys, and may refer to what its sources have. To be called when it begins to
+    /// answer: until then, the service that it replaces decides.
+    pub fn take_effect(&self) {
+        let shared = &*self.shared;
+        if let Some(written) = &shared.written {
+            let store = shared.live.as_ref().map(|live| Arc::clone(&live.store));
+            written.cache.set_sign_keys(shared.sign_secrets.clone());
+            written.cache.set_elsewhere(Some(Arc::new(OtherSources(store, shared.upstream.clone()))));
+        }
+        if let Some(upstreams) = &shared.upstream {
+            upstreams.set_sign_keys(shared.sign_secrets.clone());
+        }
     }
 
     /// The most files that the service keeps open beside those it sends: these descriptors are not available for connections.

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use narval_http::tls::TlsAcceptor;
 use narval_http::{Limits, ListenAddress, ServerHandle};
-use narval_serve::Service;
 use narval_store::{Access, Environment, Store, StoreConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -141,10 +140,10 @@ pub fn raise_descriptors() {
     }
 }
 
-/// Limits the connections to the descriptors that the service itself leaves.
-pub fn within_descriptors(mut limits: Limits, service: &Service) -> Limits {
+/// Limits the connections to the descriptors that the services themselves leave.
+pub fn within_descriptors(mut limits: Limits, kept_files_max: usize) -> Limits {
     if let Some(all) = getrlimit(Resource::Nofile).current {
-        let others = (service.kept_files_max() as u64).saturating_add(all / FILES_SENT);
+        let others = (kept_files_max as u64).saturating_add(all / FILES_SENT);
         let reserved = DESCRIPTORS_RESERVED.min(all / 4);
         let most = all.saturating_sub(others).saturating_sub(reserved).max(1);
         limits.connections_max = limits.connections_max.min(usize::try_from(most).unwrap_or(usize::MAX));

@@ -91,8 +91,42 @@ fn settings_of_the_cache_that_is_written() {
             "a.toml:1: cache: key 'name' is missing\na.toml:2: cache.retention = 90: give a number of days",
         ),
         (
-            "[[cache]]\nname = 'team'",
-            "a.toml:2: cache.name = 'team': give \"default\": other caches are not served yet",
+            "[[cache]]\nname = 'nar'",
+            "a.toml:2: cache.name = 'nar': '/nar' is a path of the cache at '/': choose another name",
+        ),
+        (
+            "[[cache]]\nname = 'x.narinfo'",
+            "a.toml:2: cache.name = 'x.narinfo': '/x.narinfo' is a path of the cache at '/'",
+        ),
+        (
+            "[[cache]]\nname = '_narval'",
+            "a.toml:2: cache.name = '_narval': a cache's name has 1 to 64 characters of a-z",
+        ),
+        ("[[cache]]\nname = 'a/b'", "a.toml:2: cache.name = 'a/b': a cache's name has 1 to 64 characters of a-z"),
+        ("[[cache]]\nname = 'a'\n[[cache]]\nname = 'a'", "a.toml:3: cache: there are two with the name 'a'"),
+        (
+            "[[cache]]\nname = 'a'\nhost = 'x'\n[[cache]]\nname = 'b'\nhost = ['y', 'X']",
+            "a.toml:6: cache.host = \"x\": another cache has this host already",
+        ),
+        (
+            "[[cache]]\nname = 'a'\nhost = 'http://x:80'",
+            "a.toml:3: cache.host = 'http://x:80': give a host's name without a port, as \"team.example.org\"",
+        ),
+        (
+            "[[cache]]\nname = 'a'\nhost-only = true",
+            "a.toml:1: cache.host-only: the cache 'a' has no 'host', so nobody could reach it",
+        ),
+        (
+            "[[cache]]\nname = 'default'\nhost = 'x'\nhost-only = true",
+            "a.toml:1: cache.host-only: the cache 'default' is at '/'",
+        ),
+        (
+            "[[cache]]\nname = 'a'\nupstreams = 'x'",
+            "a.toml:3: unknown key 'cache.upstreams'; did you mean 'cache.upstream'?",
+        ),
+        (
+            "[[cache]]\nname = 'a'\n[[cache.upstream]]\nkey = 'x'",
+            "a.toml:3: cache.upstream: key 'url' is missing\na.toml:4: unknown key 'cache.upstream.key'",
         ),
         ("[[cache]]\nname = 'default'\nretention = '0d'", "a.toml:3: cache.retention = '0d': give a number of days"),
         ("[[cache]]\nname = 'default'\nrequired-keys = 'x'", "a.toml:3: cache.required-keys = 'x': "),
@@ -189,6 +223,26 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     assert_eq!(lines.len(), 2, "{said}");
     assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{said}");
     assert!(lines[1].starts_with(&(at(4) + "tls.certificate: ")), "{said}");
+
+    // What a server would refuse to start with.
+    let text = "[[cache]]\nname = 'team'\nsign-keys = 'b.sec'\n[[cache.upstream]]\nurl = 'https://cache.example.org'\n";
+    fs::write(&file, text).unwrap();
+    let said = String::from_utf8(check(&file).stderr).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{said}");
+    assert!(lines[1].starts_with(&(at(4) + "upstream: 'https://cache.example.org' needs its public keys")), "{said}");
+    let text = "data = 'd'\npublic = false\n[[cache]]\nname = 'team'\nhost = 'Team.example.org'\nsign-keys = 'a.sec'\n";
+    fs::write(&file, text).unwrap();
+    let summary = String::from_utf8(check(&file).stdout).unwrap();
+    let line = "cache 'team': at /team and team.example.org, read only with a token, 1 sign keys, 0 upstreams\n";
+    assert!(summary.contains(line), "{summary}");
+    // Without a folder they could not be kept.
+    fs::write(&file, "listen = '127.0.0.1:0'\n[[cache]]\nname = 'team'\n").unwrap();
+    let output = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("narval.toml:2: cache: 'team' needs a data folder, where it is kept"), "{said}");
 
     let output = check(&folder.path().join("nowhere.toml"));
     assert_eq!(output.status.code(), Some(2));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,7 +24,7 @@ const USE_WRITTEN_AFTER_MS: u64 = 3_600_000;
 #[derive(Debug)]
 pub(super) struct Kept {
     folder: PathBuf,
-    bytes_max: u64,
+    bytes_max: AtomicU64,
     state: Mutex<State>,
     /// Locked as long as it is open.
     _lock: File,
@@ -69,9 +70,24 @@ impl Kept {
                 }
             }
         }
-        let kept = Self { folder: folder.to_owned(), bytes_max, state: Mutex::new(state), _lock: lock };
+        let kept = Self {
+            folder: folder.to_owned(),
+            bytes_max: AtomicU64::new(bytes_max),
+            state: Mutex::new(state),
+            _lock: lock,
+        };
         kept.make_room(&mut kept.lock());
         Ok(kept)
+    }
+
+    /// Changes the budget; what is too much is removed at once.
+    pub(super) fn set_bytes_max(&self, bytes_max: u64) {
+        self.bytes_max.store(bytes_max, Ordering::Release);
+        self.make_room(&mut self.lock());
+    }
+
+    fn bytes_max(&self) -> u64 {
+        self.bytes_max.load(Ordering::Acquire)
     }
 
     /// Bytes of all files.
@@ -121,7 +137,7 @@ impl Kept {
 
     fn name(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         let size = file.file().metadata()?.len();
-        if size.next_multiple_of(BLOCK) > self.bytes_max {
+        if size.next_multiple_of(BLOCK) > self.bytes_max() {
             return Ok(());
         }
         file.persist(&self.folder.join(name))?;
@@ -147,7 +163,7 @@ impl Kept {
     }
 
     fn make_room(&self, state: &mut State) {
-        while state.bytes > self.bytes_max {
+        while state.bytes > self.bytes_max() {
             let Some((_, name)) = state.by_use.first_key_value() else { return };
             let name = Arc::clone(name);
             state.remove(&name);

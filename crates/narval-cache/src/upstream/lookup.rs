@@ -17,11 +17,11 @@ use super::fetch::{Fetch, Trouble};
 use super::fill::{Fill, FillEnd, Start};
 use super::kept::Kept;
 use super::name::NarName;
-use super::options::UpstreamsOptions;
+use super::options::{UpstreamOptions, UpstreamsOptions};
 use super::permits::Permits;
 use super::remote::Remote;
 use super::walk::Walks;
-use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable, WAITING_MAX};
+use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
 use crate::CacheError;
 use crate::written::{CacheName, Elsewhere};
 
@@ -72,7 +72,8 @@ pub enum NarAnswer {
 }
 
 pub(super) struct Shared {
-    pub(super) remotes: Vec<Arc<Remote>>,
+    /// In order of priority.
+    remotes: RwLock<Arc<[Arc<Remote>]>>,
     pub(super) kept: Kept,
     /// Threads of the server that may wait.
     pub(super) waiting: Permits,
@@ -110,16 +111,16 @@ impl Upstreams {
     /// # Errors
     /// The folder can't be used, or no thread can be started.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
-        let UpstreamsOptions { folder, bytes_max, mut upstreams, store_dir } = options;
+        let UpstreamsOptions { folder, bytes_max, upstreams, store_dir, waiting } = options;
         let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
-        upstreams.sort_by_key(|upstream| upstream.priority);
+        let remotes = remotes(upstreams, &store_dir);
         let mut threads = Ok(());
         let shared = Arc::new_cyclic(|shared| {
             let (ahead, walks) = (Ahead::start(shared), Walks::start(shared, bytes_max));
             Shared {
-                remotes: upstreams.into_iter().map(|one| Arc::new(Remote::new(one, &store_dir))).collect(),
+                remotes: RwLock::new(remotes),
                 kept,
-                waiting: Permits::new(WAITING_MAX),
+                waiting: waiting.0,
                 fetches: Permits::new(FETCHES_MAX),
                 store_dir,
                 sign_keys: RwLock::default(),
@@ -140,6 +141,17 @@ impl Upstreams {
         });
         threads.map_err(UpstreamsError::Threads)?;
         Ok(Self { shared })
+    }
+
+    /// Replaces the upstreams and the budget. What is being fetched goes on; what came from an upstream that is gone, or that its keys no longer
+    /// vouch for, is no longer served.
+    pub fn replace(&self, upstreams: Vec<UpstreamOptions>, bytes_max: u64) {
+        let shared = &self.shared;
+        *shared.remotes.write().unwrap_or_else(PoisonError::into_inner) = remotes(upstreams, &shared.store_dir);
+        shared.narinfos.clear();
+        shared.absent.clear();
+        shared.kept.set_bytes_max(bytes_max);
+        shared.forgotten.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The keys whose signatures are added to narinfos that an upstream's key has signed.
@@ -222,7 +234,7 @@ impl Elsewhere for Upstreams {
 
 impl std::fmt::Debug for Upstreams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.shared.remotes.iter().map(|remote| remote.url().to_string())).finish()
+        f.debug_list().entries(self.shared.remotes().iter().map(|remote| remote.url().to_string())).finish()
     }
 }
 
@@ -234,6 +246,10 @@ impl Known {
 }
 
 impl Shared {
+    pub(super) fn remotes(&self) -> Arc<[Arc<Remote>]> {
+        Arc::clone(&self.remotes.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(super) fn busy() -> Unavailable {
         Unavailable::new(1, "too many requests wait for them already")
     }
@@ -283,9 +299,9 @@ impl Shared {
     fn take_up(&self, hash_part: HashPart, bytes: &[u8]) -> Option<Arc<Known>> {
         let text = str::from_utf8(bytes).ok()?;
         let (url, text) = text.strip_prefix(KEPT_FIRST)?.split_once("\n\n")?;
-        let remote = self.remotes.iter().find(|remote| remote.url().to_string() == url)?;
+        let remote = self.remotes().iter().find(|remote| remote.url().to_string() == url).cloned()?;
         let info = remote.take_up(hash_part, text.as_bytes()).ok()?;
-        Some(self.remember(info, remote))
+        Some(self.remember(info, &remote))
     }
 
     fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
@@ -303,7 +319,12 @@ impl Shared {
         }
         let text = served.render(&self.store_dir).into_bytes().into();
         let known = Arc::new(Known { info: Arc::new(info), remote: Arc::clone(remote), name, text });
-        self.narinfos.insert(known.info.path.hash_part(), Arc::clone(&known));
+        let hash_part = known.info.path.hash_part();
+        self.narinfos.insert(hash_part, Arc::clone(&known));
+        // The upstreams may have been replaced since this one was asked.
+        if !self.remotes().iter().any(|current| Arc::ptr_eq(current, remote)) {
+            self.narinfos.remove(&hash_part);
+        }
         known
     }
 
@@ -345,7 +366,7 @@ impl Shared {
 
     fn ask(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
         let mut failed = None;
-        for remote in &self.remotes {
+        for remote in self.remotes().iter() {
             let url = remote.url();
             if self.is_absent(&wrong_name(remote, &hash_part)) {
                 continue;
@@ -478,6 +499,12 @@ impl Shared {
         fills.insert(kept.to_owned(), Arc::clone(&fill));
         Ok(fill)
     }
+}
+
+/// In order of priority.
+fn remotes(mut upstreams: Vec<UpstreamOptions>, store_dir: &StoreDir) -> Arc<[Arc<Remote>]> {
+    upstreams.sort_by_key(|upstream| upstream.priority);
+    upstreams.into_iter().map(|one| Arc::new(Remote::new(one, store_dir))).collect()
 }
 
 /// What a kept narinfo begins with.

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 pub use fill::{Fill, FillEnd, Progress};
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
-pub use options::{UpstreamOptions, UpstreamsOptions};
+pub use options::{UpstreamOptions, UpstreamsOptions, Waiting};
 pub use small::Small;
 
 /// How long what no upstream has is remembered.

@@ -6,6 +6,9 @@ use std::time::Duration;
 use narval_client::{Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
 
+use super::WAITING_MAX;
+use super::permits::Permits;
+
 /// One upstream.
 pub struct UpstreamOptions {
     /// Its address.
@@ -37,6 +40,16 @@ impl UpstreamOptions {
     }
 }
 
+/// How many threads of a server may wait for upstreams at once ([`WAITING_MAX`](super::WAITING_MAX)): over all caches that share it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Waiting(pub(super) Permits);
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self(Permits::new(WAITING_MAX))
+    }
+}
+
 /// All of them, and where their answers are kept.
 pub struct UpstreamsOptions {
     /// The folder; made if it is not there. No other process may use it.
@@ -47,4 +60,6 @@ pub struct UpstreamsOptions {
     pub upstreams: Vec<UpstreamOptions>,
     /// The store directory of the paths.
     pub store_dir: StoreDir,
+    /// The threads that may wait for them, shared with other caches of the server.
+    pub waiting: Waiting,
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many permits.
-#[derive(Debug)]
+/// So many permits. Cheap to clone: clones share them.
+#[derive(Clone, Debug)]
 pub(super) struct Permits(Arc<AtomicUsize>);
 
 /// Returned when dropped.

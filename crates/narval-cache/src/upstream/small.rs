@@ -76,7 +76,7 @@ impl Upstreams {
         }
         let _permit = shared.waiting.take().ok_or_else(Shared::busy)?;
         let mut failed = None;
-        for remote in &shared.remotes {
+        for remote in shared.remotes().iter() {
             if remote.cache.breaker.is_open() {
                 failed = Some(format!("{} does not answer", remote.url()));
                 continue;

@@ -20,8 +20,12 @@ pub struct CacheSettings {
     pub store_dir: StoreDir,
     /// `Priority` in `nix-cache-info`; the lowest wins.
     pub priority: u32,
+    /// `WantMassQuery` in `nix-cache-info`: whether clients ask this cache for many paths at once.
+    pub want_mass_query: bool,
     /// Whether everybody may read.
     pub public: bool,
+    /// The public halves of the keys that sign what is uploaded, for `nix-cache-info`.
+    pub public_keys: Vec<PublicKey>,
     /// An upload that one of these has signed is signed by the cache, too.
     pub trusted_keys: Vec<PublicKey>,
     /// If there are any, an upload must be signed by one of them.
@@ -45,7 +49,9 @@ impl Default for CacheSettings {
         Self {
             store_dir: StoreDir::default(),
             priority: 40,
+            want_mass_query: true,
             public: true,
+            public_keys: Vec::new(),
             trusted_keys: Vec::new(),
             required_keys: Vec::new(),
             strict_references: false,
@@ -67,9 +73,10 @@ impl CacheSettings {
     pub fn cache_info(&self) -> CacheInfo {
         CacheInfo {
             store_dir: self.store_dir.clone(),
-            want_mass_query: true,
+            want_mass_query: self.want_mass_query,
             priority: Some(self.priority.into()),
-            unknown: Vec::new(),
+            // Clients ignore keys that they do not know; `narval use` reads this one.
+            unknown: self.public_keys.iter().map(|key| ("PublicKey".to_owned(), key.to_string())).collect(),
         }
     }
 
@@ -87,7 +94,9 @@ impl CacheSettings {
         let record = Record {
             store_dir: self.store_dir.to_string(),
             priority: self.priority,
+            want_mass_query: self.want_mass_query,
             public: self.public,
+            public_keys: keys(&self.public_keys),
             trusted_keys: keys(&self.trusted_keys),
             required_keys: keys(&self.required_keys),
             strict_references: self.strict_references,
@@ -111,7 +120,9 @@ impl CacheSettings {
         Ok(Self {
             store_dir: record.store_dir.parse().map_err(failed)?,
             priority: record.priority,
+            want_mass_query: record.want_mass_query,
             public: record.public,
+            public_keys: keys(record.public_keys)?,
             trusted_keys: keys(record.trusted_keys)?,
             required_keys: keys(record.required_keys)?,
             strict_references: record.strict_references,
@@ -129,7 +140,9 @@ impl CacheSettings {
 struct Record {
     store_dir: String,
     priority: u32,
+    want_mass_query: bool,
     public: bool,
+    public_keys: Vec<String>,
     trusted_keys: Vec<String>,
     required_keys: Vec<String>,
     strict_references: bool,
@@ -145,7 +158,9 @@ impl Default for Record {
         Self {
             store_dir: settings.store_dir.to_string(),
             priority: settings.priority,
+            want_mass_query: settings.want_mass_query,
             public: settings.public,
+            public_keys: Vec::new(),
             trusted_keys: Vec::new(),
             required_keys: Vec::new(),
             strict_references: settings.strict_references,
@@ -166,6 +181,8 @@ mod tests {
         let key = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
         let settings = CacheSettings {
             public: false,
+            want_mass_query: false,
+            public_keys: vec![key.parse().unwrap()],
             trusted_keys: vec![key.parse().unwrap()],
             retention_days: None,
             size_max: Some(1 << 40),

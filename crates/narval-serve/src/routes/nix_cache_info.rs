@@ -27,7 +27,7 @@ pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, is_writable: bool) 
     }
     let info = CacheInfo {
         store_dir: store_dir.clone(),
-        want_mass_query: true,
+        want_mass_query: config.want_mass_query,
         priority: Some(config.priority.into()),
         unknown,
     };

@@ -10,7 +10,7 @@ use narval_nix::{PublicKey, TrustedKeys};
 use super::client::CACHE_NIXOS_ORG_KEY;
 use super::nar_cache::parse_size;
 use crate::Failure;
-use crate::config::UpstreamSection;
+use crate::config::{ConfigError, UpstreamSection};
 
 /// What is kept of upstreams unless said otherwise, in bytes.
 const SIZE_DEFAULT: u64 = 20 << 30;
@@ -66,17 +66,25 @@ impl UpstreamArgs {
         file_name: &str,
         file_size: Option<u64>,
     ) -> Result<UpstreamSettings, Failure> {
-        let size = self.upstream_size.or(file_size).unwrap_or(SIZE_DEFAULT);
-        let list: Result<Vec<_>, _> = if self.upstream.is_empty() {
-            file.iter().map(|section| Upstream::of_file(section, file_name)).collect()
-        } else {
-            self.upstream.iter().map(|url| Upstream::of_option(url, &self.upstream_key)).collect()
-        };
-        Ok(UpstreamSettings { list: list?, size })
+        let size = self.upstream_size.or(file_size);
+        if self.upstream.is_empty() {
+            return UpstreamSettings::of_file(file, file_name, size).map_err(Failure::usage);
+        }
+        let list = self.upstream.iter().map(|url| Upstream::of_option(url, &self.upstream_key));
+        Ok(UpstreamSettings { list: list.collect::<Result<_, _>>()?, size: size.unwrap_or(SIZE_DEFAULT) })
     }
 }
 
 impl UpstreamSettings {
+    /// Those of a configuration file.
+    ///
+    /// # Errors
+    /// An upstream without a key.
+    pub fn of_file(file: &[UpstreamSection], file_name: &str, size: Option<u64>) -> Result<Self, ConfigError> {
+        let list = file.iter().map(|section| Upstream::of_file(section, file_name));
+        Ok(Self { list: list.collect::<Result<_, _>>()?, size: size.unwrap_or(SIZE_DEFAULT) })
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
@@ -126,17 +134,18 @@ impl Upstream {
         })
     }
 
-    fn of_file(section: &UpstreamSection, file: &str) -> Result<Self, Failure> {
+    fn of_file(section: &UpstreamSection, file: &str) -> Result<Self, ConfigError> {
         let url = &section.url;
         let defaults = UpstreamOptions::new(url.clone(), None);
         let place = format!("{file}:{}", section.line);
         let signed = section.require_signatures.unwrap_or(true);
         let keys = signed.then(|| with_known(url, &section.keys));
         if keys.as_ref().is_some_and(Vec::is_empty) {
-            return Err(Failure::usage(format!(
-                "{place}: upstream: '{url}' needs its public keys: keys = [\"NAME:BASE64\"], or require-signatures = false to believe \
+            let message = format!(
+                "upstream: '{url}' needs its public keys: keys = [\"NAME:BASE64\"], or require-signatures = false to believe \
                  whatever it says"
-            )));
+            );
+            return Err(ConfigError { file: file.to_owned(), line: Some(section.line), message });
         }
         Ok(Self {
             place,

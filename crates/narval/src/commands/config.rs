@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use crate::Failure;
 use crate::args::tls;
+use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::commands::serve::oidc::issuers;
-use crate::config::{At, CertificateSection, ConfigError, ConfigErrors, ServeConfig};
+use crate::config::{At, CertificateSection, ConfigError, ConfigErrors, ServeConfig, UpstreamSection};
 use crate::ui::output::out;
 
 /// Check a configuration file of `narval serve`
@@ -61,7 +62,14 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
         let failure = tls::check_certificate(pair).err()?;
         Some(error(pair.line, format!("tls.certificate: {failure}")))
     };
-    let keys = config.sign_keys.iter().filter_map(sign_key);
+    let of_caches = config.caches.iter().flat_map(|cache| cache.sign_keys.iter().flatten());
+    let keys = config.sign_keys.iter().chain(of_caches).filter_map(sign_key);
+    let of_caches = config.caches.iter().flat_map(|cache| &cache.upstreams);
+    // Each alone, so that each has its line.
+    let upstream = |section: &UpstreamSection| {
+        UpstreamSettings::of_file(std::slice::from_ref(section), &file.display().to_string(), None).err()
+    };
+    let upstreams = config.upstreams.iter().chain(of_caches).filter_map(upstream);
     let oidc = issuers(&file.display().to_string(), &config.oidc).err();
-    keys.chain(oidc).chain(config.tls.certificates.iter().filter_map(certificate)).collect()
+    keys.chain(upstreams).chain(oidc).chain(config.tls.certificates.iter().filter_map(certificate)).collect()
 }

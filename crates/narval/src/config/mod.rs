@@ -13,6 +13,7 @@
 //! assert_eq!(errors.to_string(), "narval.toml:2: unknown key 'prioritty'; did you mean 'priority'?");
 //! ```
 
+mod cache;
 mod error;
 mod section;
 mod summary;
@@ -22,11 +23,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narval_cache::written::{CacheName, CacheSettings};
 use narval_client::Url;
 use narval_http::Limits;
 use narval_nix::PublicKey;
 
+pub use cache::CacheSection;
 pub use error::{ConfigError, ConfigErrors};
 pub use section::At;
 use section::{Document, Section};
@@ -51,9 +52,9 @@ pub struct ServeConfig {
     pub data: Option<PathBuf>,
     /// Whether everybody may read that cache.
     pub public: Option<bool>,
-    /// `[[upstream]]`: the caches that are asked for what this one does not have.
+    /// `[[upstream]]`: the caches that are asked for what the cache at `/` does not have.
     pub upstreams: Vec<UpstreamSection>,
-    /// `[[cache]]`: settings of the cache that takes uploads.
+    /// `[[cache]]`: the caches that take uploads. That at `/` is there without a section, too.
     pub caches: Vec<CacheSection>,
     /// `[[oidc]]`: the platforms whose jobs get tokens.
     pub oidc: Vec<OidcSection>,
@@ -73,29 +74,6 @@ pub struct ServeConfig {
     pub nar_cache: NarCacheSection,
     /// What clients may cost.
     pub limits: LimitsSection,
-}
-
-/// `[[cache]]`. What the file leaves out stays as the data folder has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheSection {
-    /// Its line.
-    pub line: usize,
-    /// Which cache is meant.
-    pub name: CacheName,
-    /// Uploads that one of these has signed are signed by the cache, too.
-    pub trusted_keys: Option<Vec<PublicKey>>,
-    /// Uploads must be signed by one of these, if there are any.
-    pub required_keys: Option<Vec<PublicKey>>,
-    /// Whether undeclared references are refused.
-    pub strict_references: Option<bool>,
-    /// When what nobody asks for is forgotten.
-    pub retention: Option<Retention>,
-    /// More bytes of NARs are not kept.
-    pub max_size: Option<u64>,
-    /// With more bytes of NARs, uploads are refused.
-    pub quota: Option<u64>,
-    /// The largest NAR that is taken, in bytes.
-    pub max_nar_size: Option<u64>,
 }
 
 /// `[[upstream]]`.
@@ -238,7 +216,9 @@ impl ServeConfig {
     /// # Errors
     /// It says what it may not.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigErrors> {
-        Document::new(file, text).read(top)
+        let config = Document::new(file, text).read(top)?;
+        let wrong = cache::conflicts(file, &config.caches);
+        if wrong.is_empty() { Ok(config) } else { Err(ConfigErrors(wrong)) }
     }
 
     /// The names of all keys, those in tables with the table's name before them: `limits.queue`.
@@ -257,7 +237,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         data: top.path("data").map(|at| at.value),
         public: top.get("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
-        caches: top.tables("cache", cache).into_iter().flatten().collect(),
+        caches: top.tables("cache", cache::read).into_iter().flatten().collect(),
         oidc: top.tables("oidc", oidc).into_iter().flatten().collect(),
         upstream_size: top.get("upstream-size", &Kind::size()),
         sign_keys: top.paths("sign-keys"),
@@ -281,32 +261,6 @@ fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {
     let (timeout, stall_timeout) = (section.get("timeout", &timeout()), section.get("stall-timeout", &timeout()));
     let keys = keys.into_iter().map(|at| at.value).collect();
     Some(UpstreamSection { line, url: url?, keys, require_signatures, priority, netrc_file, timeout, stall_timeout })
-}
-
-fn cache(section: &Section<'_>, line: usize) -> Option<CacheSection> {
-    let keys = |key| {
-        let found = section.list(key, &Kind::parsed("a public key, NAME:BASE64,"));
-        section.has(key).then(|| found.into_iter().map(|at| at.value).collect())
-    };
-    // Others are not served yet.
-    let name = section.at("name", &Kind::<CacheName>::only_default());
-    let (trusted_keys, required_keys) = (keys("trusted-keys"), keys("required-keys"));
-    let strict_references = section.get("strict-references", &Kind::boolean());
-    let retention = section.get("retention", &Kind::parsed("a number of days, as \"90d\", or \"never\","));
-    let (max_size, quota) = (section.get("max-size", &Kind::size()), section.get("quota", &Kind::size()));
-    let max_nar_size = section.get("max-nar-size", &Kind::size());
-    let name = section.required("name", line, name)?.value;
-    Some(CacheSection {
-        line,
-        name,
-        trusted_keys,
-        required_keys,
-        strict_references,
-        retention,
-        max_size,
-        quota,
-        max_nar_size,
-    })
 }
 
 fn oidc(section: &Section<'_>, line: usize) -> Option<OidcSection> {
@@ -390,26 +344,5 @@ impl LimitsSection {
         set(&mut limits.head_timeout, self.head_timeout);
         set(&mut limits.keep_alive_timeout, self.keep_alive_timeout);
         set(&mut limits.write_stall_timeout, self.stall_timeout);
-    }
-}
-
-impl CacheSection {
-    /// The settings of the cache, with what the file says of them.
-    pub fn apply(&self, settings: &mut CacheSettings) {
-        if let Some(keys) = &self.trusted_keys {
-            settings.trusted_keys.clone_from(keys);
-        }
-        if let Some(keys) = &self.required_keys {
-            settings.required_keys.clone_from(keys);
-        }
-        settings.strict_references = self.strict_references.unwrap_or(settings.strict_references);
-        settings.retention_days = match self.retention {
-            None => settings.retention_days,
-            Some(Retention::Days(days)) => Some(days),
-            Some(Retention::Never) => None,
-        };
-        settings.size_max = self.max_size.or(settings.size_max);
-        settings.quota = self.quota.or(settings.quota);
-        settings.nar_size_max = self.max_nar_size.unwrap_or(settings.nar_size_max);
     }
 }

@@ -16,6 +16,9 @@ impl ServeConfig {
             let readers = if self.public == Some(false) { "only with a token" } else { "by everybody" };
             lines.push(format!("uploads: kept in {}, read {readers}", data.display()));
         }
+        for cache in &self.caches {
+            lines.push(cache.summary(self.public));
+        }
         for upstream in &self.upstreams {
             lines.push(format!("upstream: {}", upstream.url));
         }

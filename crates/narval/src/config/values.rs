@@ -7,7 +7,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use narval_cache::written::CacheName;
+use narval_cache::written::{CacheName, CacheNameError};
+use narval_serve::is_reserved_name;
 use toml::de::DeValue;
 
 use crate::args::nar_cache::parse_size;
@@ -116,12 +117,29 @@ impl<T: ValueEnum + 'static> Kind<T> {
 }
 
 impl Kind<CacheName> {
-    /// The name of the cache that is served at `/`.
-    pub(super) fn only_default() -> Self {
+    /// The name of a cache: that of the cache at `/`, or one that can stand in a path.
+    pub(super) fn cache_name() -> Self {
         Self::new(|value| {
-            let default = CacheName::default();
-            let is_default = value.as_str() == Some(default.as_str());
-            if is_default { Ok(default) } else { Err(format!("give \"{default}\": other caches are not served yet")) }
+            let text = value.as_str().ok_or_else(|| "give a name in quotes".to_owned())?;
+            let name: CacheName = text.parse().map_err(|error: CacheNameError| error.to_string())?;
+            if name != CacheName::default() && is_reserved_name(text) {
+                return Err(format!("'/{text}' is a path of the cache at '/': choose another name"));
+            }
+            Ok(name)
+        })
+    }
+}
+
+impl Kind<String> {
+    /// A host's name, without a port: in lower case.
+    pub(super) fn host() -> Self {
+        Self::new(|value| {
+            let is_name = |text: &&str| {
+                text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte)) && text.len() <= 253
+            };
+            let host = value.as_str().map(|text| text.trim_end_matches('.')).filter(|text| !text.is_empty());
+            let host = host.filter(is_name).map(str::to_ascii_lowercase);
+            host.ok_or_else(|| "give a host's name without a port, as \"team.example.org\"".to_owned())
         })
     }
 }

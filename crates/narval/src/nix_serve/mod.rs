@@ -86,7 +86,7 @@ fn serve(options: &Options) -> Result<(), Failure> {
         Config { priority: options.priority, sign_keys, prefix: options.prefix.clone(), ..Config::new(Face::NixServe) };
     server::raise_descriptors();
     let service = Service::new(config, store).map_err(Failure::runtime)?;
-    let limits = server::within_descriptors(limits(options), &service);
+    let limits = server::within_descriptors(limits(options), service.kept_files_max());
     let mut builder = Server::builder(service).limits(limits);
     for listen in server::listen_or_default(&options.listen)? {
         builder = builder.listen(listen);

@@ -26,6 +26,23 @@ impl Lab {
         Self { store, server }
     }
 
+    /// A server with this configuration file, over the same folder of data.
+    pub fn configured(store: Store, text: &str) -> Self {
+        let server = configured(&store, text);
+        Self { store, server }
+    }
+
+    /// Writes the configuration file anew and has it read; what the log says of that.
+    pub fn reload(&mut self, text: &str) -> String {
+        std::fs::write(self.store.path("narval.toml"), text).unwrap();
+        let told = |log: &str| log.matches("SIGHUP: ").count();
+        let before = told(&self.server.log());
+        assert!(Command::new("kill").args(["-HUP", &self.server.pid().to_string()]).status().unwrap().success());
+        self.server.wait_for(|log| {
+            (told(log) > before).then(|| log.lines().rfind(|line| line.contains("SIGHUP: ")).unwrap().to_owned())
+        })
+    }
+
     pub fn data_path(&self) -> PathBuf {
         self.store.path("data")
     }
@@ -156,6 +173,13 @@ impl Lab {
 fn serve(store: &Store, args: &[&str]) -> Server {
     let mut command = Command::new(NARVAL);
     command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("data")).args(args);
+    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
+}
+
+fn configured(store: &Store, text: &str) -> Server {
+    std::fs::write(store.path("narval.toml"), text).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(store.path("narval.toml"));
     Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
 }
 

@@ -1,5 +1,6 @@
 //! `narval serve`: a Nix store as a binary cache, with all it can say.
 
+mod caches;
 pub(crate) mod oidc;
 mod reload;
 mod settings;
@@ -17,6 +18,7 @@ use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
 use crate::{Failure, server};
 
+use caches::{Opened, Services};
 use reload::{CurrentLog, CurrentService, Running};
 pub(crate) use settings::Settings;
 
@@ -97,12 +99,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let opened = settings.open(args.unsafe_no_verify)?;
-    let service = settings.service(&opened)?;
-    let limits = server::within_descriptors(settings.limits.clone(), &service);
-    let current = CurrentService::new(service);
+    let mut opened = Opened::new(settings.data.as_deref(), args.unsafe_no_verify)?;
+    let mut services = Services::prepare(&settings, &mut opened, None)?;
+    let limits = server::within_descriptors(settings.limits.clone(), services.kept_files_max());
+    let current = CurrentService::new(services.take_effect()?);
     let mut builder = Server::builder(current.clone()).limits(limits);
-    if opened.upstreams.is_some() {
+    // A reload may add upstreams.
+    if services.have_upstreams() || (args.config.is_some() && settings.data.is_some()) {
         // Those that wait for upstreams must not be missing for what is here.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         builder = builder.workers((4 * processors).max(16) + WAITING_MAX);
@@ -124,6 +127,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let server = builder.build().map_err(Failure::usage)?;
     let handle = server.spawn().map_err(Failure::runtime)?;
     opened.state.show_engine(handle.counter_source());
-    let mut running = Running { args, settings, opened, service: current, log, tls: tls.clone() };
+    let mut running = Running { args, settings, opened, services, current, log, tls: tls.clone() };
     server::run_reloading(handle, tls, move || running.reload())
 }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response};
-use narval_serve::{Caches, Service};
+use narval_serve::Caches;
 
-use super::settings::Opened;
+use super::caches::{Opened, Services};
 use super::{Args, Settings};
 use crate::Failure;
 use crate::args::access_log::{self, BoxedLog};
@@ -17,8 +17,8 @@ use crate::args::access_log::{self, BoxedLog};
 pub(super) struct CurrentService(Arc<ArcSwap<Caches>>);
 
 impl CurrentService {
-    pub(super) fn new(service: Service) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(Caches::new(service))))
+    pub(super) fn new(caches: Caches) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(caches)))
     }
 }
 
@@ -67,7 +67,8 @@ pub(super) struct Running {
     pub(super) settings: Settings,
     /// Opened once: what is being uploaded or fetched goes on while a new service answers.
     pub(super) opened: Opened,
-    pub(super) service: CurrentService,
+    pub(super) services: Services,
+    pub(super) current: CurrentService,
     pub(super) log: Option<CurrentLog>,
     pub(super) tls: Option<Arc<TlsAcceptor>>,
 }
@@ -83,29 +84,31 @@ impl Running {
 
     fn try_reload(&mut self) -> Result<String, Failure> {
         let next = Settings::read(&self.args)?;
-        let service = (next.service != self.settings.service).then(|| next.service(&self.opened)).transpose()?;
+        let mut services = Services::prepare(&next, &mut self.opened, Some(&self.services))?;
         let log = match (&self.log, &next.access_log) {
             // Opened even if nothing has changed: the file may have been renamed by a log rotation.
             (Some(log), (form, Some(path))) => Some((log, access_log::open(*form, path)?)),
             _ => None,
         };
-        // The last that can fail.
         if let (Some(tls), Some(config)) = (&self.tls, &next.tls) {
             tls.replace(config.clone()).map_err(|error| Failure::usage(format!("HTTPS: {error}")))?;
         }
+        // The last that can fail: only if the data folder can no longer be written.
+        let caches = services.take_effect()?;
         if let Some((log, new)) = log {
             log.replace(new);
         }
-        if let Some(service) = service {
-            self.service.0.store(Arc::new(Caches::new(service)));
-        }
+        self.current.0.store(Arc::new(caches));
+        let mut said = vec!["configuration, keys and certificates read again".to_owned()];
+        said.extend(services.differences(&self.services));
+        self.services = services;
         let restart = next.needs_restart(&self.settings);
+        if !restart.is_empty() {
+            said.push(format!("restart for these keys to take effect: {}", restart.join(", ")));
+        }
         // What runs stays what the next reload is compared with.
-        let Settings { listen, limits, data, upstreams, .. } = self.settings.clone();
-        self.settings = Settings { listen, limits, data, upstreams, ..next };
-        Ok(match restart.as_slice() {
-            [] => "configuration, keys and certificates read again".to_owned(),
-            keys => format!("configuration read again; restart for these keys to take effect: {}", keys.join(", ")),
-        })
+        let Settings { listen, limits, data, .. } = self.settings.clone();
+        self.settings = Settings { listen, limits, data, ..next };
+        Ok(said.join("; "))
     }
 }

@@ -3,29 +3,22 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::upstream::{Upstreams, UpstreamsOptions};
-use narval_cache::written::{CacheName, CacheSettings, Data, DataError, DataOptions};
+use narval_cache::written::{CacheName, CacheSettings};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
-use narval_serve::{
-    Config, Face, NarCacheConfig, OidcExchange, SMALL_UPLOAD_BYTES, ServerState, Service, Sources, WrittenCache,
-};
-use narval_store::Store;
+use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
-use super::{Args, oidc};
+use super::Args;
+use crate::Failure;
 use crate::args::access_log::LogForm;
 use crate::args::listen::Listen;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::config::{At, CacheSection, OidcSection, ServeConfig};
-use crate::{Failure, server};
 
 /// How long a client may read nothing unless said otherwise.
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
-
-/// How often what nothing keeps is forgotten.
-const COLLECT_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Everything that was decided.
 #[derive(Clone, Debug)]
@@ -38,36 +31,41 @@ pub(crate) struct Settings {
     pub(crate) tls: Option<TlsConfig>,
     /// The format and the file of the access log.
     pub(crate) access_log: (LogForm, Option<PathBuf>),
-    /// The data folder of a cache that takes uploads.
+    /// The data folder of the caches that take uploads.
     pub(crate) data: Option<PathBuf>,
-    /// The caches that are asked for what is not here.
-    pub(crate) upstreams: UpstreamSettings,
-    /// What the service is made of.
-    pub(crate) service: ServiceSettings,
+    /// What the caches share.
+    pub(crate) wide: ServerWide,
+    /// The caches; the first is the one at `/`.
+    pub(crate) caches: Vec<CacheToServe>,
 }
 
-/// What is opened once, and shared by all services that a reload makes.
-pub(crate) struct Opened {
-    pub(crate) data: Option<Data>,
-    pub(crate) upstreams: Option<Upstreams>,
-    pub(crate) state: ServerState,
-}
-
-/// What the service is made of.
+/// What the services of all caches are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ServiceSettings {
-    store: Option<String>,
+pub(crate) struct ServerWide {
+    /// The live store, which is served at `/`.
+    pub(crate) store: Option<String>,
+    pub(crate) nar_cache: Option<NarCacheConfig>,
+    pub(crate) verify_nars: bool,
+    /// For each cache.
+    pub(crate) narinfo_memory: u64,
+    /// The file, and the platforms in it.
+    pub(crate) oidc: (String, Vec<OidcSection>),
+}
+
+/// One cache: what it is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CacheToServe {
+    pub(crate) name: CacheName,
+    pub(crate) hosts: Vec<String>,
+    pub(crate) host_only: bool,
     sign_keys: Vec<SignKey>,
-    priority: u32,
-    nar_cache: Option<NarCacheConfig>,
-    verify_nars: bool,
-    narinfo_memory: u64,
+    pub(crate) priority: u32,
     /// Whether everybody may read; `None`: as the cache in the data folder has it.
     public: Option<bool>,
-    /// What the file says of the cache.
-    cache: Option<CacheSection>,
-    /// The file, and the platforms in it.
-    oidc: (String, Vec<OidcSection>),
+    /// The caches that are asked for what is not here.
+    pub(crate) upstreams: UpstreamSettings,
+    /// The file, and what it says of the cache.
+    section: Option<(String, CacheSection)>,
 }
 
 /// A key to sign with. Two are the same if their public halves are.
@@ -108,26 +106,26 @@ impl Settings {
         };
         let defaults = Config::new(Face::Narval);
         let file_name = args.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let service = ServiceSettings {
+        let wide = ServerWide {
             store: args.store.clone().or_else(|| Some(file.store.as_ref()?.value.clone())),
-            sign_keys: sign_keys(args, file)?,
-            priority: args.priority.or(file.priority).unwrap_or(defaults.priority),
             nar_cache: args.nar_cache.config_over(&file.nar_cache),
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
-            public: if args.private { Some(false) } else { file.public },
-            cache: one_cache(&file_name, file)?,
             oidc: (file_name.clone(), file.oidc.clone()),
         };
         let data = args.data.clone().or_else(|| file.data.clone());
-        let upstreams = args.upstream.over(&file.upstreams, &file_name, file.upstream_size)?;
-        if data.is_none() && !upstreams.is_empty() {
-            return Err(Failure::usage("option --upstream: needs --data, where its answers are kept"));
-        }
+        let caches = caches(args, file, &file_name)?;
         if data.is_some() {
             // Larger bodies are read piece by piece, by threads of their own; how large a NAR may be, the cache decides.
             limits.body_buffer_max = SMALL_UPLOAD_BYTES;
             limits.body_max = u64::MAX;
+        } else if caches.iter().any(|cache| !cache.upstreams.is_empty()) {
+            return Err(Failure::usage("option --upstream: needs --data, where its answers are kept"));
+        } else if let Some(section) = file.caches.first() {
+            return Err(Failure::usage(format!(
+                "{file_name}:{}: cache: '{}' needs a data folder, where it is kept: give data = \"DIR\"",
+                section.line, section.name
+            )));
         }
         Ok(Self {
             listen,
@@ -135,106 +133,9 @@ impl Settings {
             tls: args.tls.config_over(&file.tls, Vec::new())?,
             access_log: args.access_log.over(&file.access_log),
             data,
-            upstreams,
-            service,
+            wide,
+            caches,
         })
-    }
-
-    /// Opens the data folder, if there is one, and the upstreams.
-    ///
-    /// # Errors
-    /// It cannot be used.
-    pub(crate) fn open(&self, unsafe_no_verify: bool) -> Result<Opened, Failure> {
-        let Some(path) = &self.data else {
-            return Ok(Opened { data: None, upstreams: None, state: ServerState::new() });
-        };
-        if unsafe_no_verify {
-            tracing::warn!("uploads are not verified: for measuring only");
-        }
-        let failed = |error: DataError| Failure::usage(format!("option --data: {error}"));
-        let options = DataOptions { collect_every: Some(COLLECT_EVERY), unsafe_no_verify, ..DataOptions::default() };
-        let data = Data::open(path, options).map_err(failed)?;
-        let upstreams = match self.upstreams.is_empty() {
-            true => None,
-            false => {
-                let store_dir = match data.cache(&CacheName::default()).map_err(failed)? {
-                    Some(cache) => cache.settings().store_dir.clone(),
-                    None => {
-                        self.live_store(Some(&data))?.map_or_else(StoreDir::default, |store| store.store_dir().clone())
-                    }
-                };
-                let options = UpstreamsOptions {
-                    folder: path.join("upstream"),
-                    bytes_max: self.upstreams.size,
-                    upstreams: self.upstreams.options()?,
-                    store_dir,
-                };
-                let opened = Upstreams::open(options);
-                Some(opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?)
-            }
-        };
-        Ok(Opened { data: Some(data), upstreams, state: ServerState::new() })
-    }
-
-    /// The live store is served beside a data folder only if it is asked for.
-    fn live_store(&self, data: Option<&Data>) -> Result<Option<Store>, Failure> {
-        match (&self.service.store, data) {
-            (None, Some(_)) => Ok(None),
-            (store, _) => server::open_store(store.as_deref()).map(Some),
-        }
-    }
-
-    /// The service that these settings describe, with what was opened before.
-    ///
-    /// # Errors
-    /// A store that can't be read here, or a NAR cache that can't be used.
-    pub(crate) fn service(&self, opened: &Opened) -> Result<Service, Failure> {
-        let ServiceSettings { sign_keys, priority, nar_cache, verify_nars, narinfo_memory, .. } = &self.service;
-        let data = opened.data.as_ref();
-        let store = self.live_store(data)?;
-        let written = data.map(|data| self.written(data, store.as_ref())).transpose()?;
-        let defaults = Config::new(Face::Narval);
-        let config = Config {
-            priority: *priority,
-            sign_keys: sign_keys.iter().map(|key| key.0.clone()).collect(),
-            scratch: nar_cache.as_ref().map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
-            nar_cache: nar_cache.clone(),
-            verify_nars: *verify_nars,
-            narinfo_memo_bytes: *narinfo_memory,
-            ..defaults
-        };
-        let sources = Sources { store, written, upstreams: opened.upstreams.clone() };
-        Service::of(config, sources, &opened.state).map_err(Failure::usage)
-    }
-
-    /// The cache that is served at `/`, made if there is none yet.
-    fn written(&self, data: &Data, store: Option<&Store>) -> Result<WrittenCache, Failure> {
-        let failed = |error: DataError| Failure::usage(format!("option --data: {error}"));
-        let name = CacheName::default();
-        let cache = match data.cache(&name).map_err(failed)? {
-            Some(cache) => cache,
-            None => {
-                let store_dir = store.map_or_else(StoreDir::default, |store| store.store_dir().clone());
-                let settings = CacheSettings { store_dir, ..CacheSettings::default() };
-                data.create_cache(&name, &settings).map_err(failed)?
-            }
-        };
-        let before = cache.settings();
-        let public = self.service.public.unwrap_or(before.public);
-        let mut settings = CacheSettings { priority: self.service.priority, public, ..(*before).clone() };
-        if let Some(section) = &self.service.cache {
-            section.apply(&mut settings);
-        }
-        if settings != *before {
-            cache.set_settings(&settings).map_err(failed)?;
-        }
-        if let Some(warning) = settings.warning() {
-            tracing::warn!("cache '{name}': {warning}");
-        }
-        let (file, sections) = &self.service.oidc;
-        let issuers = oidc::issuers(file, sections).map_err(Failure::usage)?;
-        let oidc = (!issuers.is_empty()).then(|| OidcExchange::new(issuers, data.clone()));
-        Ok(WrittenCache { data: data.clone(), cache, oidc })
     }
 
     /// The keys of the file that take effect at the next start only, and that differ from those of `running`.
@@ -247,7 +148,6 @@ impl Settings {
         let differ = [
             ("listen", self.listen != running.listen),
             ("data", self.data != running.data),
-            ("upstream", self.upstreams != running.upstreams),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),
@@ -256,28 +156,114 @@ impl Settings {
     }
 }
 
-fn one_cache(file_name: &str, file: &ServeConfig) -> Result<Option<CacheSection>, Failure> {
-    match file.caches.as_slice() {
-        [] => Ok(None),
-        [only] => Ok(Some(only.clone())),
-        [_, second, ..] => {
-            let (line, name) = (second.line, &second.name);
-            Err(Failure::usage(format!("{file_name}:{line}: cache: there are two with the name '{name}'")))
+impl ServerWide {
+    /// What of it makes a difference to a cache: the live store is served at `/` alone.
+    pub(crate) fn of(&self, cache: &CacheName) -> Self {
+        if *cache == CacheName::default() {
+            return self.clone();
         }
+        Self { store: None, nar_cache: None, verify_nars: false, ..self.clone() }
     }
 }
 
-fn sign_keys(args: &Args, file: &ServeConfig) -> Result<Vec<SignKey>, Failure> {
-    if !args.sign_key.is_empty() {
-        return args.sign_key.iter().map(|path| key::read_secret_key(path).map(SignKey)).collect();
-    }
-    let place = |at: &At<PathBuf>| match &args.config {
-        Some(path) => format!("{}:{}", path.display(), at.line),
-        None => String::new(),
+/// The caches to serve. Keys at the top of the file, and options, are for the one at `/`; the others have sections.
+fn caches(args: &Args, file: &ServeConfig, file_name: &str) -> Result<Vec<CacheToServe>, Failure> {
+    let defaults = Config::new(Face::Narval);
+    let default_name = CacheName::default();
+    let section = file.caches.iter().find(|section| section.name == default_name);
+    let own_upstreams = section.map(|section| section.upstreams.as_slice()).unwrap_or_default();
+    let upstreams: Vec<_> = file.upstreams.iter().chain(own_upstreams).cloned().collect();
+    let size = section.and_then(|section| section.upstream_size).or(file.upstream_size);
+    let keys_of_file = section.and_then(|section| section.sign_keys.as_ref()).unwrap_or(&file.sign_keys);
+    let public = |section: Option<&CacheSection>| match args.private {
+        true => Some(false),
+        false => section.and_then(|section| section.public).or(file.public),
     };
+    let priority = |section: Option<&CacheSection>| section.and_then(|section| section.priority).or(file.priority);
+    let place = |section: Option<&CacheSection>| section.map(|section| (file_name.to_owned(), section.clone()));
+    let mut caches = vec![CacheToServe {
+        name: default_name.clone(),
+        hosts: section.map(hosts).unwrap_or_default(),
+        host_only: false,
+        sign_keys: match args.sign_key.as_slice() {
+            [] => sign_keys(file_name, keys_of_file)?,
+            paths => paths.iter().map(|path| key::read_secret_key(path).map(SignKey)).collect::<Result<_, _>>()?,
+        },
+        priority: args.priority.or(priority(section)).unwrap_or(defaults.priority),
+        public: public(section),
+        upstreams: args.upstream.over(&upstreams, file_name, size)?,
+        section: place(section),
+    }];
+    for section in file.caches.iter().filter(|section| section.name != default_name) {
+        let size = section.upstream_size.or(file.upstream_size);
+        caches.push(CacheToServe {
+            name: section.name.clone(),
+            hosts: hosts(section),
+            host_only: section.host_only,
+            // Those of the cache at `/` vouch for its uploads only.
+            sign_keys: sign_keys(file_name, section.sign_keys.as_deref().unwrap_or_default())?,
+            priority: priority(Some(section)).unwrap_or(defaults.priority),
+            public: public(Some(section)),
+            upstreams: UpstreamSettings::of_file(&section.upstreams, file_name, size).map_err(Failure::usage)?,
+            section: place(Some(section)),
+        });
+    }
+    Ok(caches)
+}
+
+fn hosts(section: &CacheSection) -> Vec<String> {
+    section.hosts.iter().map(|at| at.value.clone()).collect()
+}
+
+fn sign_keys(file_name: &str, keys: &[At<PathBuf>]) -> Result<Vec<SignKey>, Failure> {
     let read = |at: &At<PathBuf>| {
         let key = key::read_secret_key(&at.value);
-        key.map(SignKey).map_err(|failure| Failure::usage(format!("{}: sign-keys: {failure}", place(at))))
+        key.map(SignKey).map_err(|failure| Failure::usage(format!("{file_name}:{}: sign-keys: {failure}", at.line)))
     };
-    file.sign_keys.iter().map(read).collect()
+    keys.iter().map(read).collect()
+}
+
+impl CacheToServe {
+    /// The keys that it signs with.
+    pub(crate) fn secret_keys(&self) -> impl Iterator<Item = &SecretKey> {
+        self.sign_keys.iter().map(|key| &key.0)
+    }
+
+    pub(crate) fn want_mass_query(&self) -> bool {
+        self.section.as_ref().and_then(|(_, section)| section.want_mass_query).unwrap_or(true)
+    }
+
+    /// The store directory that the file gives it.
+    pub(crate) fn store_dir(&self) -> Option<&StoreDir> {
+        self.section.as_ref().and_then(|(_, section)| section.store_dir.as_ref())
+    }
+
+    /// Whether a service that was told this answers as one that is told `other`.
+    pub(crate) fn answers_as(&self, other: &Self) -> bool {
+        let answers = |told: &Self| (told.priority, told.want_mass_query());
+        self.sign_keys == other.sign_keys && answers(self) == answers(other)
+    }
+
+    /// The settings of the cache in the data folder, with what is said here.
+    ///
+    /// # Errors
+    /// Its paths have another store directory.
+    pub(crate) fn settings(&self, before: &CacheSettings) -> Result<CacheSettings, Failure> {
+        let mut settings = CacheSettings {
+            priority: self.priority,
+            public: self.public.unwrap_or(before.public),
+            public_keys: self.secret_keys().map(SecretKey::public_key).collect(),
+            ..before.clone()
+        };
+        if let Some((file, section)) = &self.section {
+            if let Some(store_dir) = section.store_dir.as_ref().filter(|dir| **dir != before.store_dir) {
+                return Err(Failure::usage(format!(
+                    "{file}:{}: cache.store-dir: the paths of the cache '{}' are in '{}', not in '{store_dir}': give it another name",
+                    section.line, self.name, before.store_dir
+                )));
+            }
+            section.apply(&mut settings);
+        }
+        Ok(settings)
+    }
 }

@@ -1,0 +1,305 @@
+//! The caches of a server: what each is told, and the services that answer for them.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use narval_cache::upstream::{UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
+use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
+use narval_nix::{SecretKey, StoreDir};
+use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
+use narval_store::Store;
+
+use super::oidc;
+use super::settings::{CacheToServe, ServerWide, Settings};
+use crate::{Failure, server};
+
+/// How often what nothing keeps is forgotten.
+const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 60);
+
+/// What is opened once, and shared by all services that a reload makes.
+pub(crate) struct Opened {
+    pub(crate) state: ServerState,
+    data: Option<Data>,
+    /// Of all caches that had upstreams once: their folders are locked.
+    upstreams: HashMap<CacheName, Upstreams>,
+    waiting: Waiting,
+}
+
+/// The services of all caches, and what they were made of.
+pub(crate) struct Services {
+    wide: ServerWide,
+    exchange: Option<OidcExchange>,
+    served: Vec<Served>,
+}
+
+/// A cache that is served.
+struct Served {
+    told: CacheToServe,
+    /// Resolved with what the data folder has.
+    public: bool,
+    service: Service,
+    /// Whether the service was made for these settings, and not before.
+    is_new: bool,
+    /// What is written to the data folder when the service takes effect: the settings before, and those from then on.
+    settings: Option<(Cache, Arc<CacheSettings>, CacheSettings)>,
+    /// The same for the upstreams.
+    upstreams: Option<(Upstreams, Vec<UpstreamOptions>, u64)>,
+}
+
+impl Opened {
+    /// Opens the data folder, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub(crate) fn new(data: Option<&Path>, unsafe_no_verify: bool) -> Result<Self, Failure> {
+        if unsafe_no_verify {
+            tracing::warn!("uploads are not verified: for measuring only");
+        }
+        let options = DataOptions { collect_every: Some(COLLECT_EVERY), unsafe_no_verify, ..DataOptions::default() };
+        let data = data.map(|path| Data::open(path, options).map_err(failed)).transpose()?;
+        Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
+    }
+
+    /// The upstreams of a cache: those that are open already, or opened now.
+    fn upstreams(&mut self, told: &CacheToServe, store_dir: &StoreDir) -> Result<Option<Upstreams>, Failure> {
+        let Some(data) = self.data.as_ref().filter(|_| !told.upstreams.is_empty()) else { return Ok(None) };
+        if let Some(open) = self.upstreams.get(&told.name) {
+            return Ok(Some(open.clone()));
+        }
+        let folder = upstream_folder(data.path(), &told.name)?;
+        let opened = Upstreams::open(UpstreamsOptions {
+            folder,
+            bytes_max: told.upstreams.size,
+            upstreams: told.upstreams.options()?,
+            store_dir: store_dir.clone(),
+            waiting: self.waiting.clone(),
+        });
+        let opened = opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?;
+        self.upstreams.insert(told.name.clone(), opened.clone());
+        Ok(Some(opened))
+    }
+}
+
+/// Where the answers of a cache's upstreams are kept. The cache at `/` had another folder once.
+fn upstream_folder(data: &Path, name: &CacheName) -> Result<std::path::PathBuf, Failure> {
+    let (all, before) = (data.join("upstreams"), data.join("upstream"));
+    let folder = all.join(name.as_str());
+    if *name == CacheName::default() && before.is_dir() && !folder.exists() {
+        let moved = std::fs::create_dir_all(&all).and_then(|()| std::fs::rename(&before, &folder));
+        moved.map_err(|error| {
+            Failure::usage(format!("cannot move '{}' to '{}': {error}", before.display(), folder.display()))
+        })?;
+    }
+    Ok(folder)
+}
+
+fn failed(error: DataError) -> Failure {
+    Failure::usage(format!("option --data: {error}"))
+}
+
+impl Services {
+    /// The services that these settings describe. Those of `before` that are to be the same are used further. Nothing has an effect yet.
+    ///
+    /// # Errors
+    /// A store, a cache or an upstream that can't be used as it is said, or a NAR cache that can't be used.
+    pub(crate) fn prepare(settings: &Settings, opened: &mut Opened, before: Option<&Self>) -> Result<Self, Failure> {
+        let wide = settings.wide.clone();
+        let exchange = match before {
+            Some(before) if before.wide.oidc == wide.oidc => before.exchange.clone(),
+            _ => exchange(&wide, opened.data.as_ref())?,
+        };
+        let mut served = Vec::new();
+        for told in &settings.caches {
+            let last = before.and_then(|before| {
+                let served = before.served.iter().find(|served| served.told.name == told.name)?;
+                Some((served, before.wide.of(&told.name) == wide.of(&told.name)))
+            });
+            served.push(Served::prepare(told, &wide, exchange.as_ref(), opened, last)?);
+        }
+        Ok(Self { wide, exchange, served })
+    }
+
+    /// Makes the services decide what is signed and kept, and returns what is to answer from now on.
+    ///
+    /// # Errors
+    /// The settings of a cache can't be written. Those of the others are as they were before.
+    pub(crate) fn take_effect(&mut self) -> Result<Caches, Failure> {
+        for (at, served) in self.served.iter().enumerate() {
+            let Some((cache, before, settings)) = &served.settings else { continue };
+            if settings == &**before {
+                continue;
+            }
+            if let Err(error) = cache.set_settings(settings) {
+                let done = self.served.iter().take(at).filter_map(|served| served.settings.as_ref());
+                for (cache, before, _) in done {
+                    if let Err(error) = cache.set_settings(before) {
+                        tracing::error!("cache '{}': {error}", cache.name());
+                    }
+                }
+                return Err(failed(error));
+            }
+        }
+        for served in &mut self.served {
+            if let Some((cache, _, settings)) = &served.settings
+                && let Some(warning) = settings.warning()
+            {
+                tracing::warn!("cache '{}': {warning}", cache.name());
+            }
+            if let Some((upstreams, options, size)) = served.upstreams.take() {
+                upstreams.replace(options, size);
+            }
+            if served.is_new {
+                served.service.take_effect();
+            }
+        }
+        self.caches()
+    }
+
+    fn caches(&self) -> Result<Caches, Failure> {
+        let mut served = self.served.iter();
+        // The first is the one at `/`.
+        let root = served.next().ok_or_else(|| Failure::usage("there is no cache to serve"))?;
+        let at_hosts = |caches: Caches, served: &Served| {
+            served.told.hosts.iter().fold(caches, |caches, host| caches.at_host(host, served.service.clone()))
+        };
+        let mut caches = at_hosts(Caches::new(root.service.clone()), root);
+        for served in served {
+            if !served.told.host_only {
+                caches = caches.at_path(&served.told.name, served.service.clone());
+            }
+            caches = at_hosts(caches, served);
+        }
+        Ok(caches)
+    }
+
+    /// The files that the services keep open beside those that they send.
+    pub(crate) fn kept_files_max(&self) -> usize {
+        self.served.iter().map(|served| served.service.kept_files_max()).sum()
+    }
+
+    /// Whether any cache has upstreams.
+    pub(crate) fn have_upstreams(&self) -> bool {
+        self.served.iter().any(|served| !served.told.upstreams.is_empty())
+    }
+
+    /// What was added and what is gone since `before`, for the log.
+    pub(crate) fn differences(&self, before: &Self) -> Vec<String> {
+        let has = |services: &Self, name: &CacheName| services.served.iter().any(|served| served.told.name == *name);
+        let missing = |from: &Self, to: &Self, word: &str| -> Vec<String> {
+            let names = from.served.iter().map(|served| &served.told.name).filter(|name| !has(to, name));
+            names.map(|name| format!("cache '{name}' {word}")).collect()
+        };
+        [missing(self, before, "added"), missing(before, self, "no longer served")].concat()
+    }
+}
+
+/// Exchanges tokens of the platforms in the file, if there are any.
+fn exchange(wide: &ServerWide, data: Option<&Data>) -> Result<Option<OidcExchange>, Failure> {
+    let (file, sections) = &wide.oidc;
+    let issuers = oidc::issuers(file, sections).map_err(Failure::usage)?;
+    let data = data.filter(|_| !issuers.is_empty());
+    Ok(data.map(|data| OidcExchange::new(issuers, data.clone())))
+}
+
+impl Served {
+    /// `last` is what served the cache so far, and whether what it shares with others has stayed.
+    fn prepare(
+        told: &CacheToServe,
+        wide: &ServerWide,
+        exchange: Option<&OidcExchange>,
+        opened: &mut Opened,
+        last: Option<(&Self, bool)>,
+    ) -> Result<Self, Failure> {
+        let is_root = told.name == CacheName::default();
+        let data = opened.data.clone();
+        // The live store is served at `/`, and beside a data folder only if it is asked for.
+        let wants_store = is_root && (wide.store.is_some() || data.is_none());
+        let open_store = || server::open_store(wide.store.as_deref());
+        let Some(data) = data else {
+            if let Some((last, true)) = last.filter(|(last, _)| last.told == *told) {
+                return Ok(last.again(told, None, None));
+            }
+            let store = Some(open_store()?);
+            let sources = Sources { store, ..Sources::default() };
+            let service = Service::of(config(told, wide), sources, &opened.state).map_err(Failure::usage)?;
+            return Ok(Self {
+                told: told.clone(),
+                public: true,
+                service,
+                is_new: true,
+                settings: None,
+                upstreams: None,
+            });
+        };
+        let mut store = None;
+        let mut cache = data.cache(&told.name).map_err(failed)?;
+        if cache.is_none() && wants_store && told.store_dir().is_none() {
+            store = Some(open_store()?);
+        }
+        let cache = match cache.take() {
+            Some(cache) => cache,
+            None => {
+                let live = store.as_ref().map(|store: &Store| store.store_dir().clone());
+                let store_dir = told.store_dir().cloned().or(live).unwrap_or_default();
+                let settings = CacheSettings { store_dir, ..CacheSettings::default() };
+                data.create_cache(&told.name, &settings).map_err(failed)?
+            }
+        };
+        let before = cache.settings();
+        let settings = told.settings(&before)?;
+        let public = settings.public;
+        let upstreams = opened.upstreams(told, &settings.store_dir)?;
+        let last_upstreams = last.as_ref().map(|(last, _)| &last.told.upstreams);
+        let replaced = match &upstreams {
+            Some(upstreams) if last_upstreams != Some(&told.upstreams) => {
+                Some((upstreams.clone(), told.upstreams.options()?, told.upstreams.size))
+            }
+            _ => None,
+        };
+        let written = Some((cache.clone(), before, settings));
+        if let Some((last, true)) = last.filter(|(last, _)| last.is_the_same(told, public)) {
+            return Ok(last.again(told, written, replaced));
+        }
+        if wants_store && store.is_none() {
+            store = Some(open_store()?);
+        }
+        let written_cache = WrittenCache { data, cache, public, oidc: exchange.cloned() };
+        let sources = Sources { store, written: Some(written_cache), upstreams };
+        let service = Service::of(config(told, wide), sources, &opened.state).map_err(Failure::usage)?;
+        Ok(Self { told: told.clone(), public, service, is_new: true, settings: written, upstreams: replaced })
+    }
+
+    /// Whether the service can stay as it is: what it does not keep itself may change.
+    fn is_the_same(&self, told: &CacheToServe, public: bool) -> bool {
+        self.public == public
+            && self.told.answers_as(told)
+            && self.told.upstreams.is_empty() == told.upstreams.is_empty()
+    }
+
+    /// The same service, told something else.
+    fn again(
+        &self,
+        told: &CacheToServe,
+        settings: Option<(Cache, Arc<CacheSettings>, CacheSettings)>,
+        upstreams: Option<(Upstreams, Vec<UpstreamOptions>, u64)>,
+    ) -> Self {
+        let service = self.service.clone();
+        Self { told: told.clone(), public: self.public, service, is_new: false, settings, upstreams }
+    }
+}
+
+fn config(told: &CacheToServe, wide: &ServerWide) -> Config {
+    let defaults = Config::new(Face::Narval);
+    let nar_cache = wide.nar_cache.as_ref();
+    Config {
+        priority: told.priority,
+        want_mass_query: told.want_mass_query(),
+        sign_keys: told.secret_keys().cloned().collect::<Vec<SecretKey>>(),
+        scratch: nar_cache.map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
+        nar_cache: nar_cache.cloned(),
+        verify_nars: wide.verify_nars,
+        narinfo_memo_bytes: wide.narinfo_memory,
+        ..defaults
+    }
+}
