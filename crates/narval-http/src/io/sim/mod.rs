@@ -10,6 +10,7 @@ mod baton;
 mod client;
 pub(crate) mod connection;
 mod handler;
+mod header_blocks;
 mod layer;
 mod network;
 mod run;
@@ -18,6 +19,7 @@ mod tls;
 mod websocket;
 
 pub use connection::connection;
+pub use header_blocks::{Fields, RefusedBlock, header_lists};
 pub use run::{Report, conversation, garbage};
 
 pub(crate) use baton::{is_participant, yield_now};
