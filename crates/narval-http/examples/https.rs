@@ -1,4 +1,5 @@
-//! HTTPS, with HTTP/2 where the client speaks it: `GET /` says which version it came by, `POST /` sends the body back.
+//! HTTPS, with HTTP/2 where the client speaks it: `GET /` says which version it came by, `POST /` sends the body back,
+//! `GET /bytes/N` is as large as it says.
 //!
 //! ```text
 //! openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost \
@@ -16,7 +17,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use narval_http::tls::{Identity, TlsAcceptor, TlsConfig};
-use narval_http::{Body, Request, Response, Router, StatusCode};
+use narval_http::{Body, BodySource, Fill, Request, Response, Router, SegmentBuf, StatusCode};
 
 use arguments::Arguments;
 
@@ -27,8 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let identities = vec![Identity { cert: cert.into(), key: key.into(), ocsp: None }];
     let acceptor = Arc::new(TlsAcceptor::new(TlsConfig { identities, ..TlsConfig::default() })?);
-    let app = Router::new().get("/", greet).post("/", echo).build()?;
-    arguments.serve(app, |builder| builder.tls(acceptor))
+    let app = Router::new().get("/", greet).post("/", echo).get("/bytes/@count", bytes).build()?;
+    arguments.serve(app, |builder| builder.tls(acceptor).http2(true))
 }
 
 fn greet(request: Request) -> String {
@@ -39,4 +40,28 @@ fn echo(mut request: Request) -> io::Result<Response> {
     let mut body = Vec::new();
     request.body().read_to_end(&mut body)?;
     Ok(Response::new(StatusCode::OK).body(Body::bytes(body)))
+}
+
+fn bytes(request: Request) -> Response {
+    match request.params().get("count").and_then(|count| count.parse().ok()) {
+        Some(count) => Response::new(StatusCode::OK).body(Body::source(Zeros(count), Some(count))),
+        None => Response::text(StatusCode::BAD_REQUEST, "not a number\n"),
+    }
+}
+
+/// Makes zeros, a piece at a time, as fast as they are taken.
+struct Zeros(u64);
+
+impl BodySource for Zeros {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        let piece = self.0.min(out.room() as u64);
+        self.0 -= piece;
+        let length = out.memory().len() + usize::try_from(piece).unwrap_or_default();
+        out.memory().resize(length, 0);
+        Ok(if self.0 == 0 { Fill::Done } else { Fill::More })
+    }
+
+    fn never_blocks(&self) -> bool {
+        true
+    }
 }

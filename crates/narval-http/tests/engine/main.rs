@@ -13,6 +13,8 @@ mod connections;
 mod deadlines;
 mod drivers;
 mod harness;
+#[cfg(feature = "tls")]
+mod http2;
 mod late;
 mod letter;
 mod memory;

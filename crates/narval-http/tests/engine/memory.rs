@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::harness::{PATIENCE, eventually};
 use crate::stopping::{Process, example};
 
-fn resident_kib(pid: u32) -> u64 {
+pub(crate) fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()

@@ -1,0 +1,8 @@
+//! HTTP/2 over TLS, by a client that writes frames: what no library would send.
+
+mod abuse;
+mod client;
+mod flow;
+mod requests;
+mod server;
+mod slow;

@@ -1,0 +1,177 @@
+//! Clients that are slow, or say nothing, on HTTP/2: the deadlines of HTTP/1 hold, and memory is bounded.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use narval_http::Limits;
+
+use super::client::*;
+use super::server::{Site, certificate};
+use crate::harness::{PATIENCE, on_each_driver};
+use crate::stopping::{Process, example};
+
+const SOON: Duration = Duration::from_millis(500);
+
+/// Every client that stops within something is disconnected after the timeout for that, here half a second; a test that waits
+/// for another timeout fails because it takes longer than [`PATIENCE`].
+fn is_disconnected(limits: Limits, stop: impl Fn(&mut Client), start: impl Fn(std::net::SocketAddr) -> Client) {
+    on_each_driver(|driver| {
+        let (site, server) = Site::start(driver, limits.clone());
+        let mut client = start(server.address);
+        stop(&mut client);
+        let took = client.wait_for_end();
+        assert!(took >= SOON / 2, "disconnected at once");
+        Client::start(server.address).still_serves();
+        site.open_gate();
+    });
+}
+
+#[test]
+fn a_client_that_says_nothing() {
+    is_disconnected(Limits { head_timeout: SOON, ..Limits::default() }, |_| {}, Client::silent);
+}
+
+#[test]
+fn a_preface_that_does_not_end() {
+    let limits = Limits { head_timeout: SOON, ..Limits::default() };
+    is_disconnected(limits, |client| client.send("PRI * HTTP/2.0\r\n"), Client::silent);
+}
+
+#[test]
+fn a_frame_that_does_not_end() {
+    let limits = Limits { head_timeout: SOON, ..Limits::default() };
+    is_disconnected(limits, |client| client.send([0, 0, 8, PING]), Client::start);
+}
+
+#[test]
+fn a_header_block_that_does_not_end() {
+    let limits = Limits { head_timeout: SOON, ..Limits::default() };
+    is_disconnected(limits, |client| client.send(frame(HEADERS, END_STREAM, 1, block(&get("/")))), Client::start);
+}
+
+#[test]
+fn a_connection_without_streams() {
+    let limits = Limits { keep_alive_timeout: SOON, ..Limits::default() };
+    is_disconnected(limits, Client::still_serves, Client::start);
+}
+
+/// PING keeps no connection open (the deadline is one of requests).
+#[test]
+fn a_connection_that_only_pings() {
+    let limits = Limits { keep_alive_timeout: SOON, ..Limits::default() };
+    on_each_driver(|driver| {
+        let (_, server) = Site::start(driver, limits.clone());
+        let mut client = Client::start(server.address);
+        let started = Instant::now();
+        while client.try_send(frame(PING, 0, 0, [1; 8])).is_ok() && !client.ended_meanwhile() {
+            assert!(started.elapsed() < PATIENCE, "kept open by PING");
+            std::thread::sleep(SOON / 10);
+        }
+    });
+}
+
+/// A window that stays shut: the deadline for responses holds as it does for a socket that is full.
+#[test]
+fn a_window_that_stays_shut() {
+    let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
+    on_each_driver(|driver| {
+        let (_, server) = Site::start(driver, limits.clone());
+        let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 0)]);
+        let stream = client.get("/large");
+        let ended = client.ends(stream);
+        assert!(ended, "the stream waits for ever");
+    });
+}
+
+/// The same with updates that are far too small.
+#[test]
+fn a_window_that_is_opened_by_the_byte() {
+    let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
+    on_each_driver(|driver| {
+        let (_, server) = Site::start(driver, limits.clone());
+        let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 0)]);
+        let stream = client.get("/large");
+        let started = Instant::now();
+        while client.try_send(frame(WINDOW_UPDATE, 0, stream, 1_u32.to_be_bytes())).is_ok() {
+            assert!(started.elapsed() < PATIENCE, "the stream goes on, a byte at a time");
+            if client.ended_meanwhile() {
+                break;
+            }
+            std::thread::sleep(SOON / 20);
+        }
+    });
+}
+
+/// A request body that stops: its stream is answered or reset, others go on.
+#[test]
+fn a_body_that_does_not_come() {
+    let limits = Limits { body_stall_timeout: SOON, body_busy_timeout: SOON, ..Limits::default() };
+    on_each_driver(|driver| {
+        let (_, server) = Site::start(driver, limits.clone());
+        let mut client = Client::start(server.address);
+        let stream = client.open(&post("/length"), false);
+        client.send(frame(DATA, 0, stream, "some"));
+        match client.outcome(stream) {
+            Outcome::Response(response) => assert_eq!(response.status, 408),
+            Outcome::Reset(_) => {}
+        }
+        client.still_serves();
+    });
+}
+
+/// Connections that ask for much on all their streams, and read nothing: memory is bounded, and stated. It is what
+/// `docs/engine.md` says, which leaves room for allocators: 2 MiB a connection, and 20 MiB for the process.
+#[test]
+fn slow_readers_with_many_streams_take_bounded_memory() {
+    const CONNECTIONS: usize = 24;
+    let [cert, key] = certificate().paths();
+    let child = Command::new(example("https"))
+        .args(["--port", "0", "--certificate"])
+        .arg(cert)
+        .arg("--key")
+        .arg(key)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut process = Process { child };
+    let mut line = String::new();
+    BufReader::new(process.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().rsplit('/').next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    let mut clients: Vec<Client> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut client = Client::with_settings(address, &[(INITIAL_WINDOW_SIZE, 0x7fff_ffff)]);
+            client.window(0, 0x7fff_0000);
+            for _ in 0..128 {
+                client.get("/bytes/100000000");
+            }
+            client
+        })
+        .collect();
+    // Each has been sent something, so all of their requests were taken.
+    for client in &mut clients {
+        client.until(|frame| frame.kind == DATA);
+    }
+    let resident = (0..10).map(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        crate::memory::resident_kib(process.child.id())
+    });
+    let resident = resident.max().unwrap();
+    assert!(resident < (20 + 2 * CONNECTIONS as u64) * 1024, "{resident} KiB for {CONNECTIONS} connections");
+    clients[0].get("/");
+}
+
+impl Client {
+    /// Whether a stream or the connection ends.
+    fn ends(&mut self, stream: u32) -> bool {
+        loop {
+            match self.try_frame() {
+                None => return true,
+                Some(frame) if frame.kind == GOAWAY || (frame.kind == RST_STREAM && frame.stream == stream) => {
+                    return true;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
