@@ -20,7 +20,7 @@ use crate::rows::{Placement, Row, Run, Settings};
 use crate::server::{Server, free_port};
 use crate::static_rows::{self, FileSets};
 use crate::tls::Certificate;
-use crate::{Context, Result, echo, failure, https_rows, nginx, push, websocket};
+use crate::{Context, Result, echo, failure, http2_rows, https_rows, nginx, push, websocket};
 
 const HELLO_REQUESTS: usize = 20_000;
 const OPEN_FILES: usize = 16 * 1024;
@@ -74,6 +74,14 @@ enum What {
         /// Make only one of so many requests, on a machine as slow as an emulated one
         #[arg(long, default_value_t = 1, value_name = "N")]
         one_of: usize,
+    },
+    /// HTTP/2 over TLS, by h2load and curl: static files, or with --closure a binary cache; {dir}, {cert}, {key} as for https
+    Http2 {
+        #[command(flatten)]
+        common: Common,
+        /// Top-level store path of the closure that the started servers serve
+        #[arg(long, value_name = "PATH")]
+        closure: Option<String>,
     },
     /// Installing clients, each by its command, from nginx over flat files
     Install(InstallArgs),
@@ -193,6 +201,7 @@ pub fn run() -> Result<()> {
         What::Hello { common, target } => hello(&common, &target),
         What::Static { common } => static_files(&common),
         What::Https { common, ktls, one_of } => https(&common, ktls, one_of.max(1)),
+        What::Http2 { common, closure } => http2(&common, closure.as_deref()),
         What::Install(arguments) => install(&arguments),
         What::Broadcast { common, connections, bytes, rounds } => {
             websocket::raise_file_limit(connections + 100)?;
@@ -287,17 +296,41 @@ fn https(common: &Common, ktls: bool, one_of: usize) -> Result<()> {
     let certificate = Certificate::prepare(&work)?;
     websocket::raise_file_limit(OPEN_FILES)?;
     let mut servers = vec![nginx::start_https(&[("/", &sets.folder)], &work, &certificate, ktls)?];
-    let values = [("{dir}", &sets.folder), ("{cert}", &certificate.cert), ("{key}", &certificate.key)];
+    servers.extend(secure_peers(common, &work, &sets.folder, &certificate)?);
+    measure(common, &servers, |run| https_rows::run(run, &sets, one_of))
+}
+
+fn http2(common: &Common, closure: Option<&str>) -> Result<()> {
+    fs::create_dir_all(&common.work).context(|| format!("cannot make {}", common.work.display()))?;
+    let work = fs::canonicalize(&common.work).context(|| format!("cannot use {}", common.work.display()))?;
+    let certificate = Certificate::prepare(&work)?;
+    if let Some(closure) = closure {
+        let fixture = Fixture::prepare(&work, closure, None)?;
+        let flat = fixture.flat("none")?;
+        let mut servers = vec![nginx::start_http2(&[("/", &flat)], &work, &certificate)?];
+        servers.extend(secure_peers(common, &work, &flat, &certificate)?);
+        return measure(common, &servers, |run| http2_rows::run_cache(run, &fixture, &work));
+    }
+    let sets = FileSets::prepare(&work)?;
+    let mut servers = vec![nginx::start_http2(&[("/", &sets.folder)], &work, &certificate)?];
+    servers.extend(secure_peers(common, &work, &sets.folder, &certificate)?);
+    measure(common, &servers, |run| http2_rows::run_static(run, &sets, &work))
+}
+
+/// Those that `--start` and `--peer` name, with TLS.
+fn secure_peers(common: &Common, work: &Path, folder: &PathBuf, certificate: &Certificate) -> Result<Vec<Server>> {
+    let values = [("{dir}", folder), ("{cert}", &certificate.cert), ("{key}", &certificate.key)];
+    let mut servers = Vec::new();
     for text in &common.start {
         let filled = |text: String, (name, path): &(&str, &PathBuf)| text.replace(name, &path.display().to_string());
-        let mut server = Server::start(&values.iter().fold(text.clone(), filled), &work)?;
+        let mut server = Server::start(&values.iter().fold(text.clone(), filled), work)?;
         server.base.secure = true;
         servers.push(server);
     }
     for text in &common.peer {
         servers.push(Server::peer(text)?);
     }
-    measure(common, &servers, |run| https_rows::run(run, &sets, one_of))
+    Ok(servers)
 }
 
 fn install(arguments: &InstallArgs) -> Result<()> {

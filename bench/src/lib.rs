@@ -11,6 +11,7 @@ pub mod command;
 pub mod echo;
 pub mod fixture;
 pub mod handshakes;
+pub mod http2_rows;
 pub mod https_rows;
 pub mod install;
 pub mod load;

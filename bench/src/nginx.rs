@@ -26,12 +26,29 @@ pub fn start(folders: &[(&str, &Path)], work: &Path) -> Result<Server> {
 /// # Errors
 /// As [`start`].
 pub fn start_https(folders: &[(&str, &Path)], work: &Path, certificate: &Certificate, ktls: bool) -> Result<Server> {
-    let mut server = start_with(folders, work, Some((certificate, ktls)))?;
+    let mut server = start_with(folders, work, Some(Tls { certificate, ktls, http2: false }))?;
     server.base.secure = true;
     Ok(server)
 }
 
-fn start_with(folders: &[(&str, &Path)], work: &Path, tls: Option<(&Certificate, bool)>) -> Result<Server> {
+/// The same over HTTPS with HTTP/2.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_http2(folders: &[(&str, &Path)], work: &Path, certificate: &Certificate) -> Result<Server> {
+    let mut server = start_with(folders, work, Some(Tls { certificate, ktls: false, http2: true }))?;
+    server.base.secure = true;
+    Ok(server)
+}
+
+#[derive(Clone, Copy)]
+struct Tls<'a> {
+    certificate: &'a Certificate,
+    ktls: bool,
+    http2: bool,
+}
+
+fn start_with(folders: &[(&str, &Path)], work: &Path, tls: Option<Tls<'_>>) -> Result<Server> {
     let port = free_port()?;
     let work = fs::canonicalize(work).context(|| format!("cannot use {}", work.display()))?;
     let configuration = work.join("nginx.conf");
@@ -94,17 +111,18 @@ pub(crate) fn program() -> PathBuf {
 
 /// As its documentation advises for static files: everything that costs nothing in correctness for
 /// files that do not change.
-fn text(folders: &[(&str, &Path)], work: &Path, port: u16, tls: Option<(&Certificate, bool)>) -> String {
+fn text(folders: &[(&str, &Path)], work: &Path, port: u16, tls: Option<Tls<'_>>) -> String {
     let work = work.display();
     let user = user();
     let locations =
         folders.iter().map(|(prefix, folder)| format!("    location {prefix} {{ alias {}/; }}\n", folder.display()));
     let locations = locations.collect::<String>();
     // Session tickets are on by default, as they are in narval; TLS 1.3 has to be named.
-    let tls = tls.map_or(String::new(), |(certificate, ktls)| {
+    let tls = tls.map_or(String::new(), |Tls { certificate, ktls, http2 }| {
         let ktls = if ktls { "ssl_conf_command Options KTLS;" } else { "" };
+        let http2 = if http2 { " http2" } else { "" };
         let (cert, key) = (certificate.cert.display(), certificate.key.display());
-        format!(" ssl; ssl_protocols TLSv1.2 TLSv1.3; ssl_certificate {cert}; ssl_certificate_key {key}; {ktls}")
+        format!(" ssl{http2}; ssl_protocols TLSv1.2 TLSv1.3; ssl_certificate {cert}; ssl_certificate_key {key}; {ktls}")
     });
     let listen = if tls.is_empty() { ";" } else { tls.as_str() };
     let hello = "x".repeat(HELLO_BYTES);

@@ -99,13 +99,22 @@ impl Run<'_> {
     /// # Errors
     /// When one fails.
     pub fn handshakes(&mut self, title: &str, handshakes: Handshakes) -> Result<()> {
+        self.work(title, |server, ready| handshakes.run(&server.base, ready))
+    }
+
+    /// Measures a row of what `work` does to a server, from the moment on that it calls its second argument. What it starts
+    /// has the client's processor.
+    ///
+    /// # Errors
+    /// When `work` fails.
+    pub fn work(&mut self, title: &str, work: impl Fn(&Server, &mut dyn FnMut()) -> Result<Done>) -> Result<()> {
         if !self.is_wanted(title) {
             return Ok(());
         }
         let mut samples = self.servers.iter().map(|server| (server.name.clone(), Vec::new())).collect::<Vec<_>>();
         for _ in 0..self.settings.repetitions {
             for (server, (_, samples)) in self.servers.iter().zip(&mut samples) {
-                let sample = self.sample(Placement::Apart, server, |ready| handshakes.run(&server.base, ready));
+                let sample = self.sample(Placement::Apart, server, |ready| work(server, ready));
                 samples.push(sample.map_err(|e| at(&server.name, e))?);
             }
         }

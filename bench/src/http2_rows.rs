@@ -1,0 +1,225 @@
+//! HTTP/2 over TLS, by clients of others: `h2load` (Debian's nghttp2-client) for throughput, `curl` for a far server and for
+//! what stands behind large bodies.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::client::{BaseUrl, Connection, Request};
+use crate::fixture::{Fixture, fields, hash_part};
+use crate::load::{Done, nanoseconds};
+use crate::proxy::{Proxy, ProxyOptions};
+use crate::rows::Run;
+use crate::server::Server;
+use crate::static_rows::FileSets;
+use crate::{Context, Result, failure};
+
+/// Requests that are under way at a time, as Nix 2.35 has them at most on a connection.
+const STREAMS: usize = 100;
+const SMALL_REQUESTS: usize = 20_000;
+const MEDIUM_REQUESTS: usize = 4_000;
+const LARGE_REQUESTS: usize = 100;
+const NARINFO_REQUESTS: usize = 20_000;
+/// Of the rows with a far server.
+const FAR_REQUESTS: usize = 1_000;
+const FAR_ROUND_TRIP: Duration = Duration::from_millis(50);
+/// NARs that a narinfo stands behind.
+const NARS_AHEAD: usize = 16;
+
+/// Measures the rows of static files.
+///
+/// # Errors
+/// When there is no h2load, or a server answers wrongly.
+pub fn run_static(run: &mut Run<'_>, sets: &FileSets, work: &Path) -> Result<()> {
+    let large = ["/large.bin".to_owned()];
+    let rows: [(&str, &[String], usize); 3] = [
+        ("200 files, 1 to 4 KB", &sets.small, SMALL_REQUESTS),
+        ("200 files, mean 125 KB", &sets.medium, MEDIUM_REQUESTS),
+        ("one file, 5.7 MB", &large, LARGE_REQUESTS),
+    ];
+    for (what, targets, requests) in rows {
+        let title = format!("HTTP/2, {what}, 1 connection, {STREAMS} streams");
+        run.work(&title, |server, ready| h2load(&server.base, targets, requests, work, ready))?;
+    }
+    Ok(())
+}
+
+/// Measures the rows of binary caches.
+///
+/// # Errors
+/// When there is no h2load or curl, or a server answers wrongly.
+pub fn run_cache(run: &mut Run<'_>, fixture: &Fixture, work: &Path) -> Result<()> {
+    let narinfos = fixture.closure.iter().map(|path| Ok(format!("/{}.narinfo", hash_part(path)?)));
+    let narinfos = narinfos.collect::<Result<Vec<_>>>()?;
+    for server in run.servers {
+        // what is remembered from now on
+        h2load(&server.base, &narinfos, narinfos.len(), work, &mut || {})?;
+    }
+    let title = format!("HTTP/2, all narinfos of the closure, 1 connection, {STREAMS} streams");
+    run.work(&title, |server, ready| h2load(&server.base, &narinfos, NARINFO_REQUESTS, work, ready))?;
+    for (version, option, at_a_time) in [("HTTP/2", "--http2", 125), ("HTTP/1.1", "--http1.1", 25)] {
+        let trip = FAR_ROUND_TRIP.as_millis();
+        let title =
+            format!("{version}, {FAR_REQUESTS} narinfos, round trip {trip} ms, curl with {at_a_time} at a time");
+        run.work(&title, |server, ready| far(server, option, at_a_time, &narinfos, work, ready))?;
+    }
+    let title = format!("HTTP/2, a narinfo behind {NARS_AHEAD} NARs of 10 MB");
+    run.work(&title, |server, ready| behind_nars(server, fixture, work, ready))
+}
+
+/// `requests` of these targets in turn, on one connection.
+fn h2load(base: &BaseUrl, targets: &[String], requests: usize, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
+    let (list, log) = (work.join("h2load-urls"), work.join("h2load.log"));
+    let urls: String = targets.iter().fold(String::new(), |mut urls, target| {
+        let _ = writeln!(urls, "https://{}{target}", base.address);
+        urls
+    });
+    fs::write(&list, urls).context(|| format!("cannot write {}", list.display()))?;
+    // it appends
+    let _ = fs::remove_file(&log);
+    let mut command = Command::new("h2load");
+    command.args(["-c", "1", "-m", &STREAMS.to_string(), "-n", &requests.to_string(), "-i"]);
+    command.arg(&list).arg("--log-file").arg(&log);
+    ready();
+    let output = command.output().context(|| "cannot run h2load (apt-get install nghttp2-client)".to_owned())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !text.lines().any(|line| line == "Application protocol: h2") {
+        return Err(failure!("h2load did not get HTTP/2: {}", text.lines().last().unwrap_or_default()));
+    }
+    let log = fs::read_to_string(&log).context(|| format!("cannot read {}", log.display()))?;
+    let mut done = from_log(&log)?;
+    if done.requests != requests as u64 {
+        return Err(failure!("h2load: {} of {requests} requests were answered 200", done.requests));
+    }
+    done.bytes = data_bytes(&text);
+    Ok(done)
+}
+
+/// h2load's log: for each request the time of its start and how long it took, in µs, and its status between them.
+fn from_log(log: &str) -> Result<Done> {
+    let (mut done, mut first, mut last) = (Done::default(), u64::MAX, 0);
+    for line in log.lines() {
+        let mut columns = line.split_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(start)), Some(Ok(status)), Some(Ok(took))) = (columns.next(), columns.next(), columns.next())
+        else {
+            return Err(failure!("h2load's log has the line '{line}'"));
+        };
+        if status == 200 {
+            done.requests += 1;
+        }
+        (first, last) = (first.min(start), last.max(start + took));
+        done.latencies_ns.push(took * 1000);
+    }
+    done.wall_ns = last.saturating_sub(first) * 1000;
+    Ok(done)
+}
+
+/// From the line `traffic: 1.2MB (1234567) total, … headers (…), 1.1MB (1200000) data`.
+fn data_bytes(output: &str) -> u64 {
+    let line = output.lines().find(|line| line.starts_with("traffic:"));
+    let number = line.and_then(|line| line.rsplit('(').next()?.split(')').next()?.parse().ok());
+    number.unwrap_or(0)
+}
+
+/// [`FAR_REQUESTS`] of these targets, as a client that sees the server through a delay.
+fn far(
+    server: &Server,
+    option: &str,
+    at_a_time: usize,
+    targets: &[String],
+    work: &Path,
+    ready: &mut dyn FnMut(),
+) -> Result<Done> {
+    let options = ProxyOptions { round_trip: FAR_ROUND_TRIP, ..ProxyOptions::to(server.base.address) };
+    let proxy = Proxy::start(options).context(|| "cannot start the proxy".to_owned())?;
+    let urls = targets.iter().cycle().take(FAR_REQUESTS);
+    let urls = urls.map(|target| format!("https://{}{target}", proxy.address())).collect::<Vec<_>>();
+    ready();
+    let started = Instant::now();
+    let transfers = curl(option, at_a_time, &urls, work)?;
+    let wall_ns = nanoseconds(started.elapsed());
+    let wanted = option.trim_start_matches("--http");
+    if let Some(other) = transfers.iter().find(|transfer| transfer.status != 200 || transfer.version != wanted) {
+        return Err(failure!("{}: HTTP/{} {}", other.url, other.version, other.status));
+    }
+    Ok(Done { wall_ns, requests: transfers.len() as u64, ..Done::default() })
+}
+
+/// One connection, on which NARs are asked for first: how long the narinfo takes.
+fn behind_nars(server: &Server, fixture: &Fixture, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
+    let narinfo = format!("/{}.narinfo", hash_part(&fixture.large)?);
+    let text = Connection::open(&server.base)?.fetch(&Request::get(&server.base, &narinfo, "", 200))?;
+    let text = String::from_utf8(text).context(|| narinfo.clone())?;
+    let nar = fields(&text).get("URL").map(|url| format!("https://{}/{url}", server.base.address));
+    let nar = nar.ok_or_else(|| failure!("{narinfo} has no URL"))?;
+    let mut urls = vec![nar; NARS_AHEAD];
+    let narinfo = format!("https://{}{narinfo}", server.base.address);
+    urls.push(narinfo.clone());
+    ready();
+    let transfers = curl("--http2", NARS_AHEAD + 1, &urls, work)?;
+    let own = transfers.iter().find(|transfer| transfer.url == narinfo && transfer.version == "2");
+    let own = own.ok_or_else(|| failure!("curl says nothing of {narinfo} over HTTP/2"))?;
+    Ok(Done { wall_ns: own.took_ns, requests: 1, latencies_ns: vec![own.took_ns], ..Done::default() })
+}
+
+/// What curl says of a transfer.
+struct Transfer {
+    url: String,
+    version: String,
+    status: u16,
+    /// From when it could be asked for to its end.
+    took_ns: u64,
+}
+
+fn curl(version: &str, at_a_time: usize, urls: &[String], work: &Path) -> Result<Vec<Transfer>> {
+    let list: PathBuf = work.join("curl-urls");
+    let text = urls.iter().fold(String::new(), |mut text, url| {
+        let _ = writeln!(text, "url = \"{url}\"\noutput = \"/dev/null\"");
+        text
+    });
+    fs::write(&list, text).context(|| format!("cannot write {}", list.display()))?;
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--show-error", "--insecure", "--parallel", "--parallel-max", &at_a_time.to_string()]);
+    command.args([version, "--write-out", "%{url} %{http_version} %{http_code} %{time_pretransfer} %{time_total}\\n"]);
+    let output = command.arg("--config").arg(&list).output().context(|| "cannot run curl".to_owned())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let transfers = text.lines().map(|line| transfer(line).ok_or_else(|| failure!("curl says '{line}'")));
+    let transfers = transfers.collect::<Result<Vec<_>>>()?;
+    if transfers.len() != urls.len() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        let (done, error) = (transfers.len(), error.lines().next().unwrap_or_default());
+        return Err(failure!("curl: {done} of {} transfers: {error}", urls.len()));
+    }
+    Ok(transfers)
+}
+
+fn transfer(line: &str) -> Option<Transfer> {
+    let mut columns = line.split(' ');
+    let (url, version) = (columns.next()?.to_owned(), columns.next()?.to_owned());
+    let status = columns.next()?.parse().ok()?;
+    let (asked, ended) = (columns.next()?.parse::<f64>().ok()?, columns.next()?.parse::<f64>().ok()?);
+    Some(Transfer { url, version, status, took_ns: nanoseconds(Duration::from_secs_f64((ended - asked).max(0.0))) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_h2load_says() {
+        let done = from_log("1000\t200\t50\n1010\t200\t100\n1020\t404\t7\n").unwrap();
+        assert_eq!((done.requests, done.wall_ns), (2, 110_000));
+        assert!(from_log("nonsense").is_err());
+        let line =
+            "traffic: 1.20MB (1258291) total, 10.00KB (10240) headers (space savings 40.00%), 1.10MB (1153433) data";
+        assert_eq!(data_bytes(line), 1_153_433);
+    }
+
+    #[test]
+    fn what_curl_says() {
+        let transfer = transfer("https://h/x 2 200 0.010000 0.012500").unwrap();
+        assert_eq!((transfer.version.as_str(), transfer.status, transfer.took_ns), ("2", 200, 2_500_000));
+    }
+}
