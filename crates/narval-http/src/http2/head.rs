@@ -244,7 +244,9 @@ impl HeadBuilder {
             (None, Some(host)) => host,
             (None, None) => return Err(HeadError::Malformed("the authority is missing")),
         };
-        if !is_host(host.of(&self.bytes)) {
+        // RFC 9110 section 4.2.2: a URI of this scheme has a host.
+        let text = host.of(&self.bytes);
+        if text.is_empty() || !is_host(text) {
             return Err(HeadError::Malformed("the authority is malformed"));
         }
         Ok(host)

@@ -111,12 +111,9 @@ impl<X: Exchange> Conn<X> {
             return self.forget(id, service);
         }
         let Sending::Body(body) = &mut stream.sending else { return };
-        let before = body.ready();
         match made.and_then(|made| body.made(made)) {
             Ok(()) => {
-                let held = usize::try_from(body.ready() - before).unwrap_or(usize::MAX);
-                stream.held += held;
-                self.held = self.held.saturating_add(held);
+                self.count_held(id);
                 self.queue(id);
             }
             Err(error) => self.fail_body(id, &error, service),
@@ -243,10 +240,7 @@ impl<X: Exchange> Conn<X> {
                 }
                 self.finish(id, service);
             }
-            Rest::Here => match body.make(HTTP2_QUANTUM) {
-                Ok(()) => self.queue(id),
-                Err(error) => self.fail_body(id, &error, service),
-            },
+            Rest::Here => self.make_here(id, service),
             Rest::Worker => self.make(id),
             Rest::Making => {}
             Rest::Waiting => self.wait(id, service),
@@ -274,32 +268,63 @@ impl<X: Exchange> Conn<X> {
         stream.window.sent(taken);
         self.window.sent(taken);
         stream.sent += (taken + HEADER_LENGTH) as u64;
-        let given_back = stream.held.min(taken);
-        stream.held -= given_back;
-        self.held = self.held.saturating_sub(given_back);
-        if is_at_end(body.as_ref()) {
+        let is_over = is_at_end(body.as_ref());
+        let runs_low = body.ready() < HTTP2_PREFETCH_BELOW && body.rest() == Rest::Worker;
+        let is_closed = stream.window.is_closed();
+        self.count_held(id);
+        if is_over {
             return self.finish(id, service);
         }
-        let runs_low = body.ready() < HTTP2_PREFETCH_BELOW && body.rest() == Rest::Worker;
-        if runs_low && taken > 0 && !stream.window.is_closed() {
+        if runs_low && taken > 0 && !is_closed {
             self.make(id);
         }
         self.queue(id);
         self.feed_hungry();
     }
 
-    /// Has a worker make the next piece of a body: no more than the client takes, so that nothing is held for one that pauses.
-    fn make(&mut self, id: u32) {
+    /// Brings what a stream counts for in `held` up to date.
+    fn count_held(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let Sending::Body(body) = &mut stream.sending else { return };
+        let Sending::Body(body) = &stream.sending else { return };
+        let held = body.held();
+        self.held = (self.held + held).saturating_sub(stream.held);
+        stream.held = held;
+    }
+
+    /// How much may be made for a body now: no more than the client takes, so that nothing is held for one that pauses. `None`:
+    /// too much is held; the stream has another turn when less is, if it has nothing to send.
+    fn quantum(&mut self, id: u32) -> Option<usize> {
+        let stream = self.streams.get_mut(&id)?;
+        let Sending::Body(body) = &stream.sending else { return None };
         if self.held >= HTTP2_HELD_MAX && !std::mem::take(&mut self.is_starved) {
             if body.ready() == 0 {
                 stream.is_queued = true;
                 self.hungry.push_back(id);
             }
-            return;
+            return None;
         }
-        let quantum = stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, HTTP2_QUANTUM);
+        Some(stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, HTTP2_QUANTUM))
+    }
+
+    /// Makes the next piece of a body that does not block.
+    fn make_here(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(quantum) = self.quantum(id) else { return };
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::Body(body) = &mut stream.sending else { return };
+        match body.make(quantum) {
+            Ok(()) => {
+                self.count_held(id);
+                self.queue(id);
+            }
+            Err(error) => self.fail_body(id, &error, service),
+        }
+    }
+
+    /// Has a worker make the next piece of a body.
+    fn make(&mut self, id: u32) {
+        let Some(quantum) = self.quantum(id) else { return };
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::Body(body) = &mut stream.sending else { return };
         let Some(maker) = body.maker() else { return };
         stream.is_away = true;
         self.held += quantum;

@@ -38,6 +38,9 @@ pub(crate) trait Body {
     /// What comes behind them.
     fn rest(&self) -> Rest;
 
+    /// Bytes of memory that were made for what is ready: not what the handler gave as a whole, nor what is still in files.
+    fn held(&self) -> usize;
+
     /// Takes bytes that are ready, one at least. 0: they have to be made after all.
     ///
     /// # Errors

@@ -20,6 +20,8 @@ pub(crate) struct StreamBody {
     parts: VecDeque<Part>,
     /// Bytes of all parts.
     ready: u64,
+    /// Bytes of parts in memory that were made here or by a worker.
+    held: usize,
     source: Source,
     /// Bytes that the source still owes, where that was said.
     left: Option<u64>,
@@ -80,6 +82,7 @@ impl StreamBody {
         Self {
             parts: VecDeque::new(),
             ready: 0,
+            held: 0,
             source: Source::None,
             left: None,
             trailers: Vec::new(),
@@ -102,6 +105,7 @@ impl StreamBody {
     /// Takes what a source has made.
     fn append(&mut self, mut source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf) -> io::Result<()> {
         let SegmentBuf { memory, files, .. } = segments;
+        let length = memory.len();
         let (mut memory, mut taken, mut made) = (Bytes::from(memory), 0, 0);
         for (at, range) in files {
             let before = memory.split_to((at - taken).min(memory.len()));
@@ -113,6 +117,7 @@ impl StreamBody {
         made += memory.len() as u64;
         self.push(Part::Memory(memory));
         self.ready += made;
+        self.held += length;
         if let Some(left) = &mut self.left {
             *left = left.checked_sub(made).ok_or_else(|| wrong_length("the body is longer than promised"))?;
         }
@@ -163,6 +168,10 @@ impl Body for StreamBody {
         }
     }
 
+    fn held(&self) -> usize {
+        self.held
+    }
+
     fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut taken = 0;
         while let Some(part) = self.parts.front_mut() {
@@ -174,6 +183,7 @@ impl Body for StreamBody {
                 Part::Memory(bytes) => {
                     let n = place.len().min(bytes.len());
                     bytes.copy_to_slice(place.get_mut(..n).unwrap_or_default());
+                    self.held = self.held.saturating_sub(n);
                     n
                 }
                 Part::File(range) => match read_at_once(range, place)? {
@@ -238,6 +248,7 @@ impl Body for StreamBody {
                 }
                 // What comes behind it is tried again: the kernel may have read on.
                 self.file_blocks = false;
+                self.held += bytes.len();
                 self.parts.push_front(Part::Memory(bytes));
                 Ok(())
             }

@@ -20,6 +20,7 @@ fn ends_with(code: u32, mut attack: impl FnMut(&mut Client) -> Vec<u8>) {
         other.still_serves();
         let mut client = Client::start(address);
         assert_eq!(client.until_goaway(TIMES_MAX, &mut attack), code);
+        site.open_gate();
         other.still_serves();
         eventually("all handlers end", || site.running.load(Ordering::SeqCst) == 0);
     });
@@ -118,9 +119,10 @@ fn made_you_reset_by_malformed_requests() {
     });
 }
 
+/// An error of the stream (RFC 7540 §5.3.1), or of the connection as any error may be (RFC 9113 §5.4.1).
 #[test]
-fn made_you_reset_by_priorities_of_a_stream_on_itself() {
-    ends_with(code::ENHANCE_YOUR_CALM, |client| {
+fn priorities_of_a_stream_on_itself() {
+    ends_with(code::PROTOCOL_ERROR, |client| {
         let (stream, headers) = opened(client, "/", true);
         let priority = [&stream.to_be_bytes()[..], &[16]].concat();
         [headers, frame(PRIORITY, 0, stream, priority)].concat()
