@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use narval_cache::bucket::credentials::{Environment, Provider};
-use narval_cache::bucket::{SINGLE_PUT_LEN_MAX, put_object};
-use narval_client::{Client, Extra, HttpError, Method, Payload, ResumingBody, Url};
+use narval_cache::bucket::{BucketSigner, SINGLE_PUT_LEN_MAX, put_object};
+use narval_client::{Buckets, Client, Extra, HttpError, Method, Payload, ResumingBody, Url};
 use narval_nix::{Sha256, Sha256Hasher};
 use s3::{S3Server, bare, client};
 
@@ -142,19 +142,86 @@ fn refusals_say_what_to_do() {
 
 /// A server that answers each connection with the next of these, and passes on the requests.
 fn scripted(answers: Vec<String>) -> (String, Receiver<String>) {
+    scripted_with(answers.into_iter().map(|answer| ("200 OK".to_owned(), answer)).collect())
+}
+
+/// The same with a status, and perhaps fields, for each.
+fn scripted_with(answers: Vec<(String, String)>) -> (String, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let (sender, requests) = channel();
     std::thread::spawn(move || {
-        for answer in answers {
+        for (status, answer) in answers {
             let mut stream = listener.accept().unwrap().0;
             stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             sender.send(read_request(&mut stream)).unwrap();
-            let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", answer.len());
+            let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", answer.len());
             stream.write_all((head + &answer).as_bytes()).unwrap();
         }
     });
     (address, requests)
+}
+
+/// A store's refusal.
+fn refusal(status: &str, code: &str) -> (String, String) {
+    (status.to_owned(), format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>why</Message></Error>"))
+}
+
+#[test]
+fn refusals_that_pass_are_tried_again_and_others_are_not() {
+    let ask = |answers: Vec<(String, String)>| {
+        let count = answers.len();
+        let (server, requests) = scripted_with(answers);
+        let set = [("AWS_ACCESS_KEY_ID", "i"), ("AWS_SECRET_ACCESS_KEY", "s")];
+        let client = client(&set.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let url = Url::parse(&format!("s3://cache/x?endpoint={server}")).unwrap();
+        let answer = client.metadata(&url, 100).map_err(|error| error.to_string());
+        assert_eq!(requests.iter().count(), count, "{answer:?}");
+        answer
+    };
+    let fine = || ("200 OK".to_owned(), "fine".to_owned());
+    for (status, code) in [
+        ("503 Slow Down", "SlowDown"),
+        ("500 Internal Server Error", "InternalError"),
+        ("400 Bad Request", "RequestTimeout"),
+        ("400 Bad Request", "ExpiredToken"),
+    ] {
+        assert_eq!(ask(vec![refusal(status, code), fine()]), Ok(Some(b"fine".to_vec())), "{code}");
+    }
+    assert_eq!(ask(vec![refusal("404 Not Found", "NoSuchKey")]), Ok(None));
+    assert_eq!(ask(vec![refusal("403 Forbidden", "AccessDenied")]), Ok(None));
+    let moved = "301 Moved Permanently\r\nx-amz-bucket-region: eu-west-3";
+    for (status, code, message) in [
+        (moved, "PermanentRedirect", "it is in another region; add region=eu-west-3"),
+        ("403 Forbidden", "RequestTimeTooSkewed", "the clock of this machine is wrong"),
+        ("404 Not Found", "NoSuchBucket", "there is none at http://127.0.0.1"),
+        ("400 Bad Request", "SomethingNew", "the bucket 'cache' answered 400 SomethingNew: why"),
+    ] {
+        let error = ask(vec![refusal(status, code)]).unwrap_err();
+        assert!(error.contains(message), "{error}");
+    }
+    let error = ask(vec![("400 Bad Request".to_owned(), "<html>".to_owned())]).unwrap_err();
+    assert!(error.contains("check that it is an S3 endpoint"), "{error}");
+}
+
+#[test]
+fn requests_are_signed_for_the_host_of_the_bucket() {
+    let environment =
+        [("AWS_ACCESS_KEY_ID", "i"), ("AWS_SECRET_ACCESS_KEY", "the-secret"), ("AWS_SESSION_TOKEN", "t/t")];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let signer = BucketSigner::new(Environment::of(environment.to_vec()));
+    let sign = |url: &str| {
+        let signed =
+            signer.sign(&client(&environment), Method::Get, &Url::parse(url).unwrap(), Extra::default()).unwrap();
+        assert!(!signed.target().contains("the-secret"));
+        assert!(signed.target().contains("X-Amz-Security-Token=t%2Ft&"), "{}", signed.target());
+        assert_eq!(signed.query_value("X-Amz-Credential").unwrap().split('/').next(), Some("i"));
+        signed.to_string()
+    };
+    assert_eq!(sign("s3://cache/a/b?region=eu-west-3"), "https://cache.s3.eu-west-3.amazonaws.com/a/b");
+    assert_eq!(sign("s3://my.cache/b?region=eu-west-3"), "https://s3.eu-west-3.amazonaws.com/my.cache/b");
+    assert_eq!(sign("s3://cache/b?endpoint=s3.lan:9000&scheme=http"), "http://s3.lan:9000/cache/b");
+    assert_eq!(sign("s3://cache/b?endpoint=s3.lan&addressing-style=virtual"), "https://cache.s3.lan/b");
 }
 
 fn read_request(stream: &mut TcpStream) -> String {

@@ -3,43 +3,47 @@
 use std::collections::BTreeSet;
 
 use narval_cache::encode::Encoding;
-use narval_cache::{CacheError, CacheFolder, Caches};
+use narval_cache::{CacheError, Caches};
 use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 
 use crate::fetch::{Cores, FromCaches};
+use crate::push::send;
 use crate::resolve::closure;
 use crate::transfer::{Unwatched, transfer};
 use crate::unpack::ToStore;
-use crate::{Destination, Error, Wanted};
+use crate::{Destination, Error, PushOptions, Target, UPLOADS_MAX, Wanted};
 
 /// The level of zstd.
 const LEVEL: i32 = 3;
 
-/// Copies closures from caches into a folder. The file of a path is taken over as it is, and published once it has been
+/// Copies closures from caches into another cache. The file of a path is taken over as it is, and published once it has been
 /// decompressed and its NAR found to be the one of the narinfo. Returns how many paths were missing.
 ///
 /// # Errors
 /// The first path that failed; what was copied before stays.
-pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &CacheFolder) -> Result<usize, Error> {
+pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &Target) -> Result<usize, Error> {
     let entries = closure(caches, roots, &|_| Ok(false))?.into_iter().map(Into::into).collect();
-    let (cores, unwatched) = (Cores::new(1), Unwatched::default());
+    let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
+    let (cores, unwatched) = (Cores::new(uploads), Unwatched::default());
     let source = FromCaches::new(caches, &cores, unwatched.watchers());
-    transfer(&source, entries, &to.sink(Encoding::None, None), 1, unwatched.watchers())
+    send(&source, entries, to, &PushOptions { encoding: Encoding::None, key: None, uploads }, unwatched.watchers())
 }
 
-/// Copies paths of a store into a folder. Returns how many were missing.
+/// Copies paths of a store into a cache. Returns how many were missing.
 ///
 /// # Errors
 /// The first path that failed; what was copied before stays.
 pub fn copy_from_store(
     from: &Destination,
     infos: Vec<PathInfo>,
-    to: &CacheFolder,
+    to: &Target,
     compress: bool,
-    key: Option<&SecretKey>,
+    key: Option<SecretKey>,
 ) -> Result<usize, Error> {
     let encoding = if compress { Encoding::Zstd(LEVEL) } else { Encoding::None };
-    transfer(from.store(), infos, &to.sink(encoding, key), 1, Unwatched::default().watchers())
+    let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
+    let options = PushOptions { encoding, key, uploads };
+    send(from.store(), infos, to, &options, Unwatched::default().watchers())
 }
 
 /// Copies paths of a store into another one. Returns how many were missing. `infos` is closed: all that a path refers to is

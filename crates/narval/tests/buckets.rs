@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use s3::S3Server;
-use support::{NARVAL, Nix, Store, hash_part, stdout};
+use support::{NARVAL, Nix, Server, Store, hash_part, stdout};
 
 /// Runs narval with these credentials, and no others of this machine.
 fn narval(environment: &[(String, String)], home: &Path, args: &[&str]) -> Output {
@@ -70,4 +70,48 @@ fn what_is_pushed_to_a_bucket_is_read_by_narval_and_by_nix() {
             assert!(output.status.success(), "nix copy --from {url}: {}", said(&output));
         }
     }
+}
+
+#[test]
+fn caches_and_stores_are_copied_into_buckets() {
+    let Some(server) = S3Server::versitygw() else { return };
+    let store = Store::new();
+    let (path, (key, public)) = (store.add_tree("tree"), store.key("bucket-1"));
+    let (first, second, environment) = (server.bucket("first"), server.bucket("second"), server.environment());
+    let from_store = ["copy", &path, "--store", &store.uri(), "--to", &first, "--sign-key", key.to_str().unwrap()];
+    let copied = narval(&environment, store.dir.path(), &from_store);
+    assert!(said(&copied).contains("Copied 1 paths"), "{}", said(&copied));
+    let trusted = ["--trusted-public-key", &public];
+    let from_cache = [&["copy", &path, "--from", &first, "--to", &second][..], &trusted].concat();
+    for expected in ["Copied 1 paths", "Copied 0 paths"] {
+        let copied = narval(&environment, store.dir.path(), &from_cache);
+        assert!(said(&copied).contains(expected), "{}", said(&copied));
+    }
+    let root = store.path("installed");
+    let install = ["install", &path, "--from", &second, "--store", root.to_str().unwrap()];
+    let installed = narval(&environment, store.dir.path(), &[&install[..], &trusted].concat());
+    assert!(installed.status.success(), "{}", said(&installed));
+}
+
+#[test]
+fn a_bucket_is_an_upstream_of_a_server() {
+    let Some(bucket) = S3Server::versitygw() else { return };
+    let store = Store::new();
+    let (path, (key, public)) = (store.add_tree("tree"), store.key("bucket-1"));
+    let (url, environment) = (bucket.bucket("upstream"), bucket.environment());
+    let push = ["push", &path, "--to", &url, "--store", &store.uri(), "--sign-key", key.to_str().unwrap()];
+    assert!(narval(&environment, store.dir.path(), &push).status.success());
+    let data = store.path("data");
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()]);
+    command.args(["--upstream", &url, "--upstream-key", &public]);
+    command.env("HOME", store.dir.path()).env("NO_PROXY", "127.0.0.1");
+    let set: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let server = Server::start(command, &set);
+    // Nix needs no credentials for it.
+    let copied = store.path("copied");
+    let copy = ["copy", "--from", &server.url(), "--to", copied.to_str().unwrap(), &path];
+    let output =
+        Nix::Newest.nix(store.dir.path(), &[&copy[..], &["--option", "trusted-public-keys", &public]].concat());
+    assert!(output.status.success(), "{}", said(&output));
 }

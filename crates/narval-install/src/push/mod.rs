@@ -1,4 +1,4 @@
-//! Pushing: paths of a store into a cache that can be written, over HTTP or in a folder.
+//! Pushing: paths of a store into a cache that can be written: over HTTP, in a folder or in a bucket.
 
 mod narval;
 mod plain;
@@ -12,6 +12,7 @@ use narval_cache::CacheFolder;
 use narval_cache::encode::Encoding;
 use narval_client::{Client, Scheme, Url};
 use narval_nix::{PathInfo, SecretKey, StoreDir};
+use narval_store::Source;
 
 use crate::trace::Trace;
 use crate::transfer::{Watchers, transfer};
@@ -88,6 +89,11 @@ impl Target {
         &self.url
     }
 
+    /// Whether it is a folder.
+    pub(crate) const fn is_folder(&self) -> bool {
+        matches!(self.kind, Kind::Folder(_))
+    }
+
     /// Whether the cache speaks Narval's own protocol.
     pub const fn is_narval(&self) -> bool {
         matches!(self.kind, Kind::Narval(..))
@@ -106,8 +112,7 @@ pub fn push(
     options: &PushOptions,
     progress: &Progress,
 ) -> Result<Pushed, Error> {
-    let (start, total, key) = (Instant::now(), infos.len(), options.key.as_ref());
-    let uploads = options.uploads.clamp(1, UPLOADS_MAX);
+    let (start, total) = (Instant::now(), infos.len());
     let (source, sent_before) = (from.store(), progress.snapshot().file_bytes_done);
     let requests = || match &to.kind {
         Kind::Folder(_) => 0,
@@ -115,21 +120,7 @@ pub fn push(
     };
     let requests_before = requests();
     let trace = Trace::new(false);
-    let watchers = Watchers { progress, trace: &trace };
-    let pushed = match &to.kind {
-        Kind::Folder(folder) => {
-            let count = |len| progress.downloaded(len);
-            transfer(source, infos, &folder.sink(options.encoding, key).counted_by(&count), uploads, watchers)?
-        }
-        Kind::Plain(server) => {
-            let sink = PlainCache { server, encoding: options.encoding, key, progress };
-            transfer(source, infos, &sink, uploads, watchers)?
-        }
-        Kind::Narval(server, protocol) => {
-            let sink = NarvalCache { server, protocol, encoding: options.encoding, key, progress };
-            transfer(source, infos, &sink, uploads, watchers)?
-        }
-    };
+    let pushed = send(source, infos, to, options, Watchers { progress, trace: &trace })?;
     Ok(Pushed {
         to: to.url.to_string(),
         pushed,
@@ -138,4 +129,33 @@ pub fn push(
         requests: requests() - requests_before,
         elapsed: start.elapsed(),
     })
+}
+
+/// Sends what a cache does not have. Says how many paths that were.
+pub(crate) fn send<S: Source>(
+    source: &S,
+    entries: Vec<S::Entry>,
+    to: &Target,
+    options: &PushOptions,
+    watchers: Watchers<'_>,
+) -> Result<usize, Error>
+where
+    S::Error: Into<Error>,
+{
+    let (uploads, key, progress) = (options.uploads.clamp(1, UPLOADS_MAX), options.key.as_ref(), watchers.progress);
+    match &to.kind {
+        Kind::Folder(folder) => {
+            let count = |len| progress.downloaded(len);
+            let sink = folder.sink(options.encoding, key).counted_by(&count);
+            transfer(source, entries, &sink, uploads, watchers)
+        }
+        Kind::Plain(server) => {
+            let sink = PlainCache { server, encoding: options.encoding, key, progress };
+            transfer(source, entries, &sink, uploads, watchers)
+        }
+        Kind::Narval(server, protocol) => {
+            let sink = NarvalCache { server, protocol, encoding: options.encoding, key, progress };
+            transfer(source, entries, &sink, uploads, watchers)
+        }
+    }
 }

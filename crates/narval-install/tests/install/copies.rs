@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use narval_cache::CacheFolder;
 use narval_cache::Caches;
 use narval_client::{ClientOptions, Credentials, Netrc, Proxies, Url};
-use narval_install::{Error, Wanted, copy_from_caches};
+use narval_install::{Error, Target, Wanted, copy_from_caches};
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
 
 use crate::support::{Act, Server, client, file_nar, install_from};
@@ -14,7 +13,8 @@ use crate::support::{Act, Server, client, file_nar, install_from};
 fn copy(server: &Server, path: &str, to: &Path) -> Result<usize, Error> {
     let (urls, store_dir) = ([Url::parse(&server.url).unwrap()], StoreDir::default());
     let caches = Caches::open(&urls, &client(), &store_dir, TrustedKeys::new(), false)?;
-    copy_from_caches(&caches, &[Wanted::parse(path, &store_dir)?], &CacheFolder::create(to, store_dir).unwrap())
+    let to = Target::open(&Url::from_folder(to).unwrap(), &client(), &store_dir)?;
+    copy_from_caches(&caches, &[Wanted::parse(path, &store_dir)?], &to)
 }
 
 /// All files of a cache folder besides `nix-cache-info`.
@@ -90,7 +90,7 @@ fn credentials_do_not_go_where_a_redirect_or_a_url_leads() {
     other.add("a", &file_nar(b"a"), &[], |text| text.replace("nar/a.nar", &url));
     let (store_dir, to) = (StoreDir::default(), tempfile::tempdir().unwrap());
     let caches = Caches::open(&[cache], &client, &store_dir, TrustedKeys::new(), false).unwrap();
-    let folder = CacheFolder::create(to.path(), store_dir.clone()).unwrap();
+    let folder = Target::open(&Url::from_folder(to.path()).unwrap(), &client, &store_dir).unwrap();
     copy_from_caches(&caches, &[Wanted::parse(&path, &store_dir).unwrap()], &folder).unwrap();
     assert!(!guarded.requests().is_empty() && !other.requests().is_empty());
     for head in guarded.requests() {

@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use narval_cache::CacheFolder;
 use narval_cache::Caches;
 use narval_client::Scheme;
 use narval_install::{
-    Closure, Destination, Error, Progress, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
+    Closure, Destination, Progress, Target, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
     install,
 };
 use narval_nix::{PathInfo, StoreDir};
@@ -19,7 +18,7 @@ use crate::ui::output::note;
 
 /// Copy closures between caches and stores
 ///
-/// From binary caches (--from) or a store (--store) to a binary cache in a folder (file://…) or to a store. Only the
+/// From binary caches (--from) or a store (--store) to a binary cache in a folder (file://…) or a bucket (s3://…), or to a store. Only the
 /// named source is used. By default: NARVAL_CACHES; if that is unset, your own store when copying to a cache, and
 /// cache.nixos.org when copying to a store.
 #[derive(Debug, clap::Args)]
@@ -28,7 +27,7 @@ pub struct Args {
     /// Store paths: in full, HASH-NAME, or the hash part alone
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// Destination: file:///folder for a binary cache, a folder or `local` for a store
+    /// Destination: file:///folder or s3://bucket for a binary cache, a folder or `local` for a store
     #[arg(long, value_name = "WHERE")]
     to: String,
     // Before the arguments that it reads: they are removed from the matches as they are read.
@@ -48,6 +47,9 @@ const EXAMPLES: &str = "\
 Examples:
   A portable mirror:
   narval copy --from https://cache.nixos.org --to file:///media/cache …-hello
+
+  The same in a bucket:
+  narval copy --from https://cache.nixos.org --to 's3://cache?region=eu-west-1' …-hello
 
   From that mirror into a store:
   narval copy --from file:///media/cache --to ./root …-hello
@@ -137,20 +139,21 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDir) -> Result<usize, Failure> {
     let url = parse_cache(&args.to)?;
-    if url.scheme() != Scheme::File {
+    if !matches!(url.scheme(), Scheme::File | Scheme::S3) {
         return Err(Failure::usage(format!(
-            "--to {url}: only file:// caches can be written; serve the folder with 'narval static'"
+            "--to {url}: only file:// and s3:// caches can be copied to; 'narval push' sends to a server"
         )));
     }
-    let open = || CacheFolder::create(&url.file_path(), store_dir.clone()).map_err(Error::from);
+    let client = args.client.caches.client()?;
+    let open = || Target::open(&url, &client, store_dir);
     match source {
         Source::Store(from) => {
             let infos = closure_of(from, wanted)?;
             let key = args.sign_key.as_deref().map(key::read_secret_key).transpose()?;
-            Ok(copy_from_store(from, infos, &open()?, !args.no_compression, key.as_ref())?)
+            Ok(copy_from_store(from, infos, &open()?, !args.no_compression, key)?)
         }
         Source::Caches => {
-            let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
+            let options = args.client.caches.options(None, false)?;
             let caches = Caches::open(&options.caches, &client, store_dir, options.keys, options.check_signatures)?;
             Ok(copy_from_caches(&caches, wanted, &open()?)?)
         }
