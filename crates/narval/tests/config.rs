@@ -358,3 +358,17 @@ fn counters_outlive_a_reload() {
     hang_up(&mut server);
     assert_eq!((priority(&server), asked(&server)), ("12".to_owned(), 4));
 }
+
+/// The unit that the operator's page shows. Without systemd's tools there is nothing to ask.
+#[test]
+fn systemd_takes_the_unit_of_the_page() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cache.md")).unwrap();
+    let unit = page.split("```ini\n").nth(1).unwrap().split("```").next().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("narval-page.service");
+    fs::write(&file, unit.replace("/usr/bin/narval", NARVAL)).unwrap();
+    let verify = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output();
+    let Ok(output) = verify else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !said.contains("narval-page.service:"), "{said}");
+}

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use super::cache::CacheState;
 use super::index::{CacheRecord, Index, IndexError, Sqlite};
+use super::oversized::Oversized;
 use super::retention::{Shortage, Uses};
 use super::storage::{CacheDirectory, Storage, TEMPORARY};
 use super::tokens::TokensUsed;
@@ -282,6 +283,7 @@ impl Drop for Shared {
 
 fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Option<Duration>) {
     let (mut settled, mut collected) = (Instant::now(), Instant::now());
+    let mut oversized = Oversized::default();
     while stopped.recv_timeout(RECORD_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
         shared.record();
@@ -290,27 +292,32 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             Data { shared: Arc::clone(&shared) }.make_room_again();
             settled = Instant::now();
         }
-        if collect_every.is_some_and(|every| collected.elapsed() >= every) {
-            collect_all(&Data { shared });
+        let Some(every) = collect_every else { continue };
+        if collected.elapsed() >= every {
+            collect_all(&Data { shared: Arc::clone(&shared) });
             collected = Instant::now();
         }
+        oversized.collect(&Data { shared });
     }
 }
 
 fn collect_all(data: &Data) {
     let caches = data.caches().map_err(|error| tracing::error!("no collection: {error}"));
-    for cache in caches.unwrap_or_default() {
-        match cache.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
-            Ok(collected) => tracing::info!(
-                "cache '{}': forgot {} paths, kept {}; removed {} NARs with {} bytes",
-                cache.name(),
-                collected.forgotten.len(),
-                collected.kept,
-                collected.files,
-                collected.bytes
-            ),
-            Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", cache.name()),
-        }
+    caches.unwrap_or_default().iter().for_each(collect);
+}
+
+/// Forgets what nothing keeps, and says so in the log.
+pub(super) fn collect(cache: &Cache) {
+    match cache.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
+        Ok(collected) => tracing::info!(
+            "cache '{}': forgot {} paths, kept {}; removed {} NARs with {} bytes",
+            cache.name(),
+            collected.forgotten.len(),
+            collected.kept,
+            collected.files,
+            collected.bytes
+        ),
+        Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", cache.name()),
     }
 }
 

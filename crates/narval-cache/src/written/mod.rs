@@ -38,6 +38,7 @@ mod grant;
 mod index;
 mod name;
 pub mod oidc;
+mod oversized;
 mod receive;
 mod reconcile;
 mod refusal;

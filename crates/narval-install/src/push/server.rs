@@ -12,6 +12,8 @@ use crate::Error;
 
 /// The key of `nix-cache-info` by which a cache offers the protocol of `docs/push-protocol.md`.
 const PROTOCOL_KEY: &str = "NarvalPush";
+/// What gives credentials to a command that pushes.
+const CREDENTIALS: &str = "give a token with --token-file, or an entry in netrc (--netrc-file), or --header";
 /// The longest message of a refusal that is shown.
 const MESSAGE_LEN_MAX: usize = 1024;
 /// The longest answer that is read where a message is all that can come.
@@ -48,7 +50,7 @@ impl Server {
         let url = self.url.child("nix-cache-info")?;
         let answer = self.client.metadata(&url, CACHE_INFO_LEN_MAX as u64);
         let refused = |reason: String| CacheError::Refused { cache: self.url.to_string(), reason };
-        let Some(text) = answer.map_err(|error| self.fetch_error("nix-cache-info", error))? else {
+        let Some(text) = answer.map_err(|error| self.failed("nix-cache-info", error))? else {
             let text = format!("StoreDir: {}\n", self.store_dir);
             self.put_text(&url, "text/x-nix-cache-info", &text)?;
             return Ok(None);
@@ -68,7 +70,7 @@ impl Server {
     pub(super) fn has(&self, url: &Url) -> Result<bool, Error> {
         let request = Request { method: Method::Head, ..Request::get(url) };
         let answer = self.client.retry().run(|| self.client.small_answer(&request, ANSWER_LEN_MAX));
-        Ok(answer.map_err(|error| self.fetch_error(&url.target(), error))?.is_some())
+        Ok(answer.map_err(|error| self.failed(&url.target(), error))?.is_some())
     }
 
     /// Stores a file, whose hash is given.
@@ -99,7 +101,7 @@ impl Server {
     pub(super) fn send(&self, sent: &Sent<'_>, on_sent: &(dyn Fn(u64) + Sync)) -> Result<Answer, Error> {
         let &Sent { method, url, content_type, payload, answer_len_max } = sent;
         let upload = Upload { method, url, content_type, extra: Extra::default(), payload, on_sent, answer_len_max };
-        self.client.upload(&upload).map_err(|error| self.fetch_error(&url.target(), error).into())
+        self.client.upload(&upload).map_err(|error| self.failed(&url.target(), error))
     }
 
     /// The body of an answer, unless it is a refusal.
@@ -116,8 +118,11 @@ impl Server {
         let looks_like_a_page = text.trim_start().starts_with('<');
         let text: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
         let message = match (status, text.trim()) {
+            (401 | 407, text) if text.is_empty() || looks_like_a_page => {
+                format!("credentials are missing or wrong; {CREDENTIALS}")
+            }
+            (401, text) => format!("{text}; {CREDENTIALS}"),
             (_, text) if !text.is_empty() && !looks_like_a_page => text.to_owned(),
-            (401, _) => "credentials are missing or wrong; give --token-file, or an entry in netrc".to_owned(),
             (403, _) => "the credentials do not allow it".to_owned(),
             (404 | 405 | 501, _) => "this cache cannot be written over HTTP".to_owned(),
             (413, _) => "it is larger than the server, or a proxy before it, takes".to_owned(),
@@ -125,6 +130,14 @@ impl Server {
             _ => "no reason given".to_owned(),
         };
         Error::Refused { cache: self.url.to_string(), what: what.to_owned(), status, message }
+    }
+
+    /// A request that failed. What is refused for its credentials is told which options give some.
+    pub(super) fn failed(&self, what: &str, source: narval_client::HttpError) -> Error {
+        match source {
+            narval_client::HttpError::Status { status: status @ (401 | 407), .. } => self.refusal(what, status, b""),
+            source => self.fetch_error(what, source).into(),
+        }
     }
 
     pub(super) fn fetch_error(&self, what: &str, source: narval_client::HttpError) -> CacheError {

@@ -302,3 +302,57 @@ fn each_cache_has_its_own_upstreams_and_a_reload_changes_them() {
     lab.reload(&format!("data = 'data'\n{}{asks}{}{asks}", of("one"), of("two")));
     assert_eq!((status(&lab, "/one"), status(&lab, "/two")), (200, 200));
 }
+
+/// Somebody without a token is told by which option one is given, whatever the cache says to a stranger; a token may stand in the address.
+#[test]
+fn a_push_without_a_token_says_how_to_give_one() {
+    let (lab, _) = lab();
+    let path = lab.store.add_file("file", "pushed with a token in the address");
+    let push = |to: &str| {
+        let mut command = Command::new(NARVAL);
+        command.args(["push", "--store", &lab.store.uri(), "--to", to, &path]).env("HOME", lab.store.dir.path());
+        command.env_remove("NARVAL_STORE").env_remove("NARVAL_TOKEN_FILE").env_remove("NETRC").output().unwrap()
+    };
+    for cache in ["team", "secret", "nosuch"] {
+        let output = push(&url(&lab, cache));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(5), "{said}");
+        assert!(said.contains("--token-file") && said.contains("--netrc-file"), "{said}");
+    }
+    let token = lab.token_for("secret", "push,pull");
+    for login in [format!("user:{token}"), format!(":{token}"), format!("x:{token}")] {
+        let output = push(&url(&lab, "secret").replace("//", &format!("//{login}@")));
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert!(output.status.success() && !said.contains(&token), "{said}");
+    }
+    let output = push(&url(&lab, "secret").replace("//", "//user:nv1_wrong_wrong@"));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("unknown, expired or revoked") || said.contains("credentials are missing or wrong"),
+        "{said}"
+    );
+    assert!(!said.contains("nv1_wrong_wrong"), "{said}");
+}
+
+/// The files can be served by nginx: what signs them stands beside them, and Nix ignores it.
+#[test]
+fn the_folder_of_a_cache_tells_its_keys_and_both_nixes_read_it() {
+    let (lab, team_key) = lab();
+    let path = lab.store.add_file("file", "in the folder");
+    let token = lab.token_for("team", "push,sign");
+    let to = url(&lab, "team");
+    lab.nix(Nix::Newest, &token, &["copy", "--to", &to, "--from", &lab.store.uri(), &path]).unwrap();
+    let folder = lab.data_path().join("caches/team");
+    let info = std::fs::read_to_string(folder.join("nix-cache-info")).unwrap();
+    assert!(info.contains(&format!("PublicKey: {}\n", team_key.trim())), "{info}");
+    let from = format!("file://{}", folder.display());
+    for nix in Nix::BOTH {
+        let fresh = tempfile::tempdir().unwrap();
+        let store = fresh.path().to_str().unwrap();
+        let args = ["copy", "--from", &from, "--to", store, "--option", "trusted-public-keys", &team_key, &path];
+        let output = nix.nix(fresh.path(), &args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Command::new("chmod").args(["-R", "u+w", store]).status().unwrap();
+    }
+}

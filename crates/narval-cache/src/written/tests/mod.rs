@@ -4,6 +4,7 @@ mod committing;
 mod fsck;
 mod hostile;
 mod killed;
+mod oversized;
 mod receiving;
 mod retention;
 mod tokens;
