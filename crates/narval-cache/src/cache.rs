@@ -8,6 +8,7 @@ use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
 use narval_client::{Client, HttpError, Method, Request, Url};
 
 use crate::breaker::Breaker;
+use crate::file::read_small_once;
 use crate::{CacheError, Wanted};
 
 /// Nix's default where a cache states no priority.
@@ -45,7 +46,7 @@ impl Cache {
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
         let breaker = Breaker::default();
         let (mut priority, mut batch, mut silent) = (PRIORITY_DEFAULT, None, false);
-        match client.metadata_once(&url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
+        match read_small_once(client, &url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
             Ok(Some(text)) => {
                 let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
                 if info.store_dir != *store_dir {
@@ -122,7 +123,7 @@ impl Cache {
         let url = self.url.child(&format!("{hash_part}.narinfo"))?;
         let mut failures = 0;
         loop {
-            match self.client.metadata_once(&url, NARINFO_LEN_MAX as u64) {
+            match read_small_once(&self.client, &url, NARINFO_LEN_MAX as u64) {
                 Ok(answer) => {
                     self.breaker.succeeded();
                     return answer.map(|text| self.parse(wanted, &text)).transpose();

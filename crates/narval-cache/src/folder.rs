@@ -4,10 +4,9 @@
 //! under a temporary name and renamed. A narinfo is written after its NAR. The temporary files of processes that are gone are
 //! removed when a folder is next opened to be written.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,13 +14,12 @@ use std::time::Duration;
 use narval_nix::cache_info::{CACHE_INFO_LEN_MAX, CacheInfoError};
 use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
 use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, SecretKey, Sha256, Sha256Hasher, StoreDir};
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::encode::Encoding;
+use crate::file::open_below;
 use crate::folder_sink::FolderSink;
-use narval_store::{TemporaryFile, open_beneath, remove_leftovers, remove_leftovers_if};
+use narval_store::{TemporaryFile, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.
 #[derive(Debug, Error)]
@@ -62,21 +60,12 @@ pub enum CacheFolderError {
         /// What it should be.
         expected: StoreDir,
     },
-    /// A narinfo names a file outside of the folder.
-    #[error("'{url}' is not a file below the cache '{}'", path.display())]
-    Url {
-        /// The folder.
-        path: PathBuf,
-        /// The URL.
-        url: String,
-    },
 }
 
 /// A binary cache in a folder, read and written. Shared by threads and processes.
 #[derive(Debug)]
 pub struct CacheFolder {
     path: PathBuf,
-    handle: File,
     store_dir: StoreDir,
 }
 
@@ -86,8 +75,8 @@ impl CacheFolder {
     /// # Errors
     /// If the folder cannot be read, or is of another store directory.
     pub fn open(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
-        let handle = File::open(path).map_err(|error| io_error("open", path, error))?;
-        let folder = Self { path: path.to_owned(), handle, store_dir };
+        File::open(path).map_err(|error| io_error("open", path, error))?;
+        let folder = Self { path: path.to_owned(), store_dir };
         if let Some(info) = folder.cache_info()?
             && info.store_dir != folder.store_dir
         {
@@ -127,7 +116,7 @@ impl CacheFolder {
     /// If it is there and cannot be read.
     pub fn cache_info(&self) -> Result<Option<CacheInfo>, CacheFolderError> {
         let path = self.path.join("nix-cache-info");
-        let text = read_small(&path, CACHE_INFO_LEN_MAX)?;
+        let text = self.read_small("nix-cache-info", CACHE_INFO_LEN_MAX)?;
         text.map(|text| CacheInfo::parse(&text))
             .transpose()
             .map_err(|source| CacheFolderError::CacheInfo { path, source })
@@ -138,9 +127,9 @@ impl CacheFolder {
     /// # Errors
     /// If it is there and cannot be read.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<NarInfo>, CacheFolderError> {
-        let path = self.path.join(format!("{hash_part}.narinfo"));
-        let Some(text) = read_small(&path, NARINFO_LEN_MAX)? else { return Ok(None) };
-        let info = NarInfo::parse(&text, &self.store_dir);
+        let name = format!("{hash_part}.narinfo");
+        let Some(text) = self.read_small(&name, NARINFO_LEN_MAX)? else { return Ok(None) };
+        let (path, info) = (self.path.join(name), NarInfo::parse(&text, &self.store_dir));
         info.map(Some).map_err(|source| CacheFolderError::NarInfo { path, source })
     }
 
@@ -159,26 +148,13 @@ impl CacheFolder {
         Ok(parts)
     }
 
-    /// Opens the file that a narinfo names. It must be in the folder, and no symlink is followed. Returns `None` if it does
-    /// not exist.
-    ///
-    /// # Errors
-    /// [`CacheFolderError::Url`] for a name that leads outside.
-    pub fn open_file(&self, url: &str) -> Result<Option<File>, CacheFolderError> {
-        let outside = || CacheFolderError::Url { path: self.path.clone(), url: url.to_owned() };
-        let name = url.split(['?', '#']).next().unwrap_or_default();
-        let name: Vec<u8> = percent_encoding::percent_decode_str(name).collect();
-        let plain = |part: &[u8]| !matches!(part, b"" | b"." | b"..");
-        if !name.split(|byte| *byte == b'/').all(plain) {
-            return Err(outside());
-        }
-        let name = CString::new(name).map_err(|_| outside())?;
-        match open_beneath(self.handle.as_fd(), &name) {
-            Ok(file) => Ok(Some(file.into())),
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-            Err(Errno::XDEV | Errno::LOOP | Errno::INVAL) => Err(outside()),
-            Err(error) => Err(io_error("open", &self.path.join(url), error.into())),
-        }
+    /// Reads a file of at most this many bytes, and one more, which the parser refuses.
+    fn read_small(&self, name: &str, len_max: usize) -> Result<Option<Vec<u8>>, CacheFolderError> {
+        let fail = |error| io_error("read", &self.path.join(name), error);
+        let Some(file) = open_below(&self.path, name.as_ref()).map_err(fail)? else { return Ok(None) };
+        let (mut text, limit) = (Vec::new(), u64::try_from(len_max).unwrap_or(u64::MAX).saturating_add(1));
+        file.take(limit).read_to_end(&mut text).map_err(fail)?;
+        Ok(Some(text))
     }
 
     /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source keeps in files are taken
@@ -296,24 +272,6 @@ fn is_old_temporary_name(name: &OsStr) -> bool {
     let base = base.strip_suffix(".narinfo").unwrap_or(base);
     let number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
     number && (base == "nix-cache-info" || HashPart::parse(base.as_bytes()).is_ok())
-}
-
-/// Reads a file of at most this many bytes, and one more, which the parser refuses.
-fn read_small(path: &Path, len_max: usize) -> Result<Option<Vec<u8>>, CacheFolderError> {
-    let mut text = Vec::new();
-    let limit = u64::try_from(len_max).unwrap_or(u64::MAX).saturating_add(1);
-    // A FIFO in its place is not waited for.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(path, flags, Mode::empty()).map(File::from).map_err(io::Error::from);
-    let regular = opened.and_then(|file| match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is not a regular file")),
-    });
-    match regular.and_then(|file| file.take(limit).read_to_end(&mut text)) {
-        Ok(_) => Ok(Some(text)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error("read", path, error)),
-    }
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> CacheFolderError {

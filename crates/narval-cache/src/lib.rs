@@ -3,7 +3,8 @@
 //! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`, [`bucket`]); [`Caches`] are those of one run, ordered by
 //! priority. [`Caches::find`] asks the best first, the next one too when that takes long, and none that keeps failing. What it
 //! returns has passed the trust rule: a signature of a trusted key, or a path that its own contents determine. [`decode`] has
-//! the decoders for the compressions of NARs. [`CacheFolder`] is a cache in a folder, read and written. [`client()`] makes the HTTP client that all of it is reached with.
+//! the decoders for the compressions of NARs. [`CacheFile`] reads the files of a cache, wherever they are. [`CacheFolder`] is a cache in
+//! a folder that is written to. [`client()`] makes the HTTP client that the others are reached with.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -37,6 +38,7 @@ mod codings;
 pub mod decode;
 pub mod encode;
 mod error;
+mod file;
 mod folder;
 mod folder_sink;
 mod lookup;
@@ -47,6 +49,7 @@ pub mod written;
 pub use cache::{BATCH_MAX, Cache};
 pub use client::client;
 pub use error::CacheError;
+pub use file::{CacheFile, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
 pub use folder_sink::FolderSink;
 pub use lookup::{Caches, Found, HEDGE_AFTER};

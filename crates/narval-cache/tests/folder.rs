@@ -4,10 +4,12 @@
 #[path = "../../narval-store/tests/lab/mod.rs"]
 mod lab;
 
-use std::io::{Read, Write};
+use std::io::Write;
+use std::sync::Arc;
 
 use lab::{Lab, Nix, odd_tree, run};
-use narval_cache::{CacheFolder, CacheFolderError};
+use narval_cache::{CacheFile, CacheFolder, CacheFolderError};
+use narval_client::{ClientOptions, Url};
 use narval_nix::{Compression, HashPart, NarHash, NarInfo, StoreDir};
 use narval_store::{NarReader, Store};
 
@@ -29,14 +31,22 @@ fn what_nix_writes() {
     assert_eq!(folder.hash_parts().unwrap(), [path.hash_part()]);
     let info = folder.narinfo(&path.hash_part()).unwrap().unwrap();
     assert_eq!(info.path, path);
-    let mut nar = Vec::new();
-    folder.open_file(&info.url).unwrap().unwrap().read_to_end(&mut nar).unwrap();
-    assert_eq!(NarHash::of(&nar), info.nar_hash);
+    let (client, url) = (Arc::new(narval_cache::client(ClientOptions::default())), Url::from_folder(&cache).unwrap());
+    let mut file = CacheFile::open(&client, &url.child(&info.url).unwrap()).unwrap().unwrap();
+    let mut nar = vec![0; usize::try_from(info.nar_size).unwrap()];
+    let mut filled = 0;
+    while filled < nar.len() {
+        filled += file.read_some(&mut nar[filled..]).unwrap();
+    }
+    assert_eq!((file.read_some(&mut [0]).unwrap(), NarHash::of(&nar)), (0, info.nar_hash));
     assert_eq!(folder.narinfo(&HashPart::parse(&[b'0'; 32]).unwrap()).unwrap(), None);
-    assert!(folder.open_file("nar/none.nar").unwrap().is_none());
-    for url in ["../tree/a", "/etc/hostname", "nar/../../tree/a", "%2e%2e/tree/a", ""] {
-        let opened = folder.open_file(url);
-        assert!(matches!(opened, Err(CacheFolderError::Url { .. }) | Ok(None)), "{url}: {opened:?}");
+    assert!(CacheFile::open(&client, &url.child("nar/none.nar").unwrap()).unwrap().is_none());
+    std::os::unix::fs::symlink("/etc/hostname", cache.join("nar/out.nar")).unwrap();
+    std::os::unix::fs::symlink(cache.join(&info.url).file_name().unwrap(), cache.join("nar/in.nar")).unwrap();
+    assert!(CacheFile::open(&client, &url.child("nar/in.nar").unwrap()).unwrap().is_some());
+    for name in ["../tree/a", "nar/../../tree/a", "%2e%2e/tree/a", "nar/out.nar", "nar"] {
+        let opened = url.child(name).map(|url| CacheFile::open(&client, &url));
+        assert!(!matches!(opened, Ok(Ok(Some(_)))), "{name}");
     }
     let other = CacheFolder::open(&cache, "/gnu/store".parse().unwrap());
     assert!(matches!(other, Err(CacheFolderError::StoreDir { .. })));

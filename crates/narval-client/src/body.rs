@@ -1,6 +1,5 @@
 //! The body of an answer, read straight from the socket into the caller's buffer.
 
-use std::fs::File;
 use std::io::{self, Read};
 
 use super::connection::Connection;
@@ -26,16 +25,13 @@ enum Framing {
     Done,
 }
 
-enum Source {
-    Network { connection: Option<Connection>, pool: Arc<Pool>, origin: Origin },
-    File { file: File, path: String },
-    Nothing,
-}
-
 /// The body of a response. Reading it to its end returns the connection to the pool; dropping it earlier closes the
 /// connection.
 pub struct Body {
-    source: Source,
+    /// `None` once it was given back, and for a body that was made here.
+    connection: Option<Connection>,
+    /// Where the connection goes back to.
+    home: Option<(Arc<Pool>, Origin)>,
     framing: Framing,
     keeps_alive: bool,
     received: u64,
@@ -60,19 +56,16 @@ impl Body {
         // Both lengths at once is how requests are smuggled (RFC 9112 section 6.3): read it, but trust the connection no more.
         let keeps_alive = head.keeps_alive() && !(chunked && length.is_some());
         let expected = if chunked || !has_body { None } else { length };
-        let source = Source::Network { connection: Some(connection), pool: Arc::clone(pool), origin: origin.clone() };
-        let mut body = Self { source, framing, keeps_alive, received: 0, expected };
+        let (connection, home) = (Some(connection), Some((Arc::clone(pool), origin.clone())));
+        let mut body = Self { connection, home, framing, keeps_alive, received: 0, expected };
         body.finish_if_done();
         Ok(body)
     }
 
-    pub(crate) fn file(file: File, path: String, len: u64) -> Self {
-        let framing = if len == 0 { Framing::Done } else { Framing::Length(len) };
-        Self { source: Source::File { file, path }, framing, keeps_alive: true, received: 0, expected: Some(len) }
-    }
-
+    /// A body without bytes, made here.
     pub(crate) const fn empty() -> Self {
-        Self { source: Source::Nothing, framing: Framing::Done, keeps_alive: true, received: 0, expected: Some(0) }
+        let (connection, home, framing) = (None, None, Framing::Done);
+        Self { connection, home, framing, keeps_alive: true, received: 0, expected: Some(0) }
     }
 
     /// The announced length, if there is one.
@@ -87,10 +80,7 @@ impl Body {
 
     /// Whether a read would return at once, as far as can be told without reading.
     pub fn is_readable(&self) -> bool {
-        match &self.source {
-            Source::Network { connection: Some(connection), .. } => connection.is_readable(),
-            _ => true,
-        }
+        self.connection.as_ref().is_none_or(Connection::is_readable)
     }
 
     /// Reads some bytes. Returns 0 only at the end of the body; a premature end is an error.
@@ -108,7 +98,10 @@ impl Body {
             Framing::Done => return Ok(0),
         };
         let wanted = out.len().min(limit);
-        let len = self.read_source(out.get_mut(..wanted).unwrap_or_default())?;
+        let len = match &mut self.connection {
+            Some(connection) => connection.read(out.get_mut(..wanted).unwrap_or_default(), WHAT)?,
+            None => 0,
+        };
         if len == 0 {
             if matches!(self.framing, Framing::UntilClose) {
                 self.finish();
@@ -122,16 +115,6 @@ impl Body {
         }
         self.finish_if_done();
         Ok(len)
-    }
-
-    fn read_source(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
-        match &mut self.source {
-            Source::Network { connection: Some(connection), .. } => connection.read(out, WHAT),
-            Source::Network { connection: None, .. } | Source::Nothing => Ok(0),
-            Source::File { file, path } => {
-                file.read(out).map_err(|source| HttpError::File { path: path.clone(), source })
-            }
-        }
     }
 
     /// Reads a chunk's size line, after the line end that closes the chunk before; at the last chunk, the trailer too.
@@ -167,7 +150,7 @@ impl Body {
 
     fn read_line(&mut self, limit: usize) -> Result<Vec<u8>, HttpError> {
         let truncated = HttpError::Truncated { received: self.received, expected: self.expected };
-        let Source::Network { connection: Some(connection), .. } = &mut self.source else { return Err(truncated) };
+        let Some(connection) = &mut self.connection else { return Err(truncated) };
         loop {
             if let Some(end) = connection.buffered().iter().position(|b| *b == b'\n') {
                 let line = connection.buffered().get(..end).unwrap_or_default();
@@ -194,8 +177,7 @@ impl Body {
     fn finish(&mut self) {
         let reusable = self.keeps_alive && !matches!(self.framing, Framing::UntilClose);
         self.framing = Framing::Done;
-        if let Source::Network { connection, pool, origin } = &mut self.source
-            && let Some(connection) = connection.take()
+        if let (Some(connection), Some((pool, origin))) = (self.connection.take(), &self.home)
             && reusable
             && !connection.has_buffered()
         {

@@ -1,5 +1,6 @@
 //! Requests: one attempt each, redirects followed, connections reused.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,7 +12,6 @@ use super::body::Body;
 use super::bucket::{Buckets, Extra};
 use super::coding::{Codings, names};
 use super::connection::{Connection, Dial};
-use super::file::{self, OpenFile};
 use super::head::Head;
 use super::pool::{Pool, Taken};
 use super::proxy::{Proxies, Proxy};
@@ -107,12 +107,10 @@ pub struct ClientOptions {
     pub open_patience: Duration,
     /// When to try again.
     pub retry: RetryPolicy,
-    /// Whether only `file://` URLs are answered, without network.
+    /// Whether every request fails: only folders are read, without network.
     pub offline: bool,
     /// The content codings that answers may have.
     pub codings: Codings,
-    /// Opens the files of `file://` URLs. If `None`, requests for them fail.
-    pub open_file: Option<OpenFile>,
     /// Signs the requests for `s3://` URLs. If `None`, requests for them fail.
     pub buckets: Option<Arc<dyn Buckets>>,
 }
@@ -129,7 +127,6 @@ impl Default for ClientOptions {
             retry: RetryPolicy::default(),
             offline: false,
             codings: Codings::default(),
-            open_file: None,
             buckets: None,
         }
     }
@@ -205,10 +202,11 @@ impl Client {
         Err(HttpError::Redirect("more than 10 in a row"))
     }
 
-    /// One request over HTTP or for a local file, without redirects.
+    /// One request, without redirects.
     pub(crate) fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         if request.url.scheme() == Scheme::File {
-            return file::answer(request, self.options.open_file);
+            let path = request.url.file_path().display().to_string();
+            return Err(HttpError::File { path, source: io::ErrorKind::Unsupported.into() });
         }
         if self.options.offline {
             return Err(HttpError::Offline);

@@ -105,7 +105,7 @@ pub enum HttpError {
         /// The limit.
         limit: u64,
     },
-    /// A file of a `file://` cache cannot be read.
+    /// A file of this machine cannot be read: of a `file://` cache, or one that is sent.
     #[error("cannot read {path}: {source}")]
     File {
         /// The file.

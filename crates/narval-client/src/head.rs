@@ -35,7 +35,7 @@ impl Head {
         Ok(Some((head, len)))
     }
 
-    /// A head made here, for `file://`.
+    /// A head made here, in place of one that is understood to mean this.
     pub(crate) fn local(status: u16) -> Self {
         Self { status, ..Self::default() }
     }

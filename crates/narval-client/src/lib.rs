@@ -9,8 +9,8 @@
 //! - [`Client::upload`] sends a body, from memory or from a file.
 //!
 //! Requests for `s3://` URLs are signed by what [`ClientOptions`] names for it.
-//! `file://` URLs are answered as a server would, and content codings are decoded, if [`ClientOptions`] says how: the
-//! client has no decoders of its own.
+//! Content codings are decoded if [`ClientOptions`] says how: the client has no decoders of its own. A [`Url`] may name a
+//! folder (`file://`), which is not for the client: requests for it fail.
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -52,7 +52,6 @@ mod coding;
 mod connect;
 mod connection;
 mod error;
-mod file;
 mod head;
 mod pool;
 mod proxy;
@@ -69,7 +68,6 @@ pub use client::{Client, ClientOptions, Method, Request, Response};
 pub use coding::{Codings, DecoderOf};
 pub use connect::ATTEMPT_DELAY;
 pub use error::HttpError;
-pub use file::OpenFile;
 pub use head::Head;
 pub use proxy::Proxies;
 pub use resume::ResumingBody;

@@ -130,11 +130,10 @@ impl ResumingBody {
         match response.head.status {
             206 => {
                 let range = response.head.content_range();
-                let local = self.url.scheme() == super::Scheme::File;
                 let matches = |(first, total): (u64, Option<u64>)| {
                     first == self.position && (total.is_none() || self.total.is_none() || total == self.total)
                 };
-                if !local && !range.is_some_and(matches) {
+                if !range.is_some_and(matches) {
                     return Err(HttpError::Malformed("the Content-Range is not what was asked for"));
                 }
                 self.body = State::Open(response.body);

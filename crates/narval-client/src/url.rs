@@ -304,7 +304,7 @@ impl Url {
 
     /// The folder of a `file://` URL that is a [`child`](Self::child), and the path of the file below it. Of another one,
     /// the file itself, and nothing below it.
-    pub(crate) fn folder_and_below(&self) -> (PathBuf, PathBuf) {
+    pub fn folder_and_below(&self) -> (PathBuf, PathBuf) {
         let len = match &self.place {
             Place::Network(_) => self.path().len(),
             Place::Folder(folder) => folder.len,

@@ -2,8 +2,7 @@
 
 use std::io::{Read, Write};
 
-use narval_cache::{CacheError, Caches, Found};
-use narval_client::Request;
+use narval_cache::{CacheError, Caches, Found, read_from, read_small};
 use narval_nix::Compression;
 use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::Event;
@@ -24,7 +23,7 @@ pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
     let found = caches.find(wanted)?;
     let url = found.cache.url().child(&format!("{}.ls", found.info.path.hash_part()))?;
     // Without a listing that can be used, the NAR says the same.
-    if let Ok(Some(text)) = found.cache.client().metadata(&url, LISTING_LEN_MAX)
+    if let Ok(Some(text)) = read_small(found.cache.client(), &url, LISTING_LEN_MAX)
         && let Ok(listing) = Listing::parse(&text)
     {
         return Ok(listing);
@@ -54,10 +53,9 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
     let broken_pipe = |error: std::io::Error| Error::Usage(format!("cannot write: {error}"));
     if let (Compression::None, Some(offset)) = (found.info.compression, nar_offset) {
         let url = found.cache.nar_url(&found.info)?;
-        let request = Request { from: offset, ..Request::get(&url) };
-        let fetched = found.cache.client().send(&request).map_err(|error| found.cache.fetch_error(below, error))?;
-        if fetched.head.status == 206 {
-            let copied = std::io::copy(&mut fetched.body.take(size), out).map_err(broken_pipe)?;
+        let rest = read_from(found.cache.client(), &url, offset);
+        if let Some(rest) = rest.map_err(|error| found.cache.fetch_error(below, error))? {
+            let copied = std::io::copy(&mut rest.take(size), out).map_err(broken_pipe)?;
             return if copied == size { Ok(()) } else { Err(damaged(&found, "the file is cut short".to_owned())) };
         }
     }

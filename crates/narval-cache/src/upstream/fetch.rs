@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 
-use narval_client::{HttpError, ResumingBody};
+use narval_client::HttpError;
 use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
 use narval_store::TemporaryFile;
 
 use super::fill::{Fill, FillEnd, Start};
 use super::remote::Remote;
+use crate::CacheFile;
 use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
 
 /// What a file may be longer than its NAR, where the narinfo does not say how long it is: compression makes little of what can't be
@@ -75,7 +76,7 @@ impl Fetch {
     fn fetch(&self, file: &File) -> Result<(), Trouble> {
         let info = &*self.info;
         let url = self.remote.nar_url(info).map_err(|error| Trouble::Wrong(error.to_string()))?;
-        let opened = ResumingBody::open(&self.remote.nars, &url).map_err(|error| {
+        let opened = CacheFile::open(&self.remote.nars, &url).map_err(|error| {
             self.remote.cache.breaker.failed();
             Trouble::Unavailable(error)
         })?;
@@ -156,7 +157,7 @@ impl Fetch {
 
 /// What is read is also written, hashed, and told to the readers.
 struct Tee<'a> {
-    body: ResumingBody,
+    body: CacheFile,
     file: &'a File,
     fill: &'a Fill,
     hasher: Option<Hasher>,

@@ -5,6 +5,7 @@ use narval_nix::{HashPart, StorePath};
 
 use super::lookup::{Shared, Upstreams};
 use super::{SMALL_LEN_MAX, Unavailable};
+use crate::read_small_once;
 
 /// A small file of a binary cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +84,7 @@ impl Upstreams {
             }
             let url = remote.url().child(&small.url());
             let Ok(url) = url else { continue };
-            match remote.cache.client().metadata_once(&url, SMALL_LEN_MAX) {
+            match read_small_once(remote.cache.client(), &url, SMALL_LEN_MAX) {
                 Ok(answer) => {
                     remote.cache.breaker.succeeded();
                     let Some(bytes) = answer else { continue };

@@ -8,9 +8,9 @@ use narval_nix::hash::Sha256Hasher;
 use super::cores::Core;
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress};
-use narval_cache::Found;
 use narval_cache::decode::INPUT_LEN;
-use narval_client::{HttpError, ResumingBody};
+use narval_cache::{CacheFile, Found};
+use narval_client::HttpError;
 
 /// How many bytes of a file are taken beyond twice the size of its NAR. No compression doubles its input, and a file that
 /// goes on without giving anything (empty frames) must end. `FileSize` is no such limit: no signature covers it.
@@ -34,7 +34,7 @@ impl Failure {
 }
 
 pub(crate) struct Input<'a> {
-    body: ResumingBody,
+    body: CacheFile,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -53,7 +53,7 @@ pub(crate) struct Input<'a> {
 impl<'a> Input<'a> {
     /// Bytes of `body`, at most what a NAR of `nar_size` bytes can take. `hashes`: whether their hash is wanted.
     pub(crate) fn new(
-        body: ResumingBody,
+        body: CacheFile,
         hashes: bool,
         nar_size: u64,
         core: Core<'a>,

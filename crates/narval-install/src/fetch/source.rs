@@ -5,8 +5,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use narval_cache::decode::Decoder;
-use narval_cache::{Cache, CacheError, Caches, Found, Wanted};
-use narval_client::ResumingBody;
+use narval_cache::{Cache, CacheError, CacheFile, Caches, Found, Wanted};
 use narval_nix::{HashPart, NarInfo, PathInfo, StoreDir};
 use narval_store::{Hashed, NarInput, NarOptions, Source};
 
@@ -100,10 +99,10 @@ impl Source for FromCaches<'_> {
 }
 
 /// Asks the cache for the file of a NAR.
-fn request(found: &Found) -> Result<ResumingBody, Error> {
+fn request(found: &Found) -> Result<CacheFile, Error> {
     let (info, cache) = (&found.info, &found.cache);
     let url = cache.nar_url(info)?;
-    let opened = ResumingBody::open(cache.client(), &url);
+    let opened = CacheFile::open(cache.client(), &url);
     let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
     let gone = || CacheError::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
     Ok(body.ok_or_else(gone)?)

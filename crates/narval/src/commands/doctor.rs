@@ -141,7 +141,7 @@ fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {
         let proxy =
             proxies.describe(url.origin()).map(|proxy| format!(" through the proxy {proxy}")).unwrap_or_default();
         let start = std::time::Instant::now();
-        let answer = url.child("nix-cache-info").map(|info| client.metadata_once(&info, 64 * 1024));
+        let answer = url.child("nix-cache-info").map(|info| narval_cache::read_small_once(&client, &info, 64 * 1024));
         let millis = start.elapsed().as_millis();
         match answer {
             Ok(Ok(Some(_))) => {

@@ -219,7 +219,7 @@ fn client(url: &Url, netrc: &str, settings: &CacheSettings) -> Result<Arc<Client
 /// Reads the `nix-cache-info`.
 fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure> {
     let place = url.child("nix-cache-info").map_err(Failure::usage)?;
-    let text = client.metadata(&place, CACHE_INFO_LEN_MAX).map_err(|error| {
+    let text = narval_cache::read_small(client, &place, CACHE_INFO_LEN_MAX).map_err(|error| {
         let hint = match (error.is_auth(), has_token) {
             (true, false) => "; give a token with --token-file",
             (true, true) => "; the cache does not take this token",

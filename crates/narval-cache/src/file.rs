@@ -1,0 +1,170 @@
+//! The files of a cache by their URLs: over HTTP, or in a folder (`file://`), from which no name and no symlink leads out.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use narval_client::{Client, HttpError, METADATA_LEN_MAX, Request, ResumingBody, Scheme, Url};
+use narval_store::open_in_folder;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// A file of a cache that is being read.
+pub struct CacheFile(Kind);
+
+enum Kind {
+    /// Resumed where the connection breaks.
+    Http(Box<ResumingBody>),
+    Folder(FolderFile),
+}
+
+/// A file of a folder, as long as it was when it was opened.
+struct FolderFile {
+    file: File,
+    name: String,
+    len: u64,
+    position: u64,
+}
+
+impl CacheFile {
+    /// Opens a file; `None` if the cache does not have it.
+    ///
+    /// # Errors
+    /// If the server fails, or the file cannot be read or is not a regular one.
+    pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
+        Ok(match url.scheme() {
+            Scheme::File => FolderFile::open(url)?.map(|file| Self(Kind::Folder(file))),
+            _ => ResumingBody::open(client, url)?.map(|body| Self(Kind::Http(Box::new(body)))),
+        })
+    }
+
+    /// The file's length in bytes, if the cache said it.
+    pub fn total_len(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Http(body) => body.total_len(),
+            Kind::Folder(file) => Some(file.len),
+        }
+    }
+
+    /// Whether a read would return at once.
+    pub fn is_readable(&self) -> bool {
+        match &self.0 {
+            Kind::Http(body) => body.is_readable(),
+            Kind::Folder(_) => true,
+        }
+    }
+
+    /// Reads some bytes; 0 at the file's end.
+    ///
+    /// # Errors
+    /// If the download fails and cannot be resumed, or the file cannot be read or is shorter than it was.
+    pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        match &mut self.0 {
+            Kind::Http(body) => body.read_some(out),
+            Kind::Folder(file) => file.read_some(out),
+        }
+    }
+}
+
+impl FolderFile {
+    fn open(url: &Url) -> Result<Option<Self>, HttpError> {
+        let name = url.file_path().display().to_string();
+        let (folder, below) = url.folder_and_below();
+        // A URL that was given as a whole: the folder is the one that holds the file.
+        let (folder, below) = match (folder.parent(), folder.file_name()) {
+            (Some(parent), Some(name)) if below.as_os_str().is_empty() => (parent.to_owned(), name.into()),
+            _ => (folder, below),
+        };
+        let opened = open_below(&folder, &below).and_then(|file| match file {
+            Some(file) => Ok(Some((file.metadata()?.len(), file))),
+            None => Ok(None),
+        });
+        match opened {
+            Ok(opened) => Ok(opened.map(|(len, file)| Self { file, name, len, position: 0 })),
+            Err(source) => Err(HttpError::File { path: name, source }),
+        }
+    }
+
+    fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        let left = usize::try_from(self.len - self.position).unwrap_or(usize::MAX).min(out.len());
+        let read = loop {
+            match self.file.read(out.get_mut(..left).unwrap_or_default()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read.map_err(|source| HttpError::File { path: self.name.clone(), source })?,
+            }
+        };
+        if read == 0 && left > 0 {
+            return Err(HttpError::Truncated { received: self.position, expected: Some(self.len) });
+        }
+        self.position += read as u64;
+        Ok(read)
+    }
+}
+
+/// Reads a small file (narinfo, listing, `nix-cache-info`) whole: `None` if the cache does not have it. A request that
+/// fails is tried again as the client's policy says.
+///
+/// # Errors
+/// As [`CacheFile::open`], and [`HttpError::TooLarge`] if the file has more than `len_max` bytes.
+pub fn read_small(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
+    client.retry().run(|| read_small_once(client, url, len_max))
+}
+
+/// As [`read_small`], with one attempt.
+///
+/// # Errors
+/// As [`read_small`].
+pub fn read_small_once(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
+    if url.scheme() != Scheme::File {
+        return client.metadata_once(url, len_max);
+    }
+    let (Some(mut file), limit) = (FolderFile::open(url)?, len_max.min(METADATA_LEN_MAX)) else { return Ok(None) };
+    if file.len > limit {
+        return Err(HttpError::TooLarge { limit });
+    }
+    let mut bytes = vec![0; usize::try_from(file.len).unwrap_or_default()];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += file.read_some(bytes.get_mut(filled..).unwrap_or_default())?;
+    }
+    Ok(Some(bytes))
+}
+
+/// The bytes of a file from an offset on; `None` if the cache does not have it, or gives out whole files only. A download
+/// that breaks is not resumed.
+///
+/// # Errors
+/// As [`CacheFile::open`].
+pub fn read_from(client: &Client, url: &Url, offset: u64) -> Result<Option<Box<dyn Read>>, HttpError> {
+    if url.scheme() != Scheme::File {
+        let response = client.send(&Request { from: offset, ..Request::get(url) })?;
+        return Ok((response.head.status == 206).then(|| Box::new(response.body) as Box<dyn Read>));
+    }
+    let Some(FolderFile { mut file, name, .. }) = FolderFile::open(url)? else { return Ok(None) };
+    file.seek(SeekFrom::Start(offset)).map_err(|source| HttpError::File { path: name, source })?;
+    Ok(Some(Box::new(file)))
+}
+
+/// Opens a regular file below a folder; `None` if there is none. A FIFO is not waited for.
+///
+/// # Errors
+/// If it cannot be opened, is not a regular file, or leads out of the folder.
+pub(crate) fn open_below(folder: &Path, below: &Path) -> io::Result<Option<File>> {
+    let below = CString::new(below.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // Not for reading: a folder may be entered that may not be listed.
+    let flags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+    let opened =
+        rustix::fs::open(folder, flags, Mode::empty()).and_then(|folder| open_in_folder(folder.as_fd(), &below));
+    match opened.map(File::from) {
+        Ok(file) if file.metadata()?.is_file() => Ok(Some(file)),
+        // A socket cannot be opened.
+        Ok(_) | Err(Errno::NXIO) => Err(io::Error::other("it is not a regular file")),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(Errno::XDEV | Errno::LOOP) => Err(io::Error::other("it leads out of the folder of the cache")),
+        Err(error) => Err(error.into()),
+    }
+}
