@@ -1,11 +1,11 @@
-//! The JSON of a listing, byte for byte as Nix writes it: keys sorted, no white space.
+//! A listing to JSON and from it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
-use super::{LISTING_LEN_MAX, Listing, ListingError, NODES_MAX, Node};
+use super::{LISTING_LEN_MAX, Listing, ListingError, ListingWriter, NODES_MAX, Node};
 use crate::nar::{DEPTH_MAX, FILE_SIZE_MAX, check_name, check_target};
 
 /// The only version there is.
@@ -14,10 +14,11 @@ const VERSION: u64 = 1;
 impl Listing {
     /// The JSON, without a newline.
     pub fn to_json(&self) -> Result<String, ListingError> {
-        let mut out = String::from("{\"root\":");
-        write_node(&self.root, &mut Vec::new(), &mut out)?;
-        out.push_str(",\"version\":1}");
-        Ok(out)
+        let mut out = b"{\"root\":".to_vec();
+        let mut writer = ListingWriter::new();
+        writer.node(&self.root, &mut out)?;
+        writer.finish(&mut out);
+        text(out)
     }
 
     /// Parses the JSON. Names, targets, depth and sizes must be those of a NAR; unknown keys are ignored.
@@ -38,52 +39,14 @@ impl Listing {
 impl Node {
     /// The JSON of this node alone, as `nix store ls --json --recursive` prints it.
     pub fn to_json(&self) -> Result<String, ListingError> {
-        let mut out = String::new();
-        write_node(self, &mut Vec::new(), &mut out)?;
-        Ok(out)
+        let mut out = Vec::new();
+        ListingWriter::new().node(self, &mut out)?;
+        text(out)
     }
 }
 
-fn write_node<'a>(node: &'a Node, path: &mut Vec<&'a [u8]>, out: &mut String) -> Result<(), ListingError> {
-    match node {
-        Node::Regular { executable, size, nar_offset } => {
-            out.push('{');
-            if *executable {
-                out.push_str("\"executable\":true,");
-            }
-            if let Some(offset) = nar_offset {
-                out.push_str(&format!("\"narOffset\":{offset},"));
-            }
-            out.push_str(&format!("\"size\":{size},\"type\":\"regular\"}}"));
-        }
-        Node::Symlink { target } => {
-            out.push_str("{\"target\":");
-            write_string(target, path, out)?;
-            out.push_str(",\"type\":\"symlink\"}");
-        }
-        Node::Directory(entries) => {
-            out.push_str("{\"entries\":{");
-            for (index, (name, node)) in entries.iter().enumerate() {
-                if index > 0 {
-                    out.push(',');
-                }
-                path.push(name);
-                write_string(name, path, out)?;
-                out.push(':');
-                write_node(node, path, out)?;
-                path.pop();
-            }
-            out.push_str("},\"type\":\"directory\"}");
-        }
-    }
-    Ok(())
-}
-
-fn write_string(bytes: &[u8], path: &[&[u8]], out: &mut String) -> Result<(), ListingError> {
-    let not_utf8 = || ListingError::NotUtf8 { path: String::from_utf8_lossy(&path.join(&b'/')).into_owned() };
-    let text = std::str::from_utf8(bytes).map_err(|_| not_utf8())?;
-    out.push_str(&serde_json::to_string(text).map_err(|error| ListingError::Json(error.to_string()))?);
-    Ok(())
+fn text(json: Vec<u8>) -> Result<String, ListingError> {
+    String::from_utf8(json).map_err(|error| ListingError::Json(error.to_string()))
 }
 
 struct ListingVisitor<'n> {

@@ -6,6 +6,7 @@
 
 mod build;
 mod json;
+mod write;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use thiserror::Error;
 use crate::nar::NarError;
 
 pub use build::ListingBuilder;
+pub use write::ListingWriter;
 
 /// The largest listing that is parsed, in bytes.
 pub const LISTING_LEN_MAX: usize = 256 * 1024 * 1024;

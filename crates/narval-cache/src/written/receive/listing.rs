@@ -1,11 +1,12 @@
-//! The listing of a NAR, written while the NAR comes.
-//!
-//! A NAR's entries are sorted as those of a listing are, so that nothing need be held: a tree of millions of files costs no
-//! memory. The bytes are those of [`narval_nix::Listing::to_json`].
+//! The listing of a NAR, written to a file while the NAR comes.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 
+use narval_nix::listing;
 use narval_nix::nar::Event;
+
+/// Bytes written at once.
+const BUFFER_LEN: usize = 16 * 1024;
 
 /// The largest listing that is made, in bytes. A NAR of a few megabytes, well compressed, can have millions of entries; the
 /// largest real ones have a hundred thousand.
@@ -27,71 +28,38 @@ impl From<io::Error> for NoListing {
 
 /// Writes a listing.
 pub(crate) struct ListingWriter<W: Write> {
-    out: BufWriter<W>,
-    /// For each open directory: whether it has entries yet.
-    open: Vec<bool>,
+    out: W,
+    writer: listing::ListingWriter,
+    buffer: Vec<u8>,
     len: u64,
 }
 
 impl<W: Write> ListingWriter<W> {
     pub(crate) fn new(out: W) -> Result<Self, NoListing> {
-        let mut writer = Self { out: BufWriter::with_capacity(16 * 1024, out), open: Vec::new(), len: 0 };
-        writer.put(b"{\"root\":")?;
-        Ok(writer)
+        Ok(Self { out, writer: listing::ListingWriter::new(), buffer: Vec::new(), len: 0 })
     }
 
     /// Takes the next event, and the decoder's offset after it.
     pub(crate) fn push(&mut self, event: &Event<'_>, offset: u64) -> Result<(), NoListing> {
-        match *event {
-            Event::Regular { executable, size } => {
-                let executable = if executable { "\"executable\":true," } else { "" };
-                let node = format!("{{{executable}\"narOffset\":{offset},\"size\":{size},\"type\":\"regular\"}}");
-                self.put(node.as_bytes())
-            }
-            Event::Symlink { target } => {
-                self.put(b"{\"target\":")?;
-                self.string(target)?;
-                self.put(b",\"type\":\"symlink\"}")
-            }
-            Event::Directory => {
-                self.open.push(false);
-                self.put(b"{\"entries\":{")
-            }
-            Event::Entry { name } => {
-                let has_entries = self.open.last_mut().map(|has_entries| std::mem::replace(has_entries, true));
-                if has_entries == Some(true) {
-                    self.put(b",")?;
-                }
-                self.string(name)?;
-                self.put(b":")
-            }
-            Event::EndDirectory => {
-                self.open.pop();
-                self.put(b"},\"type\":\"directory\"}")
-            }
-            Event::Contents(_) | Event::EndRegular => Ok(()),
+        self.writer.push(event, offset, &mut self.buffer).map_err(|_| NoListing::Inexpressible)?;
+        if self.len + self.buffer.len() as u64 > LISTING_LEN_MAX {
+            return Err(NoListing::Inexpressible);
         }
+        if self.buffer.len() >= BUFFER_LEN { self.write_out() } else { Ok(()) }
     }
 
     /// Ends it; says how long it is.
     pub(crate) fn finish(mut self) -> Result<u64, NoListing> {
-        self.put(b",\"version\":1}")?;
-        self.out.flush()?;
+        std::mem::take(&mut self.writer).finish(&mut self.buffer);
+        self.write_out()?;
         Ok(self.len)
     }
 
-    fn string(&mut self, bytes: &[u8]) -> Result<(), NoListing> {
-        let text = std::str::from_utf8(bytes).map_err(|_| NoListing::Inexpressible)?;
-        let json = serde_json::to_string(text).map_err(|_| NoListing::Inexpressible)?;
-        self.put(json.as_bytes())
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<(), NoListing> {
-        self.len += bytes.len() as u64;
-        if self.len > LISTING_LEN_MAX {
-            return Err(NoListing::Inexpressible);
-        }
-        Ok(self.out.write_all(bytes)?)
+    fn write_out(&mut self) -> Result<(), NoListing> {
+        self.out.write_all(&self.buffer)?;
+        self.len += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
     }
 }
 
