@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache_info;
+mod closure;
 pub mod compression;
 pub mod content_address;
 mod contents;
@@ -21,6 +22,7 @@ pub mod signature;
 pub mod store_path;
 
 pub use cache_info::CacheInfo;
+pub use closure::ClosureWalk;
 pub use compression::Compression;
 pub use content_address::ContentAddress;
 pub use contents::ContentsHasher;

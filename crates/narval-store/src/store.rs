@@ -1,9 +1,8 @@
 //! A store that is read: the database first, the daemon where the database cannot be read, or either alone.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 
-use narval_nix::{HashPart, PathInfo, StoreDir, StorePath};
+use narval_nix::{ClosureWalk, HashPart, PathInfo, StoreDir, StorePath};
 
 use crate::config::{Access, StoreConfig};
 use crate::daemon::{Daemon, DaemonError};
@@ -128,15 +127,13 @@ impl Store {
         &self,
         roots: impl IntoIterator<Item = StorePath>,
     ) -> Result<(Vec<PathInfo>, Vec<StorePath>), StoreError> {
-        let mut seen = HashSet::new();
-        let mut queue: Vec<StorePath> = roots.into_iter().filter(|path| seen.insert(path.clone())).collect();
-        let (mut valid, mut invalid) = (Vec::new(), Vec::new());
-        while let Some(path) = queue.pop() {
+        let (mut walk, mut valid, mut invalid) = (ClosureWalk::new(roots), Vec::new(), Vec::new());
+        while let Some(path) = walk.next() {
             let Some(info) = self.path_info(&path)? else {
                 invalid.push(path);
                 continue;
             };
-            queue.extend(info.references.iter().filter(|reference| seen.insert((*reference).clone())).cloned());
+            walk.add(info.references.iter().cloned());
             valid.push(info);
         }
         Ok((valid, invalid))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use narval_cache::Caches;
 use narval_client::Client;
-use narval_nix::{PathInfo, StorePath};
+use narval_nix::{ClosureWalk, PathInfo, StorePath};
 
 use super::walk::closure;
 use crate::{Destination, Error, Options, Wanted};
@@ -95,12 +95,11 @@ impl Closure {
 
     /// Bytes of the NARs of a path and all that it needs.
     pub fn size_of(&self, path: &StorePath) -> u64 {
-        let mut seen = std::collections::HashSet::from([path]);
-        let mut queue = vec![path];
-        let mut total = 0;
-        while let Some(node) = queue.pop().and_then(|path| self.nodes.get(path)) {
+        let (mut walk, mut total) = (ClosureWalk::new([path]), 0);
+        while let Some(path) = walk.next() {
+            let Some(node) = self.nodes.get(path) else { continue };
             total += node.info.nar_size;
-            queue.extend(node.info.references.iter().filter(|reference| seen.insert(reference)));
+            walk.add(&node.info.references);
         }
         total
     }

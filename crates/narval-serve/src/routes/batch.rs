@@ -1,13 +1,12 @@
 //! `POST /batch-lookup-v1`: many narinfos, or those of a whole closure, in one answer. The protocol is described in
 //! `docs/batch-protocol.md`.
 
-use std::collections::{HashSet, VecDeque};
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use narval_http::http1::accept::{Coding, negotiate_coding};
 use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header};
-use narval_nix::HashPart;
+use narval_nix::{ClosureWalk, HashPart};
 use zstd::stream::write::Encoder;
 
 use super::narinfo::Narinfos;
@@ -51,12 +50,11 @@ pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<R
         Some(_) => return Err(ServeError::Batch("the query is want=presence, want=narinfos or want=closure")),
     };
     let compressed = negotiate_coding(&request.head(), &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd);
-    let queue = hash_parts(&mut request)?;
-    let seen = queue.iter().copied().collect();
+    let walk = hash_parts(&mut request)?;
     let response = Response::new(StatusCode::OK)
         .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-nix-batch-lookup"))
         .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let mut source = Lookups { narinfos: Arc::clone(narinfos), want, queue, seen, answered: 0, encoder: None };
+    let mut source = Lookups { narinfos: Arc::clone(narinfos), want, walk, answered: 0, encoder: None };
     if !compressed {
         return Ok(response.body(Body::source(source, None)));
     }
@@ -67,30 +65,22 @@ pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<R
 }
 
 /// One hash part on each line.
-fn hash_parts(request: &mut Request) -> Result<VecDeque<HashPart>, ServeError> {
+fn hash_parts(request: &mut Request) -> Result<ClosureWalk<HashPart>, ServeError> {
     let text = request.body().bytes(HASH_PARTS_MAX * LINE_BYTES).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => ServeError::Batch("at most 65536 hash parts may be asked for at once"),
         _ => ServeError::Batch("the request ended too early"),
     })?;
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let mut seen = HashSet::new();
-    let mut parts = VecDeque::new();
-    for line in lines {
-        let part = HashPart::parse(line).map_err(|_| ServeError::Batch("each line is a hash part of 32 characters"))?;
-        if seen.insert(part) {
-            parts.push_back(part);
-        }
-    }
-    Ok(parts)
+    let parse =
+        |line| HashPart::parse(line).map_err(|_| ServeError::Batch("each line is a hash part of 32 characters"));
+    Ok(ClosureWalk::new(lines.map(parse).collect::<Result<Vec<_>, _>>()?))
 }
 
 /// The answer: looked up while the client reads it.
 struct Lookups {
     narinfos: Arc<Narinfos>,
     want: Want,
-    queue: VecDeque<HashPart>,
-    /// All hash parts that were ever in the queue.
-    seen: HashSet<HashPart>,
+    walk: ClosureWalk<HashPart>,
     answered: usize,
     encoder: Option<Encoder<'static, Vec<u8>>>,
 }
@@ -100,7 +90,7 @@ impl BodySource for Lookups {
         let room = out.room();
         let mut text = Vec::with_capacity(room.min(64 * 1024));
         while text.len() < room {
-            let Some(hash_part) = self.queue.pop_front() else {
+            let Some(hash_part) = self.walk.next() else {
                 text.extend_from_slice(format!("end {}\n", self.answered).as_bytes());
                 self.put(&text, out)?;
                 if let Some(encoder) = self.encoder.take() {
@@ -148,14 +138,13 @@ impl Lookups {
         let references = lines
             .filter_map(|line| line.strip_prefix(b"References: "))
             .flat_map(|line| line.split(|byte| *byte == b' '));
-        for reference in references {
-            let Some(Ok(part)) = reference.get(..32).map(HashPart::parse) else { continue };
-            if self.seen.insert(part) {
-                self.queue.push_back(part);
-            }
-        }
+        self.walk.add(references.filter_map(|reference| HashPart::parse(reference.get(..32)?).ok()));
         // The connection is aborted: half a closure must not look like a whole one.
-        if self.seen.len() > PATHS_MAX { Err(io::Error::other("the closure has too many paths")) } else { Ok(()) }
+        if self.walk.seen_count() > PATHS_MAX {
+            Err(io::Error::other("the closure has too many paths"))
+        } else {
+            Ok(())
+        }
     }
 
     fn put(&mut self, text: &[u8], out: &mut SegmentBuf) -> io::Result<()> {

@@ -1,12 +1,11 @@
 //! The demo's check: fetches everything back over HTTP, and verifies signatures, sizes and hashes.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use narval_nix::nar::Decoder;
-use narval_nix::{CacheInfo, NarInfo, Sha256Hasher, StorePath, TrustedKeys};
+use narval_nix::{CacheInfo, ClosureWalk, NarInfo, Sha256Hasher, StorePath, TrustedKeys};
 
 use super::client::Client;
 use crate::ui::signals::Interrupt;
@@ -32,10 +31,8 @@ pub(super) fn closure(
     let mut client = Client::connect(address)?;
     let info = client.get_bytes("/nix-cache-info", NARINFO_BYTES_MAX)?;
     let store_dir = CacheInfo::parse(&info).map_err(io::Error::other)?.store_dir;
-    let mut seen = BTreeSet::from([root.clone()]);
-    let mut queue = VecDeque::from([root.clone()]);
-    let mut fetched = Vec::new();
-    while let Some(path) = queue.pop_front() {
+    let (mut walk, mut fetched) = (ClosureWalk::new([root.clone()]), Vec::new());
+    while let Some(path) = walk.next() {
         interrupt.check()?;
         let started = Instant::now();
         let text = client.get_bytes(&format!("/{}.narinfo", path.hash_part()), NARINFO_BYTES_MAX)?;
@@ -49,7 +46,7 @@ pub(super) fn closure(
         }
         let started = Instant::now();
         fetch_nar(&mut client, &narinfo)?;
-        queue.extend(narinfo.references.iter().filter(|reference| seen.insert((*reference).clone())).cloned());
+        walk.add(narinfo.references.iter().cloned());
         fetched.push(Fetched { narinfo, narinfo_time, nar_time: started.elapsed() });
     }
     Ok(fetched)
