@@ -5,10 +5,10 @@ mod s3;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
@@ -160,6 +160,58 @@ fn scripted_with(answers: Vec<(String, String)>) -> (String, Receiver<String>) {
         }
     });
     (address, requests)
+}
+
+/// Passes connections on to a port of this machine, and cuts each after as many bytes as it says; those after them live.
+fn cutting(port: u16, limits: &[usize]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = listener.local_addr().unwrap().port();
+    let mut limits = limits.to_vec().into_iter();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", port)).unwrap());
+            let left = Arc::new(AtomicUsize::new(limits.next().unwrap_or(usize::MAX)));
+            for (mut from, mut to) in [(&client, &server), (&server, &client)]
+                .map(|(one, other)| (one.try_clone().unwrap(), other.try_clone().unwrap()))
+            {
+                let left = Arc::clone(&left);
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 16 * 1024];
+                    while let Ok(read @ 1..) = from.read(&mut buffer) {
+                        let enough =
+                            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(read));
+                        if enough.is_err() || to.write_all(&buffer[..read]).is_err() {
+                            break;
+                        }
+                    }
+                    // Errors: the other direction may have ended it.
+                    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                });
+            }
+        }
+    });
+    own
+}
+
+#[test]
+fn broken_connections_cost_a_part_or_the_rest_and_no_more() {
+    for server in S3Server::all() {
+        let client = client(&server.environment());
+        server.bucket("broken");
+        let through = |limits: &[usize]| {
+            let port = cutting(server.port, limits);
+            Url::parse(&format!("s3://broken?endpoint=127.0.0.1:{port}&scheme=http")).unwrap().child("x").unwrap()
+        };
+        let ((file, len, hash), sent) = (large_file(), AtomicU64::new(0));
+        let count = |len| {
+            sent.fetch_add(len, Ordering::Relaxed);
+        };
+        let to = through(&[20_000_000, 20_000_000]);
+        put_object(&client, &to, "x/y", (Payload::File(&file, len), hash), &count).unwrap();
+        let sent = sent.into_inner();
+        assert!(sent > len && sent < len + 3 * 16 * 1024 * 1024, "{}: sent {sent} bytes of {len}", server.name);
+        assert_eq!(read_back(&client, &through(&[10_000_000, 30_000_000])), Some((len, hash)), "{}", server.name);
+    }
 }
 
 /// A store's refusal.
