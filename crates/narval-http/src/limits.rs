@@ -100,6 +100,17 @@ impl Default for Limits {
 /// requests wait for an answer receives no more than this once.
 pub(crate) const RECEIVE_BUFFER: usize = 64 * 1024;
 
+/// The handler of a streamed request body receives it from the socket itself once the connection has received this much
+/// without a pause, if this much is still to come. More than a body has to bring within any of its deadlines
+/// ([`Limits::body_busy_progress_min`]), so that a slow client gains no time by it.
+pub(crate) const HANDLER_RECEIVES_MIN: usize = 32 * 1024;
+
+/// How long such a handler waits for its client before the connection does.
+pub(crate) const HANDLER_WAIT: Duration = Duration::from_millis(10);
+
+/// A piece below this size, after a wait, is that of a slow client: its connection waits for the next one.
+pub(crate) const HANDLER_SLOW: usize = 4 * 1024;
+
 /// A request body up to this size costs little while it is received, however slowly it arrives.
 pub(crate) const BODY_SMALL: usize = 64 * 1024;
 

@@ -3,6 +3,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny};
 
 use crate::Peer;
@@ -135,6 +136,25 @@ impl Socket {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(_) | Self::Nowhere => false,
             Self::Os(fd) => bytes_in_flight(fd.as_fd()).is_ok_and(|bytes| bytes > 0),
+        }
+    }
+
+    /// Waits until there may be something to receive, for so long at most. False: there is nothing.
+    pub(crate) fn await_readable(&self, at_most: Duration) -> bool {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => {
+                crate::io::sim::yield_now();
+                socket.is_readable()
+            }
+            #[cfg(any(test, feature = "sim"))]
+            Self::Nowhere => false,
+            Self::Os(fd) => {
+                let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(at_most.subsec_nanos()) };
+                let timeout = Timespec { tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX), ..timeout };
+                // An error (a signal, no memory) ends the wait as the time does: whoever asked looks again.
+                rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+            }
         }
     }
 

@@ -2,6 +2,7 @@ use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::Peer;
 use crate::http1::conn::Close;
@@ -87,6 +88,14 @@ impl Feeder for Connection {
 
     fn want_body(&self) {
         self.post(Message::BodyWanted { token: self.token });
+    }
+
+    fn receive(&self, out: &mut [u8]) -> io::Result<usize> {
+        self.link.socket.receive(out)
+    }
+
+    fn await_bytes(&self, at_most: Duration) -> bool {
+        self.link.socket.await_readable(at_most)
     }
 }
 

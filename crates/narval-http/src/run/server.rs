@@ -373,13 +373,15 @@ fn start_shard<D: Driver<Connection>>(
 }
 
 fn snapshot(server: &ServerState, workers: usize) -> Snapshot {
+    let counted = server.counters.snapshot();
     Snapshot {
         queue_depth: server.pool.depth(),
         body_memory_bytes: server.body_memory.used() as u64,
+        bytes_received: counted.bytes_received + server.body_memory.received_by_handlers(),
         bodies_waiting: server.streams.depth(),
         workers,
         log_lines_dropped: server.log.as_ref().map_or(0, LogQueue::dropped),
-        ..server.counters.snapshot()
+        ..counted
     }
 }
 

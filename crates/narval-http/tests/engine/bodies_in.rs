@@ -98,6 +98,39 @@ fn bodies_of_all_sizes_with_a_length_and_in_chunks() {
     });
 }
 
+/// The shard looks at each piece that it receives, of 64 KiB at most; a handler that receives does not bother it. A client that the
+/// machine stops for longer than the handler waits has the shard look once more: five clients may try.
+#[test]
+fn a_body_that_comes_fast_is_received_by_its_handler() {
+    const LENGTH: usize = 64 << 20;
+    on_each_driver(|driver| {
+        let server = TestServer::with(
+            driver,
+            |mut request: Request| io::copy(request.body(), &mut io::sink()).map(|length| length.to_string()),
+            Limits { body_max: 1 << 30, ..Limits::default() },
+            |builder| builder,
+        );
+        let body = vec![b'x'; LENGTH];
+        let looks = || server.handle.counters().completions;
+        let is_seldom_looked_at = (0..5).any(|_| {
+            let (before, received) = (looks(), server.handle.counters().bytes_received);
+            let mut client = server.connect();
+            client.send(format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {LENGTH}\r\n\r\n"));
+            client.send(&body);
+            assert_eq!(client.answer().text(), LENGTH.to_string());
+            // The connection goes on.
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\nabc");
+            assert_eq!(client.answer().text(), "3");
+            assert!(
+                server.handle.counters().bytes_received - received > LENGTH as u64,
+                "they are counted all the same"
+            );
+            looks() - before < (LENGTH / (64 << 10) / 4) as u64
+        });
+        assert!(is_seldom_looked_at);
+    });
+}
+
 #[test]
 fn pipelined_requests_with_bodies() {
     on_each_driver(|driver| {

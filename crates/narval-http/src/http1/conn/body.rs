@@ -45,7 +45,7 @@ impl<X: Exchange> Conn<X> {
         if head.expect_continue && input.rest().is_empty() {
             if service.has_spare_streams() {
                 // It gets its `100 Continue` when the handler wants the body, and not before.
-                let pipe = service.pipe(body, true);
+                let pipe = service.pipe(body, incoming.rest(), true);
                 return self.stream(bytes, head, incoming, pipe, service);
             }
             service.send_continue();
@@ -89,6 +89,7 @@ impl<X: Exchange> Conn<X> {
     /// Gives input to what a job has not received of its request's body.
     pub(super) fn feed_left(&mut self, input: &mut Input<'_>, service: &impl Service<X>) {
         let State::Running(left) = &mut self.state else { return };
+        left.catch_up();
         let limits = service.limits();
         let fed = match left {
             BodyLeft::Nothing => return,
@@ -152,7 +153,7 @@ impl<X: Exchange> Conn<X> {
         };
         let Receiving { incoming, body, bytes, head } = *request;
         if next == NextStep::Stream {
-            let pipe = service.pipe(body, false);
+            let pipe = service.pipe(body, incoming.rest(), false);
             return self.stream(bytes, head, incoming, pipe, service);
         }
         self.run(BodyLeft::Nothing, service);
@@ -163,6 +164,9 @@ impl<X: Exchange> Conn<X> {
     pub(super) fn check_body(&mut self, service: &mut impl Service<X>) -> Act<X> {
         let (now, limits) = (service.now(), service.limits());
         let short = service.is_short_for_bodies();
+        if let State::Running(left) = &mut self.state {
+            left.catch_up();
+        }
         let (incoming, is_paused, is_in_demand) = match &mut self.state {
             State::Body(request) => {
                 let is_costly = request.body.bytes.len() > BODY_SMALL || !request.body.share.is_fair();

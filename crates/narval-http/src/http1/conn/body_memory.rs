@@ -5,7 +5,7 @@
 //! packet switches", 1998). A quarter of the memory is for small bodies alone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// One body may have one part in so many of the memory that no body has.
 const SHARES: usize = 64;
@@ -17,17 +17,24 @@ const SMALL: usize = 16 * 1024;
 #[derive(Debug)]
 pub(crate) struct BodyMemory {
     used: AtomicUsize,
+    /// Bytes that went around it: handlers received them themselves.
+    received_by_handlers: AtomicU64,
     bytes_max: usize,
 }
 
 impl BodyMemory {
     pub(crate) fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), bytes_max })
+        Arc::new(Self { used: AtomicUsize::new(0), received_by_handlers: AtomicU64::new(0), bytes_max })
     }
 
     /// Bytes in use.
     pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of bodies that handlers have received themselves.
+    pub(crate) fn received_by_handlers(&self) -> u64 {
+        self.received_by_handlers.load(Ordering::Relaxed)
     }
 
     /// Whether so much is in use that those who hold it without making progress should lose it.
@@ -65,6 +72,11 @@ impl Share {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes that the body's handler has received itself.
+    pub(crate) fn count_received_by_handler(&self, bytes: u64) {
+        self.memory.received_by_handlers.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Whether a body of which more is to come may keep what it has.

@@ -72,6 +72,22 @@ impl IncomingBody {
         self.length().is_none_or(|length| length == u64::MAX || length == self.received)
     }
 
+    /// Bytes that are still to come, where the length was announced.
+    pub(crate) fn rest(&self) -> Option<u64> {
+        match &self.decoder {
+            Decoder::Length(left) => Some(*left),
+            Decoder::Chunked(_) => None,
+        }
+    }
+
+    /// The handler has received so many bytes itself, of a body whose length was announced. True: that was the last of it.
+    pub(crate) fn skip(&mut self, bytes: u64) -> bool {
+        let Decoder::Length(left) = &mut self.decoder else { return false };
+        *left = left.saturating_sub(bytes);
+        self.received += bytes;
+        *left == 0
+    }
+
     /// Decodes the start of `input`, and gives each piece of the body to `sink`.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ use http::Method;
 
 pub(crate) use self::act::{Act, Body, Request, Then};
 pub(crate) use self::over::{Close, Next, Over};
-pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Service, Window};
+pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Receiver, Service, Window};
 use self::state::{BodyLeft, Reading, Scan, State, Unread};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
@@ -105,13 +105,9 @@ impl<X: Exchange> Conn<X> {
         match &mut self.state {
             State::Head(_) | State::Body(_) | State::Lingering { .. } => true,
             State::Running(BodyLeft::Nothing) | State::Sending { .. } => self.input.is_empty(),
-            State::Running(BodyLeft::Unread(_)) => true,
-            State::Running(BodyLeft::Streamed { incoming, pipe }) => {
-                let has_room = pipe.has_room();
-                if !has_room {
-                    incoming.pause();
-                }
-                has_room
+            State::Running(left) => {
+                left.catch_up();
+                if let BodyLeft::Nothing = left { self.input.is_empty() } else { left.is_received_here() }
             }
             State::Draining { unread, .. } | State::Waiting { unread, .. } => self.input.is_empty() || unread.is_some(),
             State::Ending { .. } => false,

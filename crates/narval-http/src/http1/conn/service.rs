@@ -55,8 +55,9 @@ pub(crate) trait Service<X: Exchange> {
     /// The memory for a request body.
     fn buffer(&self) -> Buffered;
 
-    /// A pipe that begins with what was received. `continue_due`: the client waits for `100 Continue`.
-    fn pipe(&self, begun: Buffered, continue_due: bool) -> X::Pipe;
+    /// A pipe that begins with what was received. `rest`: bytes that are still to come, if the body's length was announced;
+    /// `continue_due`: the client waits for `100 Continue`.
+    fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> X::Pipe;
 
     /// Sends `100 Continue`.
     fn send_continue(&self);
@@ -141,9 +142,29 @@ pub(crate) trait Pipe: Clone {
     /// The rest of the body will never come.
     fn abort(&self, reason: io::ErrorKind);
 
-    /// Whether to go on receiving. After a `false` the handler has to ask for more.
-    fn has_room(&self) -> bool;
+    /// Decides who receives next. After anything but [`Receiver::Connection`] the handler has to say when that changes. Asked
+    /// only while the connection does not receive.
+    fn receiver(&self) -> Receiver;
+
+    /// Whether to go on receiving, where a handler can't do that itself. After a `false` the handler has to ask for more.
+    fn has_room(&self) -> bool {
+        self.receiver() == Receiver::Connection
+    }
+
+    /// Bytes of the body that the handler has received itself since this was last asked.
+    fn take_received(&self) -> u64;
 
     /// Whether the connection waits for the handler to read.
     fn is_paused(&self) -> bool;
+}
+
+/// Who receives more of a request body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// The connection: what it receives is [pushed](Pipe::push).
+    Connection,
+    /// The handler, straight from the socket.
+    Handler,
+    /// Nobody, until the handler has read what there is.
+    Nobody,
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::act::Then;
 use super::body_memory::Buffered;
 use super::incoming_body::IncomingBody;
-use super::service::{Exchange, Pipe};
+use super::service::{Exchange, Pipe, Receiver};
 use crate::http1::head::{HeadScan, ParsedHead};
 use crate::io::clock::Millis;
 
@@ -100,8 +100,29 @@ impl<X: Exchange> State<X> {
 }
 
 impl<P: Pipe> BodyLeft<P> {
+    /// Counts what the handler has received itself.
+    pub(super) fn catch_up(&mut self) {
+        if let Self::Streamed { incoming, pipe } = self {
+            let received = pipe.take_received();
+            if received > 0 && incoming.skip(received) {
+                *self = Self::Nothing;
+            }
+        }
+    }
+
+    /// Whether the connection is to receive more of the body.
+    pub(super) fn is_received_here(&mut self) -> bool {
+        let Self::Streamed { incoming, pipe } = self else { return true };
+        let receiver = pipe.receiver();
+        if receiver == Receiver::Nobody {
+            incoming.pause();
+        }
+        receiver == Receiver::Connection
+    }
+
     /// The handler gets no more of the body.
     pub(super) fn abort(&mut self, reason: io::ErrorKind) -> Unread {
+        self.catch_up();
         match mem::replace(self, Self::Nothing) {
             Self::Nothing => None,
             Self::Streamed { incoming, pipe } => {

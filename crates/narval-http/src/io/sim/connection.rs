@@ -16,7 +16,8 @@ use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{BodyMemory, Buffered};
 use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::conn::{
-    Act, Answer, Body, Close, Conn, Exchange, Inline, Input, Next, Over, Pipe, Request, Service, Then, Wants, Window,
+    Act, Answer, Body, Close, Conn, Exchange, Inline, Input, Next, Over, Pipe, Receiver, Request, Service, Then, Wants,
+    Window,
 };
 use crate::http1::head::{Framing, HeadLimits, LastHead, ParsedHead, parse_head};
 use crate::io::clock::Millis;
@@ -87,12 +88,23 @@ pub(crate) struct Piped {
     is_paused: bool,
     is_complete: bool,
     is_over: bool,
+    /// Bytes that are still to come, where that is known.
+    rest: Option<u64>,
+    /// The handler receives them itself, from time to time: where the bits of this are set, one after the other.
+    choices: u64,
+    is_received_by_handler: bool,
+    /// What it has received, and the connection was not told of.
+    received_by_handler: u64,
 }
 
 impl Pipe for Arc<Mutex<Piped>> {
     fn push(&self, data: &[u8]) {
         let mut pipe = lock(self);
         assert!(!pipe.is_over, "a body goes on after its end");
+        assert!(!pipe.is_received_by_handler, "two receive");
+        if let Some(rest) = &mut pipe.rest {
+            *rest -= data.len() as u64;
+        }
         pipe.received.extend_from_slice(data);
         assert!(
             pipe.received.len() <= pipe.read + pipe.window + PIECE_MAX,
@@ -114,14 +126,27 @@ impl Pipe for Arc<Mutex<Piped>> {
         assert!(!std::mem::replace(&mut lock(self).is_over, true), "a body ends twice");
     }
 
-    fn has_room(&self) -> bool {
+    fn receiver(&self) -> Receiver {
         let mut pipe = lock(self);
+        if pipe.is_received_by_handler {
+            return Receiver::Handler;
+        }
+        pipe.choices = pipe.choices.rotate_left(1);
+        if !pipe.is_over && pipe.rest.is_some_and(|rest| rest > 0) && pipe.choices & 1 == 1 {
+            pipe.is_received_by_handler = true;
+            return Receiver::Handler;
+        }
         pipe.is_paused = pipe.received.len() >= pipe.read + pipe.window;
-        !pipe.is_paused
+        if pipe.is_paused { Receiver::Nobody } else { Receiver::Connection }
+    }
+
+    fn take_received(&self) -> u64 {
+        std::mem::take(&mut lock(self).received_by_handler)
     }
 
     fn is_paused(&self) -> bool {
-        lock(self).is_paused
+        let pipe = lock(self);
+        pipe.is_paused || pipe.is_received_by_handler
     }
 }
 
@@ -229,10 +254,12 @@ impl Service<Carried> for World {
         Buffered::new(&self.memory)
     }
 
-    fn pipe(&self, begun: Buffered, _: bool) -> Arc<Mutex<Piped>> {
+    fn pipe(&self, begun: Buffered, rest: Option<u64>, _: bool) -> Arc<Mutex<Piped>> {
         // What was received before does not count against the window.
         let window = self.limits.body_window + begun.bytes.len();
-        Arc::new(Mutex::new(Piped { received: begun.bytes, window, ..Piped::default() }))
+        // As random as the rest: it follows from the time and the size of what came.
+        let choices = (self.now ^ window as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Arc::new(Mutex::new(Piped { received: begun.bytes, window, rest, choices, ..Piped::default() }))
     }
 
     fn send_continue(&self) {
@@ -451,6 +478,9 @@ impl Run {
         let mut close = self.world.random.one_in(8).then_some(Close::Clean { large: false });
         match job {
             Job::Request { pipe: Some(pipe), is_quick } if !is_quick && !lock(&pipe).is_over => {
+                if lock(&pipe).is_received_by_handler {
+                    return self.receive_as_handler(pipe);
+                }
                 let mut state = lock(&pipe);
                 let left = state.received.len() - state.read;
                 state.read += self.world.random.below(left + 1);
@@ -465,7 +495,8 @@ impl Run {
             }
             Job::Request { pipe, .. } => {
                 if let Some(pipe) = pipe {
-                    let pipe = lock(&pipe);
+                    let mut pipe = lock(&pipe);
+                    pipe.is_received_by_handler = false;
                     if !pipe.is_complete {
                         close = Some(Close::Clean { large: false });
                     }
@@ -494,6 +525,29 @@ impl Run {
         self.is_awaited = false;
         self.world.is_busy = false;
         self.event(|conn, input, world| conn.answered(close, input, world));
+    }
+
+    /// The handler receives what has come, without the connection.
+    fn receive_as_handler(&mut self, pipe: Arc<Mutex<Piped>>) {
+        let mut state = lock(&pipe);
+        let rest = state.rest.unwrap_or(0);
+        let most = self.input.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
+        let n = if self.world.random.one_in(3) { most } else { self.world.random.below(most + 1) };
+        state.received.extend(self.input.drain(..n));
+        state.read = state.received.len();
+        state.received_by_handler += n as u64;
+        state.rest = Some(rest - n as u64);
+        if rest == n as u64 {
+            (state.is_complete, state.is_over) = (true, true);
+        }
+        let gives_back = state.is_over || self.input.is_empty() || self.world.random.one_in(4);
+        state.is_received_by_handler = !gives_back;
+        drop(state);
+        let is_quick = self.world.random.one_in(20);
+        self.job = Some(Job::Request { pipe: Some(pipe), is_quick });
+        if gives_back {
+            self.event(|_, _, _| Act::Wait);
+        }
     }
 
     fn hand_back(&mut self, answer: Box<Sending>) {

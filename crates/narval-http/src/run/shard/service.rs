@@ -223,9 +223,11 @@ impl Service<Exchanged> for At<'_> {
         Buffered::new(&self.local.server.body_memory)
     }
 
-    fn pipe(&self, begun: Buffered, continue_due: bool) -> Arc<BodyPipe> {
+    fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> Arc<BodyPipe> {
         let window = self.local.server.limits.body_window;
-        Arc::new(BodyPipe::new(self.connection.clone(), window, continue_due, begun))
+        // The records of a TLS connection are opened by the shard: others than those of the body come in between.
+        let rest = rest.filter(|_| self.connection.tls.is_none());
+        Arc::new(BodyPipe::new(self.connection.clone(), window, continue_due, begun).with_rest(rest))
     }
 
     fn send_continue(&self) {
