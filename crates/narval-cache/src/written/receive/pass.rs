@@ -51,22 +51,11 @@ pub(super) fn verify(
         && let (NarTarget::File(name), Some(file)) = (claims.target, file)
         && name.compression().is_none()
     {
-        return believe(*name.file_hash(), body, file);
+        return believe(claims, *name.file_hash(), Tee::new(body, Some(file), file_size_max).without_hash());
     }
     let mut tee = Tee::new(body, file, file_size_max);
     let decoded = decode(claims, &mut tee, listing);
-    match tee.take_failure() {
-        Some(TeeError::Body(error)) => {
-            return Err(Refusal::new(
-                RefusalKind::Malformed,
-                format_args!("the upload of '{}' ended early: {error}", claims.target),
-            ));
-        }
-        Some(TeeError::File(error)) => return Err(Refusal::of_file("write", claims.target, &error)),
-        Some(TeeError::TooLong) if claims.length.is_none() => return Err(too_large(claims)),
-        Some(TeeError::TooLong) => return Err(wrong_length(claims)),
-        None => {}
-    }
+    check(claims, &mut tee)?;
     let decoded = decoded?;
     let (file_hash, file_size) = tee.finish();
     if claims.length.is_some_and(|length| length != file_size) {
@@ -86,10 +75,28 @@ pub(super) fn verify(
     Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found })
 }
 
+/// What went wrong before the decoder, which only knows that something did.
+fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Refusal> {
+    match tee.take_failure() {
+        Some(TeeError::Body(error)) => {
+            let message = format!("the upload of '{}' ended early: {error}", claims.target);
+            Err(Refusal::new(RefusalKind::Malformed, message))
+        }
+        Some(TeeError::File(error)) => Err(Refusal::of_file("write", claims.target, &error)),
+        Some(TeeError::TooLong) if claims.length.is_none() => Err(too_large(claims)),
+        Some(TeeError::TooLong) => Err(wrong_length(claims)),
+        None => Ok(()),
+    }
+}
+
 /// Takes a file for the uncompressed NAR that its name says, so that what verifying costs can be measured.
-fn believe(hash: Sha256, body: &mut dyn Read, mut file: &File) -> Result<Verified, Refusal> {
-    let copied = std::io::copy(body, &mut file);
-    let file_size = copied.map_err(|error| Refusal::of_file("write", hash, &error))?;
+fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verified, Refusal> {
+    while let Ok(piece @ [_, ..]) = tee.fill_buf() {
+        let len = piece.len();
+        tee.consume(len);
+    }
+    check(claims, &mut tee)?;
+    let (_, file_size) = tee.finish();
     Ok(Verified {
         file_hash: hash,
         file_size,
@@ -120,33 +127,62 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Deco
         None => sniff(first).ok_or_else(|| invalid(&"it is neither a NAR nor compressed in a known way"))?,
     };
     let mut decoder = Decoder::new(&compression, &mut *tee, 1).map_err(|error| invalid(&error))?;
-    let mut nar = NarDecoder::new();
     let mut hasher = (compression != Compression::None).then(Sha256Hasher::new);
-    let mut listing = Listing::begin(listing)?;
-    let (mut scan, mut nar_size, mut buffer) = (Scan::default(), 0, vec![0; OUTPUT_LEN]);
+    let mut contents =
+        Contents { nar: NarDecoder::new(), listing: Listing::begin(listing)?, scan: Scan::default(), size: 0 };
+    let mut buffer = if hasher.is_some() { vec![0; OUTPUT_LEN] } else { Vec::new() };
     loop {
-        let len = decoder.read(&mut buffer).map_err(|error| invalid(&error))?;
-        let piece = buffer.get(..len).unwrap_or_default();
+        // Without compression a piece of the file is one of the NAR, and is looked at where it is.
+        let piece = match &mut hasher {
+            None => decoder.source_mut().fill_buf().map_err(|error| invalid(&error))?,
+            Some(hasher) => {
+                let len = decoder.read(&mut buffer).map_err(|error| invalid(&error))?;
+                let piece = buffer.get(..len).unwrap_or_default();
+                hasher.update(piece);
+                piece
+            }
+        };
         if piece.is_empty() {
             break;
         }
-        nar_size += len as u64;
-        if nar_size > claims.nar_size_max {
-            return Err(too_large(claims));
+        contents.update(piece, claims, &invalid)?;
+        let len = piece.len();
+        if hasher.is_none() {
+            decoder.source_mut().consume(len);
         }
-        if let Some(hasher) = &mut hasher {
-            hasher.update(piece);
-        }
-        scan.update(piece);
-        parse(&mut nar, piece, &mut listing, &invalid)?;
     }
-    nar.finish().map_err(|error| invalid(&error))?;
     if !decoder.source_mut().fill_buf().map_err(|error| invalid(&error))?.is_empty() {
         return Err(invalid(&"there are bytes after the end of the compressed data"));
     }
     drop(decoder);
     let nar_hash = hasher.map(Sha256Hasher::finish);
+    let Contents { nar, listing, scan, size: nar_size } = contents;
+    nar.finish().map_err(|error| invalid(&error))?;
     Ok(Decoded { nar_hash, nar_size, compression, listing_size: listing.finish()?, found: scan.finish() })
+}
+
+/// What is read of a NAR, piece by piece.
+struct Contents<'a> {
+    nar: NarDecoder,
+    listing: Listing<'a>,
+    scan: Scan,
+    size: u64,
+}
+
+impl Contents<'_> {
+    fn update(
+        &mut self,
+        piece: &[u8],
+        claims: &Claims<'_>,
+        invalid: &dyn Fn(&dyn std::fmt::Display) -> Refusal,
+    ) -> Result<(), Refusal> {
+        self.size += piece.len() as u64;
+        if self.size > claims.nar_size_max {
+            return Err(too_large(claims));
+        }
+        self.scan.update(piece);
+        parse(&mut self.nar, piece, &mut self.listing, invalid)
+    }
 }
 
 fn parse(

@@ -23,6 +23,7 @@ pub(super) struct Tee<'a> {
     body: &'a mut dyn Read,
     file: Option<&'a File>,
     hasher: Sha256Hasher,
+    is_hashed: bool,
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
@@ -39,6 +40,7 @@ impl<'a> Tee<'a> {
             body,
             file,
             hasher: Sha256Hasher::new(),
+            is_hashed: true,
             buffer: vec![0; INPUT_LEN].into(),
             at: 0,
             end: 0,
@@ -47,6 +49,11 @@ impl<'a> Tee<'a> {
             ended: false,
             failure: None,
         }
+    }
+
+    /// The same, not hashed: [`Tee::finish`] tells the size alone.
+    pub(super) fn without_hash(self) -> Self {
+        Self { is_hashed: false, ..self }
     }
 
     /// What made reading fail, if anything but the decoder did.
@@ -78,7 +85,9 @@ impl<'a> Tee<'a> {
         if self.len > self.len_max {
             return Err(TeeError::TooLong);
         }
-        self.hasher.update(fresh);
+        if self.is_hashed {
+            self.hasher.update(fresh);
+        }
         self.file.map_or(Ok(()), |mut file| file.write_all(fresh)).map_err(TeeError::File)
     }
 }
