@@ -238,7 +238,7 @@ impl Cache {
 
     /// Notes that a path was asked for, whether or not its narinfo came from here: what a server answers from memory counts.
     pub fn note_used(&self, hash_part: &HashPart) {
-        self.shared.uses.note(self.id(), Subject::Path(*hash_part), self.now());
+        self.shared.uses.note_path(self.id(), hash_part, self.now());
     }
 
     /// As [`Cache::note_used`], by the name of a NAR's file.
