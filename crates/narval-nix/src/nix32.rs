@@ -74,7 +74,7 @@ pub fn encode(bytes: &[u8]) -> String {
 }
 
 /// Whether all characters are digits of this alphabet.
-pub(crate) fn has_digits_only(text: &[u8]) -> bool {
+pub fn has_digits_only(text: &[u8]) -> bool {
     text.iter().all(|&byte| VALUES[usize::from(byte)] != NO_DIGIT)
 }
 

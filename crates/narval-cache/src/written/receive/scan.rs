@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use narval_nix::HashPart;
 use narval_nix::store_path::HASH_PART_LEN;
+use narval_nix::{HashPart, nix32};
 
 /// The most hash parts that are remembered of one NAR: what a hostile one may cost in memory. More are not looked at.
 pub(crate) const FOUND_MAX: usize = 8192;
@@ -40,8 +40,9 @@ impl Scan {
     }
 
     fn take(&mut self, text: &[u8]) {
-        // Most candidates end in a letter that is no digit of nix32, or are short.
-        if let Ok(part) = HashPart::parse(text)
+        // Most candidates have a character that is no digit of nix32: what is wrong with them is not worth an error's words.
+        if nix32::has_digits_only(text)
+            && let Ok(part) = HashPart::parse(text)
             && (self.found.len() < FOUND_MAX || self.found.contains(&part))
         {
             self.found.insert(part);
