@@ -76,8 +76,8 @@ impl Platform {
 fn serve(store: &Store, platform: &Platform) -> Server {
     let config = format!(
         "listen = '127.0.0.1:0'\ndata = 'data'\npublic = false\n\n[[oidc]]\nname = 'ci'\nissuer = 'http://{}'\naudience = '{AUDIENCE}'\n\n\
-         [[oidc.rule]]\nclaims = {{ repository = 'our-org/*', ref = ['refs/heads/main', 'refs/tags/v*'] }}\nscopes = ['pull', 'push']\n\n\
-         [[oidc.rule]]\nclaims = {{ repository = 'our-org/*' }}\nscopes = 'pull'\n",
+         [[oidc.rule]]\nclaims = {{ repository = 'our-org/*', ref = ['refs/heads/main', 'refs/tags/v*'] }}\nscopes = ['pull', 'push']\ncaches = 'default'\n\n\
+         [[oidc.rule]]\nclaims = {{ repository = 'our-org/*' }}\nscopes = 'pull'\n\n[[cache]]\nname = 'team'\n",
         platform.address
     );
     let file = store.path("narval.toml");
@@ -88,8 +88,13 @@ fn serve(store: &Store, platform: &Platform) -> Server {
 }
 
 fn exchange(server: &Server, token: &str) -> Answer {
+    exchange_at(server, "", token)
+}
+
+/// At the address of one of the server's caches.
+fn exchange_at(server: &Server, cache: &str, token: &str) -> Answer {
     let head = format!(
-        "POST /_narval/v1/oidc HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        "POST {cache}/_narval/v1/oidc HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         token.len()
     );
     Answer::parse(&server.send(format!("{head}{token}").as_bytes())).unwrap()
@@ -130,6 +135,15 @@ fn a_job_pushes_with_the_token_that_it_was_given() {
     let other = store.add_file("other", "not for this branch");
     let refused = push(&server, &store, &reader, &other).unwrap_err();
     assert!(refused.contains("403"), "{refused}");
+
+    // One exchange serves all caches; that of a private one tells no more than that of none.
+    let given = exchange_at(&server, "/team", &platform.token(&[]));
+    assert_eq!(given.status, 201, "{given:?}");
+    let at_team = server.ask("GET", "/team/nix-cache-info", &[&bearer(given.text().trim())]);
+    assert_eq!(at_team.status, 404, "the rule is for the cache at '/'");
+    let of = |cache: &str| exchange_at(&server, cache, "nonsense");
+    assert_eq!((of("/team").status, of("/team").body), (of("/nosuch").status, of("/nosuch").body));
+    assert_eq!(exchange_at(&server, "/nosuch", &platform.token(&[])).status, 201);
 
     // Who it was, and what became of it.
     let audit = std::fs::read_to_string(store.path("data/audit.jsonl")).unwrap();

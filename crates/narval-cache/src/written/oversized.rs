@@ -25,8 +25,8 @@ impl Oversized {
 
     fn collect_one(&mut self, cache: &Cache) {
         let Some(size_max) = cache.settings().size_max else { return };
-        let bytes = |cache: &Cache| match cache.index().usage(cache.id()) {
-            Ok(usage) => Some(usage.bytes),
+        let bytes = |cache: &Cache| match cache.usage() {
+            Ok(usage) => Some(usage.bytes.saturating_add(usage.small_bytes)),
             Err(error) => {
                 tracing::error!("cache '{}': {error}", cache.name());
                 None
