@@ -25,6 +25,8 @@ pub(crate) struct ThreadCounters {
     pub(crate) handshakes: Counter,
     pub(crate) handshakes_failed: Counter,
     pub(crate) handshakes_refused: Counter,
+    pub(crate) connections_http2: Counter,
+    pub(crate) answers_http2: Counter,
     pub(crate) rejected: Counter,
     pub(crate) overloaded: Counter,
     pub(crate) timeouts: Counter,
@@ -56,6 +58,8 @@ impl ThreadCounters {
             handshakes: zero(),
             handshakes_failed: zero(),
             handshakes_refused: zero(),
+            connections_http2: zero(),
+            answers_http2: zero(),
             rejected: zero(),
             overloaded: zero(),
             timeouts: zero(),
@@ -120,6 +124,8 @@ impl Counters {
             handshakes: sum(|block| &block.handshakes),
             handshakes_failed: sum(|block| &block.handshakes_failed),
             handshakes_refused: sum(|block| &block.handshakes_refused),
+            connections_http2: sum(|block| &block.connections_http2),
+            answers_http2: sum(|block| &block.answers_http2),
             rejected: sum(|block| &block.rejected),
             overloaded: sum(|block| &block.overloaded),
             timeouts: sum(|block| &block.timeouts),
@@ -169,6 +175,10 @@ pub struct Snapshot {
     pub handshakes_failed: u64,
     /// Connections closed because of too many concurrent TLS handshakes.
     pub handshakes_refused: u64,
+    /// Connections whose clients have chosen HTTP/2.
+    pub connections_http2: u64,
+    /// Responses on these, which count among all others as well.
+    pub answers_http2: u64,
     /// Failures to accept, for example for lack of file descriptors.
     pub accept_errors: u64,
     /// Malformed requests.

@@ -26,6 +26,8 @@ impl Snapshot {
             ("narval_http_handshakes", "TLS handshakes completed.", self.handshakes),
             ("narval_http_handshakes_failed", "TLS handshakes that failed.", self.handshakes_failed),
             ("narval_http_handshakes_refused", "TLS handshakes turned away because of a cap.", self.handshakes_refused),
+            ("narval_http_connections_http2", "Connections that speak HTTP/2.", self.connections_http2),
+            ("narval_http_answers_http2", "Answers over HTTP/2, among all.", self.answers_http2),
             ("narval_http_inline_slow", "Timed inline answers of more than 200 us.", self.inline_slow),
             ("narval_http_log_lines_dropped", "Access log lines dropped.", self.log_lines_dropped),
         ];

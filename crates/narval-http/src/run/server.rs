@@ -193,7 +193,8 @@ impl Builder {
         self
     }
 
-    /// Whether HTTP/2 is offered to TLS clients (default: no).
+    /// Whether HTTP/2 is offered to TLS clients (default: yes). A single TLS configuration can
+    /// [leave it out](crate::tls::TlsConfig::http1_only).
     #[must_use]
     pub fn http2(mut self, http2: bool) -> Self {
         self.http2 = http2;
@@ -274,7 +275,7 @@ impl Server {
             driver: DriverChoice::default(),
             log: None,
             acceptor: None,
-            http2: false,
+            http2: true,
         }
     }
 

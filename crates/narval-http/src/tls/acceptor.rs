@@ -21,6 +21,8 @@ pub struct TlsConfig {
     pub client_ca: Option<PathBuf>,
     /// Prepare connections so that their keys can be handed to the kernel.
     pub ktls: bool,
+    /// Offer HTTP/1.1 alone, even where the server [would speak HTTP/2](crate::Builder::http2).
+    pub http1_only: bool,
 }
 
 /// Accepts TLS connections. The certificates can be loaded anew while it is in use: connections that are there keep theirs.
@@ -106,7 +108,12 @@ impl TlsAcceptor {
     /// The same; `http2`: HTTP/2 is offered, too.
     pub(crate) fn accept_with(&self, http2: bool) -> Result<TlsSession, rustls::Error> {
         let current = self.current.load();
-        TlsSession::new(&current.rustls, current.config.ktls, current.config.client_ca.is_some(), http2)
+        TlsSession::new(
+            &current.rustls,
+            current.config.ktls,
+            current.config.client_ca.is_some(),
+            http2 && !current.config.http1_only,
+        )
     }
 }
 

@@ -36,6 +36,9 @@ pub struct TlsArgs {
     /// Whether the kernel encrypts large files (kTLS) [default: off]
     #[arg(long, value_name = "WHEN")]
     ktls: Option<KtlsMode>,
+    /// Do not offer HTTP/2 to HTTPS clients
+    #[arg(long)]
+    no_http2: bool,
 }
 
 /// Whether the kernel encrypts.
@@ -100,7 +103,8 @@ impl TlsArgs {
                 None => Ok(None),
             };
         }
-        Ok(Some(TlsConfig { identities, pairs, client_ca, ktls }))
+        let http1_only = self.no_http2 || file.http2 == Some(false);
+        Ok(Some(TlsConfig { identities, pairs, client_ca, ktls, http1_only }))
     }
 }
 

@@ -136,6 +136,8 @@ pub struct TlsSection {
     pub client_ca: Option<At<PathBuf>>,
     /// When the kernel encrypts.
     pub ktls: Option<KtlsMode>,
+    /// Whether HTTP/2 is offered.
+    pub http2: Option<bool>,
 }
 
 /// `[[tls.certificate]]`.
@@ -288,6 +290,7 @@ fn tls(tls: &Section<'_>) -> TlsSection {
         certificates: tls.tables("certificate", certificate).into_iter().flatten().collect(),
         client_ca: tls.path("client-ca"),
         ktls: tls.get("ktls", &Kind::choice()),
+        http2: tls.get("http2", &Kind::boolean()),
     }
 }
 

@@ -48,6 +48,7 @@ Usage: nix-serve [OPTIONS]
       --store URI           the store (default: $NIX_REMOTE, or this machine's)
       --ssl-cert FILE --ssl-key FILE
                             speak HTTPS on all TCP ports (PEM); SIGHUP reads them again
+      --no-http2            do not offer HTTP/2 to HTTPS clients
       --priority N          rank among caches, lower is asked first (default: 30)
       --access-log FILE     log each request to a file, in Apache's combined form
       --log-format FORM     log to standard output: quiet, default, real-ip, verbose
@@ -87,7 +88,7 @@ fn serve(options: &Options) -> Result<(), Failure> {
     server::raise_descriptors();
     let service = Service::new(config, store).map_err(Failure::runtime)?;
     let limits = server::within_descriptors(limits(options), service.kept_files_max());
-    let mut builder = Server::builder(service).limits(limits);
+    let mut builder = Server::builder(service).limits(limits).http2(!options.no_http2);
     for listen in server::listen_or_default(&options.listen)? {
         builder = builder.listen(listen);
     }

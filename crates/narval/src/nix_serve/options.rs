@@ -67,6 +67,8 @@ pub struct Options {
     pub pid_file: Option<PathBuf>,
     /// Go to the background.
     pub daemonize: bool,
+    /// HTTPS without HTTP/2.
+    pub no_http2: bool,
     /// One line for each accepted option without a meaning here.
     pub notes: Vec<String>,
 }
@@ -256,6 +258,7 @@ struct Given {
     group: Option<String>,
     pid_file: Option<PathBuf>,
     daemonize: bool,
+    no_http2: bool,
     notes: Vec<String>,
 }
 
@@ -299,6 +302,7 @@ impl Given {
             Meaning::Group => self.group = Some(value),
             Meaning::PidFile => self.pid_file = Some(value.into()),
             Meaning::Daemonize => self.daemonize = true,
+            Meaning::NoHttp2 => self.no_http2 = true,
             Meaning::Nothing if spec.allowed.is_some() => self.note(&format!("{shown} {value}"), "means nothing here"),
             Meaning::Nothing => self.note(shown, "means nothing here"),
             Meaning::Help | Meaning::Version => {}
@@ -337,6 +341,7 @@ impl Given {
             group: self.group,
             pid_file: self.pid_file,
             daemonize: self.daemonize,
+            no_http2: self.no_http2,
             notes: self.notes,
         })
     }

@@ -119,8 +119,8 @@ impl<X: Exchange> Conn<X> {
     /// The deadline has come.
     pub(crate) fn tick(&mut self, service: &mut impl Service<X>) {
         let (now, limits) = (service.now(), service.limits().clone());
-        // What is waited for is found again.
-        self.deadline = Millis::MAX / 2;
+        // What is waited for is found again. Where that is a job alone, it is looked at from time to time.
+        self.deadline = now + millis(limits.keep_alive_timeout);
         if self.end.is_some() {
             // The last words were not taken.
             self.end = Some(Close::Abort);

@@ -248,6 +248,18 @@ impl<X: Exchange> Conn<X> {
         self.deadline = self.deadline.min(at);
     }
 
+    /// Streams that count.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn streams_len(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Bytes of bodies that are made, or are being made, and are not sent.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
     /// What it is doing, for the log of a simulation.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn describe(&self) -> String {

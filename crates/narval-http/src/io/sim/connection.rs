@@ -97,6 +97,13 @@ pub(crate) struct Piped {
     received_by_handler: u64,
 }
 
+impl Piped {
+    /// One that begins with what was received, and takes so much.
+    pub(super) fn begun(received: Vec<u8>, window: usize) -> Self {
+        Self { received, window, ..Self::default() }
+    }
+}
+
 impl Pipe for Arc<Mutex<Piped>> {
     fn push(&self, data: &[u8]) {
         let mut pipe = lock(self);

@@ -11,6 +11,7 @@ mod client;
 pub(crate) mod connection;
 mod handler;
 mod header_blocks;
+mod http2;
 mod layer;
 mod network;
 mod run;
@@ -20,6 +21,7 @@ mod websocket;
 
 pub use connection::connection;
 pub use header_blocks::{Fields, RefusedBlock, header_lists};
+pub use http2::{http2_connection, http2_conversation};
 pub use run::{Report, conversation, garbage};
 
 pub(crate) use baton::{is_participant, yield_now};

@@ -124,6 +124,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 let input = std::mem::take(input);
                 slot.protocol = match &connection.tls {
                     Some(tls) if tls.speaks_http2() => {
+                        self.local.counters.connections_http2.add(1);
                         Protocol::Http2(Box::new(Http2::new(self.local.now, &self.local.server.limits)))
                     }
                     _ => Protocol::Http1(Conn::new(self.first_deadline(false))),

@@ -357,6 +357,7 @@ impl Service<Streamed> for At<'_> {
 
     fn over(&mut self, status: u16, bytes: u64, note: Option<Box<Watch>>, ending: Ending<'_>) {
         let local = &*self.local;
+        local.counters.answers_http2.add(1);
         if let Ending::Failed(error) = ending {
             tracing::debug!(%error, sent = bytes, "an answer was aborted");
             local.counters.panics.add(u64::from(panic_guard::is_panic(error)));

@@ -6,3 +6,4 @@ mod flow;
 mod requests;
 mod server;
 mod slow;
+mod stopping;

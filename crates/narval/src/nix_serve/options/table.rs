@@ -26,6 +26,7 @@ pub(super) enum Meaning {
     Group,
     PidFile,
     Daemonize,
+    NoHttp2,
     Help,
     Version,
     /// Accepted with a note.
@@ -92,6 +93,7 @@ static OPTIONS: &[Spec] = &[
     value(&["access-log"], FILE, Meaning::AccessLog),
     value(&["path"], "a path such as /cache", Meaning::Prefix),
     switch(&["daemonize", "D"], Meaning::Daemonize),
+    switch(&["no-http2"], Meaning::NoHttp2),
     switch(&["version", "v"], Meaning::Version),
     value(&["env", "E"], "a name", Meaning::Nothing),
     value(&["app", "a"], FILE, Meaning::Nothing),
