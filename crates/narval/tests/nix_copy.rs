@@ -138,10 +138,7 @@ fn both_nixes_copy_over_https_from_a_server_whose_certificate_they_trust() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let (file, public) = store.key("test-1");
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
-    let (cert, key) = (store.path("cert.pem"), store.path("key.pem"));
-    std::fs::write(&cert, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let [cert, key] = support::certificate(store.dir.path());
     let tls = ["--ssl-cert", cert.to_str().unwrap(), "--ssl-key", key.to_str().unwrap()];
     let server = Server::nix_serve(&store, &tls, &[("NIX_SECRET_KEY_FILE", file.to_str().unwrap())]);
     let url = format!("https://localhost:{}", server.address.port());
@@ -155,5 +152,43 @@ fn both_nixes_copy_over_https_from_a_server_whose_certificate_they_trust() {
         let trust = [("NIX_SSL_CERT_FILE", cert.to_str().unwrap())];
         stdout(nix.nix_with(home.dir.path(), &trust, &args));
         assert_same(&store.real(&path), &to.join(&path[1..]));
+    }
+}
+
+/// Twenty times over with `NARVAL_ROUNDS=20`; the log says by which version each request came.
+#[test]
+fn a_closure_is_copied_over_http_2() {
+    let hello = hello();
+    let rounds = std::env::var("NARVAL_ROUNDS").map_or(2, |rounds| rounds.parse().expect("NARVAL_ROUNDS is a number"));
+    for program in [NIX_SERVE, support::NARVAL] {
+        let home = Store::new();
+        let [cert, key] = support::certificate(home.dir.path());
+        let log = home.path("access.log");
+        let mut command = Command::new(program);
+        if program == support::NARVAL {
+            command.args(["serve", "--tls-cert"]).arg(&cert).arg("--tls-key").arg(&key);
+        } else {
+            command.arg("--ssl-cert").arg(&cert).arg("--ssl-key").arg(&key);
+        }
+        command.args(["--listen", "127.0.0.1:0", "--store", "local", "--access-log"]).arg(&log);
+        let server = Server::start(command, &[("XDG_CACHE_HOME", home.path("cache").to_str().unwrap())]);
+        let url = format!("https://localhost:{}", server.address.port());
+        for round in 0..rounds {
+            let client = Store::new();
+            let to = client.path("copy");
+            let args = ["copy", "--no-check-sigs", "--from", &url, "--to", to.to_str().unwrap(), &hello];
+            stdout(Nix::Newest.nix_with(client.dir.path(), &[("NIX_SSL_CERT_FILE", cert.to_str().unwrap())], &args));
+            if round == 0 {
+                assert_same(std::path::Path::new(&hello), &to.join(&hello[1..]));
+            }
+        }
+        // the log has every line once the server has ended
+        assert_eq!(server.terminate(), Some(0));
+        let log = std::fs::read_to_string(log).unwrap();
+        let (http2, others): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains(" HTTP/2.0\" "));
+        assert!(others.is_empty(), "{others:?}");
+        assert!(
+            http2.iter().filter(|line| line.contains(".narinfo ") && line.contains("\" 200 ")).count() >= 3 * rounds
+        );
     }
 }

@@ -61,10 +61,14 @@ fn add_noise(store: &Store) -> String {
 }
 
 fn copy_through_cuts(store: &Store, server: &Server, path: &str) -> String {
+    copy_by(store, server, path, "http", &[])
+}
+
+fn copy_by(store: &Store, server: &Server, path: &str, scheme: &str, env: &[(&str, &str)]) -> String {
     let (proxy, made) = cutting_proxy(server.address, 3_000_000, 3);
-    let (from, to) = (format!("http://{proxy}"), store.path("copy"));
+    let (from, to) = (format!("{scheme}://localhost:{}", proxy.port()), store.path("copy"));
     let args = ["copy", "--no-check-sigs", "--from", &from, "--to", to.to_str().unwrap(), path];
-    stdout(Nix::Newest.nix(store.dir.path(), &args));
+    stdout(Nix::Newest.nix_with(store.dir.path(), env, &args));
     assert_eq!(made.load(Ordering::SeqCst), 3, "the line was cut");
     std::fs::read_to_string(store.path("access.log")).unwrap()
 }
@@ -104,4 +108,18 @@ fn a_compressed_nar() {
     let server = Server::narval(&store, &["--access-log", log.to_str().unwrap()]);
     let lines = copy_through_cuts(&store, &server, &path);
     assert!(lines.contains(".nar.zst HTTP/1.1\" 206 "), "{lines}");
+}
+
+/// With HTTP/2 a connection that is cut takes all of its streams along; each goes on where it was.
+#[test]
+fn over_http_2() {
+    let store = Store::new();
+    let path = add_noise(&store);
+    let log = store.path("access.log");
+    let [cert, key] = support::certificate(store.dir.path()).map(|path| path.to_str().unwrap().to_owned());
+    let tls = ["--no-nar-cache", "--access-log", log.to_str().unwrap(), "--tls-cert", &cert, "--tls-key", &key];
+    let server = Server::narval(&store, &tls);
+    let lines = copy_by(&store, &server, &path, "https", &[("NIX_SSL_CERT_FILE", &cert)]);
+    assert!(lines.contains(" HTTP/2.0\" 206 "), "{lines}");
+    assert!(lines.lines().all(|line| line.contains(" HTTP/2.0\" ")), "{lines}");
 }

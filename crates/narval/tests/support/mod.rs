@@ -348,6 +348,15 @@ impl Store {
     }
 }
 
+/// A certificate for this machine, made in this folder: the files of the chain and of the key.
+pub fn certificate(folder: &Path) -> [PathBuf; 2] {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+    let files = ["cert.pem", "key.pem"].map(|name| folder.join(name));
+    std::fs::write(&files[0], made.cert.pem()).unwrap();
+    std::fs::write(&files[1], made.signing_key.serialize_pem()).unwrap();
+    files
+}
+
 /// The hash part of a store path.
 pub fn hash_part(path: &str) -> &str {
     path.rsplit('/').next().and_then(|name| name.get(..32)).unwrap()
