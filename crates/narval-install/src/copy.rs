@@ -9,8 +9,9 @@ use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 use crate::fetch::{Cores, FromCaches};
 use crate::push::send;
 use crate::resolve::closure;
-use crate::transfer::{Unwatched, transfer};
+use crate::transfer::transfer;
 use crate::unpack::ToStore;
+use crate::watchers::Unwatched;
 use crate::{Destination, Error, PushOptions, Target, UPLOADS_MAX, Wanted};
 
 /// The level of zstd.

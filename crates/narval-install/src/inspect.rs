@@ -9,7 +9,7 @@ use narval_nix::nar::Event;
 use narval_store::{NarOptions, Source, VerifiedNar};
 
 use crate::fetch::{CacheEntry, Cores, FromCaches, damaged};
-use crate::transfer::Unwatched;
+use crate::watchers::Unwatched;
 use crate::{Error, Wanted};
 
 /// The largest listing read.

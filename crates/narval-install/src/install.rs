@@ -14,8 +14,9 @@ use crate::destination::Destination;
 use crate::fetch::{Cores, FromCaches};
 use crate::resolve::{Walk, closure};
 use crate::trace::Trace;
-use crate::transfer::{Transfer, Watchers, transfer};
+use crate::transfer::{Transfer, transfer};
 use crate::unpack::{DOWNLOADS_MAX, ToStore};
+use crate::watchers::Watchers;
 use crate::{Error, Progress, Wanted};
 
 /// What file systems need besides the bytes of the files, as a share of them: 1/16.

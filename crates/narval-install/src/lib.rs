@@ -25,6 +25,7 @@ mod transfer;
 mod unpack;
 mod verify;
 pub mod watch;
+mod watchers;
 
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
 pub use destination::Destination;

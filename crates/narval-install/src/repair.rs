@@ -8,8 +8,9 @@ use narval_nix::PathInfo;
 use narval_store::TransferError;
 
 use crate::fetch::{Cores, FromCaches, mismatch};
-use crate::transfer::{Watched, Watchers};
+use crate::transfer::Watched;
 use crate::unpack::ToStore;
+use crate::watchers::Watchers;
 use crate::{Destination, Error, Options, Progress, Trace, Wanted};
 
 /// Replaces the files of valid paths. A replacement must have the registered hash: a cache that has another NAR for the

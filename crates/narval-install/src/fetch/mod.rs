@@ -11,7 +11,7 @@ pub(crate) use check::{damaged, mismatch};
 pub(crate) use cores::Cores;
 pub(crate) use source::{CacheEntry, FromCaches};
 
-use crate::transfer::Watchers;
+use crate::watchers::Watchers;
 
 impl<'a> FromCaches<'a> {
     /// The caches, read on these cores.

@@ -15,7 +15,8 @@ use narval_nix::{PathInfo, SecretKey, StoreDir};
 use narval_store::Source;
 
 use crate::trace::Trace;
-use crate::transfer::{Watchers, transfer};
+use crate::transfer::transfer;
+use crate::watchers::Watchers;
 use crate::{Destination, Error, Progress};
 use narval::NarvalCache;
 use plain::PlainCache;

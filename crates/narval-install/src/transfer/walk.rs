@@ -10,12 +10,13 @@ use std::time::Duration;
 use narval_nix::{PathInfo, StorePath};
 use narval_store::{LocalStoreError, Sink, Source, TransferError, Visible};
 
+use super::in_order::put_in_order;
 use super::visible::{Waiting, closed_subset};
 use super::watched::Watched;
-use super::{Watchers, put_in_order};
 use crate::Error;
 use crate::fetch::Cores;
 use crate::trace::{Span, Trace};
+use crate::watchers::Watchers;
 
 /// Memory of the decoders at work, at most, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
 /// of which no more is touched than the NAR is long.

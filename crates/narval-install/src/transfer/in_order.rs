@@ -1,0 +1,44 @@
+//! Paths that become visible one by one, each after what it refers to.
+
+use narval_store::{InOrderError, Sink, Source, TransferError};
+
+use super::watched::Watched;
+use crate::resolve::in_order;
+use crate::{Error, Progress};
+
+/// Puts paths, each after what it refers to. A path whose source fails is taken from elsewhere;
+/// what other processes have added meanwhile is left out.
+pub(super) fn put_in_order<S: Source, K: Sink>(
+    source: &S,
+    entries: Vec<S::Entry>,
+    sink: &K,
+    progress: &Progress,
+) -> Result<(), Error>
+where
+    S::Error: Into<Error>,
+    K::Error: Into<Error>,
+{
+    let mut left = in_order(entries, |entry| {
+        let info = source.info(entry);
+        (info.path.clone(), info.references.iter().cloned().collect())
+    });
+    while !left.is_empty() {
+        let Err(InOrderError { at, error }) = sink.put_in_order(&Watched::shown(source, progress), &left) else {
+            return Ok(());
+        };
+        let error = match error {
+            TransferError::Source(error) => error,
+            TransferError::Sink(error) => return Err(error.into()),
+        };
+        let Some(failed) = at.and_then(|at| left.get_mut(at)) else { return Err(error.into()) };
+        match source.instead_of(failed, &error) {
+            // Another build of it may refer to other paths, of which nothing is known here.
+            Some(other) if source.info(&other).references == source.info(failed).references => *failed = other,
+            _ => return Err(error.into()),
+        }
+        let missing = sink.missing(&left.iter().map(|entry| &source.info(entry).path).collect::<Vec<_>>());
+        let missing = missing.map_err(Into::into)?;
+        left.retain(|entry| missing.contains(&source.info(entry).path));
+    }
+    Ok(())
+}
