@@ -121,21 +121,12 @@ pub struct CacheArgs {
     /// Accept paths without a trusted signature. Only for caches and networks that you trust
     #[arg(long, help_heading = "Caches")]
     pub no_check_sigs: bool,
-    /// File with credentials [default: $NETRC, ~/.netrc, the netrc-file of nix.conf, and /etc/nix/netrc]
-    #[arg(long, value_name = "FILE", help_heading = "Caches")]
-    pub netrc_file: Option<PathBuf>,
-    /// Header field to send with every request to the caches, and to nobody else. Repeatable
-    #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
-    pub header: Vec<String>,
+    /// How requests are sent.
+    #[command(flatten)]
+    pub requests: RequestArgs,
     /// Use only file:// caches and what the store has
     #[arg(long, help_heading = "Caches")]
     pub offline: bool,
-    /// Attempts per request, the first included
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
-    pub attempts: u32,
-    /// Seconds without data after which a request fails
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
-    pub timeout: u64,
     /// Maximum number of connections to one server
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Caches")]
     pub connections: u16,
@@ -157,21 +148,10 @@ impl CacheArgs {
 
     /// The HTTP client for them.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
-        let of_nix = CacheSettings::of_process().netrc_file;
-        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
-            .map_err(|error| Failure::usage(format!("netrc: {error}")))?;
-        let mut credentials = Credentials::new(netrc, &self.urls()?);
-        for header in &self.header {
-            credentials.add_header(header).map_err(Failure::usage)?;
-        }
-        let retry = RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() };
         Ok(Arc::new(narval_cache::client(ClientOptions {
-            credentials,
-            retry,
             offline: self.offline,
-            stall_timeout: Duration::from_secs(self.timeout),
             connections_max: usize::from(self.connections),
-            ..ClientOptions::default()
+            ..self.requests.options(&self.urls()?)?
         })))
     }
 
@@ -196,6 +176,45 @@ impl CacheArgs {
             check_signatures: !self.no_check_sigs,
             cores: cores.unwrap_or(found),
             durable,
+        })
+    }
+}
+
+/// How requests to caches are sent.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RequestArgs {
+    /// File with credentials [default: $NETRC, ~/.netrc, the netrc-file of nix.conf, and /etc/nix/netrc]
+    #[arg(long, value_name = "FILE", help_heading = "Caches")]
+    pub netrc_file: Option<PathBuf>,
+    /// Header field to send with every request to the caches, and to nobody else. Repeatable
+    #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
+    pub header: Vec<String>,
+    /// Attempts per request, the first included
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
+    pub attempts: u32,
+    /// Seconds without data after which a request fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
+    pub timeout: u64,
+}
+
+impl RequestArgs {
+    /// The options of an HTTP client with credentials for `urls`.
+    ///
+    /// # Errors
+    /// A netrc file or a header field cannot be used.
+    pub fn options(&self, urls: &[Url]) -> Result<ClientOptions, Failure> {
+        let of_nix = CacheSettings::of_process().netrc_file;
+        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
+            .map_err(|error| Failure::usage(format!("netrc: {error}")))?;
+        let mut credentials = Credentials::new(netrc, urls);
+        for header in &self.header {
+            credentials.add_header(header).map_err(Failure::usage)?;
+        }
+        Ok(ClientOptions {
+            credentials,
+            retry: RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() },
+            stall_timeout: Duration::from_secs(self.timeout),
+            ..ClientOptions::default()
         })
     }
 }

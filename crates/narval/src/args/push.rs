@@ -3,15 +3,14 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use narval_cache::encode::Encoding;
-use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
+use narval_client::{Client, Url};
 use narval_install::{PushOptions, UPLOADS_MAX};
-use narval_store::{CacheSettings, Environment, StoreConfig};
+use narval_store::{Environment, StoreConfig};
 
 use crate::Failure;
-use crate::args::client::{LockArgs, StoreArgs, parse_cache};
+use crate::args::client::{LockArgs, RequestArgs, StoreArgs, parse_cache};
 use crate::commands::key;
 
 /// The longest file with a token.
@@ -26,18 +25,9 @@ pub struct PushArgs {
     /// File with a token, sent as `Authorization: Bearer`
     #[arg(long, value_name = "FILE", env = "NARVAL_TOKEN_FILE", hide_env_values = true, help_heading = "Caches")]
     pub token_file: Option<PathBuf>,
-    /// File with credentials [default: $NETRC, ~/.netrc, the netrc-file of nix.conf, and /etc/nix/netrc]
-    #[arg(long, value_name = "FILE", help_heading = "Caches")]
-    pub netrc_file: Option<PathBuf>,
-    /// Header field to send with every request to the caches, and to nobody else. Repeatable
-    #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
-    pub header: Vec<String>,
-    /// Attempts per request, the first included
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
-    pub attempts: u32,
-    /// Seconds without data after which a request fails
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
-    pub timeout: u64,
+    /// How requests are sent.
+    #[command(flatten)]
+    pub requests: RequestArgs,
     /// Secret key to sign with, besides the signatures that the store has
     #[arg(long, value_name = "FILE", help_heading = "Caches")]
     pub sign_key: Option<PathBuf>,
@@ -70,24 +60,13 @@ impl PushArgs {
     /// # Errors
     /// When a file with credentials cannot be used.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
-        let of_nix = CacheSettings::of_process().netrc_file;
-        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
-            .map_err(|error| Failure::usage(format!("netrc: {error}")))?;
-        let mut credentials = Credentials::new(netrc, &self.urls()?);
-        for header in &self.header {
-            credentials.add_header(header).map_err(Failure::usage)?;
-        }
+        let mut options = self.requests.options(&self.urls()?)?;
         if let Some(file) = &self.token_file {
             let bearer = format!("Authorization: Bearer {}", read_token(file)?);
             let unfit = |_| Failure::usage(format!("--token-file {}: it does not hold a token", file.display()));
-            credentials.add_header(&bearer).map_err(unfit)?;
+            options.credentials.add_header(&bearer).map_err(unfit)?;
         }
-        Ok(Arc::new(narval_cache::client(ClientOptions {
-            credentials,
-            retry: RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() },
-            stall_timeout: Duration::from_secs(self.timeout),
-            ..ClientOptions::default()
-        })))
+        Ok(Arc::new(narval_cache::client(options)))
     }
 
     /// How to push.
