@@ -9,8 +9,8 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use x509_parser::certificate::X509Certificate;
-use x509_parser::prelude::FromDer;
+use untrusted::{EndOfInput, Input, Reader};
+use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage};
 
 use super::HttpError;
 
@@ -155,21 +155,75 @@ impl ServerCertVerifier for ListedVerifier {
     }
 }
 
-/// Whether a certificate is valid now, and for a server.
+/// Checks that a certificate is valid now, and for a server.
 fn check_use(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), CertificateError> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| CertificateError::BadEncoding)?;
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    if now < parsed.validity().not_before.timestamp() {
-        return Err(CertificateError::NotValidYet);
-    }
-    if now > parsed.validity().not_after.timestamp() {
-        return Err(CertificateError::Expired);
-    }
-    match parsed.extended_key_usage() {
-        Ok(Some(usage)) if !(usage.value.server_auth || usage.value.any) => Err(CertificateError::InvalidPurpose),
-        Ok(_) => Ok(()),
+    let parsed = EndEntityCert::try_from(certificate).map_err(|_| CertificateError::BadEncoding)?;
+    let usage = KeyUsage::server_auth();
+    // Without trust anchors this cannot succeed: what webpki checks first, before it looks for the issuer, is what counts.
+    match parsed.verify_for_usage(ALL_VERIFICATION_ALGS, &[], &[], now, usage, None, None) {
+        Ok(_) | Err(webpki::Error::UnknownIssuer) => Ok(()),
+        Err(webpki::Error::CertNotValidYet { .. }) => Err(CertificateError::NotValidYet),
+        Err(webpki::Error::CertExpired { .. }) => Err(CertificateError::Expired),
+        Err(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(CertificateError::InvalidPurpose),
+        // webpki checks the purpose after this; the validity before.
+        Err(webpki::Error::CaUsedAsEndEntity) => match is_for_servers(certificate) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(CertificateError::InvalidPurpose),
+            Err(EndOfInput) => Err(CertificateError::BadEncoding),
+        },
         Err(_) => Err(CertificateError::BadEncoding),
     }
+}
+
+/// Whether a certificate's extended key usage allows servers, or it has none (RFC 5280, sections 4.1 and 4.2.1.12).
+fn is_for_servers(certificate: &[u8]) -> Result<bool, EndOfInput> {
+    const EXTENSIONS: u8 = 0xa3;
+    const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x25];
+    const ANY: &[u8] = &[0x55, 0x1d, 0x25, 0x00];
+    const SERVER_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
+    let certificate = element(&mut Reader::new(Input::from(certificate)))?.1;
+    let mut fields = Reader::new(element(&mut Reader::new(certificate))?.1);
+    while !fields.at_end() {
+        let (tag, field) = element(&mut fields)?;
+        if tag != EXTENSIONS {
+            continue;
+        }
+        let mut extensions = Reader::new(element(&mut Reader::new(field))?.1);
+        while !extensions.at_end() {
+            let mut extension = Reader::new(element(&mut extensions)?.1);
+            if element(&mut extension)?.1.as_slice_less_safe() != EXTENDED_KEY_USAGE {
+                continue;
+            }
+            // The value is the last field; whether the extension is critical may stand before it.
+            let mut value = element(&mut extension)?.1;
+            while !extension.at_end() {
+                value = element(&mut extension)?.1;
+            }
+            let mut purposes = Reader::new(element(&mut Reader::new(value))?.1);
+            let mut is_allowed = false;
+            while !purposes.at_end() {
+                is_allowed |= [ANY, SERVER_AUTH].contains(&element(&mut purposes)?.1.as_slice_less_safe());
+            }
+            return Ok(is_allowed);
+        }
+    }
+    Ok(true)
+}
+
+/// The next DER element: its tag and its contents.
+fn element<'a>(der: &mut Reader<'a>) -> Result<(u8, Input<'a>), EndOfInput> {
+    let tag = der.read_byte()?;
+    let first = der.read_byte()?;
+    let mut len = usize::from(first);
+    if first >= 0x80 {
+        // More than four bytes of length are more than any certificate has.
+        let bytes = if first > 0x84 { return Err(EndOfInput) } else { first & 0x7f };
+        len = 0;
+        for _ in 0..bytes {
+            len = len << 8 | usize::from(der.read_byte()?);
+        }
+    }
+    Ok((tag, der.read_bytes(len)?))
 }
 
 #[cfg(test)]
@@ -210,5 +264,15 @@ mod tests {
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         };
         assert_eq!(verify(client, "cache.example.org").unwrap_err(), CertificateError::InvalidPurpose.into());
+        let leaf = |params: &mut CertificateParams| {
+            (params.is_ca, params.extended_key_usages) = (IsCa::NoCa, vec![ExtendedKeyUsagePurpose::ClientAuth]);
+        };
+        verify(leaf, "cache.example.org").unwrap_err();
+        for purpose in [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any] {
+            let both = |params: &mut CertificateParams| {
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, purpose.clone()];
+            };
+            verify(both, "cache.example.org").unwrap();
+        }
     }
 }

@@ -10,25 +10,25 @@ use rustls::{RootCertStore, ServerConfig};
 use super::identity::{ByName, load_pair, read_certificates};
 use super::{Identity, PemPair, TlsError, TlsSession};
 
-/// What to offer to TLS clients.
+/// The TLS configuration of a server.
 #[derive(Clone, Debug, Default)]
 pub struct TlsConfig {
-    /// Certificates and keys; the client's server name chooses, the first is for everybody else.
+    /// Certificates and keys. The client's server name (SNI) selects one; the first is the default.
     pub identities: Vec<Identity>,
-    /// Pairs that are in no file, such as one that was just made for a first try; they come before `identities`.
+    /// Pairs in memory, such as a generated self-signed one. They precede `identities`.
     pub pairs: Vec<PemPair>,
-    /// PEM file of the authorities whose client certificates are accepted; with it, a client must have one.
+    /// PEM file with the certificate authorities for client certificates. If set, clients must present one.
     pub client_ca: Option<PathBuf>,
-    /// Prepare connections so that their keys can be handed to the kernel.
+    /// Whether to prepare connections for kTLS.
     pub ktls: bool,
     /// Offer HTTP/1.1 alone, even where the server [would speak HTTP/2](crate::Builder::http2).
     pub http1_only: bool,
 }
 
-/// Accepts TLS connections. The certificates can be loaded anew while it is in use: connections that are there keep theirs.
+/// Accepts TLS connections. Certificates can be reloaded while it is in use; existing connections keep theirs.
 #[derive(Debug)]
 pub struct TlsAcceptor {
-    /// Outlives reloads, so that sessions do: its keys rotate by themselves.
+    /// Survives reloads, so that sessions can be resumed across them. Its keys rotate by themselves.
     tickets: Arc<dyn ProducesTickets>,
     current: ArcSwap<Loaded>,
 }
@@ -42,7 +42,7 @@ struct Loaded {
 }
 
 impl TlsConfig {
-    /// All files that were named, in a fixed order.
+    /// All files of the configuration, in a fixed order.
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.identities
             .iter()
@@ -52,43 +52,43 @@ impl TlsConfig {
     }
 
     fn modified(&self) -> Vec<Option<SystemTime>> {
-        // A file that can't be looked at counts as one more state: loading says what is wrong with it.
+        // A file that cannot be examined is a state of its own: loading it reports the error.
         self.files().map(|file| file.metadata().and_then(|meta| meta.modified()).ok()).collect()
     }
 }
 
 impl TlsAcceptor {
-    /// Loads what the configuration names.
+    /// Loads the files of the configuration.
     ///
     /// # Errors
-    /// A file that is missing, unreadable, expired, or not what it should be.
+    /// A file is missing, unreadable, expired or invalid.
     pub fn new(config: TlsConfig) -> Result<Self, TlsError> {
         let tickets = aws_lc_rs::Ticketer::new()?;
         let current = ArcSwap::from_pointee(load(config, &tickets)?);
         Ok(Self { tickets, current })
     }
 
-    /// Loads the files again. On an error what was loaded before stays in use.
+    /// Reloads the files. On an error the previous ones stay in use.
     ///
     /// # Errors
-    /// As [`TlsAcceptor::new`].
+    /// See [`TlsAcceptor::new`].
     pub fn reload(&self) -> Result<(), TlsError> {
         self.replace(self.current.load().config.clone())
     }
 
-    /// Loads what another configuration names, in place of what was loaded before. On an error that stays in use.
+    /// Replaces the configuration and loads its files. On an error the previous one stays in use.
     ///
     /// # Errors
-    /// As [`TlsAcceptor::new`].
+    /// See [`TlsAcceptor::new`].
     pub fn replace(&self, config: TlsConfig) -> Result<(), TlsError> {
         self.current.store(Arc::new(load(config, &self.tickets)?));
         Ok(())
     }
 
-    /// Loads the files again if one of them has changed since they were loaded; says whether it did.
+    /// Reloads the files if one of them has changed, and returns whether it did.
     ///
     /// # Errors
-    /// As [`TlsAcceptor::new`].
+    /// See [`TlsAcceptor::new`].
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let current = self.current.load();
         if current.config.modified() == current.modified {
@@ -97,15 +97,15 @@ impl TlsAcceptor {
         self.reload().map(|()| true)
     }
 
-    /// The TLS side of a connection that was just accepted, which offers HTTP/1.1 alone.
+    /// Starts the TLS session of an accepted connection, offering only HTTP/1.1.
     ///
     /// # Errors
-    /// Only what the TLS library finds wrong with its configuration.
+    /// The TLS library rejects its configuration.
     pub fn accept(&self) -> Result<TlsSession, rustls::Error> {
         self.accept_with(false)
     }
 
-    /// The same; `http2`: HTTP/2 is offered, too.
+    /// Like [`accept`](Self::accept); `http2` also offers HTTP/2.
     pub(crate) fn accept_with(&self, http2: bool) -> Result<TlsSession, rustls::Error> {
         let current = self.current.load();
         TlsSession::new(
@@ -118,7 +118,7 @@ impl TlsAcceptor {
 }
 
 fn load(config: TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded, TlsError> {
-    // Before the files are read: one that changes meanwhile is then seen as changed, and loaded once more.
+    // Taken before the files are read, so that a file that changes meanwhile is reloaded.
     let modified = config.modified();
     if config.identities.is_empty() && config.pairs.is_empty() {
         return Err(TlsError::NoIdentity);
@@ -144,10 +144,10 @@ fn load(config: TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded,
     };
     let mut rustls = builder.with_cert_resolver(Arc::new(ByName(keys)));
     rustls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // All suites are sound, but a client's order may be an accident; ours begins with what is fastest and strongest here.
+    // All suites are secure, but a client's order may be arbitrary; ours starts with the fastest here.
     rustls.ignore_client_order = true;
     rustls.ticketer = tickets.clone();
-    // Tickets are cheap to make but each is a record and ~250 bytes: one is what a client uses next.
+    // Each ticket is a record of about 250 bytes, and a client uses one for its next connection.
     rustls.send_tls13_tickets = 1;
     Ok(Loaded { config, rustls: Arc::new(rustls), modified })
 }

@@ -17,7 +17,7 @@ use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
 
-/// What a client reads that speaks plain HTTP to a TLS port, in answer to what it sent.
+/// The response to a client that speaks plain HTTP to a TLS port.
 fn plain_http(received: &[u8]) -> Vec<u8> {
     let reason = "this port speaks HTTPS: use https:// URLs";
     let fields = [
@@ -33,7 +33,7 @@ fn plain_http(received: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Makes the TLS side of accepted connections.
+/// Creates the TLS side of accepted connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Acceptor(pub(crate) Arc<TlsAcceptor>);
 
@@ -60,36 +60,36 @@ impl Acceptor {
 #[derive(Debug)]
 pub(crate) struct TlsChannel {
     state: Mutex<State>,
-    /// Whether the kernel makes the records of what we send.
+    /// Whether the kernel encrypts the sent data (kTLS).
     kernels: AtomicBool,
 }
 
 #[derive(Debug)]
 struct State {
     session: TlsSession,
-    /// Sealed by receiving, to go out before what is sealed next.
+    /// Records produced while receiving. They are sent before the next ones.
     control: Vec<u8>,
     sender: Sender,
-    /// Why receiving failed, for the client, where the session can't say so itself any more.
+    /// The alert for a failure to receive, if the session can no longer send it itself.
     alert: Option<u8>,
-    /// Handing it to the kernel has not failed yet.
+    /// Offloading to the kernel has not failed so far.
     may_offload: bool,
-    /// The session panicked: it must not be asked any more.
+    /// The session panicked and must not be used again.
     is_broken: bool,
 }
 
-/// Who makes the records of what we send.
+/// Who encrypts the sent data.
 #[derive(Debug)]
 enum Sender {
     /// The session: handshakes, small answers, TLS 1.2.
     Session,
-    /// We, where the plaintext lies.
+    /// This crate, in place.
     Records(Box<RecordTx>),
     /// The kernel.
     Kernel(KernelTx),
 }
 
-/// Level and descriptions of alerts (RFC 8446 section 6).
+/// Alert level and descriptions (RFC 8446 section 6).
 const WARNING: u8 = 1;
 const FATAL: u8 = 2;
 const CLOSE_NOTIFY: u8 = 0;
@@ -97,32 +97,32 @@ const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD_MAC: u8 = 20;
 
 impl TlsChannel {
-    /// Whether the handshake is under way.
+    /// Whether the handshake is in progress.
     pub(crate) fn is_handshaking(&self) -> bool {
         self.lock().session.is_handshaking()
     }
 
-    /// Whether HTTP/2 was agreed on.
+    /// Whether HTTP/2 was negotiated.
     pub(crate) fn speaks_http2(&self) -> bool {
         self.lock().session.speaks_http2()
     }
 
-    /// Whether what is left of the handshake costs less than handing it to a worker.
+    /// Whether the rest of the handshake is cheaper than passing it to a worker.
     pub(crate) fn rest_is_cheap(&self) -> bool {
         self.lock().session.rest_is_cheap()
     }
 
-    /// Opens received bytes, appending what they say to `plaintext`.
+    /// Decrypts received bytes and appends the result to `plaintext`.
     ///
     /// # Errors
-    /// The connection has to end. An alert for the client may wait to be sealed.
+    /// The connection must be closed. An alert for the client may be pending.
     pub(crate) fn open(&self, received: &[u8], plaintext: &mut Vec<u8>) -> io::Result<Opened> {
         let mut state = self.lock();
         if state.is_broken {
             return Err(broken());
         }
         let State { session, control, sender, alert, is_broken, .. } = &mut *state;
-        // What clients send is parsed there, often on the thread that serves all others as well.
+        // It parses untrusted input, often on the shard's thread.
         let opened = catch_unwind(AssertUnwindSafe(|| session.receive(received, plaintext, control)));
         let opened = opened.map_err(|_| {
             tracing::error!("the TLS library panicked: its connection is closed");
@@ -146,10 +146,10 @@ impl TlsChannel {
         })
     }
 
-    /// Turns all of `out` into records, behind those that wait. The caller holds the lease.
+    /// Encrypts all of `out`, after the pending records. The caller holds the lease.
     ///
     /// # Errors
-    /// The connection has to end.
+    /// The connection must be closed.
     pub(crate) fn seal(&self, socket: &Socket, out: &mut OutBuf) -> io::Result<()> {
         let mut state = self.lock();
         let mut sealed = state.take_control(socket)?;
@@ -179,8 +179,8 @@ impl TlsChannel {
         Ok(())
     }
 
-    /// Whether the next `bytes` are to be [laid out](Layout) and sealed in place. Once they were, everything is. The caller
-    /// holds the lease.
+    /// Whether the next `bytes` are to be [laid out](Layout) and encrypted in place. Once that was done, all later data
+    /// is, too. The caller holds the lease.
     pub(crate) fn seals_in_place(&self, bytes: u64) -> bool {
         let mut state = self.lock();
         match state.sender {
@@ -190,11 +190,11 @@ impl TlsChannel {
         }
     }
 
-    /// Turns what is laid out in `plain` into records, behind those that wait. The caller holds the lease, and was told to
-    /// [do so](Self::seals_in_place).
+    /// Encrypts the data laid out in `plain`, after the pending records. The caller holds the lease, and
+    /// [`seals_in_place`](Self::seals_in_place) returned `true`.
     ///
     /// # Errors
-    /// The connection has to end.
+    /// The connection must be closed.
     pub(crate) fn seal_in_place(&self, socket: &Socket, plain: &mut Vec<u8>) -> io::Result<()> {
         let mut state = self.lock();
         let waiting = state.take_control(socket)?;
@@ -204,15 +204,15 @@ impl TlsChannel {
         }
     }
 
-    /// Whether the kernel makes the records of what we send: then nothing is sealed.
+    /// Whether the kernel encrypts the sent data, so that none is encrypted here.
     pub(crate) fn is_kernels(&self) -> bool {
         self.kernels.load(Ordering::Relaxed)
     }
 
-    /// Before up to `bytes` are sent by one call as they are, where the kernel makes the records.
+    /// With kTLS: to be called before a system call that sends up to `bytes`.
     ///
     /// # Errors
-    /// The key is used up and can't be changed: the connection has to end.
+    /// The key is exhausted and cannot be changed: the connection must be closed.
     pub(crate) fn will_send(&self, socket: &Socket, bytes: u64) -> io::Result<()> {
         match &mut self.lock().sender {
             Sender::Kernel(kernel) => kernel.will_send(&fd(socket)?, bytes),
@@ -220,15 +220,15 @@ impl TlsChannel {
         }
     }
 
-    /// One call has sent `bytes` as they are.
+    /// With kTLS: one system call has sent `bytes`.
     pub(crate) fn has_sent(&self, bytes: u64) {
         if let Sender::Kernel(kernel) = &mut self.lock().sender {
             kernel.has_sent(bytes);
         }
     }
 
-    /// Hands what we send to the kernel, if that is wanted, possible, and worth it for `length` bytes of a file. All that
-    /// was sealed must have been sent.
+    /// Switches sending to kTLS if that is configured, possible, and worthwhile for `length` bytes of a file. All
+    /// encrypted data must have been sent.
     pub(crate) fn offload(&self, socket: &Socket, length: u64) -> bool {
         if length < KTLS_FILE_MIN {
             return false;
@@ -256,12 +256,12 @@ impl TlsChannel {
         }
     }
 
-    /// Ends what we send, as far as the socket takes it now: a client that does not get it sees an end that is not clean. The
-    /// connection's end has to follow at once.
+    /// Sends close_notify if the socket accepts it now. A client that does not receive it sees a truncation. The caller
+    /// must close the connection next.
     pub(crate) fn end_output(&self, socket: &Socket) {
         let mut state = self.lock();
         let Ok(mut out) = state.take_control(socket) else { return };
-        // Each can only fail where the connection is gone or stuck, and is about to be closed all the same.
+        // Failures mean that the connection is gone or stuck, and it is about to be closed anyway.
         match &mut state.sender {
             Sender::Kernel(kernel) => return drop(fd(socket).and_then(|fd| kernel.alert(&fd, WARNING, CLOSE_NOTIFY))),
             Sender::Session => state.session.close_notify(&mut out),
@@ -276,12 +276,12 @@ impl TlsChannel {
 }
 
 impl State {
-    /// Whether something waits to be said to the client.
+    /// Whether records are pending for the client.
     fn has_to_say(&self) -> bool {
         !self.control.is_empty() || self.alert.is_some()
     }
 
-    /// Makes the records ourselves from now on, where that can be.
+    /// Takes over encryption from the library, if possible.
     fn take_over(&mut self) -> bool {
         if self.has_to_say() || !self.session.may_take_output() {
             return false;
@@ -298,8 +298,8 @@ impl State {
         }
     }
 
-    /// Records that go out before what is sealed next. Where the session does not seal any more, what it has made is no
-    /// record to be sent: it tells that a KeyUpdate is to be answered, or that receiving failed.
+    /// Collects the records to send before the next data. If the session no longer encrypts, its output must not be
+    /// sent: it only indicates that a KeyUpdate must be answered, or that receiving failed.
     fn take_control(&mut self, socket: &Socket) -> io::Result<Vec<u8>> {
         if self.is_broken {
             return Err(broken());
@@ -319,7 +319,7 @@ impl State {
     }
 }
 
-/// Seals what is laid out in `plain`, behind the records that wait.
+/// Encrypts the data laid out in `plain`, after the pending records.
 fn seal_records(records: &mut RecordTx, plain: &mut Vec<u8>, mut waiting: Vec<u8>) -> io::Result<()> {
     if !records.has_room_for(plain.len().div_ceil(RECORD_FULL) as u64) {
         records.update_key(&mut waiting)?;
@@ -352,7 +352,7 @@ mod tests {
     use crate::tls::{PemPair, TlsConfig};
     use crate::{BodySource, Fill, Peer, SegmentBuf};
 
-    /// A connection of which the kernel makes the records, as far as we can tell, and its other end.
+    /// A connection that believes it uses kTLS, and its peer.
     fn by_the_kernel(records: u64) -> (Connection, UnixStream) {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];

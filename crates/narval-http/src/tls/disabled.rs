@@ -1,4 +1,4 @@
-//! Without the feature `tls` there are no such connections.
+//! Stubs for builds without the feature `tls`.
 
 use std::io;
 
@@ -16,7 +16,7 @@ impl Acceptor {
     }
 }
 
-/// The TLS side of no connection.
+/// The TLS side of a connection. There are none.
 #[derive(Debug)]
 pub(crate) enum TlsChannel {}
 

@@ -1,52 +1,52 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::crypto::CryptoProvider;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use thiserror::Error;
-use x509_parser::prelude::X509Version;
+use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage};
 use zeroize::Zeroizing;
 
-/// The largest certificate, key or OCSP file that is read.
+/// The maximum size of a certificate, key or OCSP file, in bytes.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// What is wrong with a TLS configuration. Each says what, with which file, and what to do.
+/// An error in a TLS configuration. The message names the file, the problem and the remedy.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file can't be read.
+    /// A file cannot be read.
     #[error("cannot read {what} '{}': {source}", path.display())]
     Read {
         /// What the file is.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file has invalid contents.
     #[error("{what} '{}' {problem}", path.display())]
     Content {
         /// What the file is.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what is wanted.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// A private key is not that of the certificate.
-    #[error("the private key '{}' does not belong to the certificate '{}': give the pair that was issued together", key.display(), cert.display())]
+    /// A private key does not match the certificate.
+    #[error("the private key '{}' does not match the certificate '{}': specify the pair that was issued together", key.display(), cert.display())]
     KeyMismatch {
-        /// The file of the certificate.
+        /// The certificate file.
         cert: PathBuf,
-        /// The file of the key.
+        /// The key file.
         key: PathBuf,
     },
-    /// Something that only the TLS library knows about.
+    /// An error of the TLS library.
     #[error("TLS: {0}")]
     Library(#[from] rustls::Error),
     /// No certificate was given.
@@ -57,11 +57,11 @@ pub enum TlsError {
 /// A certificate chain and its private key, as PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate, followed by those that lead to the root.
+    /// The certificate chain, server certificate first.
     pub cert: PathBuf,
     /// The private key: PKCS #8, PKCS #1 or SEC 1.
     pub key: PathBuf,
-    /// A DER file with an OCSP response for the certificate, to be stapled.
+    /// A DER file with an OCSP response to staple.
     pub ocsp: Option<PathBuf>,
 }
 
@@ -100,13 +100,13 @@ impl Identity {
             problem: if contains(&pem, b"BEGIN ENCRYPTED PRIVATE KEY") {
                 "is encrypted: remove its passphrase (openssl pkey -in KEY -out NEW)".into()
             } else {
-                "holds no private key in PEM form".into()
+                "contains no PEM private key".into()
             },
         })
     }
 }
 
-/// A certificate chain and its private key in PEM form, in memory.
+/// A certificate chain and its private key in memory, in PEM format.
 #[derive(Clone)]
 pub struct PemPair {
     /// The certificate chain, the server's certificate first.
@@ -121,22 +121,23 @@ impl std::fmt::Debug for PemPair {
     }
 }
 
-/// Reads a pair that is in memory.
+/// Parses a pair in memory.
 pub(super) fn load_pair(pair: &PemPair, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
-    let bad = |error: rustls_pki_types::pem::Error| rustls::Error::General(format!("a pair in memory: {error}"));
+    let bad =
+        |error: rustls_pki_types::pem::Error| rustls::Error::General(format!("certificate and key in memory: {error}"));
     let chain = CertificateDer::pem_slice_iter(pair.cert.as_bytes()).collect::<Result<Vec<_>, _>>().map_err(bad)?;
     let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).map_err(bad)?;
     Ok(CertifiedKey::from_der(chain, key, provider)?)
 }
 
-/// All certificates of a PEM file.
+/// Reads all certificates of a PEM file.
 pub(super) fn read_certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let bad = |problem: String| TlsError::Content { what, path: path.to_owned(), problem };
     let chain = CertificateDer::pem_slice_iter(&read(what, path)?)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| bad(format!("is not PEM: {error}")))?;
     if chain.is_empty() {
-        return Err(bad("holds no certificate in PEM form".into()));
+        return Err(bad("contains no PEM certificate".into()));
     }
     Ok(chain)
 }
@@ -153,35 +154,40 @@ fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-/// An expired certificate, or one of a version that clients refuse, is an error at the start, not a riddle for each client.
+/// Reports a certificate that is expired, or of a version that clients reject, as an error at the start.
 fn check_leaf(path: &Path, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
     let bad = |problem: String| TlsError::Content { what: "certificate", path: path.to_owned(), problem };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
     let Some(leaf) = chain.first() else { return Ok(()) };
-    let (_, leaf) =
-        x509_parser::parse_x509_certificate(leaf).map_err(|error| bad(format!("can't be parsed: {error}")))?;
-    if leaf.version() != X509Version::V3 {
-        let problem = format!("is of X.509 version {}, and TLS wants 3: {MAKE_VERSION_3}", leaf.version().0 + 1);
-        return Err(bad(problem));
+    let date = |time: UnixTime| httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs()));
+    let leaf = EndEntityCert::try_from(leaf).map_err(|error| match error {
+        webpki::Error::UnsupportedCertVersion => {
+            bad(format!("is not of X.509 version 3, which TLS requires: {MAKE_VERSION_3}"))
+        }
+        error => bad(format!("cannot be parsed: {error}")),
+    })?;
+    // Without trust anchors this cannot succeed: webpki checks the validity before it looks for the issuer.
+    let (now, usage) = (UnixTime::now(), KeyUsage::server_auth());
+    match leaf.verify_for_usage(ALL_VERIFICATION_ALGS, &[], &[], now, usage, None, None) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => {
+            Err(bad(format!("expired on {}: renew it", date(not_after))))
+        }
+        Err(webpki::Error::CertNotValidYet { not_before, .. }) => {
+            Err(bad(format!("is not valid before {}: check this machine's clock", date(not_before))))
+        }
+        // Whom a client trusts, and for what, is its own decision.
+        _ => Ok(()),
     }
-    let validity = leaf.validity();
-    if validity.not_after.timestamp() < now {
-        return Err(bad(format!("expired on {}: renew it", validity.not_after)));
-    }
-    if validity.not_before.timestamp() > now {
-        return Err(bad(format!("is not valid before {}: check this machine's clock", validity.not_before)));
-    }
-    Ok(())
 }
 
-/// OpenSSL before 3.4 makes version 1 where a certificate gets no extension.
+/// OpenSSL before 3.4 issues version 1 if a certificate has no extensions.
 const MAKE_VERSION_3: &str = "have it issued again with its names in it (openssl x509 -req -extfile FILE, with 'subjectAltName=DNS:NAME' in FILE)";
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     memchr::memmem::find(haystack, needle).is_some()
 }
 
-/// Chooses by the name the client asks for (SNI, RFC 6066 section 3); the first identity where no name fits, as nginx does.
+/// Selects the certificate by the client's server name (SNI, RFC 6066 section 3). Like in nginx, the default is the
+/// first.
 #[derive(Debug)]
 pub(super) struct ByName(pub(super) Vec<Arc<CertifiedKey>>);
 
@@ -192,7 +198,7 @@ impl ResolvesServerCert for ByName {
             && let Some(name) = hello.server_name().and_then(|name| ServerName::try_from(name).ok())
         {
             let named: Vec<_> = self.0.iter().filter(|key| is_for(key, &name)).collect();
-            // Two certificates for one name (P-256 and RSA): the first that the client can check.
+            // With two certificates for one name (P-256 and RSA), the first that the client can verify.
             if let Some(key) = named.iter().copied().find(usable).or(named.first().copied()) {
                 return Some(key.clone());
             }
@@ -204,6 +210,6 @@ impl ResolvesServerCert for ByName {
 fn is_for(key: &CertifiedKey, name: &ServerName<'_>) -> bool {
     key.end_entity_cert()
         .ok()
-        .and_then(|cert| webpki::EndEntityCert::try_from(cert).ok())
+        .and_then(|cert| EndEntityCert::try_from(cert).ok())
         .is_some_and(|cert| cert.verify_is_valid_for_subject_name(name).is_ok())
 }

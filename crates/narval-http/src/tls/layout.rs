@@ -1,33 +1,33 @@
-//! Plaintext laid out for TLS records, with room for each record's header and trailer, so that it can be sealed where it
-//! lies and sent from there.
+//! Plaintext laid out as TLS records, with room for each record's header and trailer, so that it can be encrypted in
+//! place and sent from the same buffer.
 
 /// Type, version, length (RFC 8446 section 5.2).
 pub(crate) const RECORD_HEADER: usize = 5;
-/// The most plaintext that a record carries.
+/// The maximum plaintext in a record.
 pub(crate) const RECORD_PLAINTEXT_MAX: usize = 1 << 14;
-/// The type of what is inside, and the tag, which all suites of TLS 1.3 have 16 bytes long.
+/// The content type, and the tag, which has 16 bytes in all suites of TLS 1.3.
 pub(crate) const RECORD_TRAILER: usize = 1 + 16;
-/// A full record.
+/// The length of a full record.
 #[cfg(any(test, feature = "tls"))]
 pub(crate) const RECORD_FULL: usize = RECORD_HEADER + RECORD_PLAINTEXT_MAX + RECORD_TRAILER;
 
-/// What plaintext is gathered into.
+/// A destination that plaintext is gathered in.
 pub(crate) trait Gather {
-    /// How much has been gathered.
+    /// The number of bytes gathered.
     fn gathered(&self) -> usize;
 
-    /// Room for up to `most` bytes, at least one, which then count as gathered.
+    /// Returns a slice for up to `most` bytes, at least one, which count as gathered.
     fn room(&mut self, most: usize) -> &mut [u8];
 
-    /// Bytes that the present record still takes; a full record's, where none has begun.
+    /// The number of bytes that still fit into the current record, which may be a new one.
     fn record_left(&self) -> usize {
         RECORD_PLAINTEXT_MAX - self.gathered() % RECORD_PLAINTEXT_MAX
     }
 
-    /// The last `bytes` of the [room](Self::room) that was given last are not used.
+    /// Gives back the last `bytes` of the latest [room](Self::room).
     fn give_back(&mut self, bytes: usize);
 
-    /// Copies all of `bytes` in.
+    /// Appends all of `bytes`.
     fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let place = self.room(bytes.len());
@@ -54,24 +54,24 @@ impl Gather for Vec<u8> {
     }
 }
 
-/// Lays out what it gathers as full records, one behind the other, the last one shorter.
+/// Lays out the gathered bytes as consecutive full records, except for the last.
 pub(crate) struct Layout<'b> {
-    /// Longer than what is laid out: what a piece before has left in it is written over, not zeroed first.
+    /// Longer than the laid out data: leftovers of the previous use are overwritten rather than zeroed.
     buffer: &'b mut Vec<u8>,
-    /// Where the next byte goes.
+    /// The position of the next byte.
     end: usize,
     gathered: usize,
 }
 
 impl<'b> Layout<'b> {
-    /// For about `expected` bytes, in `buffer`, whose contents are of no use any more.
+    /// Starts a layout for about `expected` bytes in `buffer`, whose contents are discarded.
     pub(crate) fn new(buffer: &'b mut Vec<u8>, expected: usize) -> Self {
         let whole = expected + expected.div_ceil(RECORD_PLAINTEXT_MAX) * (RECORD_HEADER + RECORD_TRAILER);
         buffer.reserve_exact(whole.saturating_sub(buffer.len()));
         Self { buffer, end: 0, gathered: 0 }
     }
 
-    /// Leaves the records in the buffer, and nothing else.
+    /// Truncates the buffer to the records.
     pub(crate) fn finish(self) {
         let trailer = if self.gathered > 0 { RECORD_TRAILER } else { 0 };
         self.buffer.truncate(self.end + trailer);
@@ -132,7 +132,7 @@ mod tests {
         assert!(records(&buffer).0 == plain);
     }
 
-    /// The plaintext of all records, and their lengths.
+    /// The plaintext and the length of all records.
     fn records(buffer: &[u8]) -> (Vec<u8>, Vec<usize>) {
         let records: Vec<_> = buffer.chunks(RECORD_FULL).collect();
         let plain = records.iter().flat_map(|r| &r[RECORD_HEADER..r.len() - RECORD_TRAILER]).copied().collect();

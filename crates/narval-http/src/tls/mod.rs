@@ -1,13 +1,12 @@
-//! TLS 1.2 and 1.3 (rustls), behind types of our own, so that the TLS library can change without the engine.
+//! TLS 1.2 and 1.3 by rustls, wrapped so that the engine does not depend on the TLS library's API.
 //!
-//! [`TlsConfig`] says which certificates to offer; [`TlsAcceptor`] holds what was loaded from them and can load it anew;
-//! [`TlsSession`] is one connection: bytes in, bytes out, no input or output of its own. [`KernelTx`] is the sending half
-//! of a session whose records the kernel makes (kTLS), [`RecordTx`] that of one whose records are made in the buffer that
-//! they are sent from.
+//! [`TlsConfig`] names the certificates, [`TlsAcceptor`] loads and reloads them, and [`TlsSession`] is a connection:
+//! bytes in, bytes out, without I/O. [`KernelTx`] is the sending half of a session that uses kTLS, [`RecordTx`] that of
+//! a session whose records are encrypted in place in the buffer that they are sent from.
 //!
-//! On a connection, the session is shared by the shard, which receives, and whoever holds the lease, who sends. Records must go
-//! out in the order they were sealed. That holds because only the holder of the lease seals; what receiving has to say (the
-//! answer to a KeyUpdate, an alert) waits here and goes out before whatever is sealed next.
+//! A connection's session is shared by the shard, which receives, and the holder of the lease, which sends. Records
+//! must be sent in the order they were encrypted. This holds because only the holder of the lease encrypts; records
+//! that receiving produces (the answer to a KeyUpdate, an alert) are queued and sent before the next data.
 
 #[cfg(feature = "tls")]
 mod acceptor;
@@ -42,13 +41,13 @@ pub use records::RecordTx;
 #[cfg(feature = "tls")]
 pub use session::{SessionError, TlsSession};
 
-/// What opening received bytes has come to.
+/// The result of decrypting received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
-    /// The handshake is still under way.
+    /// The handshake is still in progress.
     pub(crate) is_handshaking: bool,
-    /// Something waits to be sent.
+    /// There are records to send.
     pub(crate) has_control: bool,
-    /// The client has ended what it sends.
+    /// The client has sent close_notify.
     pub(crate) has_ended: bool,
 }

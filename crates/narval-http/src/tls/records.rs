@@ -7,21 +7,21 @@ use super::KernelTx;
 use super::secrets::TrafficSecret;
 use crate::tls::layout::{RECORD_HEADER, RECORD_PLAINTEXT_MAX, RECORD_TRAILER};
 
-/// The sending half of a TLS 1.3 connection whose records are made here, in the buffer that they are sent from: rustls
-/// copies what it seals into a buffer of each record's own, and out of it again, which for a file costs about as much as
-/// reading it. Receiving stays with the [`TlsSession`](super::TlsSession), as it does with a [`KernelTx`].
+/// The sending half of a TLS 1.3 connection that encrypts in place, in the buffer that is sent. rustls copies each
+/// record into a buffer and out of it again, which for a file costs about as much as reading it. Receiving stays with
+/// the [`TlsSession`](super::TlsSession), as with a [`KernelTx`].
 pub struct RecordTx {
     secret: TrafficSecret,
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
-    /// Records sealed with this key.
+    /// The number of records encrypted with this key.
     sequence: u64,
 }
 
-/// The length of a tag, which all suites of TLS 1.3 have in common.
+/// The length of the tag in all suites of TLS 1.3.
 const TAG: usize = RECORD_TRAILER - 1;
 
-/// What a record carries (RFC 8446 section 5.1).
+/// The content type of a record (RFC 8446 section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Content {
@@ -31,31 +31,31 @@ enum Content {
 }
 
 impl RecordTx {
-    /// `sequence` records were sent with this secret.
+    /// Takes over a connection that has sent `sequence` records with this secret.
     pub(super) fn new(secret: TrafficSecret, sequence: u64) -> io::Result<Self> {
         let (key, iv) = keys(&secret)?;
         Ok(Self { secret, key, iv, sequence })
     }
 
-    /// Seals a record in place: its plaintext stands in `record` between room for the header and for the trailer.
+    /// Encrypts a record in place: in `record`, the plaintext is between room for the header and for the trailer.
     ///
     /// # Errors
-    /// The key is used up: [update](Self::update_key) it first. A record that is longer than any may be.
+    /// The key is exhausted and must be [updated](Self::update_key) first, or the record is too long.
     pub fn seal(&mut self, record: &mut [u8]) -> io::Result<()> {
         self.seal_as(Content::ApplicationData, record)
     }
 
-    /// Whether so many more records may be sealed with this key.
+    /// Whether this many more records may be encrypted with the key.
     pub fn has_room_for(&self, records: u64) -> bool {
-        // One is left for the KeyUpdate itself.
+        // One record is reserved for the KeyUpdate itself.
         self.sequence.saturating_add(records) < self.secret.records_max()
     }
 
-    /// Appends a KeyUpdate and goes on with the next key (RFC 8446 section 4.6.3): when the peer asked for it, and when
-    /// the key is used up.
+    /// Appends a KeyUpdate and switches to the next key (RFC 8446 section 4.6.3), because the peer requested it or the
+    /// key is exhausted.
     ///
     /// # Errors
-    /// The connection has to end.
+    /// The connection must be closed.
     pub fn update_key(&mut self, output: &mut Vec<u8>) -> io::Result<()> {
         // Handshake type key_update (24), length 1, update_not_requested (0).
         self.append(Content::Handshake, &[24, 0, 0, 1, 0], output)?;
@@ -68,16 +68,16 @@ impl RecordTx {
     /// Appends an alert (RFC 8446 section 6).
     ///
     /// # Errors
-    /// The key is used up.
+    /// The key is exhausted.
     pub fn alert(&mut self, level: u8, description: u8, output: &mut Vec<u8>) -> io::Result<()> {
         self.append(Content::Alert, &[level, description], output)
     }
 
-    /// Hands what is sent on `socket` to the kernel, with the key in use. All records must have been sent; afterwards none
-    /// may be made here, and what holds for the output of the session holds for the [`KernelTx`].
+    /// Switches `socket` to kTLS with the current key. All records must have been sent, and none may be made here
+    /// afterwards. What applies to the output of the session then applies to the [`KernelTx`].
     ///
     /// # Errors
-    /// The kernel can't; sending may go on here as before.
+    /// The kernel does not support it. Sending can continue here.
     pub fn offload(&self, socket: &impl AsFd) -> io::Result<KernelTx> {
         KernelTx::start(socket, self.secret.clone(), self.sequence)
     }
@@ -91,7 +91,7 @@ impl RecordTx {
     }
 
     fn seal_as(&mut self, content: Content, record: &mut [u8]) -> io::Result<()> {
-        let broken = || io::Error::other("a TLS record that can't be sealed");
+        let broken = || io::Error::other("a TLS record cannot be encrypted");
         let length = record.len().checked_sub(RECORD_HEADER).ok_or_else(broken)?;
         if length > RECORD_PLAINTEXT_MAX + RECORD_TRAILER || self.sequence >= self.secret.records_max() {
             return Err(broken());
@@ -104,12 +104,12 @@ impl RecordTx {
         *inner.last_mut().ok_or_else(broken)? = content as u8;
         let tag = self.key.seal_in_place_separate_tag(self.nonce(), Aad::from(header), inner).map_err(|_| broken())?;
         *tag_place = tag.as_ref().try_into().map_err(|_| broken())?;
-        // A nonce is never used twice: the number moves on with each record, and starts anew only with another key.
+        // A nonce is never reused: the number is incremented for each record, and restarts only with a new key.
         self.sequence += 1;
         Ok(())
     }
 
-    /// The IV with the record's number in it (RFC 8446 section 5.3).
+    /// The nonce: the IV combined with the record's number (RFC 8446 section 5.3).
     fn nonce(&self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, number) in nonce.iter_mut().rev().zip(self.sequence.to_le_bytes()) {

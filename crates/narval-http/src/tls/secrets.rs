@@ -5,8 +5,8 @@ use ktls_core::{AeadKey, ConnectionTrafficSecrets};
 use rustls::{CipherSuite, KeyLog};
 use zeroize::Zeroizing;
 
-/// Catches the secret that protects what the server sends (TLS 1.3), from which the kernel's keys are made, and by a
-/// KeyUpdate the next ones (RFC 8446 section 7.2). A key log is where rustls shows it.
+/// Captures the server's traffic secret (TLS 1.3). The kernel's keys are derived from it, and with each KeyUpdate the
+/// next ones (RFC 8446 section 7.2). rustls only exposes it through the key log.
 #[derive(Default)]
 pub(super) struct SecretCatcher {
     server: Mutex<Option<Zeroizing<Vec<u8>>>>,
@@ -19,7 +19,7 @@ impl SecretCatcher {
         Arc::default()
     }
 
-    /// The secret, which is then no longer here. `None` before the handshake is done, and with TLS 1.2.
+    /// Takes the secret. Returns `None` before the handshake has completed, and with TLS 1.2.
     pub(super) fn take(&self) -> Option<Zeroizing<Vec<u8>>> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -43,14 +43,14 @@ impl KeyLog for SecretCatcher {
     }
 }
 
-/// What protects one direction of a TLS 1.3 connection.
+/// The traffic secret of one direction of a TLS 1.3 connection.
 #[derive(Clone)]
 pub(super) struct TrafficSecret {
     suite: Suite,
     secret: Zeroizing<Vec<u8>>,
 }
 
-/// The suites of TLS 1.3 that the kernel has too.
+/// The suites of TLS 1.3 that the kernel supports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Suite {
     Aes128Gcm,
@@ -59,7 +59,7 @@ enum Suite {
 }
 
 impl TrafficSecret {
-    /// `None` where the suite is not one of the kernel's.
+    /// Returns `None` if the kernel does not support the suite.
     pub(super) fn new(suite: CipherSuite, secret: Zeroizing<Vec<u8>>) -> Option<Self> {
         let suite = match suite {
             CipherSuite::TLS13_AES_128_GCM_SHA256 => Suite::Aes128Gcm,
@@ -70,7 +70,7 @@ impl TrafficSecret {
         Some(Self { suite, secret })
     }
 
-    /// How many records one key may protect (RFC 8446 section 5.5; none that can be reached for ChaCha20).
+    /// The maximum number of records for one key (RFC 8446 section 5.5; not reachable for ChaCha20).
     pub(super) fn records_max(&self) -> u64 {
         match self.suite {
             Suite::Aes128Gcm | Suite::Aes256Gcm => 1 << 24,
@@ -78,14 +78,14 @@ impl TrafficSecret {
         }
     }
 
-    /// Moves on to the secret of the next generation, as a KeyUpdate does.
+    /// Derives the secret of the next generation, as a KeyUpdate does.
     pub(super) fn update(&mut self) -> Option<()> {
         let length = self.secret.len();
         self.secret = self.expand(b"traffic upd", length)?;
         Some(())
     }
 
-    /// Key and IV in the form the kernel wants: the first four bytes of an AES-GCM IV are its "salt".
+    /// Key and IV in the kernel's format: the first four bytes of an AES-GCM IV are its "salt".
     pub(super) fn keys(&self) -> Option<ConnectionTrafficSecrets> {
         let iv = self.expand(b"iv", 12)?;
         let (salt, rest) = iv.split_at_checked(4)?;
@@ -105,7 +105,7 @@ impl TrafficSecret {
         })
     }
 
-    /// Key and IV for sealing records ourselves.
+    /// Key and IV for encryption in user space.
     pub(super) fn aead(&self) -> Option<(aead::LessSafeKey, [u8; aead::NONCE_LEN])> {
         let algorithm = match self.suite {
             Suite::Aes128Gcm => &aead::AES_128_GCM,

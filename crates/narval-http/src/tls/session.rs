@@ -9,48 +9,48 @@ use super::secrets::{SecretCatcher, TrafficSecret};
 
 /// Type, version and length of a record (RFC 8446 section 5.1).
 const RECORD_HEADER: usize = 5;
-/// The longest record there may be: 2^14 bytes and what TLS 1.2 may add (RFC 5246 section 6.2.3).
+/// The maximum length of a record: 2^14 bytes plus the expansion of TLS 1.2 (RFC 5246 section 6.2.3).
 const RECORD_MAX: usize = RECORD_HEADER + (1 << 14) + 2048;
 /// The outer type of every encrypted TLS 1.3 record.
 const APPLICATION_DATA: u8 = 23;
 
-/// Records sent by the library before a connection stays with it: half of what one key may protect (RFC 8446 section 5.5).
+/// The number of records after which a connection stays with the library: half of a key's limit (RFC 8446 section 5.5).
 const RECORDS_BEFORE_TAKING_MAX: u64 = 1 << 23;
 
-/// The connection can't go on; an alert may stand in the output, to be sent before it is closed.
+/// The connection failed. The output may contain an alert to send before closing it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The peer broke the protocol, or we have nothing in common.
+    /// The peer violated the protocol, or there is no common version or suite.
     #[error("TLS: {0}")]
     Protocol(#[from] rustls::Error),
-    /// What came first is no TLS: a client that speaks plain HTTP to this port.
+    /// The first bytes are not TLS: a client that speaks plain HTTP to this port.
     #[error("TLS: the client does not speak TLS")]
     NotTls,
-    /// A record that is longer than any may be.
-    #[error("TLS: a record of {0} bytes")]
+    /// A record exceeds the maximum length.
+    #[error("TLS: a record of {0} bytes exceeds the limit")]
     RecordTooLong(usize),
 }
 
-/// One TLS connection of the server: ciphertext in, plaintext out, and back. It does no input or output.
+/// The server's side of a TLS connection: ciphertext in, plaintext out, and the reverse. It does no I/O.
 ///
-/// It takes one record at a time, and what it made is drained after each: at every moment it is known which records were
-/// sent, and no more than one record is held.
+/// It processes one record at a time, and its output is drained after each. So the number of records sent is always
+/// known, and at most one record is held.
 pub struct TlsSession {
     connection: ServerConnection,
-    /// A record that has not come in whole; empty most of the time, and then without memory.
+    /// An incomplete record. Usually empty, and then without an allocation.
     partial: Vec<u8>,
-    /// Where the secret is that protects what we send, until another takes that over.
+    /// Holds the traffic secret for sending, until sending is handed over.
     catcher: Arc<SecretCatcher>,
-    /// Whether the kernel is to have it.
+    /// Whether kTLS is configured.
     ktls: bool,
-    /// Whether the client is asked for a certificate.
+    /// Whether the client must present a certificate.
     asks_client: bool,
-    /// What we send is made by another: nothing may be sealed here, for its number is used.
+    /// Sending was handed over: nothing may be encrypted here, because the record number would be reused.
     taken: bool,
-    /// How often the key of what we send was changed since the handshake ended, each time because the client asked for it.
+    /// The number of key updates for sending since the handshake, each requested by the client.
     key_updates: u32,
-    /// Records sent with the present key: the sequence number of whoever takes over.
+    /// The number of records sent with the current key, which is the sequence number when sending is handed over.
     records_sent: u64,
     peer_closed: bool,
 }
@@ -69,7 +69,7 @@ impl TlsSession {
             own.alpn_protocols.insert(0, b"h2".to_vec());
         }
         let mut connection = ServerConnection::new(Arc::new(own))?;
-        // The caller bounds what it writes at a time and drains it at once.
+        // The caller limits what it writes at a time and drains it at once.
         connection.set_buffer_limit(None);
         Ok(Self {
             connection,
@@ -84,7 +84,7 @@ impl TlsSession {
         })
     }
 
-    /// Whether the handshake is under way. Its records cost tens of microseconds and more: let a worker
+    /// Whether the handshake is in progress. Its records take tens of microseconds or more, so a worker should
     /// [`receive`](Self::receive) them.
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
@@ -95,11 +95,10 @@ impl TlsSession {
         self.connection.alpn_protocol() == Some(b"h2")
     }
 
-    /// Whether what is left of the handshake is the client's Finished alone, so that [receiving](Self::receive) it costs some
-    /// hashing and no arithmetic with keys: our part was said, no certificate of the client is to be checked, and no secret to
-    /// be agreed on.
+    /// Whether only the client's Finished is missing from the handshake. [Receiving](Self::receive) it then costs some
+    /// hashing and no public-key operation: there is no client certificate to verify and no key to agree on.
     pub fn rest_is_cheap(&self) -> bool {
-        // The kind is known once our hello is made; another than these two means that the client begins anew.
+        // The kind is known once the ServerHello was made. Any other kind means that the client must retry its hello.
         let (version, kind) = (self.connection.protocol_version(), self.connection.handshake_kind());
         !self.asks_client
             && match kind {
@@ -109,20 +108,20 @@ impl TlsSession {
             }
     }
 
-    /// Whether the peer has ended what it sends with a close_notify. An end of file without it is a truncation.
+    /// Whether the peer has sent close_notify. An end of file without it is a truncation.
     pub fn peer_has_closed(&self) -> bool {
         self.peer_closed
     }
 
-    /// Whether part of a record is held: an end of file now cuts it off.
+    /// Whether an incomplete record is held: an end of file would truncate it.
     pub fn holds_partial_record(&self) -> bool {
         !self.partial.is_empty()
     }
 
-    /// Takes ciphertext; appends the plaintext to `plaintext` and what has to be sent back (handshake, alerts) to `output`.
+    /// Decrypts `input`. Appends the plaintext to `plaintext`, and records to send (handshake, alerts) to `output`.
     ///
     /// # Errors
-    /// The connection has to end; `output` may hold an alert for the peer.
+    /// The connection must be closed. `output` may contain an alert for the peer.
     pub fn receive(
         &mut self,
         mut input: &[u8],
@@ -135,7 +134,7 @@ impl TlsSession {
             let (head, rest) = input.split_at(take);
             self.partial.extend_from_slice(head);
             input = rest;
-            // With the header there, the rest of the record may already be too.
+            // With the header complete, the rest of the record may be available as well.
             if self.partial.len() == RECORD_HEADER && !input.is_empty() {
                 let mut joined = std::mem::take(&mut self.partial);
                 joined.extend_from_slice(input);
@@ -156,7 +155,7 @@ impl TlsSession {
         Ok(())
     }
 
-    /// How many more bytes complete the held record, or its header.
+    /// The number of bytes missing from the held record, or from its header.
     fn partial_wants(&self) -> usize {
         match record_length(&self.partial) {
             Ok(Some(length)) => length.saturating_sub(self.partial.len()),
@@ -172,7 +171,7 @@ impl TlsSession {
     ) -> Result<(), SessionError> {
         let established = !self.connection.is_handshaking();
         while !record.is_empty() {
-            // Reading from memory fails only where rustls refuses more before it is emptied, which is done each time.
+            // Reading from memory fails only if rustls must be drained first, which is done each time.
             let read = self.connection.read_tls(&mut record);
             let state = self.connection.process_new_packets();
             let state = match (state, read) {
@@ -193,14 +192,14 @@ impl TlsSession {
                 plaintext.truncate(start + got);
             }
             if established && available == 0 {
-                // The answer to a KeyUpdate stays inside until something is written; whoever sends has to hear of it now.
-                // (`write_all` of nothing would not even ask.)
+                // The answer to a KeyUpdate stays inside rustls until something is written, but the sender must learn
+                // of it now. (`write_all` of an empty slice would do nothing.)
                 let flushed = self.connection.writer().write(&[]);
                 flushed.map_err(|error| rustls::Error::General(error.to_string()))?;
             }
             let before = output.len();
             self.drain(output);
-            // Once a connection is established, receiving makes no other record: the next ones have another key.
+            // On an established connection, receiving produces no other record: the next ones use the new key.
             if established && output.len() > before && !self.taken {
                 self.key_updates += 1;
                 self.records_sent = 0;
@@ -209,20 +208,20 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Encrypts, appending to `output`. Give it a few records' worth (64 KiB) at a time.
+    /// Encrypts `plaintext` and appends the records to `output`. Should be called with about 64 KiB at a time.
     ///
     /// # Errors
-    /// The connection has to end; or what we send is another's.
+    /// The connection must be closed, or sending was handed over.
     pub fn send(&mut self, plaintext: &[u8], output: &mut Vec<u8>) -> io::Result<()> {
         if self.taken {
-            return Err(io::Error::other("what is sent on this TLS connection is another's"));
+            return Err(io::Error::other("output was handed over to `RecordTx`"));
         }
         self.connection.writer().write_all(plaintext)?;
         self.drain(output);
         Ok(())
     }
 
-    /// Ends what we send (RFC 8446 section 6.1), appending the alert to `output`.
+    /// Appends a close_notify to `output` (RFC 8446 section 6.1).
     pub fn close_notify(&mut self, output: &mut Vec<u8>) {
         self.connection.send_close_notify();
         self.drain(output);
@@ -241,8 +240,8 @@ impl TlsSession {
         }
     }
 
-    /// Whether another could take over what we send: TLS 1.3, handshake done, not taken over before, and the library is far from
-    /// changing the key by itself, which it would not say.
+    /// Whether sending can be handed over: TLS 1.3, the handshake has completed, it was not handed over before, and the
+    /// library is not close to updating the key on its own, which it does not report.
     pub fn may_take_output(&self) -> bool {
         !self.taken
             && self.records_sent < RECORDS_BEFORE_TAKING_MAX
@@ -250,17 +249,17 @@ impl TlsSession {
             && self.connection.protocol_version() == Some(ProtocolVersion::TLSv1_3)
     }
 
-    /// Whether the kernel is to have what we send, by [`RecordTx::offload`].
+    /// Whether sending should be switched to kTLS with [`RecordTx::offload`].
     pub fn wants_kernel(&self) -> bool {
         self.ktls
     }
 
-    /// Hands over what we send, to be sealed where it lies. All output must have been sent or put before what is sealed
-    /// from now on. Afterwards output that [`receive`](Self::receive) makes is the answer to a KeyUpdate: throw it away and
-    /// call [`RecordTx::update_key`]; or, where it failed, an alert, for [`RecordTx::alert`].
+    /// Hands sending over to a [`RecordTx`], which encrypts in place. All previous output must be sent first.
+    /// Afterwards, output of [`receive`](Self::receive) is the answer to a KeyUpdate, to be discarded and replaced by
+    /// [`RecordTx::update_key`]; or, if it failed, an alert, to be replaced by [`RecordTx::alert`].
     ///
     /// # Errors
-    /// It is not a session whose output [may be taken](Self::may_take_output); it goes on as before.
+    /// The output [may not be taken](Self::may_take_output). The session continues unchanged.
     pub fn take_output(&mut self) -> io::Result<RecordTx> {
         let secret = self.secret()?;
         let sender = RecordTx::new(secret, self.records_sent)?;
@@ -270,12 +269,12 @@ impl TlsSession {
 
     fn secret(&self) -> io::Result<TrafficSecret> {
         if !self.may_take_output() {
-            return Err(unsupported("only an established TLS 1.3 connection can be taken over"));
+            return Err(unsupported("only the output of an established TLS 1.3 connection can be handed over"));
         }
         let suite = self.connection.negotiated_cipher_suite().ok_or_else(|| unsupported("no cipher suite"))?;
-        let secret = self.catcher.take().ok_or_else(|| unsupported("the secret was taken before"))?;
+        let secret = self.catcher.take().ok_or_else(|| unsupported("the secret was already taken"))?;
         let mut secret = TrafficSecret::new(suite.suite(), secret)
-            .ok_or_else(|| unsupported("the cipher suite is not one of the kernel's"))?;
+            .ok_or_else(|| unsupported("the kernel does not support the cipher suite"))?;
         for _ in 0..self.key_updates {
             secret.update().ok_or_else(|| unsupported("no next key"))?;
         }
@@ -299,9 +298,9 @@ fn unsupported(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, what)
 }
 
-/// The length of the record that `input` starts with, header included; `None` before the header is whole.
+/// The length of the record at the start of `input`, header included. `None` if the header is incomplete.
 fn record_length(input: &[u8]) -> Result<Option<usize>, SessionError> {
-    // Types are 20 to 24, and the version's major byte is 3 in every version.
+    // Types are 20 to 24, and the major version is 3 in all versions.
     if !matches!(input, [] | [20..=24] | [20..=24, 3, ..]) {
         return Err(SessionError::NotTls);
     }
@@ -483,7 +482,7 @@ mod tests {
         assert!(error.contains("peer sent no certificates"), "{error}");
     }
 
-    /// By `openssl x509 -req -signkey` without extensions; its key is not kept.
+    /// Made by `openssl x509 -req -signkey` without extensions. Its key was not kept.
     const VERSION_1: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBIzCBywIUILuq7tqHFN50uXnp978Ob68bzq0wCgYIKoZIzj0EAwIwFDESMBAG
@@ -505,18 +504,21 @@ LBlXjNPfdQ==
             TlsAcceptor::new(TlsConfig { identities: vec![identity], ..TlsConfig::default() }).unwrap_err().to_string()
         };
         assert!(load("none.pem", "key.pem").contains("cannot read certificate '"));
-        assert!(load("key.pem", "key.pem").contains("holds no certificate in PEM form"));
-        assert!(load("cert.pem", "cert.pem").contains("holds no private key in PEM form"));
+        assert!(load("key.pem", "key.pem").contains("contains no PEM certificate"));
+        assert!(load("cert.pem", "cert.pem").contains("contains no PEM private key"));
         let mut old = rcgen::CertificateParams::new(vec!["localhost".into()]).unwrap();
         old.not_after = rcgen::date_time_ymd(2001, 2, 3);
         let pair = rcgen::KeyPair::generate().unwrap();
         std::fs::write(folder.join("old.pem"), old.self_signed(&pair).unwrap().pem()).unwrap();
         std::fs::write(folder.join("old.key"), pair.serialize_pem()).unwrap();
         let error = load("old.pem", "old.key");
-        assert!(error.contains("expired on Feb  3") && error.contains("2001"), "{error}");
+        assert!(error.contains("expired on Sat, 03 Feb 2001"), "{error}");
         std::fs::write(folder.join("version-1.pem"), VERSION_1).unwrap();
         let error = load("version-1.pem", "key.pem");
-        assert!(error.contains("certificate '") && error.contains("version-1.pem' is of X.509 version 1"), "{error}");
+        assert!(
+            error.contains("version-1.pem' is not of X.509 version 3") && error.contains("subjectAltName"),
+            "{error}"
+        );
         assert!(matches!(TlsAcceptor::new(TlsConfig::default()), Err(TlsError::NoIdentity)));
     }
 
