@@ -1,4 +1,4 @@
-//! `nix-cache-info`: what a binary cache says of itself.
+//! `nix-cache-info`: the metadata of a binary cache.
 //!
 //! Format: Nix `libstore/binary-cache-store.cc` (`init`).
 
@@ -11,7 +11,7 @@ use crate::store_path::{StoreDir, StoreDirError};
 /// The largest `nix-cache-info` that is read, in bytes.
 pub const CACHE_INFO_LEN_MAX: usize = 64 * 1024;
 
-/// What a binary cache says of itself.
+/// The metadata of a binary cache.
 ///
 /// ```
 /// let info = narval_nix::CacheInfo::parse(b"StoreDir: /nix/store\nWantMassQuery: 1\nPriority: 30\n").unwrap();
@@ -19,17 +19,17 @@ pub const CACHE_INFO_LEN_MAX: usize = 64 * 1024;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CacheInfo {
-    /// The store directory of all its paths.
+    /// The store directory that the cache's paths belong to.
     pub store_dir: StoreDir,
-    /// Whether it likes to be asked for many paths at once.
+    /// Whether clients may query many paths at once.
     pub want_mass_query: bool,
-    /// Its rank among caches: lower is asked first. Nix takes 0 when there is none.
+    /// Its priority: caches with lower values are asked first. Without one, Nix assumes 0.
     pub priority: Option<i64>,
     /// Lines with other keys, in order.
     pub unknown: Vec<(String, String)>,
 }
 
-/// Why a text is not a `nix-cache-info`.
+/// Why a `nix-cache-info` file was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CacheInfoError {
     /// Longer than [`CACHE_INFO_LEN_MAX`].
@@ -38,10 +38,10 @@ pub enum CacheInfoError {
     /// Not UTF-8.
     #[error("nix-cache-info is not UTF-8 text")]
     NotText,
-    /// `StoreDir` is not one.
+    /// `StoreDir` is not a valid store directory.
     #[error("nix-cache-info line {line}: StoreDir: {error}")]
     StoreDir {
-        /// One-based.
+        /// The line number, starting at 1.
         line: usize,
         /// What is wrong with it.
         error: StoreDirError,
@@ -49,7 +49,7 @@ pub enum CacheInfoError {
     /// `Priority` is not a number.
     #[error("nix-cache-info line {line}: Priority is not a number")]
     Priority {
-        /// One-based.
+        /// The line number, starting at 1.
         line: usize,
     },
 }
@@ -80,7 +80,7 @@ impl CacheInfo {
 }
 
 impl fmt::Display for CacheInfo {
-    /// The file, its last newline included.
+    /// Writes the whole file, including the final newline.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "StoreDir: {}", self.store_dir)?;
         writeln!(f, "WantMassQuery: {}", u8::from(self.want_mass_query))?;

@@ -12,14 +12,14 @@ pub enum Compression {
     None,
     /// Brotli.
     Brotli,
-    /// bzip2: what a narinfo without `Compression` means, for historical reasons.
+    /// bzip2: for historical reasons the default of a narinfo without `Compression`.
     #[default]
     Bzip2,
     /// compress (`.Z`).
     Compress,
     /// grzip.
     Grzip,
-    /// gzip, perhaps of several members.
+    /// gzip, possibly with several members.
     Gzip,
     /// lrzip.
     Lrzip,
@@ -31,19 +31,19 @@ pub enum Compression {
     Lzma,
     /// lzop.
     Lzop,
-    /// xz, perhaps of several blocks.
+    /// xz, possibly with several blocks.
     Xz,
-    /// Zstandard, perhaps of several frames.
+    /// Zstandard, possibly with several frames.
     Zstd,
 }
 
-/// The name of no compression that Nix knows.
+/// The name is not one of the compressions that Nix knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("unknown compression")]
 pub struct UnknownCompression;
 
 impl Compression {
-    /// All of them.
+    /// All compressions that Nix knows.
     pub const ALL: [Self; 13] = [
         Self::None,
         Self::Brotli,
@@ -60,7 +60,7 @@ impl Compression {
         Self::Zstd,
     ];
 
-    /// The name in a narinfo.
+    /// The name that narinfos use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -79,7 +79,7 @@ impl Compression {
         }
     }
 
-    /// What Nix appends to `.nar` in the name of the compressed file; nothing for those it has no extension for.
+    /// The extension that Nix appends to `.nar` in file names. Empty if Nix defines none.
     pub const fn file_extension(self) -> &'static str {
         match self {
             Self::Xz => ".xz",

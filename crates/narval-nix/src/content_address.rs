@@ -1,4 +1,4 @@
-//! Content addresses (`CA:` of a narinfo), and the store paths that follow from them.
+//! Content addresses (`CA:` in a narinfo), and the store paths derived from them.
 //!
 //! Format: Nix `libstore/content-address.cc`, `libstore/store-dir-config.cc` (`makeStorePath`, `makeFixedOutputPath`).
 
@@ -14,12 +14,12 @@ use crate::store_path::{HashPart, StoreDir, StorePath, StorePathName};
 /// The longest text that can be a content address: `fixed:git:` and the longest hash.
 pub const CONTENT_ADDRESS_LEN_MAX: usize = 10 + HASH_TEXT_LEN_MAX;
 
-/// What the hash of a content address was taken of.
+/// What a content address hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Method {
-    /// The bytes of a file that may refer to other paths: derivations and `builtins.toFile`. Always SHA-256.
+    /// The contents of a file that may refer to other paths: derivations and `builtins.toFile`. Always SHA-256.
     Text,
-    /// The bytes of a file.
+    /// The contents of a file.
     Flat,
     /// The NAR.
     Nar,
@@ -27,7 +27,7 @@ pub enum Method {
     Git,
 }
 
-/// How the contents of a store path determine its name.
+/// A content address: the hash of a store path's contents that its name is derived from.
 ///
 /// ```
 /// use narval_nix::ContentAddress;
@@ -40,16 +40,16 @@ pub struct ContentAddress {
     hash: Hash,
 }
 
-/// Why a text is not a content address, or has no store path.
+/// Why a content address was rejected, or no store path can be derived from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ContentAddressError {
     /// Longer than any content address.
     #[error("a content address has at most {CONTENT_ADDRESS_LEN_MAX} bytes")]
     TooLong,
-    /// Neither `text:` nor `fixed:` in front.
+    /// The text starts with neither `text:` nor `fixed:`.
     #[error("a content address starts with 'text:' or 'fixed:'")]
     Prefix,
-    /// The hash, which must be of the form `algo:digest`, is malformed.
+    /// The hash, which must have the form `algo:digest`, is malformed.
     #[error("invalid hash in a content address: {0}")]
     Hash(#[from] HashError),
     /// `text:` with something other than SHA-256, or `fixed:git:` with something other than SHA-1 or SHA-256.
@@ -58,13 +58,16 @@ pub enum ContentAddressError {
     /// Only SHA-256 NAR hashes and texts may have references.
     #[error("a path with this content address cannot have references")]
     References,
-    /// A path that refers to itself: the hash is then taken with its own hash part blanked out.
+    /// The path refers to itself, which only NAR hashes support: they are computed with the path's own hash part zeroed.
     #[error("the store path of a text or a flat file cannot refer to itself")]
     SelfReference,
 }
 
 impl ContentAddress {
-    /// A content address; refuses algorithms that the method does not go with.
+    /// Makes a content address.
+    ///
+    /// # Errors
+    /// The method does not allow the hash's algorithm.
     pub fn new(method: Method, hash: Hash) -> Result<Self, ContentAddressError> {
         let allowed = match method {
             Method::Text => hash.algorithm() == Algorithm::Sha256,
@@ -74,7 +77,7 @@ impl ContentAddress {
         if allowed { Ok(Self { method, hash }) } else { Err(ContentAddressError::Algorithm(hash.algorithm())) }
     }
 
-    /// What the hash was taken of.
+    /// What is hashed.
     pub const fn method(&self) -> Method {
         self.method
     }
@@ -84,8 +87,8 @@ impl ContentAddress {
         &self.hash
     }
 
-    /// The store path of contents with this address, a name and references. `references` may hold the path itself
-    /// only as `self_reference`, since its name is not known before.
+    /// Derives the store path from this address, a name and references. A reference of the path to itself is given as
+    /// `self_reference`, because its name is not known yet.
     pub fn store_path(
         &self,
         store_dir: &StoreDir,
@@ -117,11 +120,11 @@ impl ContentAddress {
         Ok(make_store_path(store_dir, "output:out", &inner.to_hex(), name))
     }
 
-    /// Whether `path` with these references is named as this content address demands. References that contain `path`
-    /// itself count as a self-reference.
+    /// Returns whether `path` is the store path derived from this content address and these references. `path` among the
+    /// references counts as a self-reference.
     ///
-    /// This ties the *name* to the hash and says nothing of the contents: see
-    /// [`PathInfo::check_by_contents`](crate::PathInfo::check_by_contents) for what trust needs.
+    /// This ties the *name* to the hash and does not check the contents:
+    /// [`PathInfo::check_by_contents`](crate::PathInfo::check_by_contents) returns what else must be checked.
     pub fn names(&self, store_dir: &StoreDir, path: &StorePath, references: &BTreeSet<StorePath>) -> bool {
         let mut others = references.clone();
         let self_reference = others.remove(path);

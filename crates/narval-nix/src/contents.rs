@@ -1,4 +1,4 @@
-//! The hash that a content address is made of, taken of a NAR as it passes.
+//! Computes the hash in a content address while a NAR is streamed.
 //!
 //! Nix: `libstore/local-store.cc addToStore` ("ca hash mismatch"), `libutil/references.cc HashModuloSink`,
 //! `libutil/git.cc dump`.
@@ -9,10 +9,10 @@ use crate::nar::{Decoder, Event};
 use crate::path_info::{ContentsCheck, HashedContents};
 use crate::store_path::{HASH_PART_LEN, HashPart};
 
-/// The most references of a path to itself whose places are remembered.
+/// The maximum number of self-references whose positions are recorded.
 const POSITIONS_MAX: usize = 1 << 20;
 
-/// Computes what a [`ContentsCheck`] asks for.
+/// Computes the hash that a [`ContentsCheck`] requires.
 #[derive(Debug)]
 pub struct ContentsHasher(Kind);
 
@@ -25,7 +25,7 @@ enum Kind {
 }
 
 impl ContentsHasher {
-    /// A hasher that has seen nothing; `None` where the NAR hash says all, or where the algorithm is not supported.
+    /// Starts a hasher. Returns `None` if the NAR hash suffices, or if the algorithm is not supported.
     pub fn new(check: &ContentsCheck) -> Option<Self> {
         let ContentsCheck::Hash { expected, of } = check else { return None };
         let hasher = Hasher::new(expected.algorithm())?;
@@ -46,7 +46,7 @@ impl ContentsHasher {
         }))
     }
 
-    /// Takes the next bytes of the NAR.
+    /// Adds the next bytes of the NAR.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Kind::Nar(hasher) => hasher.update(bytes),
@@ -56,7 +56,7 @@ impl ContentsHasher {
         }
     }
 
-    /// The hash of the contents; `None` if they are nothing that has one, such as a folder where a file must be.
+    /// Returns the hash of the contents, or `None` if they cannot have one (a directory where a file is required).
     pub fn finish(self) -> Option<Hash> {
         match self.0 {
             Kind::Nar(hasher) => Some(hasher.finish()),
@@ -67,17 +67,17 @@ impl ContentsHasher {
     }
 }
 
-/// The NAR with zero bytes in place of its own hash part. Nix 2.8 hashed after it where these are, Nix 2.34 does
-/// not: one of the two must be what is expected.
+/// Hashes the NAR with zero bytes in place of the path's own hash part. Nix 2.8 appended the positions of the
+/// self-references to the hashed bytes, Nix 2.34 does not; either result is accepted.
 #[derive(Debug)]
 struct Modulo {
     expected: Hash,
     own: HashPart,
-    /// Bytes that may be the beginning of the hash part.
+    /// Bytes that may be the start of the hash part.
     pending: Vec<u8>,
-    /// Where in the NAR `pending` begins.
+    /// The offset of `pending` in the NAR.
     offset: u64,
-    /// At most [`POSITIONS_MAX`] and one more.
+    /// At most [`POSITIONS_MAX`] + 1 positions.
     found: Vec<u64>,
     hasher: Hasher,
 }
@@ -97,7 +97,7 @@ impl Modulo {
                 own.fill(0);
             }
         }
-        // What was replaced can't begin another one: zero is no digit of a hash part.
+        // The zeros cannot be the start of another match: a zero byte is not a nix32 digit.
         let done = self.pending.len().saturating_sub(HASH_PART_LEN - 1);
         self.hasher.update(self.pending.get(..done).unwrap_or_default());
         self.pending.drain(..done);
@@ -131,13 +131,13 @@ fn find(bytes: &[u8], wanted: &[u8; HASH_PART_LEN]) -> Option<usize> {
     }
 }
 
-/// The contents of a NAR that is one regular file: store paths named by `text:` and `fixed:` without `r:`.
+/// Hashes the contents of a NAR that is a single regular file, for `text:` and for `fixed:` without `r:`.
 #[derive(Debug)]
 struct File {
     decoder: Decoder,
     hasher: Hasher,
     has_file: bool,
-    /// Whether the NAR is one file and nothing else.
+    /// Whether the NAR has been a single file so far.
     is_file: bool,
 }
 
@@ -148,7 +148,8 @@ impl File {
                 Ok((_, None)) => return,
                 Ok((used, Some(event))) => {
                     match event {
-                        // The hash would not say that it is executable (Nix `content-address.cc`: flat and text are plain).
+                        // The hash does not cover the executable bit (Nix `content-address.cc`: flat and text are
+                        // plain).
                         Event::Regular { executable: false, .. } => self.has_file = true,
                         Event::Contents(contents) => self.hasher.update(contents),
                         Event::EndRegular => {}
@@ -156,21 +157,21 @@ impl File {
                     }
                     bytes = bytes.get(used..).unwrap_or_default();
                 }
-                // Whoever unpacks it says what is wrong.
+                // Whoever unpacks the NAR reports the error.
                 Err(_) => self.is_file = false,
             }
         }
     }
 }
 
-/// The Git object of a NAR.
+/// Computes the Git object hash of a NAR.
 #[derive(Debug)]
 struct Git {
     algorithm: Algorithm,
     decoder: Decoder,
-    /// The folders that are being read.
+    /// The directories that are open.
     open: Vec<Tree>,
-    /// The name of what comes next.
+    /// The name of the next entry.
     name: Vec<u8>,
     blob: Option<(Hasher, bool)>,
     root: Option<Hash>,
@@ -180,7 +181,8 @@ struct Git {
 #[derive(Debug, Default)]
 struct Tree {
     name: Vec<u8>,
-    /// The name by which Git sorts, with `/` at the end of a folder's; mode, name and hash as the object has them.
+    /// Each entry's sort key (Git sorts directories as if their names ended in `/`), and its mode, name and hash as they
+    /// appear in the tree object.
     entries: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -260,13 +262,12 @@ impl Git {
                 let key = if mode == "40000" { [&name[..], b"/"].concat() } else { name };
                 tree.entries.push((key, entry));
             }
-            // The mode of the root is not part of the hash: only a plain file and a folder are what they must be.
+            // The hash does not cover the root's mode: only a plain file or a directory is unambiguous.
             None => self.root = matches!(mode, "100644" | "40000").then_some(hash),
         }
     }
 }
 
-/// What [`ContentsCheck`] is made from, for one method.
 pub(crate) fn hashed_contents(method: Method) -> HashedContents {
     match method {
         Method::Nar => HashedContents::Nar,

@@ -1,4 +1,4 @@
-//! The outputs of a derivation, from its `.drv` file: what the store's database records of it.
+//! The outputs of a derivation, read from its `.drv` file: the part that the store's database records.
 //!
 //! Format: Nix `libstore/derivations.cc` (`parseDerivation`), an ATerm:
 //! `Derive([("out","/nix/store/…","",""),…],…)`. Only the outputs are read; what follows them is not.
@@ -7,10 +7,10 @@ use thiserror::Error;
 
 use crate::store_path::{StoreDir, StorePath, StorePathError, StorePathName};
 
-/// The most outputs that a derivation may have.
+/// The maximum number of outputs of a derivation.
 pub const OUTPUTS_MAX: usize = 4096;
 
-/// The longest string among the outputs, in bytes: a store directory and a base name fit.
+/// The maximum length of a string in the outputs, in bytes: enough for a store directory and a base name.
 const STRING_LEN_MAX: usize = 4096;
 
 /// One output of a derivation.
@@ -18,19 +18,19 @@ const STRING_LEN_MAX: usize = 4096;
 pub struct DerivationOutput {
     /// Its name, often `out`.
     pub name: StorePathName,
-    /// Its path, unless that depends on what the build makes.
+    /// Its path, or `None` if the path depends on the result of the build.
     pub path: Option<StorePath>,
-    /// How its contents are hashed if they determine its path, as `r:sha256`; empty if they do not.
+    /// The method and algorithm of a content-addressed output, such as `r:sha256`. Empty if it is input-addressed.
     pub hash_algorithm: String,
-    /// The digest in hex, if it was fixed before the build; else empty.
+    /// The digest of a fixed output in hex. Empty for other outputs.
     pub hash: String,
 }
 
-/// Why a text has no outputs of a derivation.
+/// Why the outputs of a derivation cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("invalid derivation at byte {offset}: {fault}")]
 pub struct DerivationError {
-    /// Bytes before the fault.
+    /// The offset of the error in bytes.
     pub offset: usize,
     /// What is wrong.
     pub fault: DerivationFault,
@@ -39,19 +39,19 @@ pub struct DerivationError {
 /// What is wrong with a derivation.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DerivationFault {
-    /// Something else should be here.
+    /// Unexpected input.
     #[error("expected {0:?}")]
     Expected(&'static str),
-    /// A string does not end, is too long, or is not UTF-8.
+    /// A string is not terminated, is too long, or is not UTF-8.
     #[error("a string must end, be UTF-8 and have at most {STRING_LEN_MAX} bytes")]
     String,
-    /// The name or path of an output.
+    /// The name or path of an output is invalid.
     #[error("{0}")]
     Path(#[from] StorePathError),
-    /// Two outputs of one name.
-    #[error("the same output twice")]
+    /// Two outputs have the same name.
+    #[error("duplicate output")]
     Duplicate,
-    /// No output at all.
+    /// The derivation has no outputs.
     #[error("a derivation has at least one output")]
     None,
     /// More than [`OUTPUTS_MAX`].
@@ -59,7 +59,7 @@ pub enum DerivationFault {
     TooMany,
 }
 
-/// The outputs of a derivation, in their order.
+/// Parses the outputs of a derivation, in the order of the file.
 ///
 /// ```
 /// use narval_nix::{StoreDir, derivation};
@@ -139,7 +139,7 @@ impl Reader<'_> {
         Ok(DerivationOutput { name, path, hash_algorithm, hash })
     }
 
-    /// A string in quotes, with `\n`, `\r`, `\t`, and any other byte after a backslash for itself.
+    /// A quoted string, with the escapes `\n`, `\r` and `\t`; any other escaped byte stands for itself.
     fn string(&mut self) -> Result<String, DerivationError> {
         self.expect("\"")?;
         let mut bytes = Vec::new();

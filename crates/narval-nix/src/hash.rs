@@ -10,10 +10,10 @@ use thiserror::Error;
 
 use crate::nix32;
 
-/// The longest digest of any [`Algorithm`], in bytes.
+/// The length of the longest digest of any [`Algorithm`], in bytes.
 pub const DIGEST_LEN_MAX: usize = 64;
 
-/// The longest text that can be a hash: `sha512:` and 128 hex digits. Longer texts are refused unread.
+/// The length of the longest hash: `sha512:` and 128 hex digits. Longer input is rejected without being parsed.
 pub const HASH_TEXT_LEN_MAX: usize = 7 + 2 * DIGEST_LEN_MAX;
 
 /// A hash algorithm that Nix knows.
@@ -35,7 +35,7 @@ impl Algorithm {
     /// All algorithms.
     pub const ALL: [Self; 5] = [Self::Md5, Self::Sha1, Self::Sha256, Self::Sha512, Self::Blake3];
 
-    /// The name that prefixes a hash.
+    /// The name, as used in the prefix of a hash.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Md5 => "md5",
@@ -56,7 +56,7 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name.
+    /// Looks up an algorithm by name.
     pub fn from_name(name: &str) -> Result<Self, HashError> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or(HashError::UnknownAlgorithm)
     }
@@ -68,49 +68,49 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// How the digest of a hash is written.
+/// The encoding of a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Encoding {
-    /// `algo:<nix32>`, as narinfo files have it.
+    /// `algo:<nix32>`, as in narinfo files.
     #[default]
     Nix32,
-    /// `algo:<lower-case hex>`, as the Nix database and cachix have it.
+    /// `algo:<lower-case hex>`, as in the Nix database and in Cachix's narinfos.
     Hex,
     /// `algo:<base64>`.
     Base64,
-    /// `algo-<base64>`, the form of Subresource Integrity.
+    /// `algo-<base64>`, the format of Subresource Integrity.
     Sri,
 }
 
-/// Why a text is not a hash.
+/// Why a hash was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum HashError {
     /// Longer than any hash.
     #[error("a hash has at most {HASH_TEXT_LEN_MAX} characters, found {found}")]
     TooLong {
-        /// Bytes found.
+        /// The number of bytes found.
         found: usize,
     },
-    /// Neither `algo:` nor `algo-` in front.
+    /// The text starts with neither `algo:` nor `algo-`.
     #[error("a hash starts with its algorithm, as in 'sha256:…' or 'sha256-…'")]
     NoAlgorithm,
     /// Not one of [`Algorithm::ALL`].
     #[error("unknown hash algorithm (known: md5, sha1, sha256, sha512, blake3)")]
     UnknownAlgorithm,
-    /// A known algorithm where only another one is allowed.
+    /// A known algorithm that is not allowed here.
     #[error("expected a {expected} hash, found {found}")]
     WrongAlgorithm {
-        /// What is allowed.
+        /// The allowed algorithm.
         expected: Algorithm,
-        /// What was found.
+        /// The algorithm found.
         found: Algorithm,
     },
-    /// The digest is of none of the three lengths.
-    #[error("{found} characters are no {algorithm} digest in hex, nix32 or base64")]
+    /// The length of the digest matches none of the three encodings.
+    #[error("{found} characters are not the length of a {algorithm} digest in hex, nix32 or base64")]
     Length {
-        /// The algorithm in front of the digest.
+        /// The algorithm of the digest.
         algorithm: Algorithm,
-        /// Characters found.
+        /// The number of characters found.
         found: usize,
     },
     /// Not hexadecimal.
@@ -134,12 +134,12 @@ pub enum HashError {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hash {
     algorithm: Algorithm,
-    /// The digest, zero beyond its length.
+    /// The digest, padded with zeros.
     bytes: [u8; DIGEST_LEN_MAX],
 }
 
 impl Hash {
-    /// A hash from the bytes of a digest; `None` when their number is not the algorithm's.
+    /// Makes a hash from the bytes of a digest. Returns `None` if the length does not match the algorithm.
     pub fn new(algorithm: Algorithm, digest: &[u8]) -> Option<Self> {
         if digest.len() != algorithm.digest_len() {
             return None;
@@ -149,7 +149,7 @@ impl Hash {
         Some(Self { algorithm, bytes })
     }
 
-    /// Parses any of the forms of [`Encoding`] and says which one it was.
+    /// Parses a hash in any [`Encoding`], and returns which one it was.
     pub fn parse(text: &str) -> Result<(Self, Encoding), HashError> {
         if text.len() > HASH_TEXT_LEN_MAX {
             return Err(HashError::TooLong { found: text.len() });
@@ -166,7 +166,7 @@ impl Hash {
         }
     }
 
-    /// Parses a digest without a prefix in hex, nix32 or base64, which are told apart by length.
+    /// Parses a digest without a prefix in hex, nix32 or base64. The length determines the encoding.
     pub fn parse_digest(algorithm: Algorithm, digest: &str) -> Result<(Self, Encoding), HashError> {
         let mut hash = Self { algorithm, bytes: [0; DIGEST_LEN_MAX] };
         let len = algorithm.digest_len();
@@ -200,7 +200,7 @@ impl Hash {
         &mut self.bytes[..self.algorithm.digest_len()]
     }
 
-    /// The whole hash in one of the forms, prefix included.
+    /// The hash in the given encoding, with its prefix.
     pub fn render(&self, encoding: Encoding) -> String {
         match encoding {
             Encoding::Nix32 => format!("{}:{}", self.algorithm, nix32::encode(self.digest())),
@@ -210,17 +210,17 @@ impl Hash {
         }
     }
 
-    /// The digest in nix32, without prefix.
+    /// The digest in nix32, without a prefix.
     pub fn to_nix32(&self) -> String {
         nix32::encode(self.digest())
     }
 
-    /// The digest in lower-case hex, without prefix.
+    /// The digest in lower-case hex, without a prefix.
     pub fn to_hex(&self) -> String {
         encode_hex(self.digest())
     }
 
-    /// The digest in base64, without prefix.
+    /// The digest in base64, without a prefix.
     pub fn to_base64(&self) -> String {
         STANDARD.encode(self.digest())
     }
@@ -230,7 +230,7 @@ impl Hash {
         format!("{}-{}", self.algorithm, self.to_base64())
     }
 
-    /// The digest as a SHA-256, or an error that names the algorithm.
+    /// Returns the digest if this is a SHA-256 hash, otherwise an error that names the algorithm.
     pub fn sha256(&self) -> Result<Sha256, HashError> {
         match (self.algorithm, self.bytes.first_chunk::<32>()) {
             (Algorithm::Sha256, Some(digest)) => Ok(Sha256(*digest)),
@@ -260,7 +260,7 @@ impl std::str::FromStr for Hash {
     }
 }
 
-/// A SHA-256 digest: what Nix uses for NARs, files and fingerprints.
+/// A SHA-256 digest, as Nix uses for NARs, files and fingerprints.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sha256([u8; 32]);
 
@@ -268,7 +268,7 @@ pub struct Sha256([u8; 32]);
 pub type NarHash = Sha256;
 
 impl Sha256 {
-    /// From the bytes of the digest.
+    /// Makes a hash from the bytes of a digest.
     pub const fn from_bytes(digest: [u8; 32]) -> Self {
         Self(digest)
     }
@@ -278,7 +278,7 @@ impl Sha256 {
         &self.0
     }
 
-    /// Hashes `data`. See [`Sha256Hasher`] for data in pieces.
+    /// Hashes `data`. [`Sha256Hasher`] hashes data that arrives in pieces.
     pub fn of(data: &[u8]) -> Self {
         Self(sha2::Sha256::digest(data).into())
     }
@@ -293,17 +293,17 @@ impl Sha256 {
         Hash::parse_digest(Algorithm::Sha256, digest)?.0.sha256()
     }
 
-    /// Parses 52 nix32 characters and nothing else: the form of NAR URLs.
+    /// Parses exactly 52 nix32 characters, as in NAR URLs.
     pub fn from_nix32(digest: &[u8]) -> Result<Self, nix32::Nix32Error> {
         nix32::decode(digest).map(Self)
     }
 
-    /// The digest in nix32, 52 characters, without prefix.
+    /// The digest in nix32: 52 characters without a prefix.
     pub fn to_nix32(&self) -> String {
         nix32::encode(&self.0)
     }
 
-    /// The digest in lower-case hex, 64 characters, without prefix.
+    /// The digest in lower-case hex: 64 characters without a prefix.
     pub fn to_hex(&self) -> String {
         encode_hex(&self.0)
     }
@@ -343,7 +343,7 @@ impl std::str::FromStr for Sha256 {
     }
 }
 
-/// A hash of any algorithm but BLAKE3, over data that comes in pieces.
+/// An incremental hasher for every algorithm except BLAKE3.
 #[derive(Clone)]
 pub struct Hasher(AnyHasher);
 
@@ -356,7 +356,7 @@ enum AnyHasher {
 }
 
 impl Hasher {
-    /// A hasher that has seen nothing; `None` for an algorithm that is not supported: BLAKE3.
+    /// Starts a hasher. Returns `None` for BLAKE3, which is not supported.
     pub fn new(algorithm: Algorithm) -> Option<Self> {
         Some(Self(match algorithm {
             Algorithm::Md5 => AnyHasher::Md5(md5::Md5::new()),
@@ -367,7 +367,7 @@ impl Hasher {
         }))
     }
 
-    /// Takes the next piece.
+    /// Adds the next piece.
     pub fn update(&mut self, data: &[u8]) {
         match &mut self.0 {
             AnyHasher::Md5(hasher) => hasher.update(data),
@@ -377,7 +377,7 @@ impl Hasher {
         }
     }
 
-    /// The digest of all pieces.
+    /// Returns the digest of all pieces.
     pub fn finish(self) -> Hash {
         let (algorithm, mut digest) = (self.algorithm(), [0; DIGEST_LEN_MAX]);
         let mut put = |bytes: &[u8]| {
@@ -411,22 +411,22 @@ impl fmt::Debug for Hasher {
     }
 }
 
-/// A SHA-256 over data that comes in pieces.
+/// An incremental SHA-256 hasher.
 #[derive(Clone, Default)]
 pub struct Sha256Hasher(sha2::Sha256);
 
 impl Sha256Hasher {
-    /// A hasher that has seen nothing.
+    /// Starts a hasher.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next piece.
+    /// Adds the next piece.
     pub fn update(&mut self, data: &[u8]) {
         self.0.update(data);
     }
 
-    /// The digest of all pieces.
+    /// Returns the digest of all pieces.
     pub fn finish(self) -> Sha256 {
         Sha256(self.0.finalize().into())
     }
@@ -438,7 +438,7 @@ impl fmt::Debug for Sha256Hasher {
     }
 }
 
-/// Characters that `bytes` bytes take in padded base64.
+/// The length of `bytes` bytes in padded base64.
 const fn base64_len(bytes: usize) -> usize {
     bytes.div_ceil(3) * 4
 }
@@ -453,7 +453,7 @@ fn encode_hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Decodes hex of exactly twice the length of `out`; upper case is allowed, as in Nix.
+/// Decodes hex that is exactly twice as long as `out`. Upper case is allowed, as in Nix.
 fn decode_hex(text: &[u8], out: &mut [u8]) -> Result<(), HashError> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|value| u8::try_from(value).ok());
     for (pair, byte) in text.chunks_exact(2).zip(out) {
@@ -470,7 +470,7 @@ pub(crate) fn decode_base64(text: &str, out: &mut [u8]) -> Result<(), HashError>
     if text.len() != base64_len(out.len()) {
         return Err(HashError::Base64);
     }
-    // The decoder wants room for whole groups of three; DIGEST_LEN_MAX rounds up to 66.
+    // The decoder requires space for whole groups of three bytes; DIGEST_LEN_MAX rounds up to 66.
     let mut buffer = [0; DIGEST_LEN_MAX + 2];
     match STANDARD.decode_slice(text, &mut buffer) {
         Ok(len) if len == out.len() => {

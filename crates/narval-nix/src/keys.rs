@@ -33,7 +33,7 @@ impl PublicKey {
         &self.name
     }
 
-    /// Whether this key made the signature of `message`; also false when the names differ.
+    /// Returns whether `signature` is this key's signature of `message`. Key names must match, too.
     pub fn verify(&self, message: &[u8], signature: &Signature) -> bool {
         let bytes = ed25519_dalek::Signature::from_bytes(signature.bytes());
         *self.name == *signature.key_name() && self.key.verify_strict(message, &bytes).is_ok()
@@ -63,25 +63,25 @@ impl FromStr for PublicKey {
     }
 }
 
-/// No random numbers could be had from the system.
+/// The operating system's random number generator failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("cannot make a key: no random numbers from the system ({reason})")]
+#[error("cannot generate a key: no random numbers from the system ({reason})")]
 pub struct RandomError {
     reason: String,
 }
 
-/// Why no key could be made.
+/// Why a key could not be generated.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GenerateError {
-    /// The name cannot be a key's.
+    /// The name is not a valid key name.
     #[error(transparent)]
     Name(#[from] KeyTextError),
-    /// The system gave no random numbers.
+    /// The operating system's random number generator failed.
     #[error(transparent)]
     Random(#[from] RandomError),
 }
 
-/// A secret key and its name. Wiped from memory when dropped; `Debug` shows the name alone.
+/// A secret key and its name. Zeroed in memory when dropped; `Debug` prints only the name.
 #[derive(Clone)]
 pub struct SecretKey {
     name: Box<str>,
@@ -89,7 +89,7 @@ pub struct SecretKey {
 }
 
 impl SecretKey {
-    /// A new key of that name (by convention the host's name and a number, as `cache.example.org-1`).
+    /// Generates a key with this name (by convention a host name and a number, such as `cache.example.org-1`).
     pub fn generate(name: &str) -> Result<Self, GenerateError> {
         check_key_name(name)?;
         let mut seed = Zeroizing::new([0; 32]);
@@ -97,7 +97,7 @@ impl SecretKey {
         Ok(Self { name: name.into(), key: SigningKey::from_bytes(&seed) })
     }
 
-    /// Parses the contents of a key file; white space around them is ignored.
+    /// Parses the contents of a key file, ignoring surrounding white space.
     pub fn parse_file(contents: &str) -> Result<Self, KeyTextError> {
         let mut bytes = Zeroizing::new([0; 64]);
         let name = parse_named(contents.trim(), bytes.as_mut_slice())?.into();
@@ -105,7 +105,7 @@ impl SecretKey {
         Ok(Self { name, key })
     }
 
-    /// The contents of a key file, without a newline, as Nix writes it.
+    /// The contents of a key file as Nix writes it, without a newline.
     pub fn to_file_text(&self) -> Zeroizing<String> {
         let pair = Zeroizing::new(self.key.to_keypair_bytes());
         let base64 = Zeroizing::new(STANDARD.encode(pair.as_slice()));
@@ -117,14 +117,14 @@ impl SecretKey {
         &self.name
     }
 
-    /// The public key that goes with it.
+    /// The corresponding public key.
     pub fn public_key(&self) -> PublicKey {
         PublicKey { name: self.name.clone(), key: self.key.verifying_key() }
     }
 
     /// Signs a message, such as a [`fingerprint`](crate::signature::fingerprint).
     pub fn sign(&self, message: &[u8]) -> Signature {
-        // The name was checked when the key was made.
+        // The name was checked when the key was created.
         Signature::from_checked(&self.name, self.key.sign(message).to_bytes())
     }
 }
@@ -135,14 +135,14 @@ impl fmt::Debug for SecretKey {
     }
 }
 
-/// The public keys whose signatures count. Several keys may have the same name.
+/// A set of trusted public keys. Several keys may have the same name.
 #[derive(Debug, Clone, Default)]
 pub struct TrustedKeys {
     by_name: HashMap<Box<str>, Vec<PublicKey>>,
 }
 
 impl TrustedKeys {
-    /// No key at all: nothing verifies.
+    /// An empty set: no signature verifies.
     pub fn new() -> Self {
         Self::default()
     }
@@ -152,17 +152,17 @@ impl TrustedKeys {
         self.by_name.entry(key.name.clone()).or_default().push(key);
     }
 
-    /// Parses keys separated by white space, the form of Nix's `trusted-public-keys`.
+    /// Parses keys separated by white space, as in Nix's `trusted-public-keys`.
     pub fn parse_list(text: &str) -> Result<Self, KeyTextError> {
         text.split_whitespace().map(PublicKey::from_str).collect()
     }
 
-    /// Whether there is no key.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 
-    /// The first of `signatures` that a trusted key made over `message`, if any.
+    /// Returns the first of `signatures` that is a trusted key's signature of `message`.
     pub fn find_valid<'a>(
         &self,
         message: &[u8],
@@ -224,7 +224,7 @@ mod tests {
         assert!(secret.public_key().verify(b"message", &signature));
         let other = SecretKey::generate("host-1").unwrap();
         assert!(!other.public_key().verify(b"message", &signature));
-        // Two keys of one name: either may have signed.
+        // Two keys with the same name: either may have signed.
         let trusted: TrustedKeys = [other.public_key(), secret.public_key()].into_iter().collect();
         assert!(trusted.find_valid(b"message", [&signature]).is_some());
     }

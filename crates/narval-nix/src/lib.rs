@@ -1,7 +1,7 @@
 //! The formats of Nix: store paths, nix32, hashes, NAR, narinfo, signatures, listings, content addresses, realisations.
 //!
-//! Pure: no input or output, no unsafe code. Types hold only valid values, so what was parsed once need not be checked
-//! again. Every parser has a named limit on what it reads and holds, and says in its error what was wrong and where.
+//! This crate does no I/O and has no unsafe code. Types hold only valid values, so parsed data need not be checked
+//! again. Every parser has named limits on what it reads and holds, and its errors say what is wrong and where.
 #![forbid(unsafe_code)]
 
 pub mod cache_info;

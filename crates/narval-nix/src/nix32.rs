@@ -1,4 +1,4 @@
-//! Nix's own base 32: the alphabet without `e o u t`, written with the least significant five bits last.
+//! Nix's variant of base 32: an alphabet without `e o u t`, least significant five bits last.
 //!
 //! Format: Nix `libutil/base-nix-32.cc`.
 
@@ -7,10 +7,10 @@ use thiserror::Error;
 /// The 32 digits in the order of their values.
 pub const ALPHABET: &[u8; 32] = b"0123456789abcdfghijklmnpqrsvwxyz";
 
-/// Marks a byte that is no digit in [`VALUES`].
+/// Marks a byte in [`VALUES`] that is not a digit.
 const NO_DIGIT: u8 = 0xff;
 
-/// The value of each byte as a digit, or [`NO_DIGIT`].
+/// The value of each byte's digit, or [`NO_DIGIT`].
 const VALUES: [u8; 256] = {
     let mut values = [NO_DIGIT; 256];
     let mut value = 0;
@@ -21,13 +21,13 @@ const VALUES: [u8; 256] = {
     values
 };
 
-/// Why a text is not the nix32 form of the expected number of bytes.
+/// Why text could not be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Nix32Error {
     /// The text has the wrong length.
     #[error("expected {expected} nix32 characters, found {found}")]
     Length {
-        /// Characters that the expected number of bytes takes.
+        /// The expected number of characters.
         expected: usize,
         /// Characters found.
         found: usize,
@@ -35,15 +35,15 @@ pub enum Nix32Error {
     /// A character outside the alphabet (`e`, `o`, `t`, `u` and upper case are outside).
     #[error("character {index} is not in the nix32 alphabet")]
     Character {
-        /// Zero-based position.
+        /// The position of the character, starting at 0.
         index: usize,
     },
-    /// The first character carries bits that the bytes have no room for.
-    #[error("the first character carries bits beyond the last byte")]
+    /// The first character has bits beyond the last byte.
+    #[error("the first character has bits beyond the last byte")]
     Overflow,
 }
 
-/// The number of characters that `bytes` bytes take.
+/// The length of `bytes` bytes in nix32.
 pub const fn encoded_len(bytes: usize) -> usize {
     (bytes * 8).div_ceil(5)
 }
@@ -53,7 +53,7 @@ pub const fn is_digit(byte: u8) -> bool {
     VALUES[byte as usize] != NO_DIGIT
 }
 
-/// The nix32 form of `bytes`.
+/// Encodes `bytes` in nix32.
 ///
 /// ```
 /// assert_eq!(narval_nix::nix32::encode(&[0xff, 0x00]), "007z");
@@ -73,12 +73,12 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Whether all characters are digits of this alphabet.
+/// Whether all characters are nix32 digits.
 pub fn has_digits_only(text: &[u8]) -> bool {
     text.iter().all(|&byte| VALUES[usize::from(byte)] != NO_DIGIT)
 }
 
-/// Decodes `text` into exactly `out.len()` bytes. Strict: one text for each value.
+/// Decodes `text` into exactly `out.len()` bytes. Only the canonical encoding is accepted.
 pub fn decode_into(text: &[u8], out: &mut [u8]) -> Result<(), Nix32Error> {
     let expected = encoded_len(out.len());
     if text.len() != expected {
@@ -103,7 +103,7 @@ pub fn decode_into(text: &[u8], out: &mut [u8]) -> Result<(), Nix32Error> {
     Ok(())
 }
 
-/// Decodes `text` into `N` bytes. Strict: one text for each value.
+/// Decodes `text` into `N` bytes. Only the canonical encoding is accepted.
 pub fn decode<const N: usize>(text: &[u8]) -> Result<[u8; N], Nix32Error> {
     let mut out = [0; N];
     decode_into(text, &mut out)?;

@@ -1,4 +1,4 @@
-//! What a store knows of a valid path.
+//! A store's metadata of a valid path.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::hash::{Hash, Hasher, NarHash};
 use crate::signature::{Signature, fingerprint};
 use crate::store_path::{HashPart, StoreDir, StorePath};
 
-/// What a store knows of a valid path: the row of the Nix database, the answer of the daemon, the heart of a narinfo.
+/// A store's metadata of a valid path, as in the Nix database, the daemon's answers, and narinfos.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathInfo {
     /// The path.
@@ -17,27 +17,27 @@ pub struct PathInfo {
     pub nar_hash: NarHash,
     /// Size of its NAR in bytes.
     pub nar_size: u64,
-    /// The paths it refers to, itself among them if it does.
+    /// The paths it refers to. May include the path itself.
     pub references: BTreeSet<StorePath>,
-    /// The derivation that made it.
+    /// The derivation that it was built from.
     pub deriver: Option<StorePath>,
-    /// When it became valid, in seconds since 1970.
+    /// When it was registered as valid, in seconds since 1970.
     pub registration_time: u64,
-    /// Whether it was built here rather than copied.
+    /// Whether it was built locally rather than copied.
     pub ultimate: bool,
     /// Its signatures.
     pub signatures: Vec<Signature>,
-    /// How its contents determine its name, if they do.
+    /// Its content address, if it has one.
     pub ca: Option<ContentAddress>,
 }
 
 impl PathInfo {
-    /// The text that signatures of this path sign.
+    /// The fingerprint: the text that signatures of this path sign.
     pub fn fingerprint(&self, store_dir: &StoreDir) -> String {
         fingerprint(store_dir, &self.path, &self.nar_hash, self.nar_size, &self.references)
     }
 
-    /// What this path's content address claims, as far as it can be told without the contents.
+    /// Evaluates this path's content address, as far as that is possible without the contents.
     pub fn contents_claim(&self, store_dir: &StoreDir) -> ContentsClaim {
         let Some(ca) = &self.ca else { return ContentsClaim::None };
         if !ca.names(store_dir, &self.path, &self.references) {
@@ -58,7 +58,7 @@ impl PathInfo {
         ContentsClaim::Check(ContentsCheck::Hash { expected: *ca.hash(), of })
     }
 
-    /// What must be checked for this path to need no signature: `None` if it needs one.
+    /// Returns what must be checked for this path to be trusted without a signature, or `None` if it needs one.
     pub fn check_by_contents(&self, store_dir: &StoreDir) -> Option<ContentsCheck> {
         match self.contents_claim(store_dir) {
             ContentsClaim::Check(check) => Some(check),
@@ -66,45 +66,45 @@ impl PathInfo {
         }
     }
 
-    /// Whether the NAR hash alone determines the name: then the path needs neither a signature nor a further check.
+    /// Whether the NAR hash alone determines the name. The path then needs neither a signature nor another check.
     pub fn is_named_by_contents(&self, store_dir: &StoreDir) -> bool {
         self.check_by_contents(store_dir) == Some(ContentsCheck::Nar)
     }
 }
 
-/// What the content address of a path claims.
+/// The result of evaluating a path's content address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentsClaim {
-    /// There is none.
+    /// The path has no content address.
     None,
-    /// It names another path than this one: it is not true, whatever the contents are.
+    /// The content address belongs to another path, so it is wrong whatever the contents are.
     Untrue,
-    /// It names this path by an algorithm that is not supported (BLAKE3): it can't be checked.
+    /// The content address belongs to this path, but its algorithm (BLAKE3) is not supported, so it cannot be checked.
     Unsupported,
-    /// It names this path, and is true if the contents have its hash.
+    /// The content address belongs to this path, and is right if the contents have its hash.
     Check(ContentsCheck),
 }
 
-/// What ties the contents of a path to its name, so that no signature is needed.
+/// How the contents of a path are checked against its name, so that no signature is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentsCheck {
-    /// The NAR hash does, which is checked anyway.
+    /// By the NAR hash, which is always checked.
     Nar,
-    /// A hash of its own, to be computed by a [`ContentsHasher`](crate::ContentsHasher).
+    /// By a separate hash, which a [`ContentsHasher`](crate::ContentsHasher) computes.
     Hash {
-        /// What it must be.
+        /// The expected hash.
         expected: Hash,
-        /// Of what it is taken.
+        /// What is hashed.
         of: HashedContents,
     },
 }
 
-/// What the hash of a content address is taken of.
+/// The data that a content address hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashedContents {
     /// The NAR.
     Nar,
-    /// The NAR of a path that refers to itself, with zero bytes in place of this hash part.
+    /// The NAR of a path that refers to itself, with this hash part zeroed.
     NarWithout(HashPart),
     /// The contents of one regular file that is not executable.
     File,
@@ -143,13 +143,14 @@ mod tests {
         assert_eq!(check(format!("fixed:{hash}"), other), by(HashedContents::File, &text));
         assert_eq!(check(format!("text:{hash}"), other), by(HashedContents::File, &text));
         assert_eq!(check(format!("fixed:git:{hash}"), other), by(HashedContents::Git, &text));
-        // The right content address beside the hash of other contents: a cache that lies, and the contents will tell.
+        // The right content address with the NAR hash of other contents: the check of the contents exposes the cache's
+        // lie.
         assert_eq!(check(format!("fixed:r:{hash}"), other), by(HashedContents::Nar, &text));
         assert!(!info(&format!("fixed:r:{hash}"), other).is_named_by_contents(&store_dir));
         assert!(info(&format!("fixed:r:{hash}"), hash).is_named_by_contents(&store_dir));
         let sha1 = "sha1:00000000000000000000000000000000";
         assert_eq!(check(format!("fixed:r:{sha1}"), hash), by(HashedContents::Nar, sha1));
-        // A hash that nobody here can check.
+        // An algorithm that is not supported.
         let blake3 = format!("fixed:r:blake3:{}", hash.to_nix32());
         assert_eq!(info(&blake3, hash).contents_claim(&store_dir), ContentsClaim::Unsupported);
         assert_eq!(check(blake3, hash), None);

@@ -1,4 +1,4 @@
-//! What a content-addressed derivation came out as: build traces (Nix 2.35 and later) and realisations (before).
+//! The resolved outputs of content-addressed derivations: build traces (Nix 2.35 and later) and realisations (before).
 //!
 //! Format: Nix `libstore/realisation.cc`. Both are JSON in `.doi` files of a binary cache.
 
@@ -13,33 +13,33 @@ use crate::hash::{Algorithm, Encoding, Hash, HashError, Sha256};
 use crate::signature::{KeyTextError, Signature};
 use crate::store_path::{StorePath, StorePathError, StorePathName};
 
-/// The largest `.doi` file that is read, in bytes.
+/// The maximum size of a `.doi` file, in bytes.
 pub const REALISATION_LEN_MAX: usize = 1024 * 1024;
 
-/// Why a text is not a build trace or realisation.
+/// Why a build trace or realisation was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RealisationError {
     /// Longer than [`REALISATION_LEN_MAX`].
     #[error("the realisation has more than {REALISATION_LEN_MAX} bytes")]
     TooLong,
-    /// Not JSON of the right shape; says what was wrong, in which line and column.
+    /// Not valid JSON of this format; the error gives the line and column.
     #[error("invalid realisation: {0}")]
     Json(String),
-    /// A store path or output name.
+    /// A store path or output name is invalid.
     #[error("invalid realisation: {0}")]
     Path(#[from] StorePathError),
-    /// A signature.
+    /// A signature is malformed.
     #[error("invalid signature of a realisation: {0}")]
     Signature(#[from] KeyTextError),
-    /// The hash in an id.
+    /// The hash in an id is malformed.
     #[error("invalid hash in the id of a realisation: {0}")]
     Hash(#[from] HashError),
-    /// An id without its separator.
+    /// An id has no separator.
     #[error("expected '<derivation>^<output>' or '<hash>!<output>'")]
     Id,
 }
 
-/// Which output of which derivation, by the derivation's path: `<base name>^<output>`.
+/// An output of a derivation, identified by the derivation's path: `<base name>^<output>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BuildTraceKey {
     /// The derivation.
@@ -49,7 +49,7 @@ pub struct BuildTraceKey {
 }
 
 impl BuildTraceKey {
-    /// Where a binary cache has it, relative to its URL.
+    /// Its path in a binary cache, relative to the cache's URL.
     pub fn cache_path(&self) -> String {
         format!("build-trace-v2/{}/{}.doi", self.drv_path, self.output_name)
     }
@@ -70,7 +70,7 @@ impl FromStr for BuildTraceKey {
     }
 }
 
-/// What an output came out as: the contents of `build-trace-v2/<derivation>/<output>.doi`.
+/// The store path that an output resolved to: the contents of `build-trace-v2/<derivation>/<output>.doi`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildTrace {
     /// The path.
@@ -127,7 +127,7 @@ impl BuildTrace {
     }
 }
 
-/// Which output of which derivation, by the hash of the derivation: `sha256:<hex>!<output>`.
+/// An output of a derivation, identified by the derivation's hash: `sha256:<hex>!<output>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DrvOutput {
     /// The hash of the derivation modulo its inputs.
@@ -137,7 +137,7 @@ pub struct DrvOutput {
 }
 
 impl DrvOutput {
-    /// Where a binary cache has it, relative to its URL.
+    /// Its path in a binary cache, relative to the cache's URL.
     pub fn cache_path(&self) -> String {
         format!("realisations/{self}.doi")
     }
@@ -160,23 +160,23 @@ impl FromStr for DrvOutput {
     }
 }
 
-/// What an output came out as, before Nix 2.35: the contents of `realisations/<id>.doi`.
+/// The store path that an output resolved to, before Nix 2.35: the contents of `realisations/<id>.doi`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Realisation {
-    /// Which output.
+    /// The output.
     pub id: DrvOutput,
     /// The path.
     pub out_path: StorePath,
     /// Signatures of [`Realisation::signed_text`].
     pub signatures: Vec<Signature>,
-    /// What the outputs it was built from had come out as.
+    /// The store paths that the outputs it was built from resolved to.
     pub dependent_realisations: BTreeMap<DrvOutput, StorePath>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RealisationJson {
-    // In the order of Nix's JSON library, which sorts keys.
+    // In the order of Nix's JSON library, which sorts by key.
     #[serde(default)]
     dependent_realisations: BTreeMap<String, String>,
     id: String,
@@ -230,7 +230,7 @@ fn parse_json<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, RealisationEr
 }
 
 fn to_json(value: &impl Serialize) -> String {
-    // Strings, lists and maps of strings: writing them to memory cannot fail.
+    // Serialising strings, lists and maps of strings to memory cannot fail.
     serde_json::to_string(value).unwrap_or_default()
 }
 

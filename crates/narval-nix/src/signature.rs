@@ -12,16 +12,16 @@ use thiserror::Error;
 use crate::hash::{NarHash, decode_base64};
 use crate::store_path::{StoreDir, StorePath};
 
-/// The longest key name, in bytes. Nix has no limit; real names are host names with a number.
+/// The maximum length of a key name, in bytes. Nix has no limit; real names are host names with a number.
 pub const KEY_NAME_LEN_MAX: usize = 256;
 
-/// Bytes in an Ed25519 signature.
+/// The length of an Ed25519 signature, in bytes.
 pub const SIGNATURE_LEN: usize = 64;
 
-/// Why a text is not a signature or a key.
+/// Why a signature or key was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum KeyTextError {
-    /// No colon.
+    /// The text has no colon.
     #[error("expected '<key name>:<base64>'")]
     NoColon,
     /// The name is empty, too long, or has white space or control characters.
@@ -30,18 +30,18 @@ pub enum KeyTextError {
     /// Not the base64 of the right number of bytes.
     #[error("expected the base64 of {expected} bytes after the key name")]
     Base64 {
-        /// Bytes that the text should hold.
+        /// The expected number of bytes.
         expected: usize,
     },
-    /// A public key that is no point of the curve.
+    /// The public key is not a point on the curve.
     #[error("not an Ed25519 public key")]
     PublicKey,
-    /// A secret key whose second half is not the public key of the first.
-    #[error("the two halves of the secret key do not belong together")]
+    /// The second half of the secret key is not the public key of the first.
+    #[error("the two halves of the secret key do not match")]
     SecretKey,
 }
 
-/// Splits `<name>:<base64>` and decodes into `out`.
+/// Splits `<name>:<base64>`, decodes into `out`, and returns the name.
 pub(crate) fn parse_named<'a>(text: &'a str, out: &mut [u8]) -> Result<&'a str, KeyTextError> {
     let (name, payload) = text.split_once(':').ok_or(KeyTextError::NoColon)?;
     check_key_name(name)?;
@@ -49,7 +49,7 @@ pub(crate) fn parse_named<'a>(text: &'a str, out: &mut [u8]) -> Result<&'a str, 
     Ok(name)
 }
 
-/// Checks a key name: it stands before a colon, in lines, and in lists separated by spaces.
+/// Checks a key name, which must be usable before a colon, on a line, and in lists separated by spaces.
 pub(crate) fn check_key_name(name: &str) -> Result<(), KeyTextError> {
     let legal = !name.is_empty()
         && name.len() <= KEY_NAME_LEN_MAX
@@ -71,13 +71,13 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// A signature from its parts.
+    /// Makes a signature from its parts.
     pub fn new(key_name: &str, bytes: [u8; SIGNATURE_LEN]) -> Result<Self, KeyTextError> {
         check_key_name(key_name)?;
         Ok(Self { key_name: key_name.into(), bytes })
     }
 
-    /// A signature by a key whose name was checked before.
+    /// Makes a signature by a key whose name has been checked.
     pub(crate) fn from_checked(key_name: &str, bytes: [u8; SIGNATURE_LEN]) -> Self {
         Self { key_name: key_name.into(), bytes }
     }

@@ -1,4 +1,4 @@
-//! Store paths: `/nix/store/<32 nix32 characters>-<name>`, as types that cannot hold an invalid value.
+//! Store paths, `/nix/store/<32 nix32 characters>-<name>`, as types that cannot hold an invalid value.
 //!
 //! Format: Nix `libstore/path.cc` (`checkName`), `libstore/store-dir-config.cc`.
 
@@ -10,19 +10,19 @@ use thiserror::Error;
 
 use crate::nix32;
 
-/// Characters in the hash part of a store path.
+/// The length of a store path's hash part, in characters.
 pub const HASH_PART_LEN: usize = 32;
 
-/// The longest name after the hash part and its dash, in bytes.
+/// The maximum length of the name after the hash part and the dash, in bytes.
 pub const NAME_LEN_MAX: usize = 211;
 
-/// The longest base name: hash part, dash, name.
+/// The maximum length of a base name: hash part, dash and name.
 pub const BASE_NAME_LEN_MAX: usize = HASH_PART_LEN + 1 + NAME_LEN_MAX;
 
-/// The longest store directory, in bytes: with a base name it stays below Linux's `PATH_MAX`.
+/// The maximum length of a store directory, in bytes: with a base name it stays below Linux's `PATH_MAX`.
 pub const STORE_DIR_LEN_MAX: usize = 3072;
 
-/// Why a text is not a store path.
+/// Why a store path was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum StorePathError {
     /// Shorter than a hash part, a dash and one character, or without the dash.
@@ -46,7 +46,7 @@ pub enum StorePathError {
     /// A byte outside `0-9 a-z A-Z + - . _ ? =`.
     #[error("byte {index} of the name is not one of 0-9 a-z A-Z + - . _ ? =")]
     NameCharacter {
-        /// Zero-based position in the name.
+        /// The position in the name, starting at 0.
         index: usize,
     },
     /// A full path that is not directly below the store directory.
@@ -54,28 +54,28 @@ pub enum StorePathError {
     NotInStore,
 }
 
-/// Why a text is not a store directory.
+/// Why a store directory was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum StoreDirError {
-    /// Not absolute, or not in its simplest form.
-    #[error("a store directory is an absolute path without '.', '..', empty components or a slash at its end")]
+    /// Not absolute, or not normalised.
+    #[error("a store directory is an absolute path without '.', '..', empty components or a trailing slash")]
     NotCanonical,
     /// Contains a control character.
-    #[error("a store directory has no control characters")]
+    #[error("a store directory may not contain control characters")]
     Control,
     /// Longer than [`STORE_DIR_LEN_MAX`].
     #[error("a store directory has at most {STORE_DIR_LEN_MAX} bytes")]
     TooLong,
 }
 
-/// The 32 nix32 characters that identify a store path: what a narinfo is asked for by.
+/// The 32 nix32 characters that identify a store path, and that its narinfo is named after.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HashPart([u8; HASH_PART_LEN]);
 
 impl HashPart {
     /// Parses exactly 32 nix32 characters.
     pub fn parse(text: &[u8]) -> Result<Self, StorePathError> {
-        // 32 characters are exactly 160 bits: what they mean plays no part in whether they are well-formed.
+        // 32 characters are exactly 160 bits, so every combination of digits is canonical.
         if text.len() != HASH_PART_LEN || !nix32::has_digits_only(text) {
             nix32::decode::<20>(text)?;
         }
@@ -84,7 +84,7 @@ impl HashPart {
         Ok(Self(part))
     }
 
-    /// The hash part of 160 bits.
+    /// Makes a hash part from 160 bits.
     pub fn from_digest(digest: &[u8; 20]) -> Self {
         let mut part = [b'0'; HASH_PART_LEN];
         part.copy_from_slice(nix32::encode(digest).as_bytes());
@@ -93,7 +93,7 @@ impl HashPart {
 
     /// The characters.
     pub fn as_str(&self) -> &str {
-        // Always ASCII: the default is never taken.
+        // Always ASCII, so the default is never used.
         std::str::from_utf8(&self.0).unwrap_or_default()
     }
 
@@ -160,8 +160,8 @@ impl FromStr for StorePathName {
     }
 }
 
-/// A store path by its base name, `<hash part>-<name>`, without the store directory. Cheap to clone; ordered by the
-/// bytes of the base name, as Nix sorts references.
+/// A store path without its store directory: the base name, `<hash part>-<name>`. Cheap to clone. Ordered by the bytes
+/// of the base name, as Nix sorts references.
 ///
 /// ```
 /// use narval_nix::{StoreDir, StorePath};
@@ -179,14 +179,14 @@ impl StorePath {
         Ok(Self(base_name.into()))
     }
 
-    /// Parses a base name from bytes, which need not be UTF-8 (and are refused then).
+    /// Parses a base name from bytes. Bytes that are not UTF-8 are an error.
     pub fn parse_bytes(base_name: &[u8]) -> Result<Self, StorePathError> {
         check_base_name(base_name)?;
-        // A checked base name is ASCII, so the error is never taken.
+        // A valid base name is ASCII, so this never fails.
         std::str::from_utf8(base_name).map(|text| Self(text.into())).map_err(|_| StorePathError::Shape)
     }
 
-    /// Joins the two parts.
+    /// Makes a store path from its two parts.
     pub fn from_parts(hash_part: HashPart, name: &StorePathName) -> Self {
         Self(format!("{hash_part}-{name}").into())
     }
@@ -235,8 +235,8 @@ impl FromStr for StorePath {
     }
 }
 
-/// The directory that store paths are named below, `/nix/store` unless a store says otherwise. This is the logical
-/// directory that hashes and narinfos speak of, not where the files lie.
+/// The directory in the names of store paths, `/nix/store` by default. This is the logical directory that hashes and
+/// narinfos refer to; the files may be elsewhere.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreDir(Arc<str>);
 
@@ -244,7 +244,7 @@ impl StoreDir {
     /// Nix's default.
     pub const DEFAULT: &'static str = "/nix/store";
 
-    /// Parses an absolute path in its simplest form (no `.`, `..`, `//` or slash at the end).
+    /// Parses a normalised absolute path: no `.`, `..`, `//` or trailing slash.
     pub fn parse_dir(text: &str) -> Result<Self, StoreDirError> {
         if text.len() > STORE_DIR_LEN_MAX {
             return Err(StoreDirError::TooLong);
@@ -264,18 +264,18 @@ impl StoreDir {
         &self.0
     }
 
-    /// Parses the full path of a store path: this directory, a slash, a base name, and nothing below.
+    /// Parses the full path of a store path: this directory, a slash and a base name.
     pub fn parse(&self, full_path: &str) -> Result<StorePath, StorePathError> {
         self.parse_bytes(full_path.as_bytes())
     }
 
-    /// As [`StoreDir::parse`], from bytes.
+    /// Like [`StoreDir::parse`], from bytes.
     pub fn parse_bytes(&self, full_path: &[u8]) -> Result<StorePath, StorePathError> {
         let base_name = full_path.strip_prefix(self.0.as_bytes()).and_then(|rest| rest.strip_prefix(b"/"));
         StorePath::parse_bytes(base_name.ok_or(StorePathError::NotInStore)?)
     }
 
-    /// The full path of a store path, for printing.
+    /// Returns the full path of a store path, for printing.
     pub fn display<'a>(&'a self, path: &'a StorePath) -> FullPath<'a> {
         FullPath { store_dir: self, path }
     }

@@ -171,9 +171,9 @@ fn what_is_wrong_leaves_nothing() {
     let nar = source.nar(&info.path);
     let attempts: [(&str, PathInfo, &[u8]); 4] = [
         ("hash", PathInfo { nar_hash: NarHash::of(b""), ..info.clone() }, &nar),
-        ("cut off", info.clone(), &nar[..nar.len() - 8]),
-        ("smaller than stated", PathInfo { nar_size: info.nar_size + 8, ..info.clone() }, &nar),
-        ("larger than stated", PathInfo { nar_size: info.nar_size - 8, ..info.clone() }, &nar),
+        ("truncated", info.clone(), &nar[..nar.len() - 8]),
+        ("smaller than declared", PathInfo { nar_size: info.nar_size + 8, ..info.clone() }, &nar),
+        ("larger than declared", PathInfo { nar_size: info.nar_size - 8, ..info.clone() }, &nar),
     ];
     for (what, info, nar) in attempts {
         let Prepared::Missing(mut incoming) = store.prepare(&info).unwrap() else { panic!("{what}") };

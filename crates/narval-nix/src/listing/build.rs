@@ -1,11 +1,11 @@
-//! A listing from the events of a NAR.
+//! Builds a listing from the events of a NAR.
 
 use std::collections::BTreeMap;
 
 use super::{Listing, ListingError, NODES_MAX, Node};
 use crate::nar::{DEPTH_MAX, Decoder, Event};
 
-/// Makes a listing from the events of a [`Decoder`].
+/// Builds a listing from the events of a [`Decoder`].
 #[derive(Debug, Default)]
 pub struct ListingBuilder {
     open: Vec<OpenDirectory>,
@@ -21,12 +21,12 @@ struct OpenDirectory {
 }
 
 impl ListingBuilder {
-    /// A builder that has seen nothing.
+    /// Starts a listing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next event, and the decoder's [offset](Decoder::offset) after it.
+    /// Adds the next event. `offset` is the decoder's [offset](Decoder::offset) after it.
     pub fn push(&mut self, event: &Event<'_>, offset: u64) -> Result<(), ListingError> {
         match *event {
             Event::Regular { executable, size } => {
@@ -50,7 +50,7 @@ impl ListingBuilder {
         }
     }
 
-    /// The listing, once the root is complete.
+    /// Returns the listing once the root is complete.
     pub fn finish(self) -> Result<Listing, ListingError> {
         self.root.map(|root| Listing { root }).ok_or(ListingError::Sequence)
     }
@@ -71,7 +71,7 @@ impl ListingBuilder {
 }
 
 impl Listing {
-    /// The listing of a NAR that is in memory as a whole.
+    /// Builds the listing of a NAR in memory.
     pub fn of_nar(nar: &[u8]) -> Result<Self, ListingError> {
         let (mut decoder, mut builder) = (Decoder::new(), ListingBuilder::new());
         let mut rest = nar;

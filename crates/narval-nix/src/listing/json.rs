@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Vis
 use super::{LISTING_LEN_MAX, Listing, ListingError, ListingWriter, NODES_MAX, Node};
 use crate::nar::{DEPTH_MAX, FILE_SIZE_MAX, check_name, check_target};
 
-/// The only version there is.
+/// The only version that exists.
 const VERSION: u64 = 1;
 
 impl Listing {
@@ -27,7 +27,7 @@ impl Listing {
             return Err(ListingError::TooLong);
         }
         let mut deserializer = serde_json::Deserializer::from_slice(json);
-        // A node at depth 63 lies 128 objects deep, beyond serde_json's own limit; NodeSeed has ours.
+        // A node at depth 63 is nested 128 objects deep, which exceeds serde_json's limit; NodeSeed enforces ours.
         deserializer.disable_recursion_limit();
         let mut nodes = 0;
         let listing = deserializer.deserialize_map(ListingVisitor { nodes: &mut nodes });
@@ -125,7 +125,7 @@ impl<'de> Visitor<'de> for NodeSeed<'_> {
     }
 }
 
-/// The fields of a node of any type: `type` need not come first, and in what Nix writes it comes last.
+/// The fields of any type of node: `type` need not come first, and Nix writes it last.
 #[derive(Default)]
 struct NodeFields {
     kind: Option<String>,
@@ -192,7 +192,7 @@ impl<'de> Visitor<'de> for EntriesSeed<'_> {
     }
 }
 
-/// Sets a field that may come once.
+/// Sets a field that may occur once.
 fn once<T, E: Error>(field: &mut Option<T>, name: &'static str, value: T) -> Result<(), E> {
     match field.replace(value) {
         None => Ok(()),

@@ -1,8 +1,8 @@
-//! `.ls` listings: the tree of a NAR without contents, and where in the NAR the contents are.
+//! `.ls` listings: the tree of a NAR with the offsets of file contents, but not the contents themselves.
 //!
-//! Format: Nix `libutil/nar-listing.cc`. A listing is JSON, so names and targets must be UTF-8: of a NAR with others Nix
-//! writes no listing (`nix copy` fails with "invalid UTF-8 byte"), and [`Listing::to_json`] is an error that names the
-//! path. In memory, names are bytes as everywhere.
+//! Format: Nix `libutil/nar-listing.cc`. A listing is JSON, so names and symlink targets must be UTF-8. Nix cannot
+//! write the listing of any other NAR (`nix copy` fails with "invalid UTF-8 byte"), and [`Listing::to_json`] returns an
+//! error that names the path. In memory, names are bytes.
 
 mod build;
 mod json;
@@ -17,13 +17,13 @@ use crate::nar::NarError;
 pub use build::ListingBuilder;
 pub use write::ListingWriter;
 
-/// The largest listing that is parsed, in bytes.
+/// The maximum size of a listing, in bytes.
 pub const LISTING_LEN_MAX: usize = 256 * 1024 * 1024;
 
-/// The most nodes in a listing. A NAR with so many is about 1 GB of framing alone.
+/// The maximum number of nodes in a listing. A NAR with this many has about 1 GB of framing alone.
 pub const NODES_MAX: usize = 4 * 1024 * 1024;
 
-/// The tree of a NAR without contents.
+/// The tree of a NAR without file contents.
 ///
 /// ```
 /// use narval_nix::listing::Listing;
@@ -45,21 +45,21 @@ pub enum Node {
     Regular {
         /// Whether it is executable.
         executable: bool,
-        /// Bytes of its contents.
+        /// Size of its contents in bytes.
         size: u64,
-        /// Where its contents begin in the uncompressed NAR, in bytes.
+        /// Offset of its contents in the uncompressed NAR, in bytes.
         nar_offset: Option<u64>,
     },
     /// A symlink.
     Symlink {
-        /// Where it points.
+        /// Its target.
         target: Box<[u8]>,
     },
     /// A directory: its entries by name.
     Directory(BTreeMap<Box<[u8]>, Node>),
 }
 
-/// Why there is no listing.
+/// Why a listing cannot be read, built or written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ListingError {
     /// Longer than [`LISTING_LEN_MAX`].
@@ -68,25 +68,25 @@ pub enum ListingError {
     /// More nodes than [`NODES_MAX`].
     #[error("the listing has more than {NODES_MAX} nodes")]
     TooManyNodes,
-    /// Not a listing in JSON; says what was wrong, in which line and column.
+    /// Not a valid listing; the error gives the line and column.
     #[error("invalid listing: {0}")]
     Json(String),
-    /// The NAR to be listed is not one.
+    /// The NAR is invalid.
     #[error(transparent)]
     Nar(#[from] NarError),
-    /// A name or target that JSON cannot express.
+    /// A name or target that cannot be represented in JSON.
     #[error("a listing cannot have the name or target of '{path}', which is not UTF-8")]
     NotUtf8 {
-        /// Where, with U+FFFD for what is not UTF-8.
+        /// Its path, with U+FFFD in place of invalid UTF-8.
         path: String,
     },
-    /// Events that do not make a tree.
-    #[error("these events do not make a listing")]
+    /// The events do not describe a tree.
+    #[error("the events are not those of a NAR")]
     Sequence,
 }
 
 impl Listing {
-    /// The node at a path such as `bin/hello`; the root for an empty path or `/`. Symlinks are not followed.
+    /// Returns the node at a path such as `bin/hello`. The root is the empty path or `/`. Symlinks are not followed.
     pub fn get(&self, path: &[u8]) -> Option<&Node> {
         path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).try_fold(&self.root, |node, name| match node {
             Node::Directory(entries) => entries.get(name),

@@ -1,4 +1,4 @@
-//! Bytes in, events out.
+//! Decodes a NAR: bytes in, events out.
 
 use super::rules::{
     DEPTH_MAX, FILE_SIZE_MAX, NAME_LEN_MAX, NarError, OpenDirectories, Rule, TARGET_LEN_MAX, check_name, check_target,
@@ -6,10 +6,10 @@ use super::rules::{
 };
 use super::{Event, wire};
 
-/// A streaming decoder without input or output: give it bytes in pieces of any size, take events.
+/// A streaming decoder that does no I/O: it is fed bytes in pieces of any size and returns events.
 ///
-/// Contents are borrowed from the input and never copied or held; names and targets are copied only when a piece ends
-/// inside of them. It holds at most some 25 KB, whatever the NAR claims.
+/// Contents are borrowed from the input and never copied; names and targets are copied only if they span two pieces. The
+/// decoder holds at most about 25 KB, whatever sizes the NAR declares.
 ///
 /// ```
 /// use narval_nix::nar::{Decoder, Event, wire};
@@ -31,13 +31,13 @@ use super::{Event, wire};
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
-    /// Bytes of the NAR before the token that is being read.
+    /// The offset in the NAR of the token being read.
     offset: u64,
-    /// What the NAR's size is said to be.
+    /// The declared size of the NAR.
     size: Option<u64>,
-    /// The beginning of a token that the last piece ended in, or all of the token behind the last event.
+    /// The start of a token that spans two pieces, or the whole token of the last event.
     pending: Vec<u8>,
-    /// The last event borrowed from `pending`, which is to be emptied.
+    /// The last event borrowed from `pending`, which must be cleared before the next one.
     pending_used: bool,
     directories: OpenDirectories,
 }
@@ -52,20 +52,20 @@ enum State {
     Contents { size: u64, remaining: u64 },
     /// The next entry of a directory, or its end.
     Entries,
-    /// Nothing more.
+    /// The NAR is complete.
     Done,
-    /// An error was found, and is found again.
+    /// An error was found. It is returned again by every call.
     Failed(NarError),
 }
 
-/// Where the bytes of a token are.
+/// Where the bytes of a token are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Input,
     Pending,
 }
 
-/// A token that is complete: the event it makes, with ranges instead of slices, and where it ends.
+/// A complete token: its event, with ranges in place of slices, and where it ends.
 struct Token {
     kind: Kind,
     len: usize,
@@ -81,7 +81,7 @@ enum Kind {
     EndDirectory,
 }
 
-/// Where the name is in the token of an entry.
+/// The range of the name in an entry's token.
 const NAME_FROM: usize = wire::ENTRY.len() + 8;
 
 impl Default for Decoder {
@@ -103,13 +103,13 @@ impl Decoder {
         }
     }
 
-    /// A decoder for a NAR of exactly `size` bytes. A file that cannot fit is refused before its first byte.
+    /// A decoder for a NAR of exactly `size` bytes. A file that cannot fit is rejected before its first byte.
     pub fn with_nar_size(size: u64) -> Self {
         Self { size: Some(size), ..Self::new() }
     }
 
-    /// Bytes of the NAR before what comes next; after [`Event::Regular`] the offset of its contents. Bytes of a token
-    /// that is not complete are not counted.
+    /// The offset in the NAR of the next token; after [`Event::Regular`] that is the offset of the file's contents.
+    /// Bytes of an incomplete token are not counted.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -119,7 +119,7 @@ impl Decoder {
         self.state == State::Done
     }
 
-    /// Says that there is no more input: an error unless the NAR is complete.
+    /// Signals the end of the input. Returns an error if the NAR is incomplete.
     pub fn finish(&self) -> Result<(), NarError> {
         match (self.state, self.size) {
             (State::Failed(error), _) => Err(error),
@@ -129,8 +129,9 @@ impl Decoder {
         }
     }
 
-    /// Takes bytes from the front of `input`: says how many, and the event that they made. Without an event all of
-    /// `input` was taken, and more is needed (or, if [`Decoder::is_done`], none). After an error it is given again.
+    /// Consumes bytes from the front of `input`. Returns how many, and the event if one is complete. Without an event
+    /// all of `input` was consumed, and more is needed unless [`Decoder::is_done`]. Once it has failed, every call
+    /// returns the same error.
     pub fn next<'a>(&'a mut self, input: &'a [u8]) -> Result<(usize, Option<Event<'a>>), NarError> {
         if std::mem::take(&mut self.pending_used) {
             self.pending.clear();
@@ -162,7 +163,7 @@ impl Decoder {
         }
     }
 
-    /// The contents of a regular file, of which there are more to come.
+    /// The contents of a regular file that is not complete.
     fn contents<'a>(&mut self, input: &'a [u8], size: u64, remaining: u64) -> (usize, Option<Event<'a>>) {
         let len = usize::try_from(remaining).unwrap_or(usize::MAX).min(input.len());
         if len == 0 {
@@ -173,7 +174,7 @@ impl Decoder {
         (len, Some(Event::Contents(&input[..len])))
     }
 
-    /// The next token, if all of it is there. What is taken from `input` into `pending` is added to `used`.
+    /// The next token, if it is complete. `used` is increased by the bytes that were moved from `input` to `pending`.
     fn token(&mut self, input: &[u8], used: &mut usize) -> Result<Option<Token>, NarError> {
         match self.state {
             State::Failed(error) => Err(error),
@@ -186,9 +187,9 @@ impl Decoder {
         }
     }
 
-    /// A node after its `type`, with the magic of `head` bytes before it.
+    /// A node after its `type`, preceded by `head` bytes of magic.
     fn node(&mut self, input: &[u8], used: &mut usize, head: usize) -> Result<Option<Token>, NarError> {
-        // Every type has at least as many bytes as a directory, and byte 16 tells them apart.
+        // Every type has at least as many bytes as a directory, and byte 16 differs between types.
         let Some(place) = self.gather(input, used, head + wire::DIRECTORY.len())? else { return Ok(None) };
         let bytes = self.bytes(input, place);
         if head > 0 {
@@ -268,7 +269,7 @@ impl Decoder {
     /// The next entry of a directory, or its end.
     fn entry(&mut self, input: &[u8], used: &mut usize) -> Result<Option<Token>, NarError> {
         let Some(place) = self.gather(input, used, wire::CLOSE.len())? else { return Ok(None) };
-        // The length of the first string tells ')' and 'entry' apart.
+        // The length of the first string distinguishes ')' from 'entry'.
         if self.bytes(input, place)[0] == 1 {
             return self.end_directory(input, used);
         }
@@ -312,7 +313,7 @@ impl Decoder {
         Ok(Some(Token { kind: Kind::EndDirectory, len: close.len(), place }))
     }
 
-    /// What ends a regular file or symlink, and the entry that it is.
+    /// The end of a regular file or symlink, and of the entry that contains it.
     fn close(&self) -> &'static [u8] {
         if self.directories.depth() > 0 { &wire::CLOSE_ENTRY } else { &wire::CLOSE }
     }
@@ -321,9 +322,9 @@ impl Decoder {
         if self.directories.depth() > 0 { State::Entries } else { State::Done }
     }
 
-    /// Sees to it that the next `len` bytes of the NAR lie in one piece, and says where; `None` until they are there.
+    /// Makes the next `len` bytes of the NAR contiguous and returns where they are, or `None` until they have arrived.
     ///
-    /// May be asked for more and more of the same token: `pending` never holds more than was asked for.
+    /// Can be called repeatedly with a growing `len` for one token: `pending` never holds more than was requested.
     fn gather(&mut self, input: &[u8], used: &mut usize, len: usize) -> Result<Option<Place>, NarError> {
         if self.size.is_some_and(|size| size.saturating_sub(self.offset) < len as u64) {
             let offset = self.size.unwrap_or_default();
@@ -347,7 +348,7 @@ impl Decoder {
         }
     }
 
-    /// Compares the bytes at `at` with a token; the error is at the first byte that differs.
+    /// Compares the bytes at `at` with a token. The error's offset is that of the first byte that differs.
     fn expect(&self, bytes: &[u8], at: usize, token: &[u8], rule: Rule) -> Result<(), NarError> {
         let found = &bytes[at..at + token.len()];
         if found == token {
@@ -364,7 +365,7 @@ impl Decoder {
         }
     }
 
-    /// An error at a byte of the current token.
+    /// An error at an offset in the current token.
     fn error(&self, at: usize, rule: Rule) -> NarError {
         NarError { offset: self.offset.saturating_add(at as u64), rule }
     }
@@ -387,7 +388,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |chunk| u64::from_le_bytes(*chunk))
 }
 
-/// The length at `at`, unless it is greater than `max`.
+/// Reads the length at `at`, which must not exceed `max`.
 fn short_len(bytes: &[u8], at: usize, max: usize) -> Option<usize> {
     usize::try_from(u64_at(bytes, at)).ok().filter(|len| *len <= max)
 }

@@ -1,9 +1,9 @@
-//! Events in, bytes out.
+//! Encodes a NAR: events in, bytes out.
 
 use super::rules::{DEPTH_MAX, FILE_SIZE_MAX, NarError, OpenDirectories, Rule, check_name, check_target};
 use super::{Event, wire};
 
-/// Makes a NAR from events, and refuses those that would not make one.
+/// Encodes events as a NAR, and rejects those that would make an invalid one.
 ///
 /// ```
 /// use narval_nix::nar::{Encoder, Event};
@@ -19,7 +19,7 @@ use super::{Event, wire};
 #[derive(Debug, Default)]
 pub struct Encoder {
     state: State,
-    /// Bytes made so far.
+    /// Bytes written so far.
     offset: u64,
     directories: OpenDirectories,
 }
@@ -38,17 +38,17 @@ enum State {
 }
 
 impl Encoder {
-    /// An encoder that has made nothing.
+    /// Starts a NAR.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes made so far; after [`Event::Regular`] the offset of its contents.
+    /// The number of bytes encoded so far; after [`Event::Regular`] that is the offset of the file's contents.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Appends the bytes of an event. After an error the NAR is lost.
+    /// Appends the bytes of an event. The NAR cannot be continued after an error.
     pub fn push(&mut self, event: Event<'_>, out: &mut Vec<u8>) -> Result<(), NarError> {
         let before = out.len();
         let result = self.append(event, out);
@@ -56,7 +56,7 @@ impl Encoder {
         result.map_err(|rule| NarError { offset: self.offset, rule })
     }
 
-    /// Says that there are no more events: an error unless the NAR is complete.
+    /// Signals the end of the events. Returns an error if the NAR is incomplete.
     pub fn finish(&self) -> Result<(), NarError> {
         if self.state == State::Done { Ok(()) } else { Err(NarError { offset: self.offset, rule: Rule::Truncated }) }
     }
@@ -118,7 +118,7 @@ impl Encoder {
         }
     }
 
-    /// After the end of a node: ends the entry that it is, or the NAR.
+    /// Called at the end of a node: ends the entry that contains it, or the NAR.
     fn end_node(&mut self, out: &mut Vec<u8>) {
         self.state = if self.directories.depth() > 0 {
             out.extend_from_slice(&wire::CLOSE);

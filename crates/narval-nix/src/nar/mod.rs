@@ -1,4 +1,4 @@
-//! NAR, the archive format that Nix hashes: a file, a symlink, or a tree of them, in exactly one serialisation.
+//! NAR, the archive format that Nix hashes: the canonical serialisation of a file, a symlink, or a directory tree.
 //!
 //! ```text
 //! nar = str("nix-archive-1") obj
@@ -8,8 +8,8 @@
 //! dir = str("directory") { str("entry") str("(") str("name") str(name) str("node") obj str(")") }
 //! str(s) = length as u64, little endian; the bytes; zeros up to a multiple of 8
 //! ```
-//! Format: Nix `libutil/archive.cc`. Both directions speak in [`Event`]s: [`Decoder`] takes bytes in any pieces and gives
-//! events, [`Encoder`] takes events and gives bytes. [`wire`] has the framing for those who lay out a NAR themselves.
+//! Format: Nix `libutil/archive.cc`. [`Decoder`] turns bytes into [`Event`]s, and [`Encoder`] turns events into bytes.
+//! [`wire`] has the framing, for code that lays out a NAR itself.
 
 mod decode;
 mod encode;
@@ -21,36 +21,36 @@ pub use encode::Encoder;
 pub use rules::{DEPTH_MAX, FILE_SIZE_MAX, NAME_LEN_MAX, NarError, Rule, TARGET_LEN_MAX};
 pub(crate) use rules::{check_name, check_target};
 
-/// What a NAR consists of, in its order.
+/// A NAR is a sequence of these events.
 ///
-/// A regular file is `Regular`, `Contents` as often as it takes, `EndRegular`. A directory is `Directory`, for each entry
-/// `Entry` and what it is, `EndDirectory`.
+/// A regular file is `Regular`, any number of `Contents`, `EndRegular`. A directory is `Directory`, then for each entry
+/// `Entry` and the events of its node, then `EndDirectory`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A regular file begins. The decoder's offset is then that of its contents.
+    /// Start of a regular file. The decoder's offset is now that of its contents.
     Regular {
         /// Whether it is executable.
         executable: bool,
-        /// Bytes of contents that follow.
+        /// Size of its contents in bytes.
         size: u64,
     },
-    /// The next piece of the contents, never empty.
+    /// The next piece of the contents. Never empty.
     Contents(&'a [u8]),
-    /// The regular file is complete.
+    /// End of the regular file.
     EndRegular,
     /// A symlink.
     Symlink {
-        /// Where it points: 1 to 4095 bytes, none of them NUL.
+        /// Its target: 1 to 4095 bytes, none of them NUL.
         target: &'a [u8],
     },
-    /// A directory begins.
+    /// Start of a directory.
     Directory,
-    /// The next entry of the directory begins: what it is follows.
+    /// Start of the directory's next entry, followed by the events of its node.
     Entry {
-        /// Its name: 1 to 255 bytes, none of them NUL or `/`, not `.` or `..`, greater than the one before.
+        /// Its name: 1 to 255 bytes, none of them NUL or `/`, not `.` or `..`, and greater than the previous entry's.
         name: &'a [u8],
     },
-    /// The directory is complete.
+    /// End of the directory.
     EndDirectory,
 }
 

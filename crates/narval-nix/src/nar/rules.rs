@@ -1,55 +1,55 @@
-//! The rules of a NAR beyond its grammar, and the error that names one.
+//! The rules of a NAR beyond its grammar, and the error that names the broken rule.
 
 use thiserror::Error;
 
-/// How deep nodes may be nested: the root is at depth 0, and a node at this depth is refused (Nix `archive.cc`,
+/// The maximum nesting depth: the root is at depth 0, and a node at this depth is rejected (Nix `archive.cc`,
 /// CVE-2026-44028).
 pub const DEPTH_MAX: usize = 64;
 
-/// The longest name of an entry, in bytes (`NAME_MAX`).
+/// The maximum length of an entry's name, in bytes (`NAME_MAX`).
 pub const NAME_LEN_MAX: usize = 255;
 
-/// The longest target of a symlink, in bytes (`PATH_MAX` without its NUL).
+/// The maximum length of a symlink target, in bytes (`PATH_MAX` without its NUL).
 pub const TARGET_LEN_MAX: usize = 4095;
 
-/// The largest regular file, in bytes: the largest `off_t`.
+/// The maximum size of a regular file, in bytes: the largest `off_t`.
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 
-/// What Nix appends to names that differ only in case, on file systems that fold case.
+/// The suffix that Nix appends on case-insensitive file systems to names that differ only in case.
 const CASE_HACK: &[u8] = b"~nix~case~hack~";
 
-/// Where a NAR breaks which rule.
+/// An invalid NAR: the rule that it breaks, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("invalid NAR at byte {offset}: {rule}")]
 pub struct NarError {
-    /// Bytes of the NAR before the fault.
+    /// Offset of the error in the NAR, in bytes.
     pub offset: u64,
-    /// The rule.
+    /// The broken rule.
     pub rule: Rule,
 }
 
-/// The rules that a NAR can break.
+/// The rules that NARs must follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Rule {
     /// The first bytes are not those of a NAR.
     #[error("a NAR starts with 'nix-archive-1', '(', 'type'")]
     Magic,
-    /// After `type`.
-    #[error("a node is 'regular', 'symlink' or 'directory', its fields in their order and nothing else")]
+    /// A node is malformed after `type`.
+    #[error("a node must be 'regular', 'symlink' or 'directory', followed by its fields in order")]
     Type,
-    /// The mark of an executable file has a value, or something other than `contents` follows.
-    #[error("'executable' is followed by an empty string and 'contents'")]
+    /// `executable` has a value, or is not followed by `contents`.
+    #[error("'executable' must be followed by an empty string and 'contents'")]
     Executable,
-    /// In a directory.
-    #[error("a directory goes on with 'entry', '(', 'name', or ends with ')'")]
+    /// A directory is malformed.
+    #[error("a directory must continue with 'entry', '(', 'name', or end with ')'")]
     Entry,
-    /// After the name of an entry.
-    #[error("a name is followed by 'node', '(', 'type'")]
+    /// An entry is malformed after its name.
+    #[error("a name must be followed by 'node', '(', 'type'")]
     Node,
-    /// After a node or an entry.
+    /// A node or an entry does not end where it must.
     #[error("expected ')'")]
     Close,
-    /// After a name, target or contents.
+    /// The padding after a name, target or contents is not zero.
     #[error("padding must be zero")]
     Padding,
     /// An empty name.
@@ -67,11 +67,11 @@ pub enum Rule {
     /// NUL in a name.
     #[error("a name may not contain NUL")]
     NameNul,
-    /// The mark that Nix appends on case-folding file systems, in a name. It never belongs into a NAR.
+    /// A name with the suffix that Nix uses on case-insensitive file systems. NARs must not contain it.
     #[error("a name may not contain '~nix~case~hack~'")]
     NameCaseHack,
     /// The same name twice in a directory (CVE-2024-45593).
-    #[error("the same name twice in a directory")]
+    #[error("a directory may not contain the same name twice")]
     NameDuplicate,
     /// A name smaller than the one before.
     #[error("names in a directory must be sorted by their bytes")]
@@ -91,24 +91,24 @@ pub enum Rule {
     /// A file size beyond [`FILE_SIZE_MAX`], or beyond what is left of the NAR's size.
     #[error("the size of a file is larger than what is left of the NAR, or than {FILE_SIZE_MAX}")]
     FileSize,
-    /// The NAR goes on beyond its stated size.
-    #[error("the NAR is larger than stated")]
+    /// The NAR is larger than its declared size.
+    #[error("the NAR is larger than declared")]
     LargerThanStated,
-    /// The NAR is complete before its stated size.
-    #[error("the NAR is smaller than stated")]
+    /// The NAR is smaller than its declared size.
+    #[error("the NAR is smaller than declared")]
     SmallerThanStated,
-    /// Bytes after the end.
+    /// There is data after the end.
     #[error("nothing may follow the end of the NAR")]
     Trailing,
-    /// The end is missing.
-    #[error("the NAR is cut off")]
+    /// The NAR is truncated.
+    #[error("the NAR is truncated")]
     Truncated,
-    /// Encoding: events in an order that makes no NAR, or contents that are not of the announced size.
-    #[error("these events do not make a NAR")]
+    /// Encoding: the events are in an invalid order, or the contents do not have the declared size.
+    #[error("the events are not those of a NAR")]
     Sequence,
 }
 
-/// Checks a name against the one before it in the same directory, empty if it is the first.
+/// Checks a name, and that it is greater than the previous one in the directory (empty for the first).
 pub(crate) fn check_name(name: &[u8], previous: &[u8]) -> Result<(), Rule> {
     match name {
         [] => return Err(Rule::NameEmpty),
@@ -129,7 +129,7 @@ pub(crate) fn check_name(name: &[u8], previous: &[u8]) -> Result<(), Rule> {
     }
 }
 
-/// Whether a name bears the mark of a case-folding file system.
+/// Whether a name has the suffix that Nix uses on case-insensitive file systems.
 pub(super) fn has_case_hack(name: &[u8]) -> bool {
     name.windows(CASE_HACK.len()).any(|window| window == CASE_HACK)
 }
@@ -151,12 +151,12 @@ pub(crate) fn check_target(target: &[u8]) -> Result<(), Rule> {
 #[derive(Debug, Default)]
 pub(super) struct OpenDirectories {
     names: Vec<u8>,
-    /// Where the previous name of each open directory starts; it ends where the next one's starts.
+    /// The start of each open directory's previous name; it ends where the next one starts.
     starts: Vec<usize>,
 }
 
 impl OpenDirectories {
-    /// How many there are: the depth of the next node.
+    /// The number of open directories, which is the depth of the next node.
     pub(super) fn depth(&self) -> usize {
         self.starts.len()
     }
@@ -165,7 +165,7 @@ impl OpenDirectories {
         self.starts.push(self.names.len());
     }
 
-    /// Closes the innermost one; false if there is none.
+    /// Closes the innermost directory. Returns `false` if none is open.
     pub(super) fn close(&mut self) -> bool {
         match self.starts.pop() {
             Some(start) => {
@@ -176,7 +176,7 @@ impl OpenDirectories {
         }
     }
 
-    /// The previous name in the innermost one, empty before the first.
+    /// The previous name in the innermost directory, empty before the first.
     pub(super) fn previous(&self) -> &[u8] {
         self.starts.last().map_or(&[], |start| &self.names[*start..])
     }

@@ -1,6 +1,6 @@
-//! The framing of a NAR: between names, targets and contents there are only these constant tokens.
+//! The framing of a NAR: the constant tokens between names, targets and contents.
 //!
-//! Their lengths are multiples of 8. A program that lays out NARs puts them together so:
+//! The length of each token is a multiple of 8. They are combined as follows:
 //!
 //! ```text
 //! nar       = HEAD node
@@ -11,7 +11,7 @@
 //! entry     = ENTRY str(name) NODE node CLOSE
 //! ```
 
-/// `str("nix-archive-1") str("(") str("type")`: what every NAR starts with.
+/// `str("nix-archive-1") str("(") str("type")`: the start of every NAR.
 pub const HEAD: [u8; 56] = token(&[b"nix-archive-1", b"(", b"type"]);
 /// `str("regular") str("contents")`: a size and the contents follow.
 pub const REGULAR: [u8; 32] = token(&[b"regular", b"contents"]);
@@ -23,14 +23,14 @@ pub const SYMLINK: [u8; 32] = token(&[b"symlink", b"target"]);
 pub const DIRECTORY: [u8; 24] = token(&[b"directory"]);
 /// `str("entry") str("(") str("name")`: the name follows.
 pub const ENTRY: [u8; 48] = token(&[b"entry", b"(", b"name"]);
-/// `str("node") str("(") str("type")`: what the entry is follows.
+/// `str("node") str("(") str("type")`: the entry's node follows.
 pub const NODE: [u8; 48] = token(&[b"node", b"(", b"type"]);
-/// `str(")")`: the end of a node, and once more of an entry.
+/// `str(")")`: the end of a node, and of an entry.
 pub const CLOSE: [u8; 16] = token(&[b")"]);
-/// [`CLOSE`] of a node and of the entry that it is.
+/// [`CLOSE`] twice: the end of a node and of its entry.
 pub const CLOSE_ENTRY: [u8; 32] = token(&[b")", b")"]);
 
-/// The strings one after the other, each with its length and padding.
+/// Concatenates strings, each with its length and padding.
 const fn token<const N: usize>(strings: &[&[u8]]) -> [u8; N] {
     let mut out = [0; N];
     let (mut at, mut string) = (0, 0);
@@ -50,7 +50,7 @@ const fn token<const N: usize>(strings: &[&[u8]]) -> [u8; N] {
     out
 }
 
-/// `len` rounded up to a multiple of 8: what that many bytes take. Saturates.
+/// `len` rounded up to a multiple of 8. Saturates.
 pub const fn padded_len(len: u64) -> u64 {
     len.saturating_add(7) & !7
 }
@@ -62,37 +62,37 @@ pub const fn padding(len: u64) -> &'static [u8] {
     zeros
 }
 
-/// Bytes of a whole NAR whose root takes `root_len` bytes. Saturates, as all of these.
+/// The size of a NAR whose root has `root_len` bytes. Saturates, as do the functions below.
 pub const fn nar_len(root_len: u64) -> u64 {
     root_len.saturating_add(HEAD.len() as u64)
 }
 
-/// Bytes of a regular file before its contents, the size among them.
+/// The length of a regular file's head, which ends with its size.
 pub const fn regular_head_len(executable: bool) -> u64 {
     (if executable { EXECUTABLE.len() } else { REGULAR.len() }) as u64 + 8
 }
 
-/// Bytes of a regular file of `size` bytes.
+/// The length of a regular file with `size` bytes of contents.
 pub const fn regular_len(executable: bool, size: u64) -> u64 {
     padded_len(size).saturating_add(regular_head_len(executable) + CLOSE.len() as u64)
 }
 
-/// Bytes of a symlink.
+/// The length of a symlink.
 pub const fn symlink_len(target_len: u64) -> u64 {
     padded_len(target_len).saturating_add((SYMLINK.len() + 8 + CLOSE.len()) as u64)
 }
 
-/// Bytes of a directory whose entries take `entries_len` bytes together.
+/// The length of a directory whose entries have a total length of `entries_len`.
 pub const fn directory_len(entries_len: u64) -> u64 {
     entries_len.saturating_add((DIRECTORY.len() + CLOSE.len()) as u64)
 }
 
-/// Bytes of an entry before what it is.
+/// The length of an entry's head.
 pub const fn entry_head_len(name_len: u64) -> u64 {
     padded_len(name_len).saturating_add((ENTRY.len() + 8 + NODE.len()) as u64)
 }
 
-/// Bytes of an entry that is a node of `node_len` bytes.
+/// The length of an entry whose node has `node_len` bytes.
 pub const fn entry_len(name_len: u64, node_len: u64) -> u64 {
     entry_head_len(name_len).saturating_add(node_len).saturating_add(CLOSE.len() as u64)
 }
@@ -117,7 +117,7 @@ pub fn push_entry_head(out: &mut Vec<u8>, name: &[u8]) {
     out.extend_from_slice(&NODE);
 }
 
-/// Appends the length, the bytes and their padding.
+/// Appends a string: its length, its bytes and the padding.
 pub fn push_str(out: &mut Vec<u8>, bytes: &[u8]) {
     let len = bytes.len() as u64;
     out.extend_from_slice(&len.to_le_bytes());

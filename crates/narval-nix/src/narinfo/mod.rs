@@ -1,7 +1,7 @@
-//! narinfo: what a binary cache says of one store path.
+//! narinfo: a binary cache's metadata of a store path.
 //!
-//! Format: Nix `libstore/nar-info.cc`. Parsing keeps the order of the lines, unknown keys and the spelling of hashes, so
-//! that rendering what was parsed gives the same text.
+//! Format: Nix `libstore/nar-info.cc`. Parsing preserves the order of the lines, unknown keys and the encoding of
+//! hashes, so that a parsed narinfo is rendered as the same text.
 
 mod parse;
 mod render;
@@ -17,16 +17,16 @@ use crate::store_path::{StoreDir, StorePath};
 
 pub use parse::{NarInfoError, ValueError};
 
-/// The largest narinfo that is read, in bytes. The largest real ones, with thousands of references, have a few 100 KiB.
+/// The maximum size of a narinfo, in bytes. The largest real ones, with thousands of references, have a few 100 KiB.
 pub const NARINFO_LEN_MAX: usize = 1024 * 1024;
 
-/// The most signatures that a narinfo may carry: checking one costs some 50 µs.
+/// The maximum number of signatures in a narinfo: checking one takes about 50 µs.
 pub const SIGNATURES_MAX: usize = 256;
 
 /// The MIME type of a narinfo.
 pub const MIME_TYPE: &str = "text/x-nix-narinfo";
 
-/// What a binary cache says of one store path.
+/// A binary cache's metadata of a store path.
 ///
 /// ```
 /// use narval_nix::{NarInfo, StoreDir};
@@ -42,9 +42,9 @@ pub const MIME_TYPE: &str = "text/x-nix-narinfo";
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NarInfo {
-    /// The path. A client must check that its hash part is the one it asked for.
+    /// The path. A client must check that its hash part is the requested one.
     pub path: StorePath,
-    /// Where the NAR is: absolute, or relative to the cache's URL with a slash at its end.
+    /// The URL of the NAR: absolute, or relative to the cache's URL with a trailing slash.
     pub url: String,
     /// How the file at `url` is compressed.
     pub compression: Compression,
@@ -56,21 +56,21 @@ pub struct NarInfo {
     pub nar_hash: NarHash,
     /// Size of the uncompressed NAR in bytes, never 0.
     pub nar_size: u64,
-    /// The paths it refers to, itself among them if it does, in the order of the text.
+    /// The paths it refers to, in the order of the text. May include the path itself.
     pub references: Vec<StorePath>,
-    /// The derivation that made it. Not covered by signatures.
+    /// The derivation that it was built from. Not covered by signatures.
     pub deriver: Option<StorePath>,
     /// Its signatures, in the order of the text.
     pub signatures: Vec<Signature>,
-    /// How its contents determine its name, if they do. Not covered by signatures.
+    /// Its content address, if it has one. Not covered by signatures.
     pub ca: Option<ContentAddress>,
-    /// Whether to write no `References` line when there are none, as nix-serve does and Nix does not.
+    /// Whether to omit the `References` line if there are none, as nix-serve does. Nix always writes it.
     pub omit_empty_references: bool,
     form: Form,
 }
 
 impl NarInfo {
-    /// A narinfo of a path that a store knows, for a NAR at `url`.
+    /// Makes the narinfo of a path in a store, for a NAR at `url`.
     pub fn new(info: &PathInfo, url: impl Into<String>, compression: Compression) -> Self {
         Self {
             path: info.path.clone(),
@@ -94,12 +94,12 @@ impl NarInfo {
         self.references.iter().cloned().collect()
     }
 
-    /// The text that signatures of this path sign.
+    /// The fingerprint: the text that signatures of this path sign.
     pub fn fingerprint(&self, store_dir: &StoreDir) -> String {
         fingerprint(store_dir, &self.path, &self.nar_hash, self.nar_size, &self.reference_set())
     }
 
-    /// What a store would record of this path, registered at that time (seconds since 1970).
+    /// The record of this path in a store, registered at the given time (seconds since 1970).
     pub fn path_info(&self, registration_time: u64) -> PathInfo {
         PathInfo {
             path: self.path.clone(),
@@ -114,7 +114,7 @@ impl NarInfo {
         }
     }
 
-    /// The lines with keys that Nix does not know, in order; and with the key `Sig`, signatures that are none.
+    /// The lines with unknown keys, in order. Malformed signatures are among them, with the key `Sig`.
     pub fn unknown(&self) -> impl Iterator<Item = (&str, &str)> {
         self.form.lines.iter().filter_map(|line| match line {
             Line::Unknown { key, value } => Some((&**key, &**value)),
@@ -122,8 +122,8 @@ impl NarInfo {
         })
     }
 
-    /// Adds a line with a key that Nix does not know, at the end. Refuses (returns false) keys that it does know, and
-    /// what would not be one line.
+    /// Appends a line with an unknown key. Returns `false`, and adds nothing, if Nix knows the key, or if the text
+    /// would not be a single line.
     pub fn add_unknown(&mut self, key: &str, value: &str) -> bool {
         let legal = !key.is_empty()
             && Key::from_name(key).is_none()
@@ -136,10 +136,10 @@ impl NarInfo {
     }
 }
 
-/// How a narinfo was written, as far as its fields do not say.
+/// How a narinfo was written, where its fields do not determine that.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Form {
-    /// The lines in their order; known keys that are not among them follow in Nix's order.
+    /// The lines in their order. Known keys that are not among them follow in Nix's order.
     lines: Vec<Line>,
     /// No `Compression` line, or an empty one, means bzip2.
     compression_defaulted: bool,
@@ -154,7 +154,7 @@ enum Line {
         key: Box<str>,
         value: Box<str>,
     },
-    /// A line whose key Nix does not know, and that is not of the form `Key: value`.
+    /// A line that does not have the form `Key: value`, with an unknown key.
     Odd(Box<str>),
 }
 
@@ -210,7 +210,7 @@ impl Key {
     }
 }
 
-/// What `Deriver` says when it says nothing.
+/// The value of `Deriver` for "none".
 const UNKNOWN_DERIVER: &str = "unknown-deriver";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reading a narinfo.
+//! Parses a narinfo.
 
 use thiserror::Error;
 
@@ -9,7 +9,7 @@ use crate::hash::{Encoding, Hash, HashError, NarHash};
 use crate::signature::{KeyTextError, Signature};
 use crate::store_path::{StoreDir, StorePath, StorePathError};
 
-/// Why a text is not a narinfo. Lines are counted from 1.
+/// Why a narinfo was rejected. Line numbers start at 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NarInfoError {
     /// Longer than [`NARINFO_LEN_MAX`].
@@ -18,7 +18,7 @@ pub enum NarInfoError {
     /// Not UTF-8.
     #[error("narinfo is not UTF-8 text")]
     NotText,
-    /// The last line does not end: the text was cut off.
+    /// The last line has no newline: the text was truncated.
     #[error("narinfo does not end with a newline")]
     NoFinalNewline,
     /// A line that is not `Key: value`.
@@ -27,8 +27,8 @@ pub enum NarInfoError {
         /// The line.
         line: usize,
     },
-    /// A key that may come once came again.
-    #[error("narinfo line {line}: second {key}")]
+    /// A key that may occur once occurs again.
+    #[error("narinfo line {line}: duplicate {key}")]
     Duplicate {
         /// The line.
         line: usize,
@@ -74,7 +74,7 @@ pub enum ValueError {
     /// Not a decimal number below 2^64.
     #[error("not a number")]
     Number,
-    /// 0, where a size is never 0.
+    /// A size of 0, which is not allowed.
     #[error("is 0")]
     Zero,
     /// Empty.
@@ -91,9 +91,10 @@ pub enum ValueError {
 impl NarInfo {
     /// Parses a narinfo of a cache with this store directory.
     ///
-    /// Stricter than Nix, which lets a second `StorePath`, `URL` or `NarHash` win: every known key but `Sig` may come once.
-    /// As lenient as Nix where nothing depends on it: a line with a key that Nix does not know may say anything, and a
-    /// signature that is none is one that no key has made. Such lines are kept as they are, unless they are not UTF-8.
+    /// Stricter than Nix, which accepts a second `StorePath`, `URL` or `NarHash` and uses the last one: every known key
+    /// except `Sig` may occur once. As lenient as Nix where that is harmless: lines with unknown keys may have any
+    /// value, and a malformed signature counts as one that no trusted key has made. Such lines are preserved. The text
+    /// must be UTF-8.
     pub fn parse(text: &[u8], store_dir: &StoreDir) -> Result<Self, NarInfoError> {
         if text.len() > NARINFO_LEN_MAX {
             return Err(NarInfoError::TooLong);

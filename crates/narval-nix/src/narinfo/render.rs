@@ -1,4 +1,4 @@
-//! Writing a narinfo.
+//! Renders a narinfo.
 
 use std::fmt::{Display, Write};
 
@@ -8,11 +8,11 @@ use crate::hash::Hash;
 use crate::store_path::StoreDir;
 
 impl NarInfo {
-    /// The text: Nix's order of lines, or the order of the text that it was parsed from.
+    /// Renders the lines in Nix's order, or in the order of the text that the narinfo was parsed from.
     pub fn render(&self, store_dir: &StoreDir) -> String {
         let lines = &self.form.lines;
         let missing = Key::ALL.into_iter().map(Line::Known).filter(|line| !lines.contains(line));
-        // Unknown lines that were added to a fresh narinfo come last.
+        // Unknown lines that were added to a new narinfo come last.
         let (before, after): (Vec<Line>, &[Line]) = if lines.contains(&Line::Known(Key::StorePath)) {
             (lines.iter().cloned().chain(missing).collect(), &[])
         } else {
@@ -64,7 +64,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the line of one key, if it has one. `was_there`: the text that was parsed had a line with this key.
+    /// Writes the line of a key, if it has one. `was_there` says whether the parsed text had a line with this key.
     fn known(&mut self, key: Key, was_there: bool) {
         let (info, name) = (self.info, key.name());
         match key {
