@@ -12,7 +12,7 @@ pub(crate) fn millis(duration: Duration) -> Millis {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 4)
 }
 
-/// Where the time comes from: the monotonic clock, or the simulated kernel's.
+/// The source of the time: the monotonic clock, or that of the simulated kernel.
 #[derive(Clone, Debug)]
 pub(crate) enum Clock {
     Monotonic(Instant),

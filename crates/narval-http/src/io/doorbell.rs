@@ -1,13 +1,13 @@
-//! When the sender of a message has to wake its receiver: model-checked, as the lease is.
+//! Decides when the sender of a message must wake its receiver. Model-checked with loom, like the lease.
 
 use crate::io::sync::{AtomicBool, Ordering, fence};
 
-/// The protocol between many senders and one receiver that sleeps where there are no messages.
+/// The wake-up protocol between many senders and one receiver that sleeps while there are no messages.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
-    /// The receiver is about to sleep, or sleeps, or has said nothing else: the next sender wakes it.
+    /// The receiver is asleep or about to sleep, or has not said otherwise: the next sender wakes it.
     asleep: AtomicBool,
-    /// Receiver: there were messages since it last slept.
+    /// Receiver only: whether there were messages since it last slept.
     is_busy: AtomicBool,
 }
 
@@ -16,18 +16,19 @@ impl Doorbell {
         Self { asleep: AtomicBool::new(false), is_busy: AtomicBool::new(false) }
     }
 
-    /// Sender: whether it has to wake the receiver, now that its message is in the queue.
+    /// Sender: returns whether it must wake the receiver, now that its message is in the queue.
     pub(crate) fn has_to_wake(&self) -> bool {
-        // Pairs with the fence in `may_sleep`: either this thread sees that the receiver sleeps, or the receiver sees the
-        // message.
+        // Pairs with the fence in `may_sleep`: either this thread sees that the receiver sleeps, or the receiver sees
+        // the message.
         fence(Ordering::SeqCst);
         self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed)
     }
 
-    /// Receiver: announces that it is about to sleep. False: there is a message, and it must not.
+    /// Receiver: announces that it is about to sleep. Returns `false` if there is a message, and it must not.
     pub(crate) fn may_sleep(&self, is_empty: impl FnOnce() -> bool) -> bool {
         if self.asleep.load(Ordering::Relaxed) {
-            // It never said that it is awake, and nobody has sent anything since, or whoever has is about to wake it.
+            // It never announced that it is awake: either nobody has sent anything since, or that sender is about to
+            // wake it.
             return true;
         }
         set(&self.asleep, true);
@@ -39,8 +40,8 @@ impl Doorbell {
         false
     }
 
-    /// Receiver: it is awake. Where there were no messages lately, nobody is told: a sender then wakes it for nothing, once,
-    /// and in return it need not have a fence each time it is about to sleep, which waits for all that was written.
+    /// Receiver: it is awake. This is announced only if there were messages lately. Otherwise one sender may wake it
+    /// needlessly, which is cheaper than a fence before every sleep (a fence waits until the store buffer has drained).
     pub(crate) fn awake(&self) {
         if self.is_busy.load(Ordering::Relaxed) {
             self.is_busy.store(false, Ordering::Relaxed);
@@ -48,13 +49,13 @@ impl Doorbell {
         }
     }
 
-    /// Receiver: there is a message.
+    /// Receiver: it has found a message.
     pub(crate) fn has_message(&self) {
         self.is_busy.store(true, Ordering::Relaxed);
     }
 }
 
-/// A store. For loom a swap: it takes a sender's swap for later than a store that came after it, if that is no swap.
+/// A store. Under loom it is a swap, because loom may order a sender's swap after a plain store that followed it.
 fn set(flag: &AtomicBool, to: bool) {
     #[cfg(all(loom, test))]
     flag.swap(to, Ordering::Relaxed);
@@ -73,7 +74,7 @@ mod loom_tests {
     struct Model {
         doorbell: Doorbell,
         messages: AtomicUsize,
-        /// As an eventfd: set until it was seen.
+        /// Like an eventfd: set until it is read.
         rung: Mutex<bool>,
         wake: Condvar,
     }

@@ -1,4 +1,4 @@
-//! Where a server listens.
+//! Listening sockets and their addresses.
 
 use std::fmt;
 use std::io;
@@ -11,22 +11,22 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 
 use crate::io::socket::Socket;
 
-/// Something to listen on.
+/// What to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Listen {
-    /// An IPv4 or IPv6 address; port 0 for any free port. An IPv6 address takes IPv6 only.
+    /// An IPv4 or IPv6 address. Port 0 means any free port. An IPv6 address accepts only IPv6.
     Tcp(SocketAddr),
-    /// A unix socket. A stale one is replaced; one that somebody listens on is an error.
+    /// A unix socket. A stale socket is replaced; one that is in use is an error.
     Unix(PathBuf),
-    /// All sockets handed over by the parent process (`LISTEN_FDS`, systemd.socket(5)).
+    /// All sockets passed by the parent process (`LISTEN_FDS`, systemd.socket(5)).
     Inherited,
 }
 
-/// Where a server does listen.
+/// The address of a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// An IPv4 or IPv6 address, with the real port.
+    /// An IPv4 or IPv6 address, with the actual port.
     Tcp(SocketAddr),
     /// A unix socket.
     Unix(PathBuf),
@@ -51,16 +51,16 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: Socket,
     pub(crate) address: ListenAddress,
-    /// The socket's file is ours, and goes when the server ends.
+    /// The socket's file was created by this server, and is removed when it ends.
     pub(crate) owned_path: Option<PathBuf>,
 }
 
-/// Opens what `listen` names.
+/// Opens the sockets of `listen`.
 pub(crate) fn open(listen: &Listen, backlog: u32) -> io::Result<Vec<Listener>> {
     match listen {
         Listen::Tcp(address) => Ok(vec![tcp(*address, backlog)?]),
@@ -111,7 +111,7 @@ fn listener(fd: OwnedFd, owned_path: Option<PathBuf>, backlog: u32) -> io::Resul
 fn prepare(fd: BorrowedFd<'_>) -> io::Result<ListenAddress> {
     let name = rustix::net::getsockname(fd)?;
     if let Ok(address) = SocketAddr::try_from(name.clone()) {
-        // Accepted sockets inherit it: an answer that takes two sends must not wait for the client's delayed ACK.
+        // Accepted sockets inherit this: a response that takes two sends must not wait for the client's delayed ACK.
         sockopt::set_tcp_nodelay(fd, true)?;
         return Ok(ListenAddress::Tcp(address));
     }
@@ -136,7 +136,7 @@ fn inherited() -> io::Result<Vec<Listener>> {
         }
     }
     if listeners.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "no socket was handed over (LISTEN_FDS, LISTEN_PID)"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no socket was passed (LISTEN_FDS, LISTEN_PID)"));
     }
     Ok(listeners)
 }
@@ -153,7 +153,7 @@ mod tests {
             let _listeners = open(&Listen::Unix(path.clone()), backlog).unwrap();
             let address = SocketAddrUnix::new(&path).unwrap();
             let mut waiting = Vec::new();
-            // A full backlog refuses a socket that doesn't wait, unix(7).
+            // A non-blocking connect fails if the backlog is full, unix(7).
             let refused = loop {
                 let client = stream_socket(AddressFamily::UNIX).unwrap();
                 match rustix::net::connect(&client, &address) {

@@ -12,11 +12,11 @@ use crate::io::out_buf::OutBuf;
 use crate::io::sim::SimSocket;
 use crate::io::unsafe_calls::bytes_in_flight;
 
-/// A stream socket, not blocking: the kernel's, or one of the simulated kernel.
+/// A non-blocking stream socket of the kernel or of the simulated kernel.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Os(OwnedFd),
-    /// Of the simulated kernel.
+    /// A socket of the simulated kernel.
     #[cfg(any(test, feature = "sim"))]
     Sim(SimSocket),
     /// The simulated listener.
@@ -25,7 +25,7 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// The descriptor, where there is one.
+    /// The descriptor, if there is one.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Os(fd) => Some(fd.as_fd()),
@@ -34,12 +34,12 @@ impl Socket {
         }
     }
 
-    /// Whether it is one of the simulated kernel.
+    /// Whether it belongs to the simulated kernel.
     pub(crate) fn is_simulated(&self) -> bool {
         !matches!(self, Self::Os(_))
     }
 
-    /// Receives into `buffer`; 0: the peer sends no more.
+    /// Receives into `buffer`. Returns 0 if the peer has ended its side.
     #[inline(always)]
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -57,7 +57,7 @@ impl Socket {
         }
     }
 
-    /// Sends without waiting. `more`: a file, or the connection's end, follows at once.
+    /// Sends without blocking. `more` says that a file or the connection's end follows at once.
     #[inline(always)]
     pub(crate) fn send(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
         match self {
@@ -90,7 +90,7 @@ impl Socket {
         }
     }
 
-    /// Sends what `out` holds, as much as fits, and takes it off.
+    /// Sends as much of `out` as fits, and removes what was sent.
     #[inline(always)]
     pub(crate) fn send_buf(&self, out: &mut OutBuf) -> io::Result<usize> {
         let sent = match (out.rest(), &out.tail) {
@@ -102,7 +102,7 @@ impl Socket {
         Ok(sent)
     }
 
-    /// Sends up to `count` bytes of `file` from `offset` on; 0: the file ends there.
+    /// Sends up to `count` bytes of `file` from `offset`. Returns 0 at the end of the file.
     pub(crate) fn send_file(&self, file: &File, offset: u64, count: usize) -> io::Result<usize> {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -119,7 +119,7 @@ impl Socket {
         }
     }
 
-    /// Whether the client has sent anything that was not received: closing now would reset the connection.
+    /// Whether there is unreceived data from the client. Closing the socket would then reset the connection.
     pub(crate) fn has_unread(&self) -> bool {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -130,7 +130,7 @@ impl Socket {
         }
     }
 
-    /// Whether something that was sent has not arrived at the client's kernel, as far as that can be known.
+    /// Whether sent data has not been acknowledged by the client's kernel, as far as that is known.
     pub(crate) fn has_in_flight(&self) -> bool {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -171,23 +171,23 @@ impl Socket {
         }
     }
 
-    /// Whether what fills no packet waits from now on for what follows, or for the connection's end. (The kernel waits for
-    /// 200 ms.)
+    /// Sets whether a partial packet is held back until more data or the connection's end follows (`TCP_CORK`; the
+    /// kernel waits for at most 200 ms).
     pub(crate) fn cork(&self, waits: bool) {
         if let Some(fd) = self.fd() {
-            // Not a TCP socket: there are no packets to be saved.
+            // Not a TCP socket: there are no packets to save.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, waits);
         }
     }
 
-    /// Whether packets come in on this thread's processor (`SO_INCOMING_CPU`); no where that cannot be told.
+    /// Whether packets arrive on this thread's processor (`SO_INCOMING_CPU`). `false` if that is unknown.
     pub(crate) fn comes_in_here(&self) -> bool {
         let incoming = self.fd().and_then(|fd| rustix::net::sockopt::socket_incoming_cpu(fd).ok());
-        // By libc: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
+        // Through libc: rustix panics if the kernel's vDSO has no getcpu, as in User-Mode Linux.
         incoming.is_some_and(|cpu| nix::sched::sched_getcpu().is_ok_and(|here| cpu as usize == here))
     }
 
-    /// Says that nothing more is sent. Failing means that the connection is gone already.
+    /// Shuts down the sending side. This fails only if the connection is already gone.
     pub(crate) fn end_output(&self) {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -200,7 +200,7 @@ impl Socket {
         }
     }
 
-    /// Makes the close that follows an abort: the peer sees a reset, and never a clean end of a short body.
+    /// Makes the next close a reset, so that the peer never takes a truncated body for a complete one.
     pub(crate) fn abort(&self) {
         match self {
             #[cfg(any(test, feature = "sim"))]
@@ -208,8 +208,8 @@ impl Socket {
             #[cfg(any(test, feature = "sim"))]
             Self::Nowhere => {}
             Self::Os(fd) => {
-                // Neither can fail in a way that matters: a connection that is gone already is what is wanted. A job that
-                // still holds the descriptor finds it shut; the reset goes out with the last close.
+                // Errors do not matter: they mean that the connection is already gone. A job that still holds the
+                // descriptor finds it shut down; the reset is sent with the last close.
                 let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
                 let _ = rustix::net::shutdown(fd, Shutdown::Read);
             }
@@ -222,7 +222,7 @@ fn send_flags(more: bool) -> SendFlags {
     if more { flags | SendFlags::MORE } else { flags }
 }
 
-/// What a driver sends and receives on.
+/// The socket that a driver sends and receives on.
 pub(crate) trait HasSocket {
     fn socket(&self) -> &Socket;
 }
@@ -233,8 +233,8 @@ impl HasSocket for Socket {
     }
 }
 
-/// What the connections of a listening socket are. It decides what they must speak, and which limits they count in; what a
-/// connection itself tells does not.
+/// The family of a listening socket. It, and not the connection itself, determines the protocol of its connections and
+/// the limits that they count towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     Tcp,
@@ -242,10 +242,10 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    /// Of a listening socket.
+    /// Returns the family of a listening socket.
     ///
     /// # Errors
-    /// Neither TCP nor a unix socket, or no socket.
+    /// It is neither a TCP nor a unix socket, or not a socket at all.
     pub(crate) fn of(listener: BorrowedFd<'_>) -> io::Result<Self> {
         match rustix::net::getsockname(listener)?.address_family() {
             AddressFamily::INET | AddressFamily::INET6 => Ok(Self::Tcp),
@@ -254,10 +254,10 @@ impl Family {
         }
     }
 
-    /// The other end of a connection that was accepted from a listener of this family.
+    /// Returns the peer of a connection that was accepted from a listener of this family.
     ///
     /// # Errors
-    /// It can't be named: a TCP client that has reset the connection already.
+    /// The peer is unknown: a TCP client has already reset the connection.
     pub(crate) fn peer_of(self, accepted: &OwnedFd) -> io::Result<Peer> {
         match self {
             Self::Unix => Ok(Peer::Unix),
@@ -277,7 +277,7 @@ fn peer(address: Option<SocketAddrAny>) -> io::Result<Peer> {
     Ok(Peer::Tcp(address.try_into()?))
 }
 
-/// As accept(2) says of a connection that is gone.
+/// The error that accept(2) returns for a connection that is gone.
 fn nameless() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "the client of an accepted connection has no address")
 }

@@ -1,4 +1,4 @@
-//! How other threads reach a shard that may be asleep in its driver.
+//! The queue through which other threads reach a shard that may be asleep in its driver.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::io::doorbell::Doorbell;
 
-/// A queue with many senders and one receiver, that wakes the receiver where it sleeps in a driver.
+/// A queue with many senders and one receiver. It wakes the receiver if that sleeps in a driver.
 #[derive(Debug)]
 pub(crate) struct WakeQueue<M> {
     queue: SegQueue<M>,
@@ -24,7 +24,7 @@ pub(crate) struct WakeQueue<M> {
 #[derive(Debug)]
 pub(crate) enum Waker {
     Eventfd(OwnedFd),
-    /// Of a receiver that never sleeps.
+    /// For a receiver that never sleeps.
     #[cfg(any(test, feature = "sim"))]
     Nobody,
 }
@@ -32,7 +32,7 @@ pub(crate) enum Waker {
 impl Waker {
     fn wake(&self) {
         match self {
-            // It can only fail where the counter is about to overflow: then the receiver is awake anyway.
+            // This can only fail if the counter is about to overflow, and then the receiver is awake anyway.
             Self::Eventfd(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
             #[cfg(any(test, feature = "sim"))]
             Self::Nobody => {}
@@ -75,11 +75,12 @@ impl<M> WakeQueue<M> {
         &self.waker
     }
 
-    /// Any thread: sends a message. Once the receiver has ended, it is dropped, and what it holds with it: a socket is closed.
+    /// Any thread: sends a message. Once the receiver has ended, the message is dropped with everything it holds (a
+    /// socket is closed).
     pub(crate) fn post(&self, message: M) {
         self.queue.push(message);
-        // Begins with a fence, which pairs with the one in `close`: either this thread sees that nobody receives, or the
-        // receiver sees the message when it looks for the last time.
+        // Starts with a fence, which pairs with the one in `close`: either this thread sees that the receiver has ended,
+        // or the receiver sees the message in its last look.
         if self.doorbell.has_to_wake() {
             self.waker.wake();
         }
@@ -88,13 +89,13 @@ impl<M> WakeQueue<M> {
         }
     }
 
-    /// Receiver: this was the last time but one that it looked: it takes what is there, and nothing more.
+    /// Receiver: closes the queue. It then takes the messages that are left.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Receiver: announces that it is about to sleep. False: there is a message, and it must not.
+    /// Receiver: announces that it is about to sleep. Returns `false` if there is a message, and it must not.
     pub(crate) fn may_sleep(&self) -> bool {
         self.doorbell.may_sleep(|| self.queue.is_empty())
     }
@@ -106,7 +107,7 @@ impl<M> WakeQueue<M> {
 
     /// Receiver: the next message.
     pub(crate) fn take(&self) -> Option<M> {
-        // Looking costs less than popping, which begins with a fence.
+        // A check costs less than a pop, which starts with a fence.
         if self.queue.is_empty() {
             return None;
         }

@@ -1,5 +1,5 @@
-//! The readiness back-end: every descriptor is registered once, edge-triggered, for its whole life; for its being writable when
-//! that is first waited for.
+//! The readiness back-end: every descriptor is registered once, edge-triggered, for its whole life. EPOLLOUT is added on
+//! first use.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,41 +19,43 @@ use crate::io::socket::{HasSocket, Socket};
 use crate::io::wake_queue::WakeQueue;
 use crate::limits::{ACCEPTS_PER_EVENT, EVENTS_PER_POLL, RECEIVE_BUFFER};
 
-/// Event data of the mailbox's eventfd; no connection has this generation.
+/// Event data of the mailbox's eventfd. No connection has this generation.
 const WAKE: u64 = u64::MAX;
 /// Event data of the timer.
 const TIMER: u64 = u64::MAX - 1;
-/// Event data of listener n is this plus n.
+/// Event data of listener `n` is this plus `n`.
 const LISTENERS: u64 = (u32::MAX as u64) << 32;
 
 /// The epoll driver.
 pub(crate) struct EpollDriver<C, M> {
     epoll: OwnedFd,
     mailbox: Arc<WakeQueue<M>>,
-    /// What ends a wait. Set anew for an earlier end only: a timeout of the wait itself would be set and cleared each time.
+    /// The timer that ends a wait. It is set again only for an earlier deadline, whereas the kernel would set and
+    /// cancel the timeout of epoll_wait itself on every call.
     timer: OwnedFd,
-    /// When it goes off.
+    /// When it expires.
     timer_set: Option<Millis>,
     events: Vec<Event>,
-    /// The events from here on have not been looked at.
+    /// The index of the first event that has not been handled.
     next_event: usize,
     connections: Vec<Entry<C>>,
     listeners: Vec<Option<Arc<Socket>>>,
-    /// A listener with more to accept, and how many it may have before others.
+    /// A listener with more to accept, and how many connections it may accept before others have their turn.
     accepting: Option<(usize, usize)>,
-    /// How many that is. To find out that none is left costs about half of what accepting one does, and the next wait tells
-    /// as well; so it is one, and doubles where wait after wait tells of more.
+    /// The current batch size. An accept that finds nothing costs about half as much as one that succeeds, and the next
+    /// wait reports further connections anyway. So this starts at one, and doubles while consecutive waits report
+    /// connections.
     accepts_per_event: usize,
-    /// Counts the waits.
+    /// The number of waits so far.
     waits: u64,
-    /// The last wait that told of connections to accept.
+    /// The last wait that reported connections to accept.
     accepts_told: u64,
-    /// Connections to receive from: readable already when asked for.
+    /// Connections to receive from that were already readable when the receive was submitted.
     readable: VecDeque<Token>,
-    /// How many of them have their turn before the kernel is asked for events again. Without this, a client that always
-    /// has something to be received would keep the shard from all others.
+    /// How many of them are served before the next wait. Without this limit, a client whose socket is always readable
+    /// would starve all others.
     readable_left: usize,
-    /// Connections that were writable already when asked for; after the next wait, for the same reason.
+    /// Connections that were already writable; they are reported after the next wait, for the same reason.
     writable: Vec<Token>,
     done: VecDeque<Completion<ScratchBuffer>>,
     scratch: Vec<Vec<u8>>,
@@ -62,19 +64,19 @@ pub(crate) struct EpollDriver<C, M> {
 struct Entry<C> {
     connection: Option<Arc<C>>,
     generation: u32,
-    /// There may be something to receive.
+    /// There may be data to receive.
     is_readable: bool,
-    /// The peer has ended its side, or the connection broke: there is something to receive up to the end, without
-    /// further edges.
+    /// The peer has shut down its side, or the connection failed: data up to the end can be received without further
+    /// edges.
     has_ended: bool,
     receive_wanted: bool,
     writable_wanted: bool,
-    /// The kernel tells when it is writable, too. Not from the start: a new connection is writable, which would make an event
-    /// that nobody waits for.
+    /// EPOLLOUT is registered. It is not registered from the start: a new connection is writable, which would cause an
+    /// event that nobody waits for.
     tells_writable: bool,
 }
 
-// Derived, it would ask for a `C` that has a default.
+// `derive` would require `C: Default`.
 impl<C> Default for Entry<C> {
     fn default() -> Self {
         Self {
@@ -89,10 +91,10 @@ impl<C> Default for Entry<C> {
     }
 }
 
-/// What the kernel tells of every connection.
+/// The events registered for every connection.
 const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
-/// Received bytes, in a buffer that the driver uses again.
+/// Received bytes, in a buffer that the driver reuses.
 pub(crate) struct ScratchBuffer {
     bytes: Vec<u8>,
     length: usize,
@@ -107,7 +109,7 @@ impl Deref for ScratchBuffer {
 }
 
 impl<C: HasSocket, M> EpollDriver<C, M> {
-    /// A driver that is woken by `mailbox`.
+    /// Makes a driver that `mailbox` wakes.
     pub(crate) fn new(mailbox: Arc<WakeQueue<M>>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         if let Some(fd) = mailbox.waker().fd() {
@@ -154,7 +156,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
         };
         let result = match received {
             Ok(length) => {
-                // A short read has emptied a stream socket: what comes later makes a new edge (epoll(7)).
+                // A short read has drained a stream socket: later data makes a new edge (epoll(7)).
                 entry.is_readable = length == bytes.len() || length == 0 || entry.has_ended;
                 entry.receive_wanted = false;
                 Ok(ScratchBuffer { bytes, length })
@@ -173,7 +175,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
         Some(Completion::Received { token, result })
     }
 
-    /// Has the kernel tell when a connection is writable, too; if it is now, that makes an event.
+    /// Registers EPOLLOUT for a connection. If it is writable now, that causes an event.
     fn tell_writable(&self, token: Token) -> io::Result<()> {
         let entry = self.connections.get(token.index as usize);
         if let Some(fd) = entry.and_then(|entry| entry.connection.as_ref()?.socket().fd()) {
@@ -182,7 +184,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
         Ok(())
     }
 
-    /// Has the wait end at `until` or earlier.
+    /// Makes the wait end at `until` or earlier.
     fn set_timer(&mut self, now: Millis, until: Millis) -> io::Result<()> {
         if self.timer_set.is_some_and(|set| set <= until) {
             return Ok(());
@@ -239,7 +241,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
                 self.accepts_per_event = 1;
                 return None;
             }
-            // More may be waiting, but listeners are level-triggered: what is left makes the next event.
+            // More may be pending, but listeners are level-triggered: they cause the next event.
             _ if left <= 1 => {}
             _ => self.accepting = Some((listener, left - 1)),
         }
@@ -267,7 +269,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
         if let Some(socket) = self.listeners.get_mut(listener).and_then(Option::take)
             && let Some(fd) = socket.fd()
         {
-            // It can only fail for a descriptor that is not registered: then there is nothing to do.
+            // This can only fail for a descriptor that is not registered, and then there is nothing to do.
             let _ = epoll::delete(&self.epoll, fd);
         }
     }
@@ -288,7 +290,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
 
     fn detach(&mut self, token: Token) {
         if let Some(entry) = self.entry(token) {
-            // The registration goes with the last reference to the descriptor; events until then find no entry.
+            // The registration ends with the last reference to the descriptor; events until then find no entry.
             *entry = Entry { generation: u32::MAX, ..Entry::default() };
         }
     }
@@ -312,12 +314,12 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
                 if !std::mem::replace(&mut entry.tells_writable, true) {
                     entry.writable_wanted = true;
                     if self.tell_writable(token).is_err() {
-                        // A descriptor that can't be watched is tried: the send will tell what is wrong.
+                        // A descriptor that cannot be watched is reported as writable: the send will return the error.
                         self.writable.push(token);
                     }
                     return None;
                 }
-                // The edge may have passed before this was asked. poll(2) tells, and arms the next edge where the
+                // The edge may have occurred before the request. poll(2) finds out, and arms the next edge if the
                 // socket is full.
                 if entry.connection.as_ref().is_none_or(|connection| is_writable(connection.socket())) {
                     self.writable.push(token);
@@ -399,6 +401,6 @@ fn is_writable(socket: &Socket) -> bool {
     let Some(fd) = socket.fd() else { return true };
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A descriptor that can't be polled is tried: the send will tell what is wrong.
+    // A descriptor that cannot be polled counts as writable: the send will return the error.
     rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }

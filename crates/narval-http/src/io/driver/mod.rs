@@ -1,7 +1,8 @@
-//! What a shard asks of the kernel, in the shape of completions: it submits operations, and takes their results.
+//! The interface between a shard and the kernel. It is completion-based: a shard submits operations and takes their
+//! results.
 //!
 //! Three back-ends: `epoll` (every kernel, every container), `uring` and `sim`, a seeded fake kernel for tests.
-//! A completion-shaped trait can be filled by a readiness API at no cost; the reverse is not true.
+//! A completion-based trait can be implemented on a readiness API at no cost; the reverse is not true.
 
 use std::io;
 use std::ops::Deref;
@@ -17,7 +18,7 @@ pub(crate) mod epoll;
 pub(crate) mod sim;
 pub(crate) mod uring;
 
-/// Names a connection of one shard: its slot, and which of the slot's successive connections it is.
+/// Identifies a connection of a shard: its slot, and the generation of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Token {
     pub(crate) index: u32,
@@ -38,69 +39,69 @@ impl Token {
     }
 }
 
-/// Whether accepting failed for want of descriptors or memory: not because of the connection that was about to be accepted
-/// (accept(2)), so that the next one will fail as well.
+/// Returns whether accept(2) failed for lack of descriptors or memory. Unlike an error of the connection itself, this
+/// will happen again for the next one.
 pub(crate) fn lacks_resources(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
-/// An operation on a connection. At most one of each kind is under way per connection.
+/// An operation on a connection. At most one of each kind is in flight per connection.
 pub(crate) enum Op {
-    /// Receive once, whatever is there.
+    /// Receive once, however much is available.
     Receive(Token),
-    /// Send, as much as fits now.
+    /// Send as much as fits now.
     Send(Token, OutBuf),
-    /// Tell when the socket takes bytes again (it took none when last tried). Never done at once.
+    /// Wait until the socket is writable again. Never completes at once.
     AwaitWritable(Token),
 }
 
-/// What came of an operation.
+/// The result of an operation.
 pub(crate) enum Completion<Buffer> {
-    /// A connection was accepted, or could not be. Where that [lacks resources](lacks_resources), nothing more may be accepted
-    /// from there before the driver is told to [`listen`](Driver::listen) again.
+    /// A connection was accepted, or accepting failed. After a failure that [lacks resources](lacks_resources), the
+    /// driver does not accept from this listener until [`listen`](Driver::listen) is called again.
     Accepted { listener: usize, result: io::Result<(Socket, Peer)> },
-    /// Bytes were received; none: the client sends no more.
+    /// Bytes were received. None means that the client has ended its side.
     Received { token: Token, result: io::Result<Buffer> },
-    /// Bytes were sent, or none fitted (`WouldBlock`); `buf` comes back with what was sent taken off.
+    /// Bytes were sent, or none fitted (`WouldBlock`). `buf` is returned without the bytes that were sent.
     Sent { token: Token, result: io::Result<()>, buf: OutBuf },
-    /// The socket takes bytes, or is broken (sending will tell).
+    /// The socket is writable, or has failed (the next send returns the error).
     Writable { token: Token },
-    /// Somebody called the waker.
+    /// The waker was called.
     Woken,
 }
 
-/// A kernel interface, owned by one shard and used on its thread alone. It keeps a `Connection` for as long as an operation on it is
-/// in flight, and knows nothing of it but its socket.
+/// A kernel interface, owned by one shard and used only on its thread. It keeps a `Connection` while an operation on it
+/// is in flight, and uses only its socket.
 pub(crate) trait Driver<Connection> {
-    /// Received bytes. Given back with [`recycle`](Self::recycle).
+    /// A buffer of received bytes. Returned with [`recycle`](Self::recycle).
     type Buffer: Deref<Target = [u8]>;
 
-    /// Starts to accept connections, if it does not already; `listener` names it in completions.
+    /// Starts to accept connections, unless it already does. `listener` identifies the listener in completions.
     fn listen(&mut self, listener: usize, socket: Arc<Socket>) -> io::Result<()>;
 
-    /// Stops accepting from `listener`: for a while (`pause`d, then `listen`ed to again), or for good.
+    /// Stops accepting from `listener`, either until `listen` is called again or for good.
     fn unlisten(&mut self, listener: usize);
 
-    /// Makes a connection known under `token`.
+    /// Registers a connection under `token`.
     fn attach(&mut self, token: Token, connection: Arc<Connection>) -> io::Result<()>;
 
-    /// Forgets a connection; operations under way come to nothing.
+    /// Removes a connection. Operations in flight have no completion.
     fn detach(&mut self, token: Token);
 
-    /// Starts an operation. What is done at once is returned at once.
+    /// Submits an operation. Returns its completion if it completes at once.
     fn submit(&mut self, op: Op) -> Option<Completion<Self::Buffer>>;
 
-    /// Sends at once, as much as fits, where the driver can; what was sent is taken off `buf`.
+    /// Sends as much as fits at once, if the driver can. The bytes that were sent are removed from `buf`.
     fn send_now(&mut self, _token: Token, _buf: &mut OutBuf) -> Option<io::Result<()>> {
         None
     }
 
-    /// Waits until there is a completion, or until `until`, which is compared with the present time, `now`.
+    /// Waits for a completion, but not beyond `until`. `now` is the present time.
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()>;
 
-    /// Whether there may be more than one wait has told of.
+    /// Whether there may be more completions than one wait has returned.
     fn has_more(&self) -> bool {
         false
     }
@@ -108,6 +109,6 @@ pub(crate) trait Driver<Connection> {
     /// The next completion, if there is one.
     fn next(&mut self) -> Option<Completion<Self::Buffer>>;
 
-    /// Gives a buffer back.
+    /// Returns a buffer.
     fn recycle(&mut self, buffer: Self::Buffer);
 }

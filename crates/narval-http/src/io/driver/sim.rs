@@ -1,4 +1,4 @@
-//! The simulated back-end: operations complete when, in the order, and as far as the network's seed has it.
+//! The simulated back-end: the network's seed decides when, in which order, and how far operations complete.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::io::sim::Network;
 use crate::io::socket::{HasSocket, Socket};
 use crate::limits::RECEIVE_BUFFER;
 
-/// The sim driver. It never waits: what is ready, and how far time goes on, its owner decides.
+/// The sim driver. It never waits: its owner decides what is ready and how far time advances.
 pub(crate) struct SimDriver<C> {
     network: Network,
     connections: Vec<Option<(u32, Arc<C>)>>,
@@ -38,14 +38,14 @@ impl<C: HasSocket> SimDriver<C> {
     fn is_ready(&self, pending: &Pending) -> bool {
         let (token, reads) = match pending {
             Pending::Receive(token) => (token, true),
-            // What does not fit comes back.
+            // What does not fit is returned.
             Pending::Send(..) => return true,
             Pending::Writable(token) => (token, false),
         };
         match self.connection(*token).map(|connection| connection.socket()) {
             Some(Socket::Sim(socket)) if reads => socket.is_readable(),
             Some(Socket::Sim(socket)) => socket.is_writable(),
-            // Detached: the operation is forgotten when its turn comes.
+            // Detached: the operation is dropped when its turn comes.
             _ => true,
         }
     }
@@ -112,7 +112,7 @@ impl<C: HasSocket> Driver<C> for SimDriver<C> {
             Op::Send(token, buf) => Pending::Send(token, buf),
             Op::AwaitWritable(token) => Pending::Writable(token),
         };
-        // A send may be done at once, as epoll does it, or later, as io_uring does it.
+        // A send may complete at once, as with epoll, or later, as with io_uring.
         if matches!(pending, Pending::Send(..)) && self.network.lock().random.one_in(2) {
             return self.run(pending);
         }

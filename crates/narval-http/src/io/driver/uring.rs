@@ -1,10 +1,10 @@
 //! The completion back-end: io_uring on Linux 6.1 and later.
 //!
-//! One ring per shard, made and used on the shard's thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`: completions are run when the
-//! shard waits, not whenever the kernel likes). Receives take a buffer from a ring of provided ones only when there is
-//! something to receive, so that an idle connection holds none; what came is copied out at once (a request is small), so
-//! that a buffer is never out of the kernel's hands for longer than that. An operation's memory and descriptor stay in
-//! [`InFlight`] until its completion has come.
+//! One ring per shard, created and used on the shard's thread (`SINGLE_ISSUER`; `DEFER_TASKRUN`: completions are
+//! processed when the shard waits, not at arbitrary times). Receives take a buffer from a ring of provided buffers only
+//! when data has arrived, so an idle connection holds none. The data is copied out at once (requests are small), so the
+//! buffer goes straight back to the kernel. An operation's memory and descriptor stay in [`InFlight`] until its
+//! completion.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -27,11 +27,11 @@ use crate::io::socket::{Family, HasSocket, Socket};
 use crate::io::wake_queue::WakeQueue;
 use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES, URING_PAUSE};
 
-/// Completions of cancellations say nothing that matters.
+/// Completions of cancellations are ignored.
 const IGNORED: u64 = u64::MAX;
 /// The group of the provided buffers.
 const BUFFER_GROUP: u16 = 0;
-/// Values of <poll.h> and <linux/io_uring.h> that the bindings don't name.
+/// Constants of <poll.h> and <linux/io_uring.h> that the bindings lack.
 const POLLIN: u32 = 1;
 const POLLOUT: u32 = 4;
 const POLL_FIRST: u16 = 1;
@@ -50,7 +50,7 @@ pub(crate) struct UringDriver<C, M> {
     ring: IoUring,
     buffers: ProvidedBuffers,
     mailbox: Arc<WakeQueue<M>>,
-    /// Operations under way; their places are their `user_data`.
+    /// Operations in flight. Their keys are their `user_data`.
     ops: Vec<Option<InFlight<C>>>,
     free: Vec<usize>,
     connections: Vec<Entry<C>>,
@@ -58,25 +58,25 @@ pub(crate) struct UringDriver<C, M> {
     accepts: Vec<Option<usize>>,
     completed: VecDeque<(u64, i32, u32)>,
     scratch: Vec<Vec<u8>>,
-    /// Why the ring takes no more operations.
+    /// The error that disabled the ring.
     broken: Option<io::Error>,
 }
 
 struct Entry<C> {
     generation: u32,
     connection: Option<Arc<C>>,
-    /// Its operations under way: receive, send, writable.
+    /// Its operations in flight: receive, send, writable.
     ops: [Option<usize>; 3],
 }
 
-// Derived, it would ask for a `C` that has a default.
+// `derive` would require `C: Default`.
 impl<C> Default for Entry<C> {
     fn default() -> Self {
         Self { generation: 0, connection: None, ops: [None; 3] }
     }
 }
 
-/// An operation under way, and all that it refers to.
+/// An operation in flight, with everything that it refers to.
 enum InFlight<C> {
     Wake,
     Accept { listener: usize, socket: Arc<Socket>, family: Family },
@@ -88,11 +88,11 @@ enum InFlight<C> {
 /// Received bytes, copied out of a provided buffer.
 pub(crate) type Received = Vec<u8>;
 
-/// Tries what the driver needs, under whatever filters this process has: a ring with all flags, provided buffers, and a
-/// byte that is received through them.
+/// Probes what the driver needs under this process's seccomp filters: a ring with all flags, provided buffers, and
+/// receiving a byte through them.
 ///
 /// # Errors
-/// What does not work, in one line.
+/// A line that says what does not work.
 pub(crate) fn probe() -> Result<(), String> {
     let attempt = || -> io::Result<()> {
         let (mut ours, theirs) = UnixStream::pair()?;
@@ -115,13 +115,13 @@ pub(crate) fn probe() -> Result<(), String> {
         theirs.write_all(b"y")?;
         ours.read_exact(&mut [0])
     };
-    // On a thread of its own: the kernel's work for a ring that is gone interrupts system calls of the thread that had it.
+    // On a separate thread: when a ring is destroyed, the kernel interrupts system calls of the thread that created it.
     let tried = std::thread::scope(|scope| scope.spawn(attempt).join());
     tried.unwrap_or_else(|_| Err(io::Error::other("the probe panicked"))).map_err(|error| format!("io_uring: {error}"))
 }
 
 impl<C: HasSocket, M> UringDriver<C, M> {
-    /// A driver that is woken by `mailbox`. To be used on the thread that made it.
+    /// Makes a driver that `mailbox` wakes. It must be used on the thread that makes it.
     pub(crate) fn new(mailbox: Arc<WakeQueue<M>>) -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -153,30 +153,30 @@ impl<C: HasSocket, M> UringDriver<C, M> {
         self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
     }
 
-    /// Queues an operation; submits what is queued if there is no room.
+    /// Queues an operation, after submitting the queue if it is full.
     fn push(&mut self, entry: &squeue::Entry) {
         while self.broken.is_none() {
-            // SAFETY: whatever the entry refers to is owned by `InFlight` (or is this driver's own) until its completion
-            // has come, and the descriptors in it are kept open by the same.
+            // SAFETY: everything that the entry refers to, descriptors included, is owned by `InFlight` (or by this
+            // driver) until its completion.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // A full queue is emptied by submitting.
+            // Submitting empties a full queue.
             let submitted = self.ring.submit().map(drop);
             self.reap();
-            // Where that can't be any more, the next wait says so.
+            // If that fails, the next wait returns the error.
             self.broken = self.settle(submitted).err();
         }
     }
 
-    /// What is left of an io_uring_enter(2) that failed in passing.
+    /// Ignores the transient errors of io_uring_enter(2).
     fn settle(&self, entered: io::Result<()>) -> io::Result<()> {
         match entered.as_ref().map_err(io::Error::raw_os_error) {
-            // The time is over, a signal came, or completions had to be taken first, which was done.
+            // The timeout expired, a signal arrived, or completions had to be taken first, which was done.
             Err(Some(ETIME | EINTR | EBUSY)) => Ok(()),
             Err(Some(EAGAIN)) => {
-                // The kernel had no memory for an operation, or no room for another completion: it has them when others are
-                // done, and until then asking again without a pause would keep a processor busy.
+                // The kernel had no memory for an operation or no room for another completion. It will once others have
+                // completed; retrying without a pause would keep a processor busy until then.
                 if self.completed.is_empty() {
                     std::thread::sleep(URING_PAUSE);
                 }
@@ -186,7 +186,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
         }
     }
 
-    /// Starts an operation that `make` builds from its `user_data`.
+    /// Submits an operation that `make` builds from its `user_data`.
     fn start(&mut self, op: InFlight<C>, entry: squeue::Entry) -> usize {
         let place = self.free.pop().unwrap_or_else(|| {
             self.ops.push(None);
@@ -201,7 +201,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
 
     fn await_wake(&mut self) {
         if let Some(fd) = self.mailbox.waker().fd().map(|fd| Fd(fd.as_raw_fd())) {
-            // Multishot: each wake-up is one completion, and the counter is never read.
+            // Multishot: each wake-up is a completion, and the counter is never read.
             self.start(InFlight::Wake, opcode::PollAdd::new(fd, POLLIN).multi(true).build());
         }
     }
@@ -243,14 +243,14 @@ impl<C: HasSocket, M> UringDriver<C, M> {
             };
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             // The heap memory behind `buf` does not move when `buf` does.
-            // Not waiting: whether a client makes progress is for the shard to find out.
+            // Not `MSG_WAITALL`: the shard checks whether a client makes progress.
             let flags = MSG_DONTWAIT | MSG_NOSIGNAL | more;
             let send = opcode::Send::new(fd, bytes.as_ptr(), length).flags(flags).build();
             (InFlight::Send { token, connection, buf }, send)
         });
     }
 
-    /// Turns a completion of the kernel into one of ours.
+    /// Translates a completion of the kernel.
     fn finish(&mut self, data: u64, result: i32, flags: u32) -> Option<Completion<Received>> {
         let place = usize::try_from(data).ok().filter(|place| *place < self.ops.len())?;
         if cqueue::more(flags) {
@@ -287,8 +287,9 @@ impl<C: HasSocket, M> UringDriver<C, M> {
         }
     }
 
-    /// Accepting has come to an end, which each error is. Only what was armed last is armed again, and not where the next attempt
-    /// would fail at once, too: then whoever is told of it lets it rest, and two of them would be armed after that.
+    /// A multishot accept has ended, as it does on every error. Only the one that was armed last is armed again, and
+    /// not if the next attempt would fail at once, too: the shard then pauses the listener, and would arm a second one
+    /// later.
     fn accept_ended(
         &mut self,
         place: usize,
@@ -334,7 +335,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
             Some(error) => {
                 self.scratch.push(bytes);
                 if result == -ENOBUFS {
-                    // All buffers were in use at that moment; they are given back at once.
+                    // All buffers were in use at that moment; they are returned soon.
                     self.receive(token);
                     return None;
                 }
@@ -349,12 +350,12 @@ impl<C: HasSocket, M> UringDriver<C, M> {
     }
 }
 
-/// Accepting many at once tells no addresses: the connection is asked, unless its listener says enough.
+/// Multishot accepts return no addresses: the socket is asked for its peer's, unless the listener's family suffices.
 fn accepted(listener: usize, family: Family, result: i32) -> Completion<Received> {
     if result < 0 {
         return Completion::Accepted { listener, result: Err(io::Error::from_raw_os_error(-result)) };
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor for us, and nobody else knows it.
     let fd = unsafe { OwnedFd::from_raw_fd(result as RawFd) };
     let result = family.peer_of(&fd).map(|peer| (Socket::Os(fd), peer));
     Completion::Accepted { listener, result }
@@ -406,7 +407,7 @@ impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
         match op {
             Op::Receive(token) => self.receive(token),
             Op::Send(token, buf) => self.send(token, buf),
-            // Asked for again: it is under way.
+            // Requested again: it is already in flight.
             Op::AwaitWritable(token) if self.entry(token).is_some_and(|entry| entry.ops[2].is_some()) => {}
             Op::AwaitWritable(token) => self.start_on(token, 2, |connection, fd| {
                 let poll = opcode::PollAdd::new(fd, POLLOUT).build();
@@ -465,12 +466,12 @@ impl<C, M> UringDriver<C, M> {
 
 impl<C, M> Drop for UringDriver<C, M> {
     fn drop(&mut self) {
-        // The kernel must not write into memory that is given back: everything is cancelled, and its end awaited.
+        // The kernel must not write to freed memory: all operations are cancelled and awaited.
         let second = Timespec::new().sec(1);
         let cancelled = self.ring.submitter().register_sync_cancel(Some(second), CancelBuilder::any());
         for _ in 0..100 {
             let moment = Timespec::new().nsec(10_000_000);
-            // A timeout is what ends this at the latest.
+            // The timeout ends this at the latest.
             drop(self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&moment)));
             self.reap();
             while let Some((data, _, flags)) = self.completed.pop_front() {
@@ -484,7 +485,7 @@ impl<C, M> Drop for UringDriver<C, M> {
                 return;
             }
         }
-        tracing::debug!(?cancelled, "operations of a ring did not end: their memory is not given back");
+        tracing::debug!(?cancelled, "operations of a ring did not end: their memory is leaked");
         self.buffers.leak();
         for op in self.ops.drain(..) {
             std::mem::forget(op);
@@ -492,7 +493,7 @@ impl<C, M> Drop for UringDriver<C, M> {
     }
 }
 
-/// Buffers that the kernel takes from a ring as it receives.
+/// The ring of provided buffers that the kernel receives into.
 struct ProvidedBuffers {
     ring: NonNull<BufRingEntry>,
     memory: NonNull<u8>,
@@ -517,8 +518,8 @@ impl ProvidedBuffers {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let mut buffers = Self { ring: entries.cast(), memory, tail: 0, leaked: false };
-        // SAFETY: the ring's memory lives as long as the driver, which cancels everything before it lets go of it, and
-        // has room for that many entries.
+        // SAFETY: the ring's memory has room for that many entries and lives as long as the driver, which cancels all
+        // operations before it frees it.
         unsafe {
             ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, URING_BUFFERS, BUFFER_GROUP, 0)?;
         }
@@ -528,21 +529,21 @@ impl ProvidedBuffers {
         Ok(buffers)
     }
 
-    /// The first `length` bytes of a buffer that the kernel has filled.
+    /// The first `length` bytes of a buffer that the kernel filled.
     fn take(&self, id: u16, length: usize) -> &[u8] {
         let id = usize::from(id % URING_BUFFERS);
-        // SAFETY: the buffer lies within `memory`, which is initialised, and the kernel does not touch it before it is given
-        // back, which needs `&mut self`.
+        // SAFETY: the buffer is within `memory`, which is initialised, and the kernel does not write to it until it is
+        // provided again, which requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(id * URING_BUFFER), length.min(URING_BUFFER)) }
     }
 
-    /// Lets the kernel fill a buffer again.
+    /// Provides a buffer to the kernel again.
     fn give_back(&mut self, id: u16) {
         let id = id % URING_BUFFERS;
         let place = usize::from(self.tail % URING_BUFFERS);
-        // SAFETY: `place` is below the number of entries, and entries behind the tail are not the kernel's. The tail lies
-        // within the first entry (io_uring_register_buf_ring(3)), aligned to two bytes, and only we write it: the kernel
-        // reads it after the release store.
+        // SAFETY: `place` is below the number of entries, and entries behind the tail are not the kernel's. The tail
+        // lies within the first entry (io_uring_register_buf_ring(3)), aligned to two bytes, and only we write it: the
+        // kernel reads it after the release store.
         unsafe {
             let entry = &mut *self.ring.as_ptr().add(place);
             entry.set_addr(self.memory.as_ptr().add(usize::from(id) * URING_BUFFER) as u64);

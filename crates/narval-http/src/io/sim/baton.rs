@@ -1,5 +1,5 @@
-//! Threads of which exactly one runs at a time. A handler that waits for bytes, or for room, needs a thread of its own; here it
-//! runs when the simulation passes it the baton, and passes the baton back where it would wait.
+//! Threads of which exactly one runs at a time. A handler that waits for bytes or for room needs a thread of its own.
+//! It runs when the simulation passes it the baton, and passes the baton back where it would wait.
 
 use std::cell::RefCell;
 use std::io;
@@ -8,15 +8,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 thread_local! {
-    /// The turn of the participant whose thread this is.
+    /// The turn of this thread's participant.
     static TURN: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
 }
 
-/// The participants that are not done, in a fixed order.
+/// The participants that have not ended, in a fixed order.
 #[derive(Debug, Default)]
 pub(crate) struct Baton {
     participants: Mutex<Vec<Participant>>,
-    /// How many there ever were.
+    /// The total number of participants.
     added: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ enum Holder {
 }
 
 impl Baton {
-    /// Adds a participant, which runs when the baton is first passed to it.
+    /// Adds a participant, which starts when it is first passed the baton.
     pub(crate) fn add(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let turn = Arc::new(Turn { holder: Mutex::new(Holder::Simulation), changed: Condvar::new() });
         let own = turn.clone();
@@ -57,12 +57,12 @@ impl Baton {
         Ok(())
     }
 
-    /// How many participants there ever were.
+    /// The total number of participants so far.
     pub(crate) fn added(&self) -> u64 {
         self.added.load(Ordering::Relaxed)
     }
 
-    /// How many participants there are.
+    /// The number of participants that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
     }
@@ -94,13 +94,13 @@ impl Turn {
         self.changed.notify_one();
     }
 
-    /// Waits until `other` has passed the baton on; returns to whom.
+    /// Waits until `other` has passed the baton, and returns to whom.
     fn wait_while(&self, other: Holder) -> Holder {
         *self.changed.wait_while(self.lock(), |holder| *holder == other).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Passes the baton back for good, also where the participant panics.
+/// Passes the baton back for good, even if the participant panics.
 struct End(Arc<Turn>);
 
 impl Drop for End {
@@ -109,12 +109,12 @@ impl Drop for End {
     }
 }
 
-/// Whether this thread is a participant's.
+/// Whether this thread belongs to a participant.
 pub(crate) fn is_participant() -> bool {
     TURN.with_borrow(Option::is_some)
 }
 
-/// Participant: passes the baton back, and returns when it comes again.
+/// Participant: passes the baton back, and returns when it has it again.
 pub(crate) fn yield_now() {
     if let Some(turn) = TURN.with_borrow(Clone::clone) {
         turn.pass_to(Holder::Simulation);

@@ -3,27 +3,27 @@ use super::network::{Network, Wire};
 use super::websocket::{self, Came, Echoes};
 use super::{Random, pattern};
 
-/// A simulated client: what it will send, what must come back, and its moods.
+/// A simulated client: what it sends, the responses it expects, and how it behaves.
 pub(crate) struct Client {
     wire: usize,
-    /// What it says; so much of it was sent.
+    /// Its input to the server, and how much of that was sent.
     script: Vec<u8>,
     sent: usize,
     expected: Expectation,
-    /// It breaks off at some time.
+    /// It disconnects at some point.
     is_faulty: bool,
-    /// What is between what it says and the network.
+    /// The layer between it and the network.
     layer: Option<Box<dyn Layer>>,
 }
 
-/// What must come back.
+/// The expected responses.
 pub(crate) enum Expectation {
-    /// These answers, in order.
+    /// These responses, in order.
     Answers(Vec<Expected>),
     Echoes(Echoes),
 }
 
-/// What an answer must be.
+/// An expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) status: u16,
@@ -32,12 +32,12 @@ pub(crate) struct Expected {
 }
 
 impl Client {
-    /// One that speaks HTTP.
+    /// A client that speaks HTTP.
     pub(crate) fn connect(network: &Network, script: Vec<u8>, expected: Vec<Expected>, is_faulty: bool) -> Self {
         Self::with(network, script, Expectation::Answers(expected), is_faulty, None)
     }
 
-    /// One of any kind, with its conversation.
+    /// A client of any kind, with its requests.
     pub(crate) fn any(network: &Network, random: &mut Random) -> Self {
         let count = 1 + random.below(12);
         let (script, expected) = if random.one_in(4) {
@@ -66,7 +66,7 @@ impl Client {
         Self { wire: network.connect(layer.is_some()), script, sent: 0, expected, is_faulty, layer }
     }
 
-    /// Sends something, reads something, or breaks off.
+    /// Sends something, reads something, or disconnects.
     pub(crate) fn act(&mut self, network: &Network) {
         let mut state = network.lock();
         let super::network::State { wires, random, .. } = &mut *state;
@@ -91,7 +91,7 @@ impl Client {
         self.exchange(wire);
     }
 
-    /// Says the next bytes of its script.
+    /// Sends the next bytes of its script.
     fn say(&mut self, wire: &mut Wire, bytes: usize) {
         let rest = self.script.get(self.sent..).unwrap_or_default();
         let now = rest.get(..bytes).unwrap_or(rest);
@@ -111,7 +111,7 @@ impl Client {
         }
     }
 
-    /// Takes part in what is between it and the server, and does nothing of its own.
+    /// Drives its layer, and does nothing else.
     pub(crate) fn attend(&mut self, network: &Network) {
         let mut state = network.lock();
         if let Some(wire) = state.wires.get_mut(self.wire) {
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Sends all that is left, and takes so many bytes more. The server's socket does not count as writable for them.
+    /// Sends the rest, and accepts this many more bytes. They do not make the server's socket count as writable.
     #[cfg(test)]
     pub(crate) fn trickle(&mut self, network: &Network, bytes: usize) {
         let mut state = network.lock();
@@ -138,7 +138,7 @@ impl Client {
         }
     }
 
-    /// Sends all that is left and takes all that comes.
+    /// Sends the rest and accepts everything.
     pub(crate) fn hurry(&mut self, network: &Network) {
         let mut state = network.lock();
         let Some(wire) = state.wires.get_mut(self.wire) else { return };
@@ -148,8 +148,8 @@ impl Client {
         self.exchange(wire);
     }
 
-    /// Compares what came with what was expected; panics where they differ. A server that was stopped early has not answered everything,
-    /// but what it began it finished.
+    /// Compares the responses with the expected ones, and panics if they differ. A server that was stopped early has
+    /// not answered every request, but has completed every response that it started.
     pub(crate) fn check(&mut self, network: &Network, stopped: bool) {
         let mut state = network.lock();
         let Some(wire) = state.wires.get_mut(self.wire) else { return };
@@ -163,7 +163,7 @@ impl Client {
                 assert!(came == Came::All || may_be_cut || stopped, "a WebSocket was not served to its end");
             }
         }
-        // The server says that this is all, if the socket takes it.
+        // The server shuts down its side, if the socket accepts that.
         if let Some(layer) = &self.layer
             && wire.server_closed
             && !may_be_cut
@@ -202,7 +202,7 @@ fn check_answers(expected: &[Expected], mut rest: &[u8], wire: &Wire, may_be_cut
     assert!(rest.is_empty(), "{} bytes after the last answer", rest.len());
 }
 
-/// Takes a whole answer off `input`.
+/// Takes a complete response from `input`.
 fn take_answer(input: &mut &[u8], is_head: bool) -> Option<Expected> {
     const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
     *input = input.strip_prefix(CONTINUE).unwrap_or(input);
@@ -233,11 +233,11 @@ fn take_answer(input: &mut &[u8], is_head: bool) -> Option<Expected> {
     Some(Expected { status, body, is_head })
 }
 
-/// What `handler` answers.
+/// The response of `handler`.
 const KINDS: [&str; 12] =
     ["inline", "at-once", "bytes", "file", "length", "chunked", "mixed", "waits", "pushed", "post", "chunks", "echo"];
 
-/// A conversation of `count` requests, and its answers; see `handler`.
+/// A sequence of `count` requests and their responses; see `handler`.
 pub(crate) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Vec<Expected>) {
     let (mut script, mut expected) = (Vec::new(), Vec::new());
     for _ in 0..count {
@@ -260,14 +260,14 @@ pub(crate) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Vec<E
         }
     }
     if random.one_in(5) {
-        // Its handler reads the beginning of the body, and answers; the connection ends with that, or it does not.
+        // Its handler reads the start of the body and responds; the connection may or may not end there.
         post(random, &mut script, "/early/0", &pattern(100_000));
         expected.push(Expected { status: 200, body: Vec::new(), is_head: false });
     }
     (script, expected)
 }
 
-/// A request with a body, which comes whole or in chunks, and waits to be asked for or does not.
+/// A request with a body, with a length or chunked, with or without `Expect: 100-continue`.
 fn post(random: &mut Random, script: &mut Vec<u8>, path: &str, body: &[u8]) {
     let expect = if random.one_in(4) { "Expect: 100-continue\r\n" } else { "" };
     if random.one_in(2) {

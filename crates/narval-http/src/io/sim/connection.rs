@@ -1,8 +1,9 @@
-//! An HTTP/1 connection alone, without a server: what the shard does for it, done by chance, and checked.
+//! Runs an HTTP/1 connection without a server: the shard's part is played at random, and the connection is checked.
 //!
-//! Bytes come in cut at random places, the socket takes what it likes, jobs end when they like, quietly or with a message, time
-//! passes. Whatever the client sends, there is one job at most, answers come in the order of their requests, nothing more is read
-//! while what was read waits to be used, there is always a deadline that is not forgotten, and an end is final.
+//! Input arrives in random pieces, the socket accepts random amounts, jobs end at random, with or without a message,
+//! and time passes. Whatever the client sends, there is at most one job, responses are in the order of their requests,
+//! nothing more is read while input is waiting to be used, there is always a deadline, deadlines are honoured, and an
+//! end is final.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,17 +24,17 @@ use crate::http1::head::{Framing, HeadLimits, LastHead, ParsedHead, parse_head};
 use crate::io::clock::Millis;
 use crate::limits::Limits;
 
-/// The most events of one run, and the most acts that one event may lead to.
+/// The maximum number of events in a run, and of acts that follow an event.
 const EVENTS_MAX: usize = 200_000;
-/// The longest that a connection may want to wait: longer than every timeout.
+/// The upper bound of a connection's deadlines: longer than every timeout.
 const WAIT_MAX: Millis = 24 * 3_600_000;
-/// The most bytes that come in at once.
+/// The maximum number of bytes that arrive at once.
 const PIECE_MAX: usize = 5000;
 
 /// Runs one connection whose client sends `input`, with choices drawn from `seed`.
 ///
 /// # Panics
-/// The connection broke a promise.
+/// The connection violated one of its invariants.
 pub fn connection(seed: u64, input: &[u8]) {
     let mut run = Run::new(seed, input);
     while !run.is_over() {
@@ -42,7 +43,7 @@ pub fn connection(seed: u64, input: &[u8]) {
     run.check_end();
 }
 
-/// What the connection carries.
+/// The types of the connection's payloads.
 pub(crate) enum Carried {}
 
 impl Exchange for Carried {
@@ -51,7 +52,7 @@ impl Exchange for Carried {
     type Pipe = Arc<Mutex<Piped>>;
 }
 
-/// An answer on its way.
+/// A response that is being sent.
 pub(crate) struct Sending {
     left: u64,
     sent: u64,
@@ -79,7 +80,7 @@ impl Answer for Sending {
     }
 }
 
-/// A body that its handler reads while it comes.
+/// A body that is streamed to its handler.
 #[derive(Default)]
 pub(crate) struct Piped {
     received: Vec<u8>,
@@ -107,7 +108,7 @@ impl Piped {
 impl Pipe for Arc<Mutex<Piped>> {
     fn push(&self, data: &[u8]) {
         let mut pipe = lock(self);
-        assert!(!pipe.is_over, "a body goes on after its end");
+        assert!(!pipe.is_over, "a body continues after its end");
         assert!(!pipe.is_received_by_handler, "two receive");
         if let Some(rest) = &mut pipe.rest {
             *rest -= data.len() as u64;
@@ -169,11 +170,11 @@ struct World {
     last_head: LastHead,
     now: Millis,
     stopping: bool,
-    /// Answers that were collected and not sent.
+    /// Responses that were collected but not sent.
     collected: usize,
-    /// The targets of the requests that were answered or begun, in order.
+    /// The targets of the requests that were answered or started, in order.
     served: Vec<Vec<u8>>,
-    /// Those among them that are only collected, and may be asked for again.
+    /// Whether a request is being answered.
     is_busy: bool,
     has_rejected: bool,
     has_timed_out: bool,
@@ -213,8 +214,8 @@ impl Service<Carried> for World {
     }
 
     fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], _: bool) -> Inline<Carried> {
-        assert!(!self.is_busy, "a request is answered while another one is");
-        assert!(head.framing == Framing::None, "a request with a body is answered before that was received");
+        assert!(!self.is_busy, "a request is answered during another one");
+        assert!(head.framing == Framing::None, "a request is answered before its body was received");
         let choice = self.random.below(9);
         if choice > 5 {
             return Inline::Job(head);
@@ -243,7 +244,7 @@ impl Service<Carried> for World {
     }
 
     fn reject(&mut self, _: ProtoError, _: bool) {
-        assert!(!self.is_busy, "an error is answered while a request is");
+        assert!(!self.is_busy, "an error is answered during a request");
         self.has_rejected = true;
         self.collected += 1;
     }
@@ -262,7 +263,7 @@ impl Service<Carried> for World {
     }
 
     fn pipe(&self, begun: Buffered, rest: Option<u64>, _: bool) -> Arc<Mutex<Piped>> {
-        // What was received before does not count against the window.
+        // Bytes that were received before do not count against the window.
         let window = self.limits.body_window + begun.bytes.len();
         // As random as the rest: it follows from the time and the size of what came.
         let choices = (self.now ^ window as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -270,7 +271,7 @@ impl Service<Carried> for World {
     }
 
     fn send_continue(&self) {
-        assert!(!self.is_busy && self.collected == 0, "100 Continue in the middle of an answer");
+        assert!(!self.is_busy && self.collected == 0, "100 Continue in the middle of a response");
     }
 
     fn has_spare_streams(&self) -> bool {
@@ -305,38 +306,38 @@ impl Service<Carried> for World {
     }
 }
 
-/// A job that has the connection's lease.
+/// The job that has the connection's lease.
 enum Job {
-    /// A request; its body, if it is streamed.
+    /// A request, with its body if that is streamed.
     Request { pipe: Option<Arc<Mutex<Piped>>>, is_quick: bool },
-    /// An answer that goes on.
+    /// The rest of a response.
     Continue(Box<Sending>),
 }
 
-/// A connection, and what a shard knows of it.
+/// A connection, and the shard's state of it.
 struct Run {
     conn: Option<Conn<Carried>>,
     world: World,
-    /// What the client has still to send.
+    /// What the client has yet to send.
     input: VecDeque<u8>,
     has_ended: bool,
     expected: Vec<Expected>,
     wants: Wants,
     is_reading: bool,
     job: Option<Job>,
-    /// The connection has asked to hear of the job's end.
+    /// The connection has asked to be notified when the job ends.
     is_awaited: bool,
     idle_since: Millis,
     /// The driver is sending.
     is_sending: bool,
     awaits_room: bool,
-    /// The connection was told to end; nothing may be sent any more.
+    /// The connection was told to end: nothing more may be sent.
     is_ending: bool,
     bodies: Vec<(usize, Vec<u8>, bool)>,
     events: usize,
 }
 
-/// A request that the input holds.
+/// A request in the input.
 struct Expected {
     target: Vec<u8>,
     body: Vec<u8>,
@@ -393,7 +394,7 @@ impl Run {
         self.conn.is_none() && self.job.is_none()
     }
 
-    /// One of the things that can happen now.
+    /// Triggers one of the possible events.
     fn step(&mut self) {
         self.events += 1;
         assert!(self.events < EVENTS_MAX, "the connection never ends");
@@ -411,13 +412,13 @@ impl Run {
     fn pass(&mut self) {
         let deadline = self.wants.deadline;
         let ahead = [1, 60, 3000, 40_000][self.world.random.below(4)];
-        // The whole way, where nothing else is left to happen.
+        // Right to the deadline if nothing else can happen.
         let is_idle = self.input.is_empty() && self.has_ended && self.job.is_none() && !self.is_sending;
         self.world.now = if is_idle { deadline.max(self.world.now + 1) } else { self.world.now + ahead };
         let mut ticks = 0;
         while self.conn.is_some() && self.wants.deadline <= self.world.now {
             ticks += 1;
-            assert!(ticks <= 4, "a deadline that has come does not move");
+            assert!(ticks <= 4, "an expired deadline does not move");
             let is_back = self.conn.as_ref().is_some_and(Conn::may_be_answered) && self.job.is_none();
             let idle_since = is_back.then_some(self.idle_since);
             self.event(|conn, input, world| conn.tick(idle_since, input, world));
@@ -429,7 +430,7 @@ impl Run {
         self.event(|conn, input, world| conn.stop(input, world));
     }
 
-    /// The client sends something, or ends.
+    /// The client sends something, or ends its side.
     fn receive(&mut self) {
         if !self.is_reading {
             return;
@@ -461,7 +462,7 @@ impl Run {
         }
     }
 
-    /// The socket takes more, or the driver has sent.
+    /// The socket is writable again, or the driver has sent.
     fn room(&mut self) {
         if self.is_sending {
             self.is_sending = false;
@@ -562,7 +563,7 @@ impl Run {
         self.event(|conn, _, world| conn.handed_back(answer, world));
     }
 
-    /// Whether no job has the lease; otherwise its end will be told.
+    /// Whether no job has the lease. Otherwise the connection will be notified of the job's end.
     fn has_lease_back(&mut self) -> bool {
         self.is_awaited = self.job.is_some();
         !self.is_awaited
@@ -593,17 +594,17 @@ impl Run {
         self.settle();
     }
 
-    /// What a shard does behind each event.
+    /// What a shard does after each event.
     fn settle(&mut self) {
         let Some(conn) = &mut self.conn else { return };
         self.wants = conn.wants(self.is_reading, self.world.stopping);
         let Wants { read, answer, deadline } = self.wants;
         assert!(deadline > 0 && deadline < self.world.now + WAIT_MAX, "a connection without a deadline");
-        assert!(!read || !self.has_ended, "a client that has ended is to send more");
+        assert!(!read || !self.has_ended, "reading after the client's end");
         let held = conn.held();
         assert!(held <= self.world.limits.head.bytes_max + 2 * PIECE_MAX, "{held} bytes are held");
         if read && self.world.is_busy && held > 0 {
-            assert!(conn.reads_body(), "more is read while what was read waits");
+            assert!(conn.reads_body(), "reading more while input is waiting");
         }
         self.is_reading |= read;
         if answer && self.has_lease_back() {
@@ -612,11 +613,11 @@ impl Run {
         }
     }
 
-    /// Does what the connection wants. False: it is gone.
+    /// Performs the connection's acts. Returns `false` if it was dropped.
     fn perform(&mut self, conn: &mut Conn<Carried>, mut act: Act<Carried>, input: &mut Input<'_>) -> bool {
         for acts in 0.. {
-            assert!(acts < EVENTS_MAX, "an event has no end");
-            assert!(!matches!(act, Act::Drive) || conn.answer().is_some(), "there is nothing to be sent");
+            assert!(acts < EVENTS_MAX, "an event has endless acts");
+            assert!(!matches!(act, Act::Drive) || conn.answer().is_some(), "there is nothing to send");
             if self.is_ending {
                 assert!(matches!(act, Act::Wait | Act::Drop), "something follows the end");
             }
@@ -628,7 +629,7 @@ impl Run {
                     return true;
                 }
                 Act::End(close) => {
-                    assert_eq!(self.world.collected, 0, "answers that were not sent");
+                    assert_eq!(self.world.collected, 0, "responses that were not sent");
                     self.is_ending = true;
                     if conn.may_close(close, input) {
                         return false;
@@ -683,7 +684,7 @@ impl Run {
     }
 
     fn write(&mut self, conn: &mut Conn<Carried>, then: Then<Carried>, input: &mut Input<'_>) -> Act<Carried> {
-        assert!(self.job.is_none() && !self.world.is_busy && !self.is_sending, "two write at once");
+        assert!(self.job.is_none() && !self.world.is_busy && !self.is_sending, "two writers at once");
         self.world.collected = 0;
         match self.world.random.below(8) {
             0 => {
@@ -700,7 +701,7 @@ impl Run {
         }
     }
 
-    /// Sends a piece of an answer.
+    /// Sends a part of a response.
     fn send(&mut self, answer: &mut Sending, is_memory: bool) -> Next {
         let random = &mut self.world.random;
         let n = answer.left.min(random.below(50_000) as u64);
@@ -745,7 +746,7 @@ impl Run {
         conn.dispatched(input, &mut self.world)
     }
 
-    /// What was served are the first of the requests that the client sent.
+    /// Checks that the served requests are the first ones that the client sent.
     fn check_end(&self) {
         let served = &self.world.served;
         for (at, target) in served.iter().enumerate() {
@@ -761,7 +762,7 @@ impl Run {
     }
 }
 
-/// The requests in `input`, read one behind the other.
+/// Parses the sequence of requests in `input`.
 fn requests(mut input: &[u8], limits: &Limits) -> Vec<Expected> {
     let mut requests = Vec::new();
     while let Ok(Some(head)) = parse_head(input, &limits.head) {

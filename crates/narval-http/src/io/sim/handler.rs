@@ -1,4 +1,4 @@
-//! What the simulated clients ask: all kinds of answers there are.
+//! The handler of the simulated clients' requests, with every kind of response.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,13 +20,13 @@ pub(super) struct Simulated {
 }
 
 impl Simulated {
-    /// A body that a participant writes, piece by piece.
+    /// A body that a participant writes in pieces.
     fn pushed(&self, content: Vec<u8>, length: Option<u64>) -> io::Result<Body> {
         let (body, mut writer) = Body::writer(length);
         self.baton.add(move || {
             for (at, piece) in content.chunks(7001).enumerate() {
                 let flushed = if at % 3 == 0 { writer.flush() } else { Ok(()) };
-                // The client may be gone, which is its own affair.
+                // The client may have disconnected, which is fine.
                 if flushed.and_then(|()| writer.write_all(piece)).is_err() {
                     return;
                 }
@@ -94,7 +94,7 @@ impl Handler for Simulated {
     }
 }
 
-/// Has nothing for a while before each piece, in all the ways there are.
+/// A source that waits before each piece, in every possible way.
 struct Waits {
     pieces: Pieces,
     rested: bool,

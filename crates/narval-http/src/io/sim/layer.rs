@@ -1,16 +1,16 @@
 use super::network::Wire;
 
-/// What turns bytes into those on the wire, and back.
+/// Translates between plaintext and the bytes on the wire.
 pub(super) trait Layer {
-    /// Takes what the client says.
+    /// Adds plaintext from the client.
     fn send(&mut self, bytes: &[u8]);
 
-    /// Takes what has arrived, and sends what is to be sent.
+    /// Consumes what has arrived, and sends what is pending.
     fn exchange(&mut self, wire: &mut Wire);
 
-    /// All that the server has said.
+    /// All plaintext from the server.
     fn received(&self) -> &[u8];
 
-    /// The server has said that this is all.
+    /// Whether the server has ended its side.
     fn has_ended(&self) -> bool;
 }

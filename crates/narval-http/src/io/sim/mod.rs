@@ -1,10 +1,11 @@
-//! A simulated kernel, and the whole server on it: one thread at a time, no clock, no sockets, and every choice drawn from a seed.
+//! A simulated kernel that the whole server runs on: one thread at a time, no clock, no sockets, and every choice drawn
+//! from a seed.
 //!
-//! Receives and sends are short, sockets fill up, operations complete in any order, workers run when they like, clients
-//! break off. The same seed makes the same run, so that a failure found once can be looked at again.
+//! Receives and sends are short, sockets fill up, operations complete in any order, workers run at any time, and clients
+//! disconnect. Equal seeds make equal runs, so that a failure can be reproduced.
 //!
-//! Clients speak HTTP and WebSocket, and in this crate's own tests TLS as well. Keys and nonces of TLS are random, but no length
-//! depends on them, so that the schedule is the same for equal seeds, and so is everything that is checked.
+//! Clients speak HTTP and WebSocket, and in this crate's own tests also TLS. TLS keys and nonces are random, but no
+//! length depends on them, so equal seeds still have equal schedules, and so has everything that is checked.
 
 mod baton;
 mod client;
@@ -27,7 +28,7 @@ pub use run::{Report, conversation, garbage};
 pub(crate) use baton::{is_participant, yield_now};
 pub(crate) use network::{Network, SimSocket};
 
-/// The source of all choices (SplitMix64).
+/// The random number generator behind all choices (SplitMix64).
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -44,18 +45,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound` (0 for 0).
+    /// Returns a number below `bound`, or 0 if that is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % (bound.max(1) as u64)) as usize
     }
 
-    /// True once in `n` times.
+    /// Returns `true` once in `n` times on average.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
 
-/// The body of a simulated answer.
+/// The body of a simulated response.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at / 253 + at) as u8).collect()
 }

@@ -10,10 +10,10 @@ use super::Random;
 use crate::Peer;
 use crate::io::socket::Socket;
 
-/// The address of all clients over TCP (RFC 5737).
+/// The address of all TCP clients (RFC 5737).
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1024);
 
-/// More than the server says in a handshake.
+/// More than the server sends in a handshake.
 const HANDSHAKE_BYTES: usize = 8 * 1024;
 
 /// The simulated network: connections between simulated clients and the server.
@@ -27,7 +27,7 @@ pub(crate) struct Network {
 pub(crate) struct State {
     pub(crate) random: Random,
     pub(crate) wires: Vec<Wire>,
-    /// Connections that wait to be accepted.
+    /// Connections that have not been accepted.
     backlog: VecDeque<usize>,
 }
 
@@ -37,23 +37,23 @@ pub(crate) struct Wire {
     /// The client speaks TLS.
     is_secure: bool,
     is_accepted: bool,
-    /// On the way to the server.
+    /// In flight to the server.
     pub(crate) to_server: VecDeque<u8>,
-    /// The client has ended its side.
+    /// The client has shut down its side.
     pub(crate) client_ended: bool,
-    /// The client has broken the connection.
+    /// The client has reset the connection.
     pub(crate) client_reset: bool,
     /// What the server sent.
     pub(crate) to_client: Vec<u8>,
-    /// How much more the client takes now.
+    /// How many more bytes the client accepts now.
     pub(crate) window: usize,
-    /// The server's socket counts as writable only when it takes more than this.
+    /// The server's socket counts as writable only if it accepts more than this.
     pub(crate) unwritable_up_to: usize,
-    /// The socket did not take all of what was last sent.
+    /// The last send was short.
     pub(crate) was_short: bool,
-    /// The server has ended its side.
+    /// The server has shut down its side.
     pub(crate) server_ended: bool,
-    /// The server has closed the connection; with a reset, if `server_aborts`.
+    /// The server has closed the connection, with a reset if `server_aborts`.
     pub(crate) server_closed: bool,
     pub(crate) server_aborts: bool,
 }
@@ -80,12 +80,12 @@ impl Network {
         self.now.clone()
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub(crate) fn pass(&self, millis: u64) {
         self.now.fetch_add(millis, Ordering::Relaxed);
     }
 
-    /// Bytes that wait for the server, and bytes that it has sent.
+    /// The number of bytes in flight to the server, and of bytes that it has sent.
     pub(crate) fn traffic(&self) -> (usize, usize) {
         let state = self.lock();
         state.wires.iter().fold((0, 0), |(to, from), wire| (to + wire.to_server.len(), from + wire.to_client.len()))
@@ -94,7 +94,7 @@ impl Network {
     /// Client: opens a connection.
     pub(crate) fn connect(&self, is_secure: bool) -> usize {
         let mut state = self.lock();
-        // A handshake has to fit into the socket, as it always does into a real one.
+        // A handshake must fit into the socket, as it always does into a real one.
         let window = if is_secure { HANDSHAKE_BYTES } else { 0 };
         state.wires.push(Wire { is_secure, window, ..Wire::default() });
         let wire = state.wires.len() - 1;
@@ -102,18 +102,18 @@ impl Network {
         wire
     }
 
-    /// Server: takes a connection that waits.
+    /// Server: accepts a connection.
     pub(crate) fn accept(&self) -> Option<(Socket, Peer)> {
         let mut state = self.lock();
         let at = state.backlog.pop_front()?;
         let wire = state.wires.get_mut(at)?;
         wire.is_accepted = true;
-        // Connections that come in over TCP are those that are secured.
+        // Connections over TCP are the ones with TLS.
         let peer = if wire.is_secure { Peer::Tcp(CLIENT) } else { Peer::Unix };
         Some((Socket::Sim(SimSocket { network: self.clone(), wire: at }), peer))
     }
 
-    /// Connections that the server has accepted and not closed.
+    /// The number of connections that the server has accepted and not closed.
     pub(crate) fn held(&self) -> usize {
         self.lock().wires.iter().filter(|wire| wire.is_accepted && !wire.server_closed).count()
     }
@@ -131,7 +131,7 @@ impl SimSocket {
         self.wire(|wire, _| !wire.to_server.is_empty() || wire.client_ended || wire.client_reset).unwrap_or(true)
     }
 
-    /// Whether bytes wait to be received.
+    /// Whether there are bytes to receive.
     pub(crate) fn has_unread(&self) -> bool {
         self.wire(|wire, _| !wire.to_server.is_empty()).unwrap_or(false)
     }
@@ -161,7 +161,7 @@ impl SimSocket {
 
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.wire(|wire, random| {
-            assert!(!wire.server_ended && !wire.server_closed, "the server sends after it has ended");
+            assert!(!wire.server_ended && !wire.server_closed, "the server sends after its end");
             if wire.client_reset {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }

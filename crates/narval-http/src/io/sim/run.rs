@@ -20,48 +20,48 @@ use crate::run::worker::Worker;
 use crate::tls::Acceptor;
 use crate::{Limits, Snapshot};
 
-/// Steps after which a run must have come to its end.
+/// The maximum number of steps in a run.
 const STEPS_MAX: usize = 200_000;
 
-/// What came of a run; equal for equal seeds.
+/// The result of a run. Equal for equal seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Steps the run took.
+    /// The number of steps.
     pub steps: usize,
-    /// Bytes the server sent.
+    /// The number of bytes that the server sent.
     pub bytes_sent: u64,
-    /// Requests answered.
+    /// The number of requests answered.
     pub requests: u64,
-    /// Handlers that had a thread: those of streamed bodies.
+    /// The number of handlers with a thread of their own: those of streamed bodies.
     pub streams: u64,
-    /// TLS handshakes.
+    /// The number of TLS handshakes.
     pub handshakes: u64,
-    /// WebSockets opened.
+    /// The number of WebSockets opened.
     pub websockets: u64,
 }
 
-/// The server, ready to be run step by step.
+/// The server, run step by step.
 struct Simulation {
     network: Network,
     shard: Shard<SimDriver<Connection>>,
     worker: Worker,
     server: Arc<ServerState>,
     mailbox: Arc<Mailbox>,
-    /// The handlers that have a thread: those that read bodies while they come, and those that write them while they go.
+    /// The handlers with a thread of their own: those that read or write streamed bodies.
     baton: Arc<Baton>,
     tally: Arc<Tally>,
 }
 
-/// Runs well-behaved and faulty clients against the server, and checks every answer. Panics where one is wrong.
+/// Runs well-behaved and faulty clients against the server, and checks every response. Panics if one is wrong.
 ///
 /// # Errors
-/// No temporary file can be made.
+/// A temporary file cannot be created.
 pub fn conversation(seed: u64) -> io::Result<Report> {
     let mut random = Random::new(seed ^ 0x5eed);
     let mut simulation = Simulation::new(seed)?;
     let count = 1 + random.below(6);
     let mut clients: Vec<_> = (0..count).map(|_| Client::any(&simulation.network, &mut random)).collect();
-    // Some servers are stopped in the middle of it.
+    // Some servers are stopped in the middle of the run.
     let stop_at = random.one_in(4).then(|| random.below(200));
     let steps = simulation.play(&mut clients, 400, stop_at, &mut random)?;
     for client in &mut clients {
@@ -70,10 +70,11 @@ pub fn conversation(seed: u64) -> io::Result<Report> {
     Ok(simulation.report(steps))
 }
 
-/// Feeds arbitrary bytes to the server over several connections. Panics only where the server breaks one of its own rules.
+/// Feeds arbitrary bytes to the server over several connections. Panics only if the server violates one of its
+/// invariants.
 ///
 /// # Errors
-/// No temporary file can be made.
+/// A temporary file cannot be created.
 pub fn garbage(seed: u64, input: &[u8]) -> io::Result<Report> {
     let mut random = Random::new(seed ^ 0xbad);
     let mut simulation = Simulation::new(seed)?;
@@ -99,7 +100,7 @@ impl Simulation {
             body_buffer_max: [1 << 20, 100_000, 1000, 0][random.below(4)],
             body_window: [0, 1, 5000, 100_000][random.below(4)],
             body_max: 1 << 20,
-            // No threads are started: the simulation takes the jobs.
+            // No threads are started: the simulation runs the jobs.
             streamed_bodies_max: 0,
             ..Limits::default()
         };
@@ -114,7 +115,7 @@ impl Simulation {
         Ok(Self { worker: Worker::new(server.clone()), network, shard, server, mailbox, baton, tally })
     }
 
-    /// One turn of the shard, some of the workers' jobs, a little time.
+    /// One iteration of the shard, some of the workers' jobs, and a little time.
     fn step(&mut self, random: &mut Random) -> io::Result<bool> {
         let alive = self.shard.turn()?;
         for _ in 0..random.below(4) {
@@ -144,8 +145,8 @@ impl Simulation {
         self.server.pool.try_take().or_else(|| self.server.handshakes.try_take())
     }
 
-    /// Lets the clients act for up to `turns` steps. Then everybody is in a hurry, and the server is told to stop once it has
-    /// nothing more to do. Returns the number of steps.
+    /// Lets the clients act for up to `turns` steps. After that they only finish, and the server is stopped once it is
+    /// idle. Returns the number of steps.
     fn play(
         &mut self,
         clients: &mut [Client],
@@ -169,7 +170,7 @@ impl Simulation {
         Ok(turns + self.run_to_end(clients, random)?)
     }
 
-    /// Runs until nothing happens any more, then stops the server and runs until it has stopped.
+    /// Runs until the server is idle, then stops it and runs until it has stopped.
     fn run_to_end(&mut self, clients: &mut [Client], random: &mut Random) -> io::Result<usize> {
         let mut steps = 0;
         let (mut quiet, mut sent) = (0, (0, 0));
@@ -180,7 +181,7 @@ impl Simulation {
             quiet = if progress == sent { quiet + 1 } else { 0 };
             sent = progress;
             steps += 1;
-            assert!(steps < STEPS_MAX, "the server never comes to rest");
+            assert!(steps < STEPS_MAX, "the server never becomes idle");
         }
         self.mailbox.post(Message::Stop);
         while self.step(random)? {
@@ -204,12 +205,12 @@ impl Simulation {
         self.baton.len() > 0 || [pool, streams, handshakes].into_iter().any(|pool| pool.has_work())
     }
 
-    /// Whatever a connection held is given back.
+    /// Checks that everything a connection held was released.
     fn check_that_nothing_is_left(&self) {
         let end = self.snapshot();
         assert_eq!(end.connections_open, 0, "every connection is closed at the end");
-        assert_eq!(self.server.admission.in_use(), (0, 0), "connections and handshakes that still count");
-        assert_eq!(self.network.held(), 0, "sockets that somebody still holds");
+        assert_eq!(self.server.admission.in_use(), (0, 0), "connections and handshakes that are still counted");
+        assert_eq!(self.network.held(), 0, "sockets that are still held");
         assert_eq!(self.server.body_memory.used(), 0, "memory for bodies");
         assert_eq!(end.panics, 0, "a handler panicked");
         let Tally { opened, closed, faults } = &*self.tally;
@@ -239,7 +240,7 @@ impl Simulation {
     }
 }
 
-/// The TLS side of the server, which serves those clients that come in over TCP.
+/// The TLS side of the server, for clients over TCP.
 fn acceptor() -> Option<Acceptor> {
     #[cfg(all(test, feature = "tls"))]
     return Some(super::tls::acceptor());
@@ -248,7 +249,7 @@ fn acceptor() -> Option<Acceptor> {
 }
 
 fn tempfile() -> io::Result<File> {
-    // Without a name: nothing is left behind (memfd_create(2)).
+    // Without a name, so nothing remains (memfd_create(2)).
     Ok(rustix::fs::memfd_create("narval-sim", rustix::fs::MemfdFlags::CLOEXEC)?.into())
 }
 
@@ -321,7 +322,8 @@ mod tests {
         }
     }
 
-    /// A socket counts as writable only when a third of its buffer is free: a slow client's does not for many deadlines.
+    /// A socket counts as writable only if a third of its buffer is free, which for a slow client can take many
+    /// deadlines.
     #[test]
     fn a_slow_client_is_served_to_the_end_and_one_that_is_too_slow_is_not() {
         for (at, kind) in
@@ -338,7 +340,7 @@ mod tests {
                     simulation.step(&mut random).unwrap();
                 }
                 for _ in 0..1000 {
-                    // So many bytes in 300 s, which is the write deadline's window.
+                    // This many bytes in 300 s, which is the write deadline's window.
                     client.trickle(&simulation.network, bytes / 30);
                     simulation.network.pass(10_000);
                     for _ in 0..10 {
@@ -355,7 +357,7 @@ mod tests {
         }
     }
 
-    /// The process is stopped, or its machine frozen, for longer than a head may take; the head is there when it goes on.
+    /// The process or its machine is suspended for longer than the head timeout; the head has arrived when it continues.
     #[test]
     fn input_that_came_in_time_is_served_however_late_the_server_looks() {
         for seed in 0..50 {

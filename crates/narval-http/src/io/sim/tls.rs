@@ -1,5 +1,5 @@
-//! Simulated clients that speak TLS, by rustls. Keys and nonces are random, but no length depends on them: the schedule does not
-//! either. The certificate is one of Ed25519, whose signatures all have the same length.
+//! Simulated TLS clients, by rustls. Keys and nonces are random, but no length depends on them, so neither does the
+//! schedule. The certificate uses Ed25519, whose signatures all have the same length.
 
 #![allow(clippy::expect_used, reason = "a client of tests, which fail by panicking")]
 
@@ -33,7 +33,7 @@ pub(super) fn acceptor() -> Acceptor {
 #[derive(Debug)]
 pub(super) struct TlsClient {
     connection: ClientConnection,
-    /// How much of what came was opened.
+    /// The number of received bytes that were decrypted.
     opened: usize,
     received: Vec<u8>,
     has_ended: bool,
@@ -64,14 +64,14 @@ impl Layer for TlsClient {
     fn exchange(&mut self, wire: &mut Wire) {
         let mut arrived = wire.to_client.get(self.opened..).unwrap_or_default();
         while !arrived.is_empty() {
-            assert!(!self.has_ended, "{} bytes behind the close_notify", arrived.len());
+            assert!(!self.has_ended, "{} bytes after the close_notify", arrived.len());
             let taken = self.connection.read_tls(&mut arrived).expect("memory");
             let state = self.connection.process_new_packets().expect("records that are sound and in order");
             let mut plain = vec![0; state.plaintext_bytes_to_read()];
             self.connection.reader().read_exact(&mut plain).expect("it is there");
             self.received.append(&mut plain);
             self.has_ended = state.peer_has_closed();
-            assert!(taken > 0 || arrived.is_empty(), "{} bytes behind the close_notify", arrived.len());
+            assert!(taken > 0 || arrived.is_empty(), "{} bytes after the close_notify", arrived.len());
         }
         self.opened = wire.to_client.len();
         while self.connection.wants_write() {

@@ -1,4 +1,4 @@
-//! Simulated WebSockets: an echo on the server's side, and what a client sends and must get back.
+//! Simulated WebSockets: an echo on the server's side, and what a client sends and expects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,12 +8,12 @@ use crate::ws::codec::mask;
 use crate::ws::{CloseReason, Message, Options, Upgrade, WebSocket, WsHandler};
 use crate::{Request, Response};
 
-/// What all sockets of a run have come to.
+/// The totals of all sockets in a run.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) opened: AtomicUsize,
     pub(super) closed: AtomicUsize,
-    /// Events out of their order, and echoes that were not taken.
+    /// Events out of order, and echoes that were rejected.
     pub(super) faults: AtomicUsize,
 }
 
@@ -23,7 +23,7 @@ struct Echo {
     is_open: AtomicBool,
 }
 
-/// Accepts a socket that holds little: about `room` bytes of messages, either way.
+/// Accepts a socket with small buffers: about `room` bytes of messages in each direction.
 pub(super) fn accept(request: &Request, room: usize, tally: &Arc<Tally>) -> Response {
     let upgrade = match Upgrade::new(request) {
         Ok(upgrade) => upgrade,
@@ -63,13 +63,13 @@ impl WsHandler for Echo {
     }
 }
 
-/// What a client must get back.
+/// What a client expects.
 #[derive(Debug, Default)]
 pub(super) struct Echoes {
-    /// All messages: whether they are text, and what they say.
+    /// All messages: whether they are text, and their payloads.
     messages: Vec<(bool, Vec<u8>)>,
     pings: Vec<Vec<u8>>,
-    /// The payload of the Close frame at the end begins so.
+    /// The start of the final Close frame's payload.
     close: Vec<u8>,
 }
 
@@ -81,7 +81,7 @@ const PING: u8 = 9;
 const PONG: u8 = 10;
 const FIN: u8 = 0x80;
 
-/// The key and its answer of RFC 6455 section 1.3.
+/// The key and the accept value of RFC 6455 section 1.3.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
@@ -168,17 +168,18 @@ fn frame(random: &mut Random, script: &mut Vec<u8>, first: u8, payload: &[u8]) {
     script.extend_from_slice(&masked);
 }
 
-/// How far a client got what it expected.
+/// How much of the expected data a client must receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     /// All of it.
     All,
-    /// It ends before that, in the middle of something perhaps.
+    /// A prefix, which may end in the middle of a frame.
     Part,
 }
 
 impl Echoes {
-    /// Compares what came with what was expected; panics where they differ. `stopped`: the server may say that it goes away.
+    /// Compares the received frames with the expected ones, and panics if they differ. If `stopped`, the server may
+    /// close with "going away".
     pub(super) fn check(&self, mut input: &[u8], stopped: bool) -> Came {
         let Some(end) = input.windows(4).position(|window| window == b"\r\n\r\n") else { return Came::Part };
         let head = String::from_utf8_lossy(input.get(..end).unwrap_or_default()).to_lowercase();
@@ -193,7 +194,7 @@ impl Echoes {
                     let is_next = messages.next().is_some_and(|next| (next.0, next.1.as_slice()) == (is_text, payload));
                     assert!(is_next, "an echo of {} bytes that is not the next one", payload.len());
                 }
-                // Some may be left out, but those that come are in their order.
+                // Some may be omitted, but the others are in order.
                 0x8a => assert!(pings.any(|ping| ping == payload), "a Pong without its Ping"),
                 0x88 => {
                     assert!(input.is_empty(), "{} bytes behind the Close frame", input.len());
@@ -205,7 +206,7 @@ impl Echoes {
                     assert_eq!(messages.len(), 0, "the Close frame came before the last echoes");
                     return Came::All;
                 }
-                // The server asks whether the client is there.
+                // The server checks whether the client is alive.
                 other => assert_eq!(other, FIN | PING, "a frame that begins with {other:#x}"),
             }
         }
@@ -213,7 +214,7 @@ impl Echoes {
     }
 }
 
-/// Takes a whole frame of a server off `input`: its first octet, and its payload.
+/// Takes a complete server frame from `input`: its first octet and its payload.
 fn take_frame<'a>(input: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (first, second) = (*input.first()?, *input.get(1)?);
     let (length, at) = match second {
