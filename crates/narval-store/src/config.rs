@@ -1,4 +1,4 @@
-//! Which store, and where its parts lie: store URIs and the environment variables of Nix.
+//! Selects a store and locates its parts, from store URIs and Nix's environment variables.
 //!
 //! Rules: Nix `libstore/store-reference.cc`, `local-fs-store.hh`, `globals.cc`.
 
@@ -13,13 +13,13 @@ use narval_nix::store_path::StoreDirError;
 use percent_encoding::percent_decode_str;
 use thiserror::Error;
 
-/// The longest store URI that is looked at, in bytes.
+/// The maximum length of a store URI, in bytes.
 pub(crate) const STORE_URI_LEN_MAX: usize = 8192;
 
-/// The most parameters a store URI may have.
+/// The maximum number of parameters of a store URI.
 pub(crate) const STORE_URI_PARAMETERS_MAX: usize = 64;
 
-/// Parameters of Nix that are legal and mean nothing to a reader of the store.
+/// Valid parameters of Nix without a meaning for a reader of the store.
 const PARAMETERS_IGNORED: &[&str] = &[
     "build-dir",
     "ignore-gc-delete-failure",
@@ -35,13 +35,13 @@ const PARAMETERS_IGNORED: &[&str] = &[
     "want-mass-query",
 ];
 
-/// Why a store URI or the environment names no store.
+/// Why a store URI or the environment was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ConfigError {
-    /// The URI is longer than 8192 bytes or has too many parameters.
+    /// The URI is too long or has too many parameters.
     #[error("the store URI is too long: at most {STORE_URI_LEN_MAX} bytes and {STORE_URI_PARAMETERS_MAX} parameters")]
     TooLong,
-    /// A kind of store that cannot be read from here.
+    /// A type of store that is not supported here.
     #[error(
         "store '{uri}' is of a kind that is not supported: use 'auto', 'daemon', 'local', 'unix:///path/to/socket', a \
          directory, or 'local?root=DIR'"
@@ -50,7 +50,7 @@ pub enum ConfigError {
         /// The URI as given.
         uri: String,
     },
-    /// A path that is not absolute, or cannot be made so.
+    /// A path is not absolute.
     #[error("{what} '{path}' must be an absolute path")]
     NotAbsolute {
         /// The parameter or variable.
@@ -65,23 +65,23 @@ pub enum ConfigError {
         what: String,
         /// What it was set to.
         path: String,
-        /// Why.
+        /// The reason.
         source: StoreDirError,
     },
 }
 
-/// How the metadata of a store is asked for.
+/// How the metadata of a store is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// The database; the daemon where the database cannot be read.
+    /// From the database, or from the daemon if the database cannot be read.
     Auto,
-    /// The database only.
+    /// Only from the database.
     Database,
-    /// The daemon only.
+    /// Only from the daemon.
     Daemon,
 }
 
-/// The environment variables of Nix that decide where a store is.
+/// The environment variables of Nix that determine where a store is.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     variables: BTreeMap<String, OsString>,
@@ -97,7 +97,7 @@ impl Environment {
         Self { variables: variables.collect() }
     }
 
-    /// An environment of these variables alone.
+    /// An environment with only these variables.
     pub fn of(variables: &[(&str, &str)]) -> Self {
         Self { variables: variables.iter().map(|(name, value)| ((*name).to_owned(), value.into())).collect() }
     }
@@ -114,7 +114,7 @@ impl Environment {
     }
 }
 
-/// Where a store is and how it is asked.
+/// Where a store is and how it is read.
 ///
 /// ```
 /// use narval_store::{Environment, StoreConfig};
@@ -125,9 +125,9 @@ impl Environment {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// How metadata is asked for.
+    /// How metadata is read.
     pub access: Access,
-    /// The logical store directory: what hashes, narinfos and the database speak of.
+    /// The logical store directory, as in hashes, narinfos and the database.
     pub store_dir: StoreDir,
     /// Where the files of the store are.
     pub real_store_dir: PathBuf,
@@ -137,23 +137,23 @@ pub struct StoreConfig {
     pub log_dir: PathBuf,
     /// The daemon's socket.
     pub daemon_socket: PathBuf,
-    /// How long a writer waits for a lock that another process holds.
+    /// How long a writer waits for another process's lock.
     pub lock_timeout: Duration,
-    /// What was ignored in the URI, one line each.
+    /// Warnings about ignored parts of the URI, one line each.
     pub warnings: Vec<String>,
 }
 
-/// As long as Nix waits for a busy database.
+/// The same as Nix's timeout for a busy database.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl StoreConfig {
     /// The store of the environment: `NIX_REMOTE`, or `auto`.
     ///
-    /// `NIX_REMOTE=daemon`, which NixOS sets for everybody, is taken as `auto`: the database holds the same answers as
-    /// the daemon. Only a daemon that is asked for by name (`--store daemon`) is asked first.
+    /// `NIX_REMOTE=daemon`, which NixOS sets for all users, is treated as `auto`, because the database has the same
+    /// information. Only an explicit `--store daemon` uses the daemon first.
     ///
     /// # Errors
-    /// As [`StoreConfig::parse`].
+    /// See [`StoreConfig::parse`].
     pub fn from_environment(environment: &Environment) -> Result<Self, ConfigError> {
         let uri = environment.get("NIX_REMOTE").map(|uri| uri.to_string_lossy()).unwrap_or_default();
         let mut config = Self::parse(&uri, environment)?;
@@ -168,7 +168,7 @@ impl StoreConfig {
     /// `store`, percent-encoded. Unknown parameters are ignored with a line in [`StoreConfig::warnings`].
     ///
     /// # Errors
-    /// [`ConfigError`] for other kinds of store, and for paths that are not absolute.
+    /// [`ConfigError`] for other types of store, and for paths that are not absolute.
     pub fn parse(uri: &str, environment: &Environment) -> Result<Self, ConfigError> {
         if uri.len() > STORE_URI_LEN_MAX {
             return Err(ConfigError::TooLong);
@@ -224,7 +224,7 @@ impl StoreConfig {
         };
         let global_state = environment.path("NIX_STATE_DIR")?.unwrap_or_else(|| "/nix/var/nix".into());
         let global_log = environment.path("NIX_LOG_DIR")?.unwrap_or_else(|| "/nix/var/log/nix".into());
-        // A root moves everything below it, whatever the environment says (`local-fs-store.hh`).
+        // A root relocates everything, and overrides the environment (`local-fs-store.hh`).
         let below = |path: &str| root.as_ref().map(|root| root.join(path));
         let real_store_dir = real.or_else(|| below("nix/store")).unwrap_or_else(|| store_dir.as_str().into());
         let state_dir = state.or_else(|| below("nix/var/nix")).unwrap_or_else(|| global_state.clone());
@@ -240,7 +240,7 @@ impl StoreConfig {
         Ok(Self { access, store_dir, real_store_dir, state_dir, log_dir, daemon_socket, lock_timeout, warnings })
     }
 
-    /// A store root: what `nix --store DIR` makes and uses.
+    /// A store root, as `nix --store DIR` creates and uses it.
     ///
     /// # Errors
     /// [`ConfigError::NotAbsolute`] when `root` is empty.
@@ -286,12 +286,12 @@ impl Parameters {
     }
 }
 
-/// A path rather than the name of a kind of store, as `store-reference.cc` has it: a slash and no colon.
+/// Whether this is a path rather than a type of store. As in `store-reference.cc`: it has a slash and no colon.
 fn is_path(base: &str) -> bool {
     base.contains('/') && !base.contains(':')
 }
 
-/// The path in its simplest form, as Nix's `canonPath`: `.`, `..` and doubled slashes resolved by name.
+/// Normalises a path like Nix's `canonPath`: `.`, `..` and repeated slashes are resolved lexically.
 fn absolute(what: &str, path: &Path) -> Result<PathBuf, ConfigError> {
     let bad = || ConfigError::NotAbsolute { what: what.to_owned(), path: path.display().to_string() };
     if !path.is_absolute() || path.as_os_str().as_bytes().contains(&0) {

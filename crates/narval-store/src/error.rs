@@ -1,4 +1,4 @@
-//! What can go wrong when a store is asked.
+//! The errors of reading a store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use thiserror::Error;
 
 use crate::daemon::DaemonError;
 
-/// Why a store gave no answer. Never means "not there": absence is an answer.
+/// Why a store could not be read. Absence of a path is a result, not an error.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The database cannot be read from here at all (missing, no permission, an unreadable write-ahead log): another way to
-    /// the same store, the daemon, may work.
+    /// The database cannot be read at all (missing, no permission, an unreadable write-ahead log). The daemon of the
+    /// same store may still work.
     #[error("cannot read the Nix database '{}': {reason}", path.display())]
     DatabaseUnavailable {
         /// The database.
@@ -20,7 +20,7 @@ pub enum StoreError {
         /// Why.
         reason: String,
     },
-    /// SQLite reports an error.
+    /// SQLite returned an error.
     #[error("Nix database '{}': {source}", path.display())]
     Database {
         /// The database.
@@ -28,7 +28,7 @@ pub enum StoreError {
         /// SQLite's error.
         source: rusqlite::Error,
     },
-    /// A row holds what Nix would not write.
+    /// A row has invalid contents.
     #[error("Nix database: {column} of '{path}' is invalid: {reason}")]
     Row {
         /// The path the row is about.
@@ -38,25 +38,25 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
-    /// The daemon refuses, fails, or cannot be reached.
+    /// The daemon returned an error, failed, or cannot be reached.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
-    /// Neither the database nor the daemon can be used.
+    /// Neither the database nor the daemon is usable.
     #[error("{database}; and {daemon}")]
     NoWay {
-        /// Why not the database.
+        /// The error of the database.
         database: Box<StoreError>,
-        /// Why not the daemon.
+        /// The error of the daemon.
         daemon: Box<DaemonError>,
     },
     /// A file or directory cannot be used.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The files of a path cannot be read as a NAR.

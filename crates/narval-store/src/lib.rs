@@ -1,8 +1,8 @@
-//! Nix stores on disk: the database and the daemon, build logs, the files of a path as a NAR, and the other way round.
+//! Nix stores on disk: the database and the daemon, build logs, and store paths as NARs in both directions.
 //!
-//! - [`StoreConfig`]: which store, from a URI and the environment.
-//! - [`Store`]: what is valid and what is known of it, from the [`database`](Database) or the [`daemon`](Daemon).
-//! - [`LocalStore`]: a real Nix store written without Nix; [`Unpack`]: a NAR onto the disk.
+//! - [`StoreConfig`]: selects a store, from a URI and the environment.
+//! - [`Store`]: valid paths and their metadata, from the [`database`](Database) or the [`daemon`](Daemon).
+//! - [`LocalStore`]: writes a real Nix store without Nix; [`Unpack`]: unpacks a NAR to disk.
 //! - [`Source`] and [`Sink`]: where store paths come from and where they go.
 //! - [`NarLayout`], [`NarStream`], [`NarReader`]: the files of a path as a NAR, from any offset.
 

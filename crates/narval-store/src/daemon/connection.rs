@@ -1,4 +1,4 @@
-//! One connection of the worker protocol: greeting, requests, and the log messages that come before each reply.
+//! A connection of the worker protocol: handshake, requests, and the log messages before each reply.
 
 use std::collections::BTreeSet;
 use std::io::{BufReader, Read, Write};
@@ -11,13 +11,13 @@ use super::{DaemonError, Operation};
 const CLIENT_MAGIC: u64 = 0x6e69_7863;
 const SERVER_MAGIC: u64 = 0x6478_696f;
 
-/// What we speak: 1.38, without features.
+/// Our protocol version: 1.38, without features.
 const PROTOCOL_VERSION: u64 = 0x126;
 
-/// The oldest that we speak: 1.32, Nix 2.4.
+/// The oldest supported version: 1.32, Nix 2.4.
 const PROTOCOL_VERSION_MIN: u64 = 0x120;
 
-/// The most messages before one reply: a daemon that never comes to the point.
+/// The maximum number of messages before a reply, in case a daemon never sends the reply.
 const MESSAGES_MAX: u64 = 64 << 20;
 
 const STDERR_NEXT: u64 = 0x6f6c_6d67;
@@ -27,10 +27,10 @@ const STDERR_START_ACTIVITY: u64 = 0x5354_5254;
 const STDERR_STOP_ACTIVITY: u64 = 0x5354_4f50;
 const STDERR_RESULT: u64 = 0x5253_4c54;
 
-/// Whether the daemon lets this client say what is valid (protocol ≥ 1.35).
+/// Whether the daemon trusts this client (protocol ≥ 1.35).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
-    /// The daemon is too old to say.
+    /// The daemon is too old to tell.
     Unknown,
     /// Unsigned paths may be added.
     Trusted,
@@ -38,7 +38,7 @@ pub enum Trust {
     NotTrusted,
 }
 
-/// A connection after the greeting.
+/// A connection after the handshake.
 pub(super) struct Connection<S> {
     input: WireReader<BufReader<S>>,
     output: S,
@@ -49,7 +49,7 @@ pub(super) struct Connection<S> {
 }
 
 impl<S: Read + Write> Connection<S> {
-    /// Greets the daemon at the other end of `input` and `output`, two handles of one stream.
+    /// Performs the handshake with the daemon over `input` and `output`, two handles of one stream.
     pub(super) fn greet(input: S, mut output: S, store_dir: StoreDir) -> Result<Self, DaemonError> {
         let mut input = WireReader { input: BufReader::with_capacity(16 * 1024, input) };
         send(&mut output, &Request::default().number(CLIENT_MAGIC).number(PROTOCOL_VERSION))?;
@@ -81,7 +81,7 @@ impl<S: Read + Write> Connection<S> {
         Ok(connection)
     }
 
-    /// Sends a request and reads the messages before its reply.
+    /// Sends a request, and reads the messages before its reply.
     pub(super) fn call(&mut self, operation: Operation, arguments: Request) -> Result<(), DaemonError> {
         let code = Request::default().number(operation.code());
         let bytes = [code.as_bytes(), arguments.as_bytes()].concat();
@@ -89,7 +89,7 @@ impl<S: Read + Write> Connection<S> {
         self.messages(operation)
     }
 
-    /// Sends a request whose reply comes only after what [`Connection::frame`] sends.
+    /// Sends a request whose reply follows after the frames of [`Connection::frame`].
     pub(super) fn begin(&mut self, operation: Operation, arguments: &Request) -> Result<(), DaemonError> {
         send(&mut self.output, &Request::default().number(operation.code()))?;
         send(&mut self.output, arguments)
@@ -116,7 +116,7 @@ impl<S: Read + Write> Connection<S> {
                     self.input.number()?;
                     self.fields()?;
                 }
-                // Among them those by which Nix before 2.4 asked its clients for data, and sent some.
+                // This includes the messages with which Nix before 2.4 requested and sent data.
                 tag => {
                     return Err(WireError::Value { what: "unknown message", found: format!("{tag:#x}") }.into());
                 }
@@ -171,7 +171,7 @@ impl<S: Read + Write> Connection<S> {
         Ok(self.input.list(|input| path(input, store_dir))?)
     }
 
-    /// What follows a valid path: `UnkeyedValidPathInfo` in the form of protocol ≥ 1.16.
+    /// The metadata of a valid path: `UnkeyedValidPathInfo` in the format of protocol ≥ 1.16.
     pub(super) fn path_info(&mut self, path: StorePath) -> Result<PathInfo, DaemonError> {
         Ok(path_info(&mut self.input, &self.store_dir, path)?)
     }
@@ -227,7 +227,7 @@ fn path_info<R: Read>(input: &mut WireReader<R>, store_dir: &StoreDir, path: Sto
         deriver,
         registration_time,
         ultimate,
-        // As with the database: one that can't be read can't be checked either.
+        // As with the database: a signature that cannot be parsed cannot be verified either.
         signatures: signatures.iter().filter_map(|text| text.parse::<Signature>().ok()).collect(),
         ca: if ca.is_empty() {
             None
@@ -245,7 +245,7 @@ fn parsed<'a, T, E: std::fmt::Display>(
     parse(text).map_err(|error| WireError::Value { what, found: format!("'{}': {error}", text.escape_debug()) })
 }
 
-/// The daemon's message without colours and line breaks.
+/// The daemon's message without colour codes and line breaks.
 fn one_line(message: &str) -> String {
     let mut plain = String::new();
     let mut characters = message.chars();
@@ -260,7 +260,7 @@ fn one_line(message: &str) -> String {
     plain.strip_prefix("error: ").map(str::to_owned).unwrap_or(plain)
 }
 
-/// Feeds bytes to the readers of everything a daemon can send, for the fuzzer: it must end without a panic.
+/// For fuzzing: feeds bytes to the parsers of everything that a daemon can send. Must not panic.
 #[doc(hidden)]
 pub fn read_anything(bytes: &[u8]) {
     struct Half<'a>(&'a [u8]);

@@ -1,4 +1,4 @@
-//! The Nix daemon, asked over its socket by the worker protocol (versions 1.32 to 1.38: Nix 2.4 and newer, Lix).
+//! A client of the Nix daemon's worker protocol (versions 1.32 to 1.38: Nix 2.4 and newer, Lix).
 //!
 //! Protocol: Nix `libstore/worker-protocol*.cc`, `daemon.cc`, `remote-store.cc`.
 
@@ -23,25 +23,25 @@ pub use self::connection::read_anything;
 use self::wire::Request;
 pub use self::wire::WireError;
 
-/// Idle connections kept: each holds a process of the daemon.
+/// The maximum number of idle connections. Each occupies a process of the daemon.
 const IDLE_CONNECTIONS_MAX: usize = 8;
 
-/// How long the daemon may be silent before a question fails. What it is to write may take as long as it takes: it may wait for
-/// another process's lock, or for a disk.
+/// How long the daemon may be silent before a query fails. Operations that write have no such limit: the daemon may be
+/// waiting for another process's lock, or for a disk.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why the daemon gave no answer.
+/// Why a request to the daemon failed.
 #[derive(Debug, Error)]
 pub enum DaemonError {
-    /// There is no daemon at the socket, or it may not be used.
+    /// There is no daemon at the socket, or access was denied.
     #[error("cannot connect to the Nix daemon at '{}': {source}", socket.display())]
     Connect {
         /// The socket.
         socket: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A daemon older than Nix 2.4, or of another protocol.
+    /// The daemon is older than Nix 2.4.
     #[error("the Nix daemon speaks protocol {major}.{minor}; 1.32 (Nix 2.4) or newer is needed")]
     Version {
         /// Major version.
@@ -54,18 +54,18 @@ pub enum DaemonError {
     Refused {
         /// The operation.
         operation: &'static str,
-        /// The daemon's words.
+        /// The daemon's message.
         message: String,
     },
-    /// The connection failed, or what came is not the protocol.
+    /// The connection failed, or the daemon violated the protocol.
     #[error("the Nix daemon's connection: {0}")]
     Wire(#[from] WireError),
-    /// What was to be sent could not be read.
-    #[error("cannot read what is to be sent to the Nix daemon: {0}")]
+    /// The data to send could not be read.
+    #[error("cannot read the data to send to the Nix daemon: {0}")]
     Source(io::Error),
 }
 
-/// The operations used, with their numbers (`worker-protocol.hh`).
+/// The supported operations and their numbers (`worker-protocol.hh`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Greeting,
@@ -129,7 +129,7 @@ impl Operation {
 
 type DaemonConnection = Connection<UnixStream>;
 
-/// A daemon, and a few idle connections to it. Shared by threads.
+/// A daemon, with a small pool of idle connections. Can be shared between threads.
 #[derive(Debug)]
 pub struct Daemon {
     socket: PathBuf,
@@ -138,12 +138,12 @@ pub struct Daemon {
     reply_timeout: Duration,
 }
 
-/// What a daemon has collected.
+/// The result of a garbage collection by the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collected {
-    /// Full paths of what is gone, or would be.
+    /// Full paths that were deleted, or would be.
     pub paths: Vec<String>,
-    /// Bytes that were freed.
+    /// The number of bytes freed.
     pub bytes_freed: u64,
 }
 
@@ -154,12 +154,12 @@ impl std::fmt::Debug for DaemonConnection {
 }
 
 impl Daemon {
-    /// The daemon behind this socket. The connection is opened with the first request.
+    /// The daemon at this socket. The first request opens a connection.
     pub fn new(socket: &Path, store_dir: StoreDir) -> Self {
         Self { socket: socket.to_owned(), store_dir, idle: Mutex::new(Vec::new()), reply_timeout: REPLY_TIMEOUT }
     }
 
-    /// Changes how long an answer is waited for before the request fails (default: 60 s).
+    /// Sets how long to wait for a reply before a request fails (default: 60 s).
     #[must_use]
     pub fn with_reply_timeout(mut self, reply_timeout: Duration) -> Self {
         self.reply_timeout = reply_timeout;
@@ -174,15 +174,15 @@ impl Daemon {
     /// The daemon's version (empty before Nix 2.9) and whether it trusts us.
     ///
     /// # Errors
-    /// [`DaemonError`] when it cannot be reached.
+    /// [`DaemonError`] if it cannot be reached.
     pub fn hello(&self) -> Result<(String, Trust), DaemonError> {
         self.ask(|connection| Ok((connection.daemon_version.clone(), connection.trust)))
     }
 
-    /// The valid path with this hash part.
+    /// Returns the valid path with this hash part.
     ///
     /// # Errors
-    /// [`DaemonError`], never for a path that is not there.
+    /// [`DaemonError`]. An absent path is not an error.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, DaemonError> {
         self.ask(|connection| {
             let arguments = Request::default().string(hash_part.as_bytes());
@@ -191,10 +191,10 @@ impl Daemon {
         })
     }
 
-    /// Everything known of a valid path.
+    /// Returns the metadata of a valid path.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, DaemonError> {
         self.ask(|connection| {
             let arguments = Request::default().string(connection.full(path));
@@ -206,7 +206,7 @@ impl Daemon {
     /// Whether a path is valid.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, DaemonError> {
         self.ask(|connection| {
             connection.call(Operation::IsValidPath, Request::default().string(connection.full(path)))?;
@@ -214,10 +214,10 @@ impl Daemon {
         })
     }
 
-    /// Those of the paths that are valid. Nothing is substituted.
+    /// Returns those of the paths that are valid. Nothing is substituted.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn valid_paths(&self, paths: &[StorePath]) -> Result<Vec<StorePath>, DaemonError> {
         self.ask(|connection| {
             let full = paths.iter().map(|path| connection.full(path));
@@ -227,10 +227,10 @@ impl Daemon {
         })
     }
 
-    /// All valid paths.
+    /// Returns all valid paths.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, DaemonError> {
         self.ask(|connection| {
             connection.call(Operation::QueryAllValidPaths, Request::default())?;
@@ -238,10 +238,10 @@ impl Daemon {
         })
     }
 
-    /// The valid paths that refer to a path.
+    /// Returns the valid paths that refer to a path.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, DaemonError> {
         self.ask(|connection| {
             connection.call(Operation::QueryReferrers, Request::default().string(connection.full(path)))?;
@@ -249,10 +249,10 @@ impl Daemon {
         })
     }
 
-    /// Protects paths, valid or about to be, from garbage collection until the returned value is dropped.
+    /// Protects paths, whether valid or not yet, from garbage collection until the returned value is dropped.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn keep(&self, paths: &[StorePath]) -> Result<TemporaryRoots, DaemonError> {
         self.ask_once(|connection| {
             let mut roots = TemporaryRoots { connection, kept: BTreeSet::new() };
@@ -261,16 +261,16 @@ impl Daemon {
         })
     }
 
-    /// Has the daemon collect garbage, or say what it would.
+    /// Makes the daemon collect garbage, or return what it would collect.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn collect_garbage(&self, dry_run: bool) -> Result<Collected, DaemonError> {
-        // `GCOptions::GCAction`: return what is dead, delete it.
+        // `GCOptions::GCAction`: return dead paths, delete dead paths.
         let action = if dry_run { 1 } else { 2 };
         self.ask_once(|mut connection| {
             let arguments = Request::default().number(action).list(std::iter::empty::<&str>()).boolean(false);
-            // No limit of bytes, and three numbers that mean nothing any more.
+            // No limit on the bytes to free, and three obsolete numbers.
             let arguments = [u64::MAX, 0, 0, 0].into_iter().fold(arguments, Request::number);
             connection.call(Operation::CollectGarbage, arguments)?;
             let paths = connection.texts()?;
@@ -280,10 +280,10 @@ impl Daemon {
         })
     }
 
-    /// Registers a symlink to a store path, anywhere on the disk, as a root.
+    /// Registers a symlink to a store path, anywhere on disk, as a root.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn add_indirect_root(&self, link: &Path) -> Result<(), DaemonError> {
         use std::os::unix::ffi::OsStrExt;
         self.ask(|connection| {
@@ -296,7 +296,7 @@ impl Daemon {
     /// Adds signatures to a valid path. The daemon must trust this user, or the signatures.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn add_signatures(&self, path: &StorePath, signatures: &[narval_nix::Signature]) -> Result<(), DaemonError> {
         self.ask(|connection| {
             let signatures = signatures.iter().map(ToString::to_string);
@@ -306,12 +306,12 @@ impl Daemon {
         })
     }
 
-    /// The NAR of a valid path as it is made. The daemon does not say where it ends, and puts an error that it meets on
-    /// the way among the bytes: so exactly `info.nar_size` bytes are read, and the last of them are given out only if all
-    /// have the hash of `info`. The connection is not used again.
+    /// Streams the NAR of a valid path. The daemon does not mark its end, and reports errors in the middle of the
+    /// bytes. So exactly `info.nar_size` bytes are read, and the last of them are returned only if the NAR has the hash
+    /// of `info`. The connection is not reused.
     ///
     /// # Errors
-    /// As [`Daemon::path_from_hash_part`].
+    /// See [`Daemon::path_from_hash_part`].
     pub fn nar_from_path(&self, info: &PathInfo) -> Result<DaemonNar, DaemonError> {
         self.ask_once(|mut connection| {
             connection.call(Operation::NarFromPath, Request::default().string(connection.full(&info.path)))?;
@@ -320,14 +320,14 @@ impl Daemon {
         })
     }
 
-    /// Asks on a connection that is then kept. A kept connection may have been closed by a daemon that was restarted:
-    /// then a new one is tried, once.
+    /// Sends a request on a pooled connection. If a restarted daemon has closed that, the request is retried once on a
+    /// new connection.
     fn ask<T>(&self, request: impl Fn(&mut DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(mut connection) = kept {
             match request(&mut connection) {
                 Err(DaemonError::Wire(WireError::Io(error))) if is_closed(&error) => {
-                    // All kept connections are from before the restart.
+                    // All pooled connections are from before the restart.
                     self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 }
                 outcome => return self.put_back(connection, outcome),
@@ -338,7 +338,7 @@ impl Daemon {
         self.put_back(connection, outcome)
     }
 
-    /// Asks on a new connection that the request uses up, and that waits for a busy daemon.
+    /// Sends a request on a new connection that is not reused, and that waits for a busy daemon.
     fn ask_once<T>(&self, request: impl FnOnce(DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
         let mut connection = self.connect()?;
         let patient = set_timeout(connection.output(), None);
@@ -347,7 +347,7 @@ impl Daemon {
     }
 
     fn put_back<T>(&self, connection: DaemonConnection, outcome: Result<T, DaemonError>) -> Result<T, DaemonError> {
-        // After a refusal the connection is in step; after anything else it is not.
+        // After an error reply the connection is in sync; after any other error it is not.
         if matches!(outcome, Ok(_) | Err(DaemonError::Refused { .. })) {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < IDLE_CONNECTIONS_MAX {
@@ -368,13 +368,13 @@ impl Daemon {
     }
 }
 
-/// For both handles of a stream: it is a property of the socket.
+/// Applies to both handles of a stream: it is a property of the socket.
 fn set_timeout(stream: &UnixStream, timeout: Option<Duration>) -> io::Result<()> {
     stream.set_read_timeout(timeout)?;
     stream.set_write_timeout(timeout)
 }
 
-/// Quiet, no building, no substituting: what a reader wants of a daemon. Numbers in the order of `SetOptions`.
+/// Options for a reader: quiet, no building, no substituting. Numbers in the order of `SetOptions`.
 fn options() -> Request {
     let (keep_failed, keep_going, try_fallback, verbosity) = (0, 0, 0, 0);
     let (build_jobs, silent_time, build_hook, verbose_build) = (1, 0, 1, 0);
@@ -411,10 +411,10 @@ pub struct TemporaryRoots {
 }
 
 impl TemporaryRoots {
-    /// Keeps further paths.
+    /// Protects further paths.
     ///
     /// # Errors
-    /// As [`Daemon::keep`].
+    /// See [`Daemon::keep`].
     pub fn keep(&mut self, paths: &[StorePath]) -> Result<(), DaemonError> {
         for path in paths {
             if !self.kept.contains(path) {
@@ -428,7 +428,7 @@ impl TemporaryRoots {
     }
 }
 
-/// A NAR that comes from the daemon.
+/// A NAR streamed by the daemon.
 #[derive(Debug)]
 pub struct DaemonNar {
     input: BufReader<UnixStream>,
@@ -443,14 +443,14 @@ impl Read for DaemonNar {
         let Some(buffer) = buffer.get_mut(..wanted).filter(|buffer| !buffer.is_empty()) else { return Ok(0) };
         let read = self.input.read(buffer)?;
         if read == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the Nix daemon ended the NAR early"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the Nix daemon truncated the NAR"));
         }
         self.left -= read as u64;
         if let Some(hasher) = &mut self.hasher {
             hasher.update(buffer.get(..read).unwrap_or_default());
         }
         if self.left == 0 && self.hasher.take().is_some_and(|hasher| hasher.finish() != self.expected) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the NAR from the Nix daemon has another hash"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the NAR from the Nix daemon has the wrong hash"));
         }
         Ok(read)
     }

@@ -1,4 +1,4 @@
-//! Adding paths through the daemon: a NAR, or many, in frames without padding.
+//! Adds paths through the daemon: one NAR or many, in frames without padding.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -14,18 +14,18 @@ use super::{Daemon, DaemonError, Operation};
 use crate::database::join_signatures;
 use crate::transfer::{InOrderError, NarOptions, Sink, Source, TransferError, VerifiedNar, Visible};
 
-/// How long an upload may take in all.
+/// The maximum duration of an upload.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
-/// Bytes in one frame.
+/// The size of a frame in bytes.
 const FRAME_LEN: usize = 64 * 1024;
 
 impl Daemon {
-    /// Adds one path from its NAR. Its references must be valid already. The daemon checks hash and size, and the
-    /// signatures unless it trusts us and `check_signatures` is off.
+    /// Adds a path from its NAR. Its references must already be valid. The daemon checks hash and size, and the
+    /// signatures unless it trusts this user and `check_signatures` is off.
     ///
     /// # Errors
-    /// [`DaemonError::Source`] when the NAR cannot be read, else what the daemon says.
+    /// [`DaemonError::Source`] if the NAR cannot be read, otherwise the daemon's error.
     pub fn add_to_store_nar(&self, info: &PathInfo, nar: impl Read, check_signatures: bool) -> Result<(), DaemonError> {
         self.ask_once(|mut connection| {
             let (repair, operation) = (false, Operation::AddToStoreNar);
@@ -36,12 +36,12 @@ impl Daemon {
         })
     }
 
-    /// Adds many paths with one request, each after its references. `paths` gives them one by one; `count` is how many.
-    /// None of them may be valid already ([`Daemon::valid_paths`]): Nix 2.34 leaves such a path's NAR unread, and takes it
-    /// for the next path.
+    /// Adds many paths with one request, each after its references. `paths` returns them one by one; `count` is their
+    /// number. None of them may already be valid ([`Daemon::valid_paths`]): Nix 2.34 does not consume such a path's
+    /// NAR, and parses it as the next path.
     ///
     /// # Errors
-    /// As [`Daemon::add_to_store_nar`].
+    /// See [`Daemon::add_to_store_nar`].
     pub fn add_multiple_to_store<N: Read>(
         &self,
         count: u64,
@@ -64,8 +64,8 @@ impl Daemon {
     }
 }
 
-/// A path is valid as soon as it has been put. Signatures are the caller's to check: a daemon that does not trust this user
-/// checks them all the same.
+/// A path is valid as soon as it has been put. The caller must check signatures; a daemon that does not trust this user
+/// checks them again.
 impl Sink for Daemon {
     type Put = ();
     type Error = DaemonError;
@@ -125,7 +125,7 @@ impl Sink for Daemon {
     }
 }
 
-/// `ValidPathInfo` in the form of protocol 1.16.
+/// `ValidPathInfo` in the format of protocol 1.16.
 fn with_info(request: Request, info: &PathInfo, store_dir: &StoreDir) -> Request {
     let full = |path| store_dir.display(path).to_string();
     let signatures = join_signatures(&info.signatures).unwrap_or_default();
@@ -142,21 +142,21 @@ fn with_info(request: Request, info: &PathInfo, store_dir: &StoreDir) -> Request
         .string(info.ca.as_ref().map(ToString::to_string).unwrap_or_default())
 }
 
-/// Sends frames while a second thread reads: the daemon may refuse in the middle, and it blocks when nobody reads its
-/// messages.
+/// Sends frames while a second thread reads: the daemon may return an error in the middle, and blocks if nobody reads
+/// its messages.
 fn upload(
     mut connection: Connection<UnixStream>,
     operation: Operation,
     send: impl FnOnce(&mut Frames) -> Result<(), DaemonError>,
 ) -> Result<(), DaemonError> {
     let output = connection.output().try_clone().map_err(WireError::from)?;
-    // The daemon is silent until it has everything.
+    // The daemon sends nothing until it has everything.
     output.set_read_timeout(Some(UPLOAD_TIMEOUT)).map_err(WireError::from)?;
     let (sent, answer) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let answer = connection.messages(operation);
             if answer.is_err() {
-                // Unblocks the sender; the connection is not used again.
+                // Unblocks the sender. The connection is not reused.
                 connection.output().shutdown(Shutdown::Both).ok();
             }
             answer
@@ -164,14 +164,14 @@ fn upload(
         let mut frames = Frames { output: &output };
         let sent = send(&mut frames).and_then(|()| frames.end());
         if sent.is_err() {
-            // The daemon must not take what came so far for the whole; it sees the end of the connection.
+            // The daemon must not take the partial data for complete data: it sees the connection end.
             output.shutdown(Shutdown::Write).ok();
         }
         let answer = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (sent, answer)
     });
     match (sent, answer) {
-        // What can't be read here is the cause of whatever the daemon says then.
+        // The failure to read is the cause of the daemon's error.
         (Err(error @ DaemonError::Source(_)), _) => Err(error),
         (_, Err(error)) => Err(error),
         (sent, Ok(())) => sent,

@@ -1,5 +1,5 @@
-//! The primitives of the worker protocol: numbers of eight bytes, little endian; strings with a length before and
-//! zeros behind, to a multiple of eight.
+//! The primitives of the worker protocol: 64-bit little-endian numbers, and strings with a length prefix, padded with
+//! zeros to a multiple of eight bytes.
 //!
 //! Format: Nix `libutil/serialise.cc`, `libstore/worker-protocol.cc`.
 
@@ -7,35 +7,35 @@ use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// The longest string: an error message with its traces, a long list of signatures.
+/// The maximum length of a string, such as an error message with traces or a long list of signatures.
 pub(super) const STRING_LEN_MAX: u64 = 4 << 20;
 
-/// The most items in a list or set: all valid paths of a store.
+/// The maximum number of items in a list or set, such as all valid paths of a store.
 pub(super) const ITEMS_MAX: u64 = 16 << 20;
 
-/// Why bytes from a daemon are not what the protocol has in their place.
+/// Why data from a daemon was rejected.
 #[derive(Debug, Error)]
 pub enum WireError {
     /// The connection failed or ended.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// A length or count above its limit.
-    #[error("{what} of {found}, more than {limit}")]
+    /// A length or count exceeds its limit.
+    #[error("{what} of {found} exceeds the limit of {limit}")]
     TooLarge {
         /// What was counted.
         what: &'static str,
-        /// As announced.
+        /// The declared value.
         found: u64,
         /// The limit.
         limit: u64,
     },
-    /// Padding that is not zero.
+    /// The padding is not zero.
     #[error("padding that is not zero")]
     Padding,
-    /// A string that must be text and is not.
+    /// A string is not UTF-8.
     #[error("a string that is not UTF-8")]
     NotText,
-    /// A value that is not legal in its place.
+    /// An invalid value.
     #[error("{what}: {found}")]
     Value {
         /// What was expected.
@@ -45,7 +45,7 @@ pub enum WireError {
     },
 }
 
-/// Reads primitives. Wrap what is read in a buffer: numbers are read one by one.
+/// Reads primitives. The input should be buffered, because numbers are read one by one.
 pub(super) struct WireReader<R> {
     pub(super) input: R,
 }
@@ -75,7 +75,7 @@ impl<R: Read> WireReader<R> {
             return Err(WireError::TooLarge { what: "a string", found, limit: STRING_LEN_MAX });
         }
         let mut bytes = Vec::new();
-        // Grows with what really comes: an announced length alone allocates nothing.
+        // Grows with the data received: a declared length alone allocates nothing.
         (&mut self.input).take(found).read_to_end(&mut bytes)?;
         if bytes.len() as u64 != found {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
@@ -93,7 +93,7 @@ impl<R: Read> WireReader<R> {
         String::from_utf8(self.bytes()?).map_err(|_| WireError::NotText)
     }
 
-    /// A list or set; nothing is allocated for the count alone.
+    /// A list or set. The declared count alone allocates nothing.
     pub(super) fn list<T>(
         &mut self,
         mut item: impl FnMut(&mut Self) -> Result<T, WireError>,
@@ -107,7 +107,7 @@ impl<R: Read> WireReader<R> {
     }
 }
 
-/// Zeros after a string of this length.
+/// The length of the padding after a string of this length.
 fn padding_len(len: u64) -> usize {
     ((8 - len % 8) % 8) as usize
 }

@@ -1,4 +1,4 @@
-//! Read-only connections to a Nix database, in every state that the versions of Nix leave it in.
+//! Read-only connections to a Nix database, in every state in which the versions of Nix leave it.
 //!
 //! | state of `-wal` and `-shm` | reader | how it is opened |
 //! |---|---|---|
@@ -8,10 +8,10 @@
 //! | `-wal` with contents, no `-shm` | may not | not at all: the daemon must be asked |
 //! | none, but a rollback journal (`use-sqlite-wal = false`) | anybody | `immutable=1`, only while nobody writes |
 //!
-//! An immutable connection takes no locks and does not look at `-wal`: it is used only while `-wal` and `-journal` are
-//! absent or empty, and an answer counts only if the database's file is the same after the query as before. Locks would
-//! not help with a rollback journal: Nix's are then a directory (`unix-dotfile`), which a reader that is killed would
-//! leave behind, and Nix would wait for ever.
+//! An immutable connection takes no locks and does not read `-wal`. It is used only while `-wal` and `-journal` are
+//! absent or empty, and a result is used only if the database file is unchanged after the query. Locks would not help
+//! with a rollback journal: Nix then locks with a directory (`unix-dotfile`), which a killed reader would leave behind,
+//! and Nix would wait forever.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,41 +24,41 @@ use std::os::unix::ffi::OsStrExt;
 use super::watch::{FileState, Files, State, Watch};
 use crate::error::StoreError;
 
-/// Idle connections kept. More threads than this may ask at once; the surplus is closed after use.
+/// The maximum number of idle connections. More threads may query at once; surplus connections are closed after use.
 const IDLE_CONNECTIONS_MAX: usize = 32;
 
-/// How often a query is tried when the database changes or is replaced under it.
+/// How many times a query is tried if the database changes or is replaced during it.
 const ATTEMPTS_MAX: usize = 8;
 
-/// How long SQLite waits for a lock. Readers of a WAL database wait only for recovery and for the last writer's clean-up.
+/// SQLite's lock timeout. Readers of a WAL database wait only for recovery and for the last writer's clean-up.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a transaction is waited for where readers and writers have no common locks.
+/// How long to wait for a transaction if readers and writers share no locks.
 const ROLLBACK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long files that cannot be opened are waited for: a commit a moment ago leaves a state too fresh to be told from
-/// the next, and it passes within two ticks.
+/// How long to wait for files that cannot be opened: right after a commit, the state cannot be distinguished from the
+/// next one, which passes within two timer ticks.
 const NO_ACCESS_PATIENCE: Duration = Duration::from_millis(80);
 
-/// How often is looked meanwhile.
+/// The polling interval meanwhile.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
-/// Prepared statements kept per connection.
+/// The number of cached prepared statements per connection.
 const STATEMENTS_MAX: usize = 16;
 
-/// SQLite's page cache per connection, in KiB. Small: the kernel's page cache is behind it.
+/// SQLite's page cache per connection, in KiB. Small, because the kernel caches the pages as well.
 const PAGE_CACHE_KIB: u32 = 512;
 
-/// What of a path may stand in an SQLite URI as it is.
+/// The characters of a path that need no escaping in an SQLite URI.
 const URI_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.');
 
-/// Connections to one database, handed out to one thread at a time.
+/// A pool of connections to one database. Each is used by one thread at a time.
 #[derive(Debug)]
 pub(super) struct Pool {
     path: PathBuf,
     pub(super) watch: Watch,
     readers: Mutex<Readers>,
-    /// Told when the last connection that was lent comes back.
+    /// Notified when the last borrowed connection is returned.
     returned: Condvar,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Pool {
 struct Readers {
     idle: Vec<Reader>,
     lent: usize,
-    /// The files that all connections, idle and lent, are open on.
+    /// The files that all connections, idle and borrowed, have open.
     files: Option<Files>,
 }
 
@@ -74,14 +74,14 @@ struct Readers {
 struct Reader {
     connection: Connection,
     files: Files,
-    /// The database's file when the connection was last lent: a checkpoint or a restored backup changes it, and SQLite
-    /// notices only the former. `None` if it was too fresh to tell.
+    /// The state of the database file when the connection was last borrowed: a checkpoint or a restored backup changes
+    /// it, and SQLite notices only the former. `None` if it was too recent to be certain.
     contents: Option<FileState>,
     /// Set on an immutable connection: the state in which it was opened.
     immutable: Option<State>,
 }
 
-/// A connection in use. It is counted until it is back or closed.
+/// A borrowed connection. It is counted until it is returned or closed.
 struct Lent<'a> {
     pool: &'a Pool,
     reader: Option<Reader>,
@@ -91,7 +91,7 @@ struct Lent<'a> {
 /// Why there is no connection.
 enum NoReader {
     Failed(StoreError),
-    /// Somebody is writing, and it can pass within this time.
+    /// There is a writer; this may pass within the given time.
     Writing(Duration, String),
 }
 
@@ -100,7 +100,7 @@ impl Pool {
         Self { path: path.to_owned(), watch: Watch::new(path), readers: Mutex::default(), returned: Condvar::new() }
     }
 
-    /// Runs a query on a connection that sees everything committed before this call.
+    /// Runs a query that sees everything committed before this call.
     pub(super) fn query<T>(&self, query: impl Fn(&Connection) -> Result<T, QueryError>) -> Result<T, StoreError> {
         let (mut failure, mut attempts, begun) = (None, 0, Instant::now());
         while attempts < ATTEMPTS_MAX {
@@ -116,11 +116,11 @@ impl Pool {
                 }
             };
             attempts += 1;
-            // It is there until it is put back.
+            // Present until it is returned.
             let Some(reader) = &lent.reader else { continue };
             let answer = query(&reader.connection);
             if !self.still_good(reader) {
-                // Changed while it was read: the answer may be a mixture, and so may be what an error complains of.
+                // Changed while it was read: the result may be inconsistent, and so may an error.
                 failure = None;
                 continue;
             }
@@ -144,17 +144,17 @@ impl Pool {
             }
         }
         Err(match failure {
-            // Files that can't be opened or made: the daemon can.
+            // Files that cannot be opened or created; the daemon can.
             Some(StoreError::Database { source, .. }) if is_no_access(&source) => self.unavailable(&source.to_string()),
             Some(error) => error,
             None => self.unavailable("it changes faster than it can be read"),
         })
     }
 
-    /// Lends a connection to the files that are there now. SQLite shares one `-shm`, and the locks on it, among all
-    /// connections of a process to one database (`unixShmNode`, os_unix.c): one that is opened beside an older one
-    /// gets the older one's `-shm`, removed or not. So after `-wal` or `-shm` was removed or replaced, all connections
-    /// are closed before one is opened.
+    /// Borrows a connection to the current files. SQLite shares one `-shm` and its locks among all connections of a
+    /// process to one database (`unixShmNode`, os_unix.c): a connection that is opened beside an older one uses the
+    /// older one's `-shm`, even if that was removed. So after `-wal` or `-shm` was removed or replaced, all connections
+    /// are closed before a new one is opened.
     fn take(&self) -> Result<Lent<'_>, NoReader> {
         let mut readers = self.lock_readers();
         let until = Instant::now() + BUSY_TIMEOUT;
@@ -187,7 +187,7 @@ impl Pool {
                 }
             }
             let (connection, immutable) = self.open()?;
-            // SQLite makes files that are missing. Which ones it has is certain only if they were there before.
+            // SQLite creates missing files. Which files it has open is certain only if they existed before.
             if self.files()?.0 == files {
                 let reader = Reader { connection, files, contents: contents.unless_fresh(), immutable };
                 return Ok(self.lend(readers, reader));
@@ -210,7 +210,7 @@ impl Pool {
         files.map_err(|error| NoReader::Failed(self.unavailable(&std::io::Error::from(error).to_string())))
     }
 
-    /// Whether what was read on this connection is from the files that are there now, and from one state of them.
+    /// Whether the data read on this connection is from the current files, and from a single state of them.
     fn still_good(&self, reader: &Reader) -> bool {
         match &reader.immutable {
             None => self.watch.files().is_ok_and(|(files, _)| files == reader.files),
@@ -218,13 +218,13 @@ impl Pool {
         }
     }
 
-    /// Opens a connection; with a state if it is an immutable one.
+    /// Opens a connection. It has a state if it is immutable.
     fn open(&self) -> Result<(Connection, Option<State>), NoReader> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let is_writing = match Connection::open_with_flags(&self.path, flags).and_then(prepare) {
             Ok((connection, Journal::Wal)) => return Ok((connection, None)),
             Ok((_, Journal::Rollback)) => NoReader::Writing(ROLLBACK_PATIENCE, "a transaction does not end".to_owned()),
-            // Without a log it may be half a transaction that was read, or one that is not to be read yet.
+            // Without a log, a partial or uncommitted transaction may have been read.
             Err(error) if !self.watch.has_log() => NoReader::Writing(ROLLBACK_PATIENCE, error.to_string()),
             Err(error) if is_no_access(&error) => NoReader::Writing(NO_ACCESS_PATIENCE, error.to_string()),
             Err(error) => return Err(NoReader::Failed(self.failed(error))),
@@ -249,7 +249,7 @@ impl Pool {
 }
 
 impl Lent<'_> {
-    /// Keeps the connection for the next query; dropped instead, it is closed.
+    /// Returns the connection to the pool. If dropped instead, it is closed.
     fn put_back(mut self) {
         self.is_sound = true;
     }
@@ -259,7 +259,7 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let mut reader = self.reader.take();
         if !self.is_sound {
-            // Closed while it still counts as lent.
+            // Closed while it still counts as borrowed.
             reader = None;
         }
         let mut readers = self.pool.lock_readers();
@@ -273,7 +273,7 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Why a query gave no answer: SQLite, or the contents of a row.
+/// Why a query failed: SQLite, or the contents of a row.
 pub(super) enum QueryError {
     Sqlite(rusqlite::Error),
     Row(StoreError),
@@ -285,7 +285,7 @@ impl From<rusqlite::Error> for QueryError {
     }
 }
 
-/// How a database is kept whole.
+/// The journal mode of a database.
 enum Journal {
     /// With a write-ahead log.
     Wal,
@@ -293,7 +293,7 @@ enum Journal {
     Rollback,
 }
 
-/// Settings of a new connection, and a first read: SQLite opens files only when it must.
+/// Configures a new connection and does a first read, because SQLite opens files lazily.
 fn prepare(connection: Connection) -> Result<(Connection, Journal), rusqlite::Error> {
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
@@ -304,12 +304,12 @@ fn prepare(connection: Connection) -> Result<(Connection, Journal), rusqlite::Er
     Ok((connection, journal))
 }
 
-/// Whether files could not be opened or made, rather than read.
+/// Whether files could not be opened or created, rather than read.
 fn is_no_access(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied))
 }
 
-/// Whether a new connection may not have this error: the files were replaced, or the last writer was cleaning up.
+/// Whether a new connection may succeed: the files were replaced, or the last writer was cleaning up.
 fn is_passing(error: &rusqlite::Error) -> bool {
     use ErrorCode::{CannotOpen, DatabaseBusy, FileLockingProtocolFailed, ReadOnly, SchemaChanged, SystemIoFailure};
     matches!(

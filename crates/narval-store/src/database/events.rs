@@ -1,15 +1,15 @@
-//! What the kernel tells of a database's files, so that nobody has to look at them: 0.1 µs in place of 1.7.
+//! Watches a database's files with inotify, so that they need not be examined: 0.1 µs instead of 1.7.
 //!
 //! inotify queues an event *before* the system call that caused it returns to its caller, and an epoll instance over it
-//! answers without a lock whether there is one. What is watched:
+//! reports without a lock whether there is one. These are watched:
 //!
 //! - writes to and truncations of the database, its `-wal` and its `-shm`;
 //! - files that appear in, vanish from or are renamed in their directory;
-//! - every directory above it, for being renamed or removed, and this process's mounts: so that the path cannot come to
-//!   mean other files.
+//! - renames and removals of every directory above it, and this process's mounts, so that the path always refers to the
+//!   same files.
 //!
-//! A write to mapped memory makes no event, and that is how SQLite publishes a commit (`-shm`). See `watch` for why the
-//! events before it are enough.
+//! A write to mapped memory, with which SQLite publishes a commit (`-shm`), causes no event. `watch` explains why the
+//! events before it suffice.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -23,25 +23,25 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::fs::inotify::{self, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-/// Threads that can ask at the same moment; each has a lane, and a thread that meets another in its lane is told that
-/// there may have been events.
+/// The number of epoll instances. A thread whose instance is in use by another one is told that there may have been
+/// events.
 const LANES: usize = 16;
 
-/// Bytes of events that are read at once.
+/// The size of the buffer for events.
 const EVENTS_LEN: usize = 4096;
 
-/// File systems of which every change passes through this kernel (`statfs(2)`): ext4, XFS, Btrfs, tmpfs, F2FS, ZFS,
-/// bcachefs, overlayfs. A server may change the files of others (NFS, FUSE, virtiofs) unseen.
+/// Local file systems, on which every change passes through this kernel (`statfs(2)`): ext4, XFS, Btrfs, tmpfs, F2FS,
+/// ZFS, bcachefs, overlayfs. On others (NFS, FUSE, virtiofs) a server may change files without an event.
 const LOCAL_FILE_SYSTEMS: [u64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e, 0x794c_7630];
 
-/// Paths above the database beyond this depth are not watched.
+/// The maximum number of directories above the database. Deeper databases are not watched.
 const DIRECTORIES_MAX: usize = 64;
 
 const INOTIFY: u64 = 0;
 const MOUNTS: u64 = 1;
 
-/// The watch over the files of one database.
+/// Watches the files of one database.
 #[derive(Debug)]
 pub(super) struct Events {
     files: [PathBuf; 3],
@@ -50,12 +50,12 @@ pub(super) struct Events {
     mounts_changed: AtomicBool,
 }
 
-/// An epoll instance of one thread's own. Two threads that wait on the same instance at the same moment can both be
-/// told that there is nothing when there is something (the kernel looks at two lists without a lock).
+/// An epoll instance that one thread uses at a time. If two threads wait on the same instance at the same moment, both
+/// may be told that there is no event when there is one (the kernel checks two lists without a lock).
 #[derive(Debug)]
 struct Lane {
     epoll: OwnedFd,
-    /// `/proc/self/mountinfo`; what was mounted since is told once for each open file (proc(5)).
+    /// `/proc/self/mountinfo`, which reports a new mount once per open file (proc(5)).
     #[expect(dead_code, reason = "registered with the epoll instance as long as it is open")]
     mounts: File,
 }
@@ -63,27 +63,28 @@ struct Lane {
 /// What has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Happened {
-    /// At most writes to the files that are watched.
+    /// Only writes to the watched files, if anything.
     Written,
-    /// Files came or went beside the database: watch them anew.
+    /// Files beside the database were created or removed: they must be watched again.
     Files,
-    /// The path may mean something else now: begin anew.
+    /// The path may refer to other files: start over.
     Path,
 }
 
 impl Events {
-    /// Begins to watch a database and its two companions; `None` where that cannot be done, or would not tell all.
+    /// Starts to watch a database, its `-wal` and its `-shm`. Returns `None` if that is impossible or would miss
+    /// changes.
     pub(super) fn watch(database: &Path, log: &Path, shared: &Path) -> Option<Self> {
         let directory = database.parent().filter(|directory| directory.is_absolute())?;
-        // Before anything is watched, so that nothing is mounted in between.
+        // Opened before anything is watched, so that no mount is missed.
         let mounts: Vec<File> = (0..LANES).map(|_| File::open("/proc/self/mountinfo").ok()).collect::<Option<_>>()?;
         let inotify = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok()?;
         let above: Vec<&Path> = directory.ancestors().take(DIRECTORIES_MAX + 1).collect();
         if above.len() > DIRECTORIES_MAX {
             return None;
         }
-        // From the top: what moves while this goes on moves in a directory that is watched already. No component may be
-        // a symlink, which could be pointed elsewhere.
+        // From the root downwards: a concurrent rename then happens in a directory that is already watched. No component
+        // may be a symlink, which could be redirected.
         let place = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
         for path in above.iter().rev() {
             let entries = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
@@ -101,15 +102,15 @@ impl Events {
         this.watch_files().then_some(this)
     }
 
-    /// Watches the files that are there now under the three names; false unless all are there.
+    /// Watches the current files with the three names. Returns `false` unless all exist.
     pub(super) fn watch_files(&self) -> bool {
         let flags = WatchFlags::MODIFY | WatchFlags::DONT_FOLLOW;
         self.files.iter().all(|file| inotify::add_watch(&self.inotify, file, flags).is_ok())
     }
 
-    /// Whether nothing has happened since the last [`Events::take`]. In doubt it says no.
+    /// Whether nothing has happened since the last [`Events::take`]. Returns `false` if in doubt.
     ///
-    /// Inlined, as its callers are, for each return behind a system call is mispredicted (20 to 30 ns).
+    /// Inlined, like its callers, because each return after a system call is mispredicted (20 to 30 ns).
     #[inline(always)]
     pub(super) fn none(&self) -> bool {
         thread_local! {
@@ -126,7 +127,7 @@ impl Events {
             Ok(([], _)) => true,
             Ok((happened, _)) => {
                 if happened.iter().any(|event| event.data.u64() == MOUNTS) {
-                    // It is told once, and this thread may not be the one that acts on it.
+                    // It is reported once, and this thread may not be the one that acts on it.
                     self.mounts_changed.store(true, Ordering::Release);
                 }
                 false
@@ -135,7 +136,7 @@ impl Events {
         }
     }
 
-    /// Takes all events that there are, and sums them up.
+    /// Takes all pending events and summarises them.
     pub(super) fn take(&self) -> Happened {
         let mut sum = Happened::Written;
         if self.mounts_changed.load(Ordering::Acquire) {
@@ -154,7 +155,7 @@ impl Events {
     }
 }
 
-/// What an event means. A watch that ended by itself (`IN_IGNORED`) is one of a file that is gone.
+/// Classifies an event. A watch that ended by itself (`IN_IGNORED`) belongs to a file that was removed.
 fn of(event: ReadFlags) -> Happened {
     let files = ReadFlags::CREATE | ReadFlags::DELETE | ReadFlags::MOVED_TO | ReadFlags::IGNORED | ReadFlags::ISDIR;
     if event == ReadFlags::MODIFY {

@@ -1,4 +1,4 @@
-//! The Nix database, read with SQLite and without Nix.
+//! Reads the Nix database with SQLite, without Nix.
 //!
 //! Schema: Nix `libstore/schema.sql` (version 10) and `ca-specific-schema.sql`.
 
@@ -25,11 +25,11 @@ pub struct Registered {
     pub number: u64,
     /// The path.
     pub path: StorePath,
-    /// Whether it was built here rather than substituted or added (`ultimate`).
+    /// Whether it was built locally rather than substituted or added (`ultimate`).
     pub is_built_here: bool,
 }
 
-/// A Nix database that is only read. Shared by threads: each query takes a connection of its own from a small pool.
+/// A read-only Nix database. Can be shared between threads: each query borrows a connection from a small pool.
 #[derive(Debug)]
 pub struct Database {
     pool: Pool,
@@ -37,24 +37,24 @@ pub struct Database {
 }
 
 impl Database {
-    /// The database at this path. It is opened with the first query.
+    /// The database at this path. The first query opens it.
     pub fn new(path: &Path, store_dir: StoreDir) -> Self {
         Self { pool: Pool::new(path), rows: Rows { store_dir } }
     }
 
-    /// The state of the database now; `None` when it cannot be told, and then nothing remembered may be used. It takes one
-    /// system call while nothing changes, and no lock that waits.
+    /// Returns the current state of the database, or `None` if it is unknown, in which case cached results must not be
+    /// used. Takes one system call while nothing changes, and never waits for a lock.
     ///
-    /// Take it *before* a question: the answer holds as long as the stamp stays the same.
+    /// Must be called *before* a query: the result is valid as long as the stamp stays the same.
     #[inline(always)]
     pub fn stamp(&self) -> Option<Stamp> {
         self.pool.watch.stamp()
     }
 
-    /// The valid path with this hash part.
+    /// Returns the valid path with this hash part.
     ///
     /// # Errors
-    /// [`StoreError`] when the database cannot be read; never for a path that is not there.
+    /// [`StoreError`] if the database cannot be read. An absent path is not an error.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
         let first = self.rows.first_with(hash_part);
         self.pool.query(|connection| {
@@ -66,10 +66,10 @@ impl Database {
         })
     }
 
-    /// Everything known of the valid path with this hash part.
+    /// Returns the metadata of the valid path with this hash part.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn path_info_by_hash_part(&self, hash_part: &HashPart) -> Result<Option<PathInfo>, StoreError> {
         let first = self.rows.first_with(hash_part);
         self.pool.query(|connection| {
@@ -79,19 +79,19 @@ impl Database {
         })
     }
 
-    /// Everything known of a valid path.
+    /// Returns the metadata of a valid path.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, StoreError> {
         let full = self.rows.full(path);
         self.pool.query(|connection| self.path_info_in(connection, &full))
     }
 
-    /// Everything known of several paths, in their order, from one state of the database.
+    /// Returns the metadata of several paths, in order, from a single state of the database.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn path_infos(&self, paths: &[StorePath]) -> Result<Vec<Option<PathInfo>>, StoreError> {
         self.pool.query(|connection| {
             let snapshot = connection.unchecked_transaction()?;
@@ -117,10 +117,10 @@ impl Database {
         let mut statement = connection.prepare_cached(sql)?;
         let mut found = statement.query([parameter])?;
         let Some(row) = found.next()? else { return Ok(None) };
-        // The first row at or after a hash part may be any row: what is wrong with another one is not asked.
+        // The first row at or after a hash part may be an unrelated one, whose errors do not matter.
         let Some(full) = row::text(row, 1)?.filter(|path| wanted(path)) else { return Ok(None) };
         let mut info = self.rows.path_info(row, full)?;
-        // The first statement is still open, and with it the read transaction: both see one state.
+        // The first statement is still open, and so is the read transaction: both see the same state.
         let sql = "select v.path from Refs r join ValidPaths v on r.reference = v.id where r.referrer = ?1";
         let mut statement = connection.prepare_cached(sql)?;
         let mut references = statement.query([info.id])?;
@@ -134,7 +134,7 @@ impl Database {
     /// Whether a path is valid.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, StoreError> {
         let full = self.rows.full(path);
         self.pool.query(|connection| {
@@ -142,19 +142,19 @@ impl Database {
         })
     }
 
-    /// The paths that became valid last, at most `count` of them.
+    /// Returns the paths that became valid last, at most `count` of them.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn newest_paths(&self, count: u32) -> Result<Vec<StorePath>, StoreError> {
         self.paths(&format!("select path from ValidPaths order by id desc limit {count}"), &[])
     }
 
-    /// The number that the path which was registered last has, whether that is still valid or not; 0 for a new store. Numbers
-    /// only grow, and none is given twice (`autoincrement`).
+    /// Returns the number of the path that was registered last, even if it is no longer valid; 0 for a new store.
+    /// Numbers increase and are never reused (`autoincrement`).
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn last_registered(&self) -> Result<u64, StoreError> {
         self.pool.query(|connection| {
             let sql = "select seq from sqlite_sequence where name = 'ValidPaths'";
@@ -163,11 +163,11 @@ impl Database {
         })
     }
 
-    /// The valid paths that were registered after the one with this number, in the order of their numbers, at most `count`.
-    /// What is no store path is left out.
+    /// Returns the valid paths that were registered after the one with this number, in order, at most `count` of them.
+    /// Rows that are not store paths are omitted.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn registered_after(&self, number: u64, count: u32) -> Result<Vec<Registered>, StoreError> {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         self.pool.query(|connection| {
@@ -183,45 +183,45 @@ impl Database {
                         path,
                         is_built_here: row.get::<_, Option<i64>>(2)? == Some(1),
                     }),
-                    Err(_) => tracing::warn!("the Nix database has a valid path that is none: '{full}'"),
+                    Err(_) => tracing::warn!("the Nix database has a valid path that is not a store path: '{full}'"),
                 }
             }
             Ok(found)
         })
     }
 
-    /// All valid paths, in no order.
+    /// Returns all valid paths, in no particular order.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, StoreError> {
         self.paths("select path from ValidPaths", &[])
     }
 
-    /// The paths that a valid path refers to, itself among them if it does; empty for a path that is not valid.
+    /// Returns the references of a valid path, which may include the path itself. Empty for a path that is not valid.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn references(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
         let sql = "select v.path from Refs r join ValidPaths v on r.reference = v.id \
                    where r.referrer = (select id from ValidPaths where path = ?1) order by v.path";
         self.paths(sql, &[&self.rows.full(path)])
     }
 
-    /// The valid paths that refer to a path.
+    /// Returns the valid paths that refer to a path.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
         let sql = "select v.path from Refs r join ValidPaths v on r.referrer = v.id \
                    where r.reference = (select id from ValidPaths where path = ?1) order by v.path";
         self.paths(sql, &[&self.rows.full(path)])
     }
 
-    /// The path of an output of a valid derivation, when it was known as the derivation was made.
+    /// Returns the path of an output of a valid derivation, if the derivation determines it.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn derivation_output(&self, derivation: &StorePath, output: &str) -> Result<Option<StorePath>, StoreError> {
         let full = self.rows.full(derivation);
         let sql =
@@ -248,19 +248,20 @@ impl Database {
         })
     }
 
-    /// The realisation of a derivation's output, where content-addressed derivations were ever enabled (Nix ≥ 2.35).
+    /// Returns the realisation of a derivation's output, if content-addressed derivations were ever enabled (Nix ≥
+    /// 2.35).
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn realisation(&self, derivation: &StorePath, output: &str) -> Result<Option<Realisation>, StoreError> {
         let sql = "select outputPath, signatures from BuildTraceV3 where drvPath = ?1 and outputName = ?2 limit 1";
         self.realisation_where("BuildTraceV3", sql, derivation.base_name(), output)
     }
 
-    /// As [`Database::realisation`] for Nix ≤ 2.34, which goes by the derivation's hash, `sha256:<hex>`.
+    /// Like [`Database::realisation`] for Nix ≤ 2.34, which uses the derivation's hash, `sha256:<hex>`.
     ///
     /// # Errors
-    /// As [`Database::path_from_hash_part`].
+    /// See [`Database::path_from_hash_part`].
     pub fn realisation_by_hash(&self, derivation_hash: &str, output: &str) -> Result<Option<Realisation>, StoreError> {
         let sql = "select v.path, r.signatures from Realisations r join ValidPaths v on r.outputPath = v.id \
                    where r.drvPath = ?1 and r.outputName = ?2 limit 1";

@@ -1,4 +1,4 @@
-//! From the columns of `ValidPaths` to the types of narval-nix.
+//! Converts the columns of `ValidPaths` to the types of narval-nix.
 
 use narval_nix::{ContentAddress, HashPart, NarHash, PathInfo, Signature, StoreDir, StorePath};
 use rusqlite::Row;
@@ -13,7 +13,7 @@ pub(super) struct Rows {
     pub(super) store_dir: StoreDir,
 }
 
-/// A row of `ValidPaths`; the references are still to come.
+/// A row of `ValidPaths`, without the references.
 pub(super) struct InfoRow {
     pub(super) id: i64,
     pub(super) full: String,
@@ -25,7 +25,7 @@ impl Rows {
         self.store_dir.display(path).to_string()
     }
 
-    /// What every path with this hash part starts with; no path sorts between this and them.
+    /// The common prefix of all paths with this hash part. No other path sorts between it and them.
     pub(super) fn first_with(&self, hash_part: &HashPart) -> String {
         format!("{}/{hash_part}-", self.store_dir)
     }
@@ -34,7 +34,8 @@ impl Rows {
         self.store_dir.parse(full).map_err(|error| bad(of, column, error))
     }
 
-    /// The row with this path, from the columns `id, path, hash, registrationTime, deriver, narSize, ultimate, sigs, ca`.
+    /// The row with this path, from the columns `id, path, hash, registrationTime, deriver, narSize, ultimate, sigs,
+    /// ca`.
     pub(super) fn path_info(&self, row: &Row<'_>, full: String) -> Result<InfoRow, QueryError> {
         let path = self.path(&full, "path", &full)?;
         let hash: String = row.get(2)?;
@@ -59,7 +60,7 @@ impl Rows {
     }
 }
 
-/// A column's text; `None` if it is not text, and so no path. What is not UTF-8 in it cannot be read as a path later.
+/// A column's text, or `None` if it is not text and so not a path. Invalid UTF-8 fails to parse as a path later.
 pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
     Ok(match row.get_ref(column)? {
         ValueRef::Text(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -67,8 +68,8 @@ pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Stri
     })
 }
 
-/// The column `sigs`. A signature that cannot be read cannot be checked either, by us or by a client that knows its kind:
-/// it is left out, and the path can still be served with the others.
+/// The column `sigs`. A signature that cannot be parsed cannot be verified either, so it is omitted, and the path can
+/// still be served with the others.
 pub(super) fn signatures(column: Option<&str>) -> Vec<Signature> {
     column.unwrap_or_default().split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! Collecting garbage: what no root reaches loses its validity in one transaction, and then its files.
+//! Garbage collection: unreachable paths are invalidated in one transaction, then their files are deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -17,9 +17,9 @@ use crate::remove::list;
 /// What to collect.
 #[derive(Debug, Clone, Default)]
 pub struct GarbageOptions {
-    /// Delete nothing; only report.
+    /// Only report what would be deleted.
     pub dry_run: bool,
-    /// Further paths to keep, with what they refer to.
+    /// Further paths to keep, with their closures.
     pub keep: Vec<StorePath>,
     /// Whether derivers of live paths may be collected if nothing else keeps them (`keep-derivations = false`).
     pub drop_derivations: bool,
@@ -29,16 +29,16 @@ pub struct GarbageOptions {
     pub only: Option<Vec<StorePath>>,
 }
 
-/// What was collected, or would be.
+/// The result of a collection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Garbage {
-    /// Paths that are valid no more.
+    /// Paths that were invalidated.
     pub paths: Vec<StorePath>,
-    /// Names in the store directory that were never valid, or left behind.
+    /// Names in the store directory that were never valid, or are leftovers.
     pub leftovers: Vec<String>,
     /// Bytes on disk that were freed; in a dry run, bytes of NARs.
     pub bytes_freed: u64,
-    /// How many paths stay valid.
+    /// The number of paths that remain valid.
     pub kept: usize,
 }
 
@@ -49,11 +49,12 @@ pub struct GarbageCollector {
 }
 
 impl GarbageCollector {
-    /// Opens a store for a collection: waits for another one to end. Those who add to the store meanwhile wait before they
-    /// look at a path; what they have looked at already is kept by their temporary roots.
+    /// Opens a store for a collection, after waiting for other collections to end. Processes that add to the store
+    /// meanwhile wait before they examine a path; paths that they have already examined are protected by their
+    /// temporary roots.
     ///
     /// # Errors
-    /// As [`LocalStore::open`].
+    /// See [`LocalStore::open`].
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
         Ok(Self { store: LocalStore::open_collecting(config)? })
     }
@@ -63,11 +64,11 @@ impl GarbageCollector {
         &self.store
     }
 
-    /// Deletes what no root reaches. If it is killed, the store stays valid, and the next collection deletes the leftover
+    /// Deletes unreachable paths. If it is killed, the store stays valid, and the next collection deletes the leftover
     /// files.
     ///
     /// # Errors
-    /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is needed; when roots cannot be read,
+    /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is still in use. If roots cannot be read,
     /// nothing is deleted.
     pub fn collect(&self, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
         let store = &self.store;
@@ -121,11 +122,11 @@ struct Node {
     deriver: Option<StorePath>,
 }
 
-/// The valid paths and what they refer to.
+/// The valid paths and their references.
 struct Graph {
     paths: BTreeMap<StorePath, Node>,
     references: HashMap<StorePath, Vec<StorePath>>,
-    /// What derivations make.
+    /// The outputs of derivations.
     outputs: HashMap<StorePath, Vec<StorePath>>,
 }
 
@@ -144,7 +145,7 @@ impl Graph {
         let mut statement = snapshot.prepare("select id, path, narSize, deriver from ValidPaths")?;
         let mut rows = statement.query(())?;
         while let Some(row) = rows.next()? {
-            // A path of another store directory is not ours to collect.
+            // Paths of another store directory are not collected.
             let Some(path) = parse(&row.get::<_, String>(1)?) else { continue };
             let nar_size = row.get::<_, Option<i64>>(2)?.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
             let deriver = row.get::<_, Option<String>>(3)?.and_then(|deriver| parse(&deriver));
@@ -175,7 +176,7 @@ impl Graph {
         Ok(Self { paths, references, outputs })
     }
 
-    /// Everything that these paths need. A root keeps what has its hash part, whatever its name (Nix `gc.cc`).
+    /// The closure of these paths. A root keeps every path with its hash part, whatever its name (Nix `gc.cc`).
     fn reach(&self, start: &BTreeSet<StorePath>, options: &GarbageOptions) -> HashSet<StorePath> {
         let mut reached: HashSet<StorePath> = HashSet::new();
         let hash_parts = hash_parts_of(start);
@@ -192,7 +193,7 @@ impl Graph {
         reached
     }
 
-    /// A path outside of `except` that refers to this one.
+    /// A path that refers to this one and is not in `except`.
     fn referrer(&self, path: &StorePath, except: &[StorePath]) -> Option<String> {
         let mut all = self.references.iter();
         let (referrer, _) =
@@ -202,12 +203,12 @@ impl Graph {
 }
 
 impl LocalStore {
-    /// Takes the validity of paths that nothing valid refers to, in one transaction.
+    /// Invalidates paths that nothing valid refers to, in one transaction.
     fn invalidate(&self, ids: impl Iterator<Item = i64> + Clone) -> Result<(), LocalStoreError> {
         let mut connection = self.writer();
         let outcome = (|| {
             let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
-            // First all references: those among the paths would hold them back.
+            // First all references: those among the paths would prevent the deletion.
             for id in ids.clone() {
                 transaction.prepare_cached("delete from Refs where referrer = ?1")?.execute([id])?;
             }
@@ -219,9 +220,9 @@ impl LocalStore {
         outcome.map_err(|error| self.database_error(error))
     }
 
-    /// Names in the store directory that are not valid and that nobody is making: whole paths that were never registered,
-    /// temporary names of processes that are gone. A root keeps every name with its hash part: a builder's root is its
-    /// derivation, and what it works in is called `<derivation>.chroot`.
+    /// Names in the store directory that are not valid and not being created: complete paths that were never
+    /// registered, and temporary names of processes that have ended. A root keeps every name with its hash part: a
+    /// builder's root is its derivation, and its working directory is called `<derivation>.chroot`.
     fn leftovers(&self, graph: &Graph, keep: &BTreeSet<StorePath>) -> Result<Vec<String>, LocalStoreError> {
         let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
         let mut leftovers = Vec::new();
@@ -243,7 +244,7 @@ impl LocalStore {
         Ok(leftovers)
     }
 
-    /// Removes files from `.links` that nothing else is.
+    /// Removes files from `.links` that have no other link.
     fn remove_unused_links(&self) -> Result<u64, LocalStoreError> {
         let directory = self.config.real_store_dir.join(".links");
         let fail = |error| LocalStoreError::io("list", &directory, error);

@@ -1,4 +1,4 @@
-//! One path on its way into the store.
+//! A path that is being added to the store.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{ErrorKind, Read};
@@ -18,23 +18,23 @@ use crate::nar::NarReader;
 use crate::remove::{list, remove_deep_leftovers, remove_tree};
 use crate::unpack::{Unpack, Unpacked};
 
-/// What the names of paths that are being unpacked have after their hash part; then come the number of the owner's temporary
-/// roots, and one of its own. It is the name of a store path on purpose: the temporary root that keeps a hash part from
-/// being collected keeps this name as well, from Nix of every version.
+/// The infix of temporary names, after the hash part and before the number of the owner's temporary roots and a counter.
+/// A temporary name is deliberately a valid store path name: the temporary root that protects a hash part from
+/// collection then protects this name as well, from every version of Nix.
 const TEMPORARY: &str = "narval-tmp-";
 
-/// What temporary names of Narval 0.1 began with.
+/// The prefix of Narval 0.1's temporary names.
 const TEMPORARY_BEFORE: &str = ".tmp-";
 
-/// Bytes hashed at once.
+/// The size of the pieces that are hashed.
 const BUFFER_LEN: usize = 256 * 1024;
 
-/// What there is to do for a path.
+/// What must be done for a path.
 #[derive(Debug)]
 pub enum Prepared<'a> {
     /// Nothing: it is valid.
     Valid,
-    /// It is on the disk, complete and with the right hash, but not valid yet: register it.
+    /// It is on disk, complete and with the right hash, but not valid yet: register it.
     Present,
     /// Its NAR must be written.
     Missing(Box<Incoming<'a>>),
@@ -49,16 +49,16 @@ pub struct Incoming<'a> {
     temporary: CString,
     unpack: Option<Unpack>,
     hasher: Option<Sha256Hasher>,
-    /// Whether a broken path is there that is to be exchanged.
+    /// Whether it replaces a damaged path.
     repair: bool,
-    /// Made valid at once, under the same lock.
+    /// Registered at once, under the same lock.
     register: Option<PathInfo>,
-    /// Released last: nobody else may see the path half there.
+    /// Released last: nobody else may see a partial path.
     _lock: PathLock,
 }
 
-/// What tells a path in the store directory from another one that has taken its place: replacing it, or only making it
-/// writable, changes the time of the last change of state.
+/// Identifies a path in the store directory, to detect its replacement: replacing it, or even making it writable,
+/// changes its ctime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
@@ -74,29 +74,29 @@ impl Identity {
     }
 }
 
-/// How a path is on the disk that is to become valid.
+/// The state on disk of a path that is to become valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnDisk {
     /// Nothing is there.
     Missing,
     /// Something else.
     Other,
-    /// What it should be.
+    /// The right contents.
     Right,
 }
 
 impl LocalStore {
-    /// Determines what is to be done for a path, and waits for other processes that write it. From now on the path is
-    /// protected from garbage collection.
+    /// Determines what must be done for a path, after waiting for other processes that write it. The path is protected
+    /// from garbage collection from now on.
     ///
     /// # Errors
-    /// [`LocalStoreError`] when the store cannot be read or written.
+    /// [`LocalStoreError`] if the store cannot be read or written.
     pub fn prepare(&self, info: &PathInfo) -> Result<Prepared<'_>, LocalStoreError> {
         self.prepare_with(info, false)
     }
 
-    /// Like [`LocalStore::prepare`], for a path whose references are all valid: it becomes valid as soon as it is complete,
-    /// under the same lock. If it is complete on disk already, it is valid when this returns.
+    /// Like [`LocalStore::prepare`], for a path whose references are all valid: it is registered as soon as it is
+    /// complete, under the same lock. If it is already complete on disk, it is valid when this returns.
     ///
     /// # Errors
     /// As [`LocalStore::prepare`] and [`LocalStore::register`].
@@ -110,7 +110,7 @@ impl LocalStore {
             return Ok(Prepared::Valid);
         }
         let lock = self.lock(&info.path)?;
-        // Another process may have made it valid while we waited.
+        // Another process may have registered it while we waited.
         if self.reader.is_valid(&info.path)? {
             return Ok(Prepared::Valid);
         }
@@ -127,7 +127,7 @@ impl LocalStore {
         Ok(Prepared::Missing(Box::new(incoming)))
     }
 
-    /// Like [`LocalStore::prepare`], for a valid path that is damaged: the commit exchanges it atomically.
+    /// Like [`LocalStore::prepare`], for a valid path that is damaged: the commit replaces it atomically.
     ///
     /// # Errors
     /// As [`LocalStore::prepare`].
@@ -156,8 +156,8 @@ impl LocalStore {
         })
     }
 
-    /// How a path that is not valid is on the disk. The caller holds its lock. What was seen complete before and has not been
-    /// touched since is not read again.
+    /// The state on disk of a path that is not valid. The caller holds its lock. A path that was complete before and
+    /// has not changed since is not read again.
     pub(super) fn look_at(&self, info: &PathInfo) -> Result<OnDisk, LocalStoreError> {
         let path = self.real_path(&info.path);
         let identity = match Identity::of(&path) {
@@ -174,18 +174,18 @@ impl LocalStore {
         Ok(OnDisk::Right)
     }
 
-    /// Whether a path that is not valid is on the disk as it should be: unpacked by someone who was killed before it was
-    /// registered. Its bytes are hashed again, since others write there too, and files may be lost in a power cut.
+    /// Whether a path that is not valid is complete on disk: a process unpacked it and was killed before registering
+    /// it. It is hashed again, because other processes write there, too, and files may be lost in a power failure.
     fn is_complete(&self, info: &PathInfo) -> Result<bool, LocalStoreError> {
         let path = self.real_path(&info.path);
         match std::fs::symlink_metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(LocalStoreError::io("read", &path, error)),
-            // What an unfinished build left is not canonical.
+            // The leftovers of an unfinished build are not canonical.
             Ok(found) if found.mtime() != 1 || (!found.is_symlink() && found.mode() & 0o222 != 0) => return Ok(false),
             Ok(_) => {}
         }
-        // What can't be a NAR is not this path's; it is removed.
+        // Contents that cannot be a NAR are not this path's, and are removed.
         let Ok(mut nar) = NarReader::open(&path) else { return Ok(false) };
         let mut hasher = Sha256Hasher::new();
         let mut buffer = vec![0; BUFFER_LEN];
@@ -213,13 +213,13 @@ impl LocalStore {
         self.remove_deep_leftovers().map(drop)
     }
 
-    /// Removes what is left of trees that were being removed by processes that are gone; bytes freed.
+    /// Finishes removals that were interrupted when their processes ended. Returns the number of bytes freed.
     pub(super) fn remove_deep_leftovers(&self) -> Result<u64, LocalStoreError> {
         let fail = |error| LocalStoreError::io("clear up", &self.config.real_store_dir, error);
         remove_deep_leftovers(self.directory.as_fd()).map_err(fail)
     }
 
-    /// Removes a file or tree from the store directory; bytes freed.
+    /// Removes a file or tree from the store directory. Returns the number of bytes freed.
     pub(super) fn remove(&self, name: &OsStr) -> Result<u64, LocalStoreError> {
         let fail = |error: Errno| LocalStoreError::io("remove", &self.config.real_store_dir.join(name), error);
         let name = CString::new(name.as_bytes()).map_err(|_| fail(Errno::INVAL))?;
@@ -227,14 +227,14 @@ impl LocalStore {
     }
 }
 
-/// `<hash part>-narval-tmp-<owner>-<number>`: no other thread or living process has it.
+/// `<hash part>-narval-tmp-<owner>-<number>`, unique among all threads and living processes.
 fn temporary_name(path: &StorePath, owner: u64) -> OsString {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    // With all of the name it would be longer than names may be.
+    // With the whole name it would exceed the maximum length.
     format!("{}-{TEMPORARY}{owner}-{}", path.hash_part(), NUMBER.fetch_add(1, Ordering::Relaxed)).into()
 }
 
-/// The number of the temporary roots that a temporary name belongs to.
+/// The number of the temporary roots file that a temporary name belongs to.
 fn owner_of_temporary(name: &str) -> Option<&str> {
     let path = StorePath::parse(name).ok()?;
     let owner = path.name().strip_prefix(TEMPORARY)?.split('-').next()?.len();
@@ -242,8 +242,8 @@ fn owner_of_temporary(name: &str) -> Option<&str> {
     name.get(start..start + owner).filter(|owner| owner.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether this is a temporary name of Narval 0.1. Its owner held `gc.lock` as long as it lived, so that it is gone for
-/// whoever holds that lock alone.
+/// Whether this is a temporary name of Narval 0.1. Its owner held `gc.lock` while it ran, so it has ended if this
+/// process holds that lock exclusively.
 pub(super) fn is_temporary_of_before(name: &str) -> bool {
     let Some((of, rest)) = name.strip_prefix(TEMPORARY_BEFORE).and_then(|rest| rest.split_once('-')) else {
         return false;
@@ -261,7 +261,7 @@ impl Incoming<'_> {
     /// Hashes and unpacks the next bytes of the NAR, in pieces of any size.
     ///
     /// # Errors
-    /// [`LocalStoreError::Unpack`] when the NAR breaks a rule or the disk is full.
+    /// [`LocalStoreError::Unpack`] if the NAR is invalid or the disk is full.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), LocalStoreError> {
         if let Some(hasher) = &mut self.hasher {
             hasher.update(bytes);
@@ -273,7 +273,7 @@ impl Incoming<'_> {
     /// [`Incoming::commit_hashed`].
     ///
     /// # Errors
-    /// As [`Incoming::write`].
+    /// See [`Incoming::write`].
     pub fn write_unhashed(&mut self, bytes: &[u8]) -> Result<(), LocalStoreError> {
         self.hasher = None;
         self.unpack(bytes)
@@ -284,20 +284,20 @@ impl Incoming<'_> {
         unpack.write(bytes).map_err(|source| LocalStoreError::Unpack { path: self.path.clone(), source })
     }
 
-    /// Checks size and hash, and gives the path its name. It is not valid yet ([`LocalStore::register`]), unless it was
-    /// prepared by [`LocalStore::prepare_to_register`].
+    /// Checks size and hash, and renames the path to its final name. It is not valid until [`LocalStore::register`],
+    /// unless it was prepared by [`LocalStore::prepare_to_register`].
     ///
     /// # Errors
-    /// [`LocalStoreError::Hash`], or that the NAR is not complete; then nothing is left.
+    /// [`LocalStoreError::Hash`], or the NAR is incomplete. Nothing is left in that case.
     pub fn commit(mut self) -> Result<Unpacked, LocalStoreError> {
         let found = self.hasher.take().unwrap_or_default().finish();
         self.commit_hashed(found)
     }
 
-    /// As [`Incoming::commit`] with the hash of the bytes given to [`Incoming::write_unhashed`].
+    /// Like [`Incoming::commit`], with the hash of the bytes given to [`Incoming::write_unhashed`].
     ///
     /// # Errors
-    /// As [`Incoming::commit`].
+    /// See [`Incoming::commit`].
     pub fn commit_hashed(mut self, found: NarHash) -> Result<Unpacked, LocalStoreError> {
         let unpack_error = |source| LocalStoreError::Unpack { path: self.path.clone(), source };
         let unpacked = match self.unpack.take() {
@@ -322,14 +322,14 @@ impl Incoming<'_> {
         let directory = self.store.directory.as_fd();
         let (from, to) = (&self.temporary, self.path.base_name());
         if self.repair {
-            // What was broken has the temporary name then, and is removed with it.
+            // The damaged path then has the temporary name, and is removed with it.
             match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::EXCHANGE) {
                 Err(Errno::NOENT) => {}
                 renamed => return renamed,
             }
         }
         match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
-            // Not every file system can refuse to replace; we hold the lock, and have removed what was there.
+            // Not every file system supports RENAME_NOREPLACE; we hold the lock, and have removed what was there.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(directory, from, directory, to),
             renamed => renamed,
         }
@@ -338,7 +338,7 @@ impl Incoming<'_> {
 
 impl Drop for Incoming<'_> {
     fn drop(&mut self) {
-        // After a commit there is nothing under this name. What can't be removed now is found by `remove_leftovers`.
+        // After a commit there is nothing under this name. `remove_leftovers` finds what cannot be removed now.
         remove_tree(self.store.directory.as_fd(), &self.temporary).ok();
     }
 }

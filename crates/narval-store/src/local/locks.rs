@@ -1,4 +1,4 @@
-//! The locks of Nix: the whole store, the garbage collector, one path.
+//! Nix's locks: of the whole store, of the garbage collector, and of a path.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -13,16 +13,16 @@ use rustix::io::Errno;
 use super::{LocalStore, LocalStoreError};
 use crate::config::StoreConfig;
 
-/// How long others are waited for, and that it is said.
+/// How long to wait for other processes, and whether that was logged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     limit: Duration,
 }
 
-/// The time between two looks at a lock that another process has.
+/// The polling interval for a lock that another process holds.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// A wait of this length is mentioned.
+/// A wait of this length is logged.
 const MENTIONED_AFTER: Duration = Duration::from_secs(3);
 
 impl Waiting {
@@ -34,7 +34,7 @@ impl Waiting {
         Wait { limit: self.limit, path, since: Instant::now(), mentioned: false }
     }
 
-    /// Opens a lock file, making it if need be, and waits for the lock.
+    /// Opens a lock file, creating it if necessary, and waits for the lock.
     fn locked(self, path: &Path, operation: FlockOperation) -> Result<File, LocalStoreError> {
         let file = open(path)?;
         self.wait_for(&file, path, operation)?;
@@ -64,10 +64,10 @@ pub(super) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Sleeps a little.
+    /// Sleeps for an interval.
     ///
     /// # Errors
-    /// [`LocalStoreError::Locked`] when this has lasted for too long.
+    /// [`LocalStoreError::Locked`] if the timeout has expired.
     pub(super) fn pause(&mut self) -> Result<(), LocalStoreError> {
         let waited = self.since.elapsed();
         if waited >= self.limit {
@@ -81,17 +81,17 @@ impl Wait<'_> {
     }
 }
 
-/// What a process holds as long as it has a store open.
+/// The locks that a process holds while it has a store open.
 #[derive(Debug)]
 pub(super) struct StoreLocks {
     /// Nix upgrades the schema only when nobody holds this.
     _big: File,
-    /// Held by those who collect garbage. Those who add hold it only while they write a temporary root down.
+    /// Held during a garbage collection. Processes that add paths hold it only while they write a temporary root.
     _collector: Option<File>,
 }
 
 impl StoreLocks {
-    /// Waits for a schema upgrade to end, and before collecting for other collections too.
+    /// Waits for a schema upgrade to end, and before a collection also for other collections.
     pub(super) fn take(config: &StoreConfig, collect: bool) -> Result<Self, LocalStoreError> {
         let big = config.state_dir.join("db/big-lock");
         let gc = config.state_dir.join("gc.lock");
@@ -102,16 +102,16 @@ impl StoreLocks {
     }
 }
 
-/// Waits for the lock of a file of its own, outside of a store; makes the file if there is none, for everybody to read and so
-/// to lock. A symlink is not followed. The lock ends with the handle.
+/// Waits for the lock of a file outside of a store. Creates the file if it does not exist, readable for everyone so that
+/// everyone can lock it. Symlinks are not followed. Dropping the handle releases the lock.
 ///
 /// # Errors
-/// [`LocalStoreError::Locked`] when another process has it for longer than `limit`.
+/// [`LocalStoreError::Locked`] if another process holds it for longer than `limit`.
 pub fn lock_file(path: &Path, limit: Duration) -> Result<File, LocalStoreError> {
     let mut options = OpenOptions::new();
     options.read(true).mode(0o644).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     let file = match options.clone().write(true).create(true).truncate(false).open(path) {
-        // Another user's, of whom this one takes turns with the administrator, say.
+        // The file may belong to another user, such as the administrator.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => options.open(path),
         file => file,
     };
@@ -127,7 +127,7 @@ pub(super) fn open(path: &Path) -> Result<File, LocalStoreError> {
     options.open(path).map_err(|error| LocalStoreError::io("open", path, error))
 }
 
-/// The lock of one store path, which excludes other processes, Nix included.
+/// The lock of a store path, which excludes other processes, including Nix.
 #[derive(Debug)]
 pub struct PathLock {
     file: File,
@@ -138,7 +138,7 @@ impl LocalStore {
     /// Waits for the lock of a path. To hold several locks at once, take them in sorted order.
     ///
     /// # Errors
-    /// If the lock file cannot be made.
+    /// The lock file cannot be created.
     pub fn lock(&self, path: &StorePath) -> Result<PathLock, LocalStoreError> {
         let mut name = self.real_path(path).into_os_string();
         name.push(".lock");
@@ -146,7 +146,7 @@ impl LocalStore {
         loop {
             let file = Waiting::of(&self.config).locked(&path, FlockOperation::NonBlockingLockExclusive)?;
             let stat = file.metadata().map_err(|error| LocalStoreError::io("read", &path, error))?;
-            // Whoever had it before has removed the file and marked it so.
+            // The previous owner has removed the file and marked it as stale.
             if stat.len() == 0 {
                 return Ok(PathLock { file, path });
             }
@@ -156,8 +156,8 @@ impl LocalStore {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        // A lock file that stays behind is harmless: the next one locks it. What matters is that one that is removed is
-        // marked, so that those who wait for it see that they have the wrong one.
+        // A lock file that is left behind is harmless: the next process locks it. But one that is removed must be
+        // marked as stale, so that waiting processes notice that they have locked the wrong file.
         if std::fs::remove_file(&self.path).is_ok() {
             self.file.write_all(b"d").ok();
         }

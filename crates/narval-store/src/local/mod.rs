@@ -1,11 +1,11 @@
-//! A real Nix store on disk, written without Nix: `nix --store DIR` accepts it, and may use it at the same time.
+//! Writes a real Nix store on disk without Nix. `nix --store DIR` accepts it, and may use it at the same time.
 //!
-//! Layout, locks and schema: Nix `libstore/local-store.cc`, `pathlocks.cc`, `gc.cc`. In short: a path is unpacked under
-//! a temporary name beside its own, renamed when its hash is right, and becomes valid together with the others of its
-//! closure. A path's lock is not held between the two, so that two processes with overlapping closures cannot wait for each
-//! other: whether the path is still the same is looked at again, under the lock that is then held until the transaction is
-//! committed. A process that is killed leaves temporary names behind, and whole paths that are not valid yet; both are found
-//! by the next one. What belongs to a living process is told by locked files, never by process ids.
+//! Layout, locks and schema: Nix `libstore/local-store.cc`, `pathlocks.cc`, `gc.cc`. A path is unpacked under a
+//! temporary name beside its own, renamed once its hash is verified, and registered together with the rest of its
+//! closure. Its lock is not held between renaming and registration, so that two processes with overlapping closures
+//! cannot deadlock. Registration takes the lock again, checks that the path is unchanged, and holds the lock until the
+//! transaction is committed. A killed process leaves temporary names and complete but invalid paths behind; the next
+//! process finds both. Locked files, never process ids, show what belongs to a living process.
 
 mod collect;
 mod incoming;
@@ -54,7 +54,7 @@ pub enum LocalStoreError {
         /// The system's error.
         source: io::Error,
     },
-    /// SQLite reports an error.
+    /// SQLite returned an error.
     #[error("Nix database '{}': {source}", path.display())]
     Database {
         /// The database.
@@ -62,15 +62,15 @@ pub enum LocalStoreError {
         /// SQLite's error.
         source: rusqlite::Error,
     },
-    /// A store of another schema than 10.
+    /// The store's schema is not 10.
     #[error("the store '{}' has schema {found}; only 10 (Nix 2.0 and newer) can be written", path.display())]
     Schema {
         /// The file `schema`.
         path: PathBuf,
-        /// What is in it.
+        /// Its contents.
         found: String,
     },
-    /// The NAR breaks a rule, or cannot be written.
+    /// The NAR is invalid, or cannot be written.
     #[error("cannot unpack '{path}': {source}")]
     Unpack {
         /// The store path.
@@ -78,31 +78,31 @@ pub enum LocalStoreError {
         /// Why.
         source: UnpackError,
     },
-    /// The NAR is not the one that was promised.
-    #[error("the NAR of '{path}' has hash sha256:{}, and sha256:{} was expected", found.to_nix32(), expected.to_nix32())]
+    /// The NAR has the wrong hash.
+    #[error("the NAR of '{path}' has hash sha256:{}, but sha256:{} was expected", found.to_nix32(), expected.to_nix32())]
     Hash {
         /// The store path.
         path: StorePath,
-        /// What was expected.
+        /// The expected hash.
         expected: Box<NarHash>,
-        /// What came.
+        /// The actual hash.
         found: Box<NarHash>,
     },
-    /// A path that is to be made valid is not on the disk.
+    /// A path to be registered is not on disk.
     #[error("'{path}' cannot become valid: it is not in the store directory")]
     Missing {
         /// The store path.
         path: StorePath,
     },
-    /// A path that is to be made valid refers to one that is not.
+    /// A path to be registered refers to one that is not valid.
     #[error("'{path}' cannot become valid: it refers to '{reference}', which is not valid")]
     Reference {
         /// The store path.
         path: StorePath,
-        /// What it refers to.
+        /// The reference.
         reference: StorePath,
     },
-    /// Paths refer to each other in a circle.
+    /// Paths have cyclic references.
     #[error("'{path}' cannot become valid: it refers to itself through others")]
     Cycle {
         /// One of them.
@@ -116,16 +116,16 @@ pub enum LocalStoreError {
         /// Why.
         reason: String,
     },
-    /// A path that is to be deleted is needed.
+    /// A path to be deleted is in use.
     #[error("'{path}' cannot be deleted: {reason}")]
     Alive {
         /// The store path.
         path: StorePath,
-        /// By what.
+        /// What uses it.
         reason: String,
     },
-    /// A path was exchanged by another process before it could be made valid.
-    #[error("'{path}' cannot become valid: another process has changed it meanwhile")]
+    /// Another process replaced a path before it could be registered.
+    #[error("'{path}' cannot become valid: another process has changed it")]
     Changed {
         /// The store path.
         path: StorePath,
@@ -135,7 +135,7 @@ pub enum LocalStoreError {
     Locked {
         /// The lock file, or the database.
         path: PathBuf,
-        /// How long it was waited for, in seconds.
+        /// The time waited, in seconds.
         waited_s: u64,
     },
     /// The store cannot be read.
@@ -152,7 +152,7 @@ impl LocalStoreError {
     }
 }
 
-/// A store on disk that this process writes. Shared by threads.
+/// A store on disk that this process writes. Can be shared between threads.
 ///
 /// ```no_run
 /// use narval_store::{LocalStore, Prepared, StoreConfig};
@@ -170,29 +170,29 @@ impl LocalStoreError {
 #[derive(Debug)]
 pub struct LocalStore {
     config: StoreConfig,
-    /// The directory that store paths are made in.
+    /// The directory that contains the store paths.
     directory: File,
     reader: Database,
     writer: Mutex<Connection>,
     roots: Arc<LocalRoots>,
-    /// What was unpacked or found complete here, and is not valid yet.
+    /// Paths that were unpacked or found complete, and are not valid yet.
     complete: Mutex<BTreeMap<StorePath, (Identity, NarHash)>>,
     #[expect(dead_code, reason = "held as long as the store is open")]
     locks: StoreLocks,
 }
 
 impl LocalStore {
-    /// Opens a store, and creates it if it does not exist. What is added is protected from garbage collection until this
+    /// Opens a store, creating it if it does not exist. Added paths are protected from garbage collection until this
     /// value is dropped.
     ///
     /// # Errors
-    /// [`LocalStoreError`] when it cannot be written, or has another schema.
+    /// [`LocalStoreError`] if it cannot be written, or has another schema.
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
         let roots = Arc::new(LocalRoots::new(&config));
         Self::open_with(config, roots, false)
     }
 
-    /// As [`LocalStore::open`]; what is added is kept as long as `roots` lives.
+    /// Like [`LocalStore::open`]; added paths are protected as long as `roots` lives.
     ///
     /// # Errors
     /// As [`LocalStore::open`].
@@ -200,7 +200,7 @@ impl LocalStore {
         Self::open_with(config, roots, false)
     }
 
-    /// As [`LocalStore::open`] for a garbage collection: the only one, and nobody adds a root unseen.
+    /// Like [`LocalStore::open`], for a garbage collection: excludes other collections, and new roots are noticed.
     fn open_collecting(config: StoreConfig) -> Result<Self, LocalStoreError> {
         let roots = Arc::new(LocalRoots::new(&config));
         Self::open_with(config, roots, true)
@@ -217,15 +217,15 @@ impl LocalStore {
         Ok(Self { config, directory, reader, writer: Mutex::new(writer), roots, complete, locks })
     }
 
-    /// Protects a path, valid or not, from garbage collection. Ask for its validity afterwards.
+    /// Protects a path, valid or not, from garbage collection. Check its validity afterwards.
     ///
     /// # Errors
-    /// If it cannot be written down.
+    /// The temporary root cannot be written.
     pub fn keep(&self, path: &StorePath) -> Result<(), LocalStoreError> {
         self.roots.keep([path])
     }
 
-    /// What it was opened from.
+    /// The configuration that it was opened with.
     pub fn config(&self) -> &StoreConfig {
         &self.config
     }
@@ -235,30 +235,30 @@ impl LocalStore {
         &self.config.store_dir
     }
 
-    /// What is valid, and what is known of it.
+    /// The store's metadata.
     pub fn database(&self) -> &Database {
         &self.reader
     }
 
-    /// Where the files of a store path lie.
+    /// The location of a store path's files.
     pub fn real_path(&self, path: &StorePath) -> PathBuf {
         self.config.real_store_dir.join(path.base_name())
     }
 
-    /// Bytes that this user may still write on the store's file system.
+    /// The free space for this user on the store's file system, in bytes.
     ///
     /// # Errors
-    /// If the file system doesn't say.
+    /// The file system does not report it.
     pub fn free_bytes(&self) -> Result<u64, LocalStoreError> {
         let found = rustix::fs::fstatvfs(&self.directory)
             .map_err(|error| LocalStoreError::io("read", &self.config.real_store_dir, error))?;
         Ok(found.f_bavail.saturating_mul(found.f_frsize))
     }
 
-    /// Waits until everything written to the store's file system is on the disk.
+    /// Waits until everything written to the store's file system is on disk.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// Writing failed.
     pub fn sync(&self) -> Result<(), LocalStoreError> {
         rustix::fs::syncfs(&self.directory)
             .map_err(|error| LocalStoreError::io("write out", &self.config.real_store_dir, error))

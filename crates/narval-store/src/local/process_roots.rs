@@ -1,4 +1,4 @@
-//! Store paths that running programs use: their executables, open files, mappings and environments.
+//! Store paths in use by running programs: executables, open files, mappings and environments.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,8 +12,8 @@ use super::LocalStore;
 use super::roots::Root;
 
 impl LocalStore {
-    /// As Nix `findRuntimeRootsUncached`. Processes of others cannot be looked into without being root; their programs
-    /// are kept by links, or not at all, with Nix as with us. A process that ends meanwhile needs nothing.
+    /// Like Nix's `findRuntimeRootsUncached`. Without root privileges, other users' processes cannot be inspected; as
+    /// with Nix, their programs are only kept by links. A process that ends meanwhile needs nothing.
     pub(super) fn process_roots(&self, roots: &mut Vec<Root>) {
         let Ok(processes) = fs::read_dir("/proc") else { return };
         for process in processes.flatten() {
@@ -40,12 +40,12 @@ impl LocalStore {
         }
     }
 
-    /// Every store path named in a text.
+    /// Every store path in a text.
     fn store_paths_in(&self, text: &[u8], process: &Path, roots: &mut Vec<Root>) {
         let directories =
             [self.config.store_dir.as_str().as_bytes(), self.config.real_store_dir.as_os_str().as_bytes()];
         for (at, _) in text.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
-            // A store path is a store directory, this slash, and a base name.
+            // A store path is a store directory, a slash and a base name.
             let before = text.get(..at).unwrap_or_default();
             if !directories.iter().any(|directory| before.ends_with(directory)) {
                 continue;

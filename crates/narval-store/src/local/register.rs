@@ -1,4 +1,4 @@
-//! Making paths valid: all of a closure in one transaction.
+//! Registers paths as valid, a whole closure in one transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,13 +10,13 @@ use super::incoming::OnDisk;
 use super::{LocalStore, LocalStoreError};
 use crate::database::join_signatures;
 
-/// The largest derivation that is looked into.
+/// The maximum size of a derivation.
 const DERIVATION_LEN_MAX: u64 = 64 << 20;
 
-/// Paths made valid in one transaction, at most: each is locked meanwhile, which takes a file descriptor.
+/// The maximum number of paths registered in a transaction: each is locked meanwhile, which takes a file descriptor.
 const BATCH_MAX: usize = 256;
 
-/// A path that could not be made valid, because of what another process did to it since it was unpacked.
+/// A path that could not be registered, because another process changed it after it was unpacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unregistered {
     /// The path.
@@ -25,47 +25,48 @@ pub struct Unregistered {
     pub why: LeftOut,
 }
 
-/// Why a path is not made valid.
+/// Why a path was not registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeftOut {
-    /// Nothing is there.
+    /// It does not exist.
     Missing,
-    /// Something else is there.
+    /// It was changed.
     Changed,
-    /// It refers to such a path.
+    /// It refers to a path that was not registered.
     Reference,
 }
 
 impl LocalStore {
-    /// Makes paths valid. They are in the store directory; what they refer to is valid or among them. What is valid already
-    /// stays as it is, with the signatures added if it is the same. A registration time of 0 means now.
+    /// Registers paths as valid. They must be in the store directory, and their references valid or among them. Paths
+    /// that are already valid are unchanged, except that signatures are added if the contents are the same. A
+    /// registration time of 0 means now.
     ///
-    /// Each path is locked while it is looked at and made valid, so that nobody exchanges it in between. Up to 256 become
-    /// valid in one transaction; of more, those that others refer to come first.
+    /// Each path is locked while it is checked and registered, so that nobody can replace it in between. Up to 256
+    /// paths are registered in a transaction; if there are more, references come first.
     ///
     /// # Errors
-    /// [`LocalStoreError`]; then nothing has changed, or of many paths some are valid with all that they refer to.
+    /// [`LocalStoreError`]. Either nothing has changed, or some of the paths are valid with their closures.
     pub fn register(&self, infos: &[PathInfo]) -> Result<(), LocalStoreError> {
         let left = self.register_unchanged(infos)?;
-        // The first one is the cause of the others.
+        // The first error is the cause of the others.
         left.into_iter().next().map_or(Ok(()), |Unregistered { info, why }| match why {
             LeftOut::Missing => Err(LocalStoreError::Missing { path: info.path }),
             LeftOut::Changed | LeftOut::Reference => Err(LocalStoreError::Changed { path: info.path }),
         })
     }
 
-    /// Like [`LocalStore::register`], but leaves out paths whose files are missing or changed, and paths that refer to
-    /// those. They are returned, each after what it refers to.
+    /// Like [`LocalStore::register`], but skips paths whose files are missing or changed, and paths that refer to
+    /// those. They are returned, each after its references.
     ///
     /// # Errors
-    /// As [`LocalStore::register`].
+    /// See [`LocalStore::register`].
     pub fn register_unchanged(&self, infos: &[PathInfo]) -> Result<Vec<Unregistered>, LocalStoreError> {
         let mut left: Vec<Unregistered> = Vec::new();
         let mut left_paths: BTreeSet<StorePath> = BTreeSet::new();
         let ordered = references_first(infos)?;
         for batch in ordered.chunks(BATCH_MAX) {
             let mut names: Vec<&StorePath> = batch.iter().map(|info| &info.path).collect();
-            // In one order for everybody, so that no two wait for each other.
+            // In a global order, so that processes cannot deadlock.
             names.sort();
             names.dedup();
             let locks = names.into_iter().map(|path| self.lock(path)).collect::<Result<Vec<_>, _>>()?;
@@ -96,7 +97,7 @@ impl LocalStore {
         Ok(left)
     }
 
-    /// Makes paths valid whose locks the caller holds, and whose files are right, or who are valid already.
+    /// Registers paths whose locks the caller holds, and whose files were checked or which are already valid.
     pub(super) fn register_locked(&self, infos: &[PathInfo]) -> Result<(), LocalStoreError> {
         let outputs = self.outputs_of_derivations(infos)?;
         let mut connection = self.writer();
@@ -140,7 +141,7 @@ impl LocalStore {
             .query_row([&full], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
             .optional()?;
         if let Some((id, signatures, known_hash)) = known {
-            // A signature of other contents is none of these.
+            // The signatures are for other contents.
             if known_hash != hash {
                 return Ok(false);
             }
@@ -176,7 +177,7 @@ impl LocalStore {
         connection.prepare_cached(sql)?.query_row([self.full(path)], |row| row.get(0)).optional()
     }
 
-    /// The outputs that derivations among the paths name, as far as they name their paths.
+    /// The outputs of the derivations among the paths, if the derivations determine their paths.
     #[allow(clippy::type_complexity, reason = "derivation to its outputs, used once")]
     fn outputs_of_derivations(
         &self,
@@ -187,7 +188,7 @@ impl LocalStore {
             let bad = |reason: String| LocalStoreError::Derivation { path: info.path.clone(), reason };
             let path = self.real_path(&info.path);
             let found = std::fs::symlink_metadata(&path).map_err(|error| LocalStoreError::io("read", &path, error))?;
-            // A directory may be named so too (Nix looks at the name alone, and fails).
+            // A directory may have such a name, too (Nix checks only the name, and fails).
             if !found.is_file() || found.len() > DERIVATION_LEN_MAX {
                 return Err(bad("it is not a file, or too large".into()));
             }
@@ -211,7 +212,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }
 
-/// The paths, each after those among them that it refers to. Nix has no circles but a path that refers to itself
+/// Sorts the paths so that each follows its references. Nix allows no cycles except self-references
 /// (`LocalStore::registerValidPaths`).
 fn references_first(infos: &[PathInfo]) -> Result<Vec<&PathInfo>, LocalStoreError> {
     let index: BTreeMap<&StorePath, usize> = infos.iter().enumerate().map(|(at, info)| (&info.path, at)).collect();
