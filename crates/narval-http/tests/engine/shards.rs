@@ -1,4 +1,5 @@
-//! What becomes of a server whose threads meet trouble. Each server is a process of its own: this test program, started again.
+//! What becomes of a server whose threads meet trouble. Each server is a process of its own: this test program, started
+//! again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +17,7 @@ use seccompiler::{
     apply_filter_all_threads,
 };
 
-use crate::harness::{Client, drivers, eventually};
+use crate::harness::{Client, PATIENCE, drivers, eventually};
 use crate::stopping::Process;
 
 /// The server of the tests below.
@@ -55,7 +56,8 @@ fn a_server_by_itself() {
         setrlimit(Resource::Nofile, Rlimit { current, ..getrlimit(Resource::Nofile) }).unwrap();
     }
     let handle = server.spawn().unwrap();
-    handle.stop_on_signals(Duration::from_secs(20)).unwrap();
+    // Longer than a test waits, in all, between the signal and the last response: at its end connections are reset.
+    handle.stop_on_signals(4 * PATIENCE).unwrap();
     assert!(COUNTERS.set(Box::new(handle.counter_source())).is_ok());
     println!("listening on {address}");
     // It goes with the test that started it, whatever becomes of that.
@@ -70,8 +72,9 @@ fn a_server_by_itself() {
     std::process::exit(0);
 }
 
-/// Has the next wait of one shard fail: what it waits on is no valid descriptor any more, as after a stray close(2) somewhere in
-/// a program. (A real one makes the standard library abort the process when it closes the descriptor again.)
+/// Has the next wait of one shard fail: what it waits on is no valid descriptor any more, as after a stray close(2)
+/// somewhere in a program. (A real one makes the standard library abort the process when it closes the descriptor
+/// again.)
 fn break_a_driver() {
     let broken = std::fs::read_dir("/proc/self/fd").unwrap().find_map(|entry| {
         let path = entry.unwrap().path();
