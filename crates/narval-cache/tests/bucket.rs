@@ -163,10 +163,10 @@ fn scripted_with(answers: Vec<(String, String)>) -> (String, Receiver<String>) {
 }
 
 /// Passes connections on to a port of this machine, and cuts each after as many bytes as it says; those after them live.
-fn cutting(port: u16, limits: &[usize]) -> u16 {
+fn cutting(port: u16, limits: Vec<usize>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let own = listener.local_addr().unwrap().port();
-    let mut limits = limits.to_vec().into_iter();
+    let mut limits = limits.into_iter();
     std::thread::spawn(move || {
         for client in listener.incoming() {
             let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", port)).unwrap());
@@ -198,7 +198,7 @@ fn broken_connections_cost_a_part_or_the_rest_and_no_more() {
     for server in S3Server::all() {
         let client = client(&server.environment());
         server.bucket("broken");
-        let through = |limits: &[usize]| {
+        let through = |limits: Vec<usize>| {
             let port = cutting(server.port, limits);
             Url::parse(&format!("s3://broken?endpoint=127.0.0.1:{port}&scheme=http")).unwrap().child("x").unwrap()
         };
@@ -206,11 +206,11 @@ fn broken_connections_cost_a_part_or_the_rest_and_no_more() {
         let count = |len| {
             sent.fetch_add(len, Ordering::Relaxed);
         };
-        let to = through(&[20_000_000, 20_000_000]);
+        let to = through(vec![20_000_000, 20_000_000]);
         put_object(&client, &to, "x/y", (Payload::File(&file, len), hash), &count).unwrap();
         let sent = sent.into_inner();
         assert!(sent > len && sent < len + 3 * 16 * 1024 * 1024, "{}: sent {sent} bytes of {len}", server.name);
-        assert_eq!(read_back(&client, &through(&[10_000_000, 30_000_000])), Some((len, hash)), "{}", server.name);
+        assert_eq!(read_back(&client, &through(vec![10_000_000, 30_000_000])), Some((len, hash)), "{}", server.name);
     }
 }
 
