@@ -73,13 +73,14 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
 fn settings_of_the_cache_that_is_written() {
     let key = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
     let text = format!(
-        "[[cache]]\nname = 'default'\ntrusted-keys = '{key}'\nretention = '30d'\nmax-size = '1G'\nquota = '2G'\nmax-nar-size = '3M'"
+        "[[cache]]\nname = 'default'\ntrusted-keys = '{key}'\nretention = '30d'\nmax-size = '1G'\nquota = '2G'\nmax-nar-size = '3M'\nrecompress = 'zstd'"
     );
     let config = ServeConfig::parse("a.toml", &text).unwrap();
     let mut settings = CacheSettings { strict_references: true, ..CacheSettings::default() };
     config.caches[0].apply(&mut settings);
     assert_eq!((settings.retention_days, settings.size_max, settings.quota), (Some(30), Some(1 << 30), Some(2 << 30)));
     assert_eq!((settings.trusted_keys[0].to_string().as_str(), settings.nar_size_max), (key, 3 << 20));
+    assert!(settings.recompress);
     assert!(settings.required_keys.is_empty() && settings.strict_references, "left out, so left as it was");
     let config =
         ServeConfig::parse("a.toml", "[[cache]]\nname = 'default'\nretention = 'never'\ntrusted-keys = []").unwrap();
@@ -129,6 +130,10 @@ fn settings_of_the_cache_that_is_written() {
             "a.toml:3: cache.upstream: key 'url' is missing\na.toml:4: unknown key 'cache.upstream.key'",
         ),
         ("[[cache]]\nname = 'default'\nretention = '0d'", "a.toml:3: cache.retention = '0d': give a number of days"),
+        (
+            "[[cache]]\nname = 'default'\nrecompress = 'gzip'",
+            "a.toml:3: cache.recompress = 'gzip': give \"zstd\" or \"never\"",
+        ),
         ("[[cache]]\nname = 'default'\nrequired-keys = 'x'", "a.toml:3: cache.required-keys = 'x': "),
     ] {
         assert!(errors(text).starts_with(want), "{}", errors(text));

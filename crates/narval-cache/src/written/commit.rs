@@ -66,7 +66,11 @@ impl Cache {
     ///
     /// # Errors
     /// When one of them is refused; the message names it.
-    pub fn commit_narinfos(&self, narinfos: &[(HashPart, Vec<u8>)], grant: &Grant) -> Result<Vec<Committed>, Refusal> {
+    pub fn commit_narinfos<T: AsRef<[u8]>>(
+        &self,
+        narinfos: &[(HashPart, T)],
+        grant: &Grant,
+    ) -> Result<Vec<Committed>, Refusal> {
         let result = grant.require(self.name(), Scope::Push).and_then(|()| self.try_commit(narinfos, grant));
         match &result {
             Ok(committed) => {
@@ -95,7 +99,7 @@ impl Cache {
         result
     }
 
-    fn try_commit(&self, narinfos: &[(HashPart, Vec<u8>)], grant: &Grant) -> Result<Vec<Committed>, Refusal> {
+    fn try_commit<T: AsRef<[u8]>>(&self, narinfos: &[(HashPart, T)], grant: &Grant) -> Result<Vec<Committed>, Refusal> {
         if narinfos.len() > COMMIT_MAX {
             return Err(Refusal::new(
                 RefusalKind::TooLarge,
@@ -105,7 +109,7 @@ impl Cache {
         let settings = self.settings();
         let mut batch = HashMap::new();
         for (part, text) in narinfos {
-            let info = parse(part, text, &settings)?;
+            let info = parse(part, text.as_ref(), &settings)?;
             if batch.insert(*part, info).is_some() {
                 return Err(Refusal::new(RefusalKind::Malformed, format_args!("'{part}' comes twice in one commit")));
             }

@@ -62,7 +62,8 @@ pub enum DataError {
 pub struct DataOptions {
     /// Do not make what is missing: a command that only reads says that there is no data folder instead.
     pub must_exist: bool,
-    /// Forget what nothing keeps, so often: for a server. The first time is after one such period.
+    /// Forget what nothing keeps, so often: for a server, which also recompresses what it is set to. The first time is after one
+    /// such period.
     pub collect_every: Option<Duration>,
     /// For measuring only: uncompressed NARs are believed and not synchronised. Whoever uploads could put anything in anybody's
     /// place.
@@ -130,6 +131,12 @@ impl Data {
             .name("cache-house".into())
             .spawn(move || keep_house(&weak, &stopped, options.collect_every));
         keeping.map_err(|source| io_error("start a thread for", path, source))?;
+        if options.collect_every.is_some() {
+            let weak = Arc::downgrade(&data.shared);
+            let recompressing = std::thread::Builder::new().name("recompress".into());
+            let started = recompressing.spawn(move || super::recompress::run(&weak));
+            started.map_err(|source| io_error("start a thread for", path, source))?;
+        }
         Ok(data)
     }
 
@@ -223,6 +230,12 @@ impl Data {
 impl std::fmt::Debug for Data {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Data").field("path", &self.path()).finish_non_exhaustive()
+    }
+}
+
+impl Data {
+    pub(super) fn of(shared: Arc<Shared>) -> Self {
+        Self { shared }
     }
 }
 

@@ -29,6 +29,7 @@
 //! ```
 
 mod audit;
+mod batch;
 mod cache;
 mod commit;
 mod data;
@@ -40,6 +41,7 @@ mod name;
 pub mod oidc;
 mod oversized;
 mod receive;
+mod recompress;
 mod reconcile;
 mod refusal;
 mod retention;
@@ -51,6 +53,7 @@ mod tokens;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use audit::Audit;
+pub use batch::read_commit;
 pub use cache::{Cache, Elsewhere, Listed, NarFile, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::{Data, DataError, DataOptions};
@@ -61,7 +64,10 @@ pub use index::{IndexError, Usage};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
+#[doc(hidden)]
+pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};
+pub use recompress::RECOMPRESSED_GRACE;
 pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, UNFINISHED_GRACE,

@@ -42,6 +42,8 @@ pub struct CacheSettings {
     pub quota: Option<u64>,
     /// The largest NAR that is taken, in bytes, uncompressed.
     pub nar_size_max: u64,
+    /// Whether NARs that are not zstd are recompressed to it when there is time.
+    pub recompress: bool,
 }
 
 impl Default for CacheSettings {
@@ -59,6 +61,7 @@ impl Default for CacheSettings {
             size_max: None,
             quota: None,
             nar_size_max: NAR_SIZE_MAX,
+            recompress: false,
         }
     }
 }
@@ -104,6 +107,7 @@ impl CacheSettings {
             size_max: self.size_max,
             quota: self.quota,
             nar_size_max: self.nar_size_max,
+            recompress: self.recompress,
         };
         // Such a structure has nothing that JSON has not.
         serde_json::to_string(&record).unwrap_or_default()
@@ -130,6 +134,7 @@ impl CacheSettings {
             size_max: record.size_max,
             quota: record.quota,
             nar_size_max: record.nar_size_max,
+            recompress: record.recompress,
         })
     }
 }
@@ -150,6 +155,7 @@ struct Record {
     size_max: Option<u64>,
     quota: Option<u64>,
     nar_size_max: u64,
+    recompress: bool,
 }
 
 impl Default for Record {
@@ -168,6 +174,7 @@ impl Default for Record {
             size_max: None,
             quota: None,
             nar_size_max: settings.nar_size_max,
+            recompress: settings.recompress,
         }
     }
 }

@@ -18,8 +18,8 @@ use crate::{Error, Progress};
 const PART_LEN: usize = 16 * 1024 * 1024;
 /// Hash parts in one question, and narinfos in one commit.
 const BATCH_MAX: usize = 65_536;
-/// Bytes in one commit.
-const COMMIT_LEN_MAX: usize = 60 * 1024 * 1024;
+/// Bytes of narinfos in one commit: less than the 16 MiB that the protocol allows, with a line for each.
+const COMMIT_LEN_MAX: usize = 15 * 1024 * 1024;
 /// The longest answer to a question or a commit.
 const LIST_LEN_MAX: u64 = 16 * 1024 * 1024;
 /// How often one NAR is sent from its beginning: a server that was restarted has lost its parts.

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::{Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Stored};
+use narval_cache::written::{Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Stored, read_commit};
 use narval_http::{Request, Response, StatusCode};
-use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{HashPart, Sha256};
 
 use super::coding::{coding, decoded};
@@ -17,12 +16,12 @@ pub(crate) const CACHE_INFO_KEY: &str = "NarvalPush";
 /// Its value.
 pub(crate) const PATH: &str = "_narval/v1";
 
-/// The most hash parts in one question, and the most narinfos in one commit.
+/// The most hash parts in one question.
 const HASH_PARTS_MAX: usize = 65_536;
 /// A hash part and its newline.
 const LINE_BYTES: u64 = 33;
-/// The largest commit, in bytes.
-const COMMIT_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// The largest commit, in bytes. It takes about six times as much memory, as text, as narinfos, and as rows.
+const COMMIT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// How long a path stays that a client was told is present, in seconds: 24 hours.
 const LEASE_SECONDS: u64 = 24 * 3600;
 /// How much of a part has come, in answers.
@@ -141,7 +140,7 @@ pub(super) fn commit(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> 
     let this = Arc::clone(uploads);
     uploads.receive(request, move |body| {
         let body = read(&mut decoded(coding, body)?, COMMIT_BYTES_MAX)?;
-        let narinfos = narinfos(&body)?;
+        let narinfos = read_commit(&body)?;
         let committed = this.cache.commit_narinfos(&narinfos, &grant)?;
         let mut answer = String::new();
         for Committed { path, outcome, .. } in &committed {
@@ -157,29 +156,6 @@ const fn word(outcome: Outcome) -> &'static str {
         Outcome::Added => "created",
         Outcome::Signed | Outcome::Unchanged => "merged",
         Outcome::Replaced => "replaced",
-    }
-}
-
-/// Reads `<hash part> <length>` and as many bytes, again and again, then `end <number>`.
-fn narinfos(mut body: &[u8]) -> Result<Vec<(HashPart, Vec<u8>)>, ServeError> {
-    let wrong = || malformed("a commit is '<hash part> <length>', the narinfo, … and 'end <number of narinfos>'");
-    let mut all = Vec::new();
-    loop {
-        let end = body.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
-        let (line, rest) = body.split_at(end);
-        let (word, number) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' ')).ok_or_else(wrong)?;
-        let number: usize = number.parse().map_err(|_| wrong())?;
-        let rest = rest.get(1..).unwrap_or_default();
-        if word == "end" {
-            return if number == all.len() && rest.is_empty() { Ok(all) } else { Err(wrong()) };
-        }
-        let hash_part = HashPart::parse(word.as_bytes()).map_err(|_| wrong())?;
-        if all.len() >= HASH_PARTS_MAX || number > NARINFO_LEN_MAX {
-            return Err(Refusal::new(RefusalKind::TooLarge, "a commit has at most 65536 narinfos of 1 MiB each").into());
-        }
-        let (narinfo, rest) = rest.split_at_checked(number).ok_or_else(wrong)?;
-        all.push((hash_part, narinfo.to_vec()));
-        body = rest;
     }
 }
 
@@ -245,27 +221,6 @@ mod tests {
     use narval_nix::Compression;
 
     use super::*;
-
-    const HASH: &str = "0i4073ldk2aplbmaarmp5c8gf3wmbl84";
-
-    #[test]
-    fn commits_are_read() {
-        let two = format!("{HASH} 4\nabc\n{HASH} 0\nend 2\n");
-        let read = narinfos(two.as_bytes()).unwrap();
-        assert_eq!(read.iter().map(|(_, text)| &text[..]).collect::<Vec<_>>(), [&b"abc\n"[..], b""]);
-        assert!(narinfos(b"end 0\n").unwrap().is_empty());
-        for wrong in [
-            "",
-            "end 1\n",
-            "end 0\nx",
-            &two[..two.len() - 1],
-            &format!("{HASH} 5\nabc\nend 1\n"),
-            &format!("{HASH} -1\nend 1\n"),
-            "short 0\nend 1\n",
-        ] {
-            assert!(narinfos(wrong.as_bytes()).is_err(), "{wrong:?}");
-        }
-    }
 
     #[test]
     fn queries_of_parts() {

@@ -8,7 +8,7 @@ use narval_nix::{PublicKey, StoreDir};
 
 use super::section::Section;
 use super::values::Kind;
-use super::{At, ConfigError, Retention, UpstreamSection, upstream};
+use super::{At, ConfigError, Recompress, Retention, UpstreamSection, upstream};
 
 /// `[[cache]]`. What the file leaves out of its behaviour stays as the data folder has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct CacheSection {
     pub quota: Option<u64>,
     /// The largest NAR that is taken, in bytes.
     pub max_nar_size: Option<u64>,
+    /// Whether NARs that are not zstd are recompressed.
+    pub recompress: Option<Recompress>,
 }
 
 pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
@@ -78,6 +80,7 @@ pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
         max_size: section.get("max-size", &Kind::size()),
         quota: section.get("quota", &Kind::size()),
         max_nar_size: section.get("max-nar-size", &Kind::size()),
+        recompress: section.get("recompress", &Kind::parsed("\"zstd\" or \"never\",")),
     };
     Some(CacheSection { name: section.required("name", line, name)?.value, ..read })
 }
@@ -147,5 +150,6 @@ impl CacheSection {
         settings.size_max = self.max_size.or(settings.size_max);
         settings.quota = self.quota.or(settings.quota);
         settings.nar_size_max = self.max_nar_size.unwrap_or(settings.nar_size_max);
+        settings.recompress = self.recompress.map_or(settings.recompress, |to| to == Recompress::Zstd);
     }
 }

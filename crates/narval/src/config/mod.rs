@@ -76,6 +76,27 @@ pub struct ServeConfig {
     pub limits: LimitsSection,
 }
 
+/// To what NARs are recompressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompress {
+    /// To nothing: they stay as they came.
+    Never,
+    /// To zstd.
+    Zstd,
+}
+
+impl std::str::FromStr for Recompress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "never" => Ok(Self::Never),
+            "zstd" => Ok(Self::Zstd),
+            _ => Err("give \"zstd\" or \"never\"".to_owned()),
+        }
+    }
+}
+
 /// `[[upstream]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamSection {

@@ -10,6 +10,7 @@ mod complaints;
 mod contract;
 mod full_disk;
 mod lab;
+mod limits;
 mod nix;
 mod protocol;
 #[path = "../support/mod.rs"]

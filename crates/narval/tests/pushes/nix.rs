@@ -190,3 +190,36 @@ fn the_live_store_is_served_first_and_the_cache_beside_it() {
     assert!(store.nix_store(&["--delete", &added]).status.success());
     assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(&added))).status, 404);
 }
+
+/// Nix remembers the narinfo of a file that is another one now: it gets what it remembers. Whoever asks now gets zstd.
+#[test]
+fn recompressed_nars_reach_clients_that_remember_the_old_ones() {
+    let config = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(config.path(), "[[cache]]\nname = 'default'\nrecompress = 'zstd'\n").unwrap();
+    let lab = Lab::with(&["--config", config.path().to_str().unwrap()]);
+    let (_, top) = closure(&lab.store);
+    lab.push(Nix::Newest, &lab.token("push"), "compression=xz", &top).unwrap();
+    let narinfo = || lab.get(&format!("/{}.narinfo", hash_part(&top)));
+    assert_eq!(value(narinfo().text(), "Compression"), Some("xz"));
+    let old_url = value(narinfo().text(), "URL").unwrap().to_owned();
+    let url = lab.server.url();
+    let homes: Vec<_> = Nix::BOTH.iter().map(|nix| (nix, tempfile::tempdir().unwrap())).collect();
+    for (nix, home) in &homes {
+        stdout(nix.nix(home.path(), &["path-info", "--recursive", "--store", &url, &top]));
+    }
+    // The server looks every 20 s.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(180);
+    while value(narinfo().text(), "Compression") != Some("zstd") {
+        assert!(std::time::Instant::now() < until, "{}", lab.server.log());
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    assert_ne!(value(narinfo().text(), "URL"), Some(&*old_url));
+    assert_eq!(lab.get(&format!("/{old_url}")).body[..6], *b"\xfd7zXZ\0");
+    for (nix, home) in &homes {
+        let to = home.path().join("store");
+        let args = ["copy", "--from", &url, "--to", to.to_str().unwrap(), "--no-check-sigs", &top];
+        stdout(nix.nix(home.path(), &args));
+        Command::new("chmod").args(["-R", "u+w", to.to_str().unwrap()]).status().unwrap();
+        lab.pull(**nix, &top);
+    }
+}

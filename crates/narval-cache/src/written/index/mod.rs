@@ -240,6 +240,13 @@ pub(crate) trait Index: Send + Sync {
     fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
     /// Makes paths visible, all at once and durably, or none: each must still have the version of its record.
     fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError>;
+    /// Has paths name another file of their NAR, all at once and durably, or none: each must still have the version of its record.
+    /// It is no use of them. Nothing names the old file then, and it counts as orphaned since `orphaned`.
+    fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError>;
+    /// The paths whose narinfo names this file.
+    fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError>;
+    /// Files of NARs that paths have and that are not zstd, by name, so many of those after this one.
+    fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError>;
     /// Keeps these paths until then, whatever collects garbage.
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError>;
 

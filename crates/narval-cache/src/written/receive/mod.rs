@@ -148,6 +148,11 @@ impl Cache {
 }
 
 impl Upload {
+    /// An upload that this program makes itself, whatever other forms of the NAR there are.
+    pub(super) fn new(cache: &Cache, target: NarTarget, length: u64, grant: &Grant) -> Self {
+        Self { cache: cache.clone(), target, length: Some(length), grant: grant.clone() }
+    }
+
     /// Receives, verifies and stores the file. When this returns, its bytes are on the disk.
     ///
     /// # Errors
@@ -280,4 +285,16 @@ impl Cache {
         let len = file_len(&blob).map_err(|error| Refusal::of_file("look at", blob.display(), &error))?;
         Ok(Some(kept).filter(|kept| len == Some(kept.file_size)))
     }
+}
+
+/// Has an upload of these bytes verified, of a name that states this compression or none: for fuzzing. Nothing is kept.
+#[doc(hidden)]
+pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result<(NarHash, u64), Refusal> {
+    let failed = |error: std::io::Error| Refusal::of_file("create", "a file", &error);
+    let extension = compression.unwrap_or(Compression::None);
+    let target = NarTarget::File(NarFileName::new(Sha256::of(bytes), extension));
+    let listing = TemporaryFile::create(&std::env::temp_dir(), ".fuzz-", 0o600).map_err(failed)?;
+    let nar_size_max = 16 << 20;
+    let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: false };
+    verify(&claims, &mut &*bytes, None, listing.file()).map(|verified| (verified.nar_hash, verified.nar_size))
 }

@@ -35,7 +35,7 @@ fn closures(number: u64) -> Vec<TestPath> {
     vec![library, program]
 }
 
-/// Pushes, deletes and collects until it is killed.
+/// Pushes, deletes and recompresses until it is killed.
 #[test]
 #[ignore = "the process that is killed"]
 fn pushes_until_it_is_killed() {
@@ -57,6 +57,10 @@ fn pushes_until_it_is_killed() {
                     }
                     let batch: Vec<_> = paths.iter().map(|path| path.narinfo(compression)).collect();
                     cache.commit_narinfos(&batch, &pusher()).ok();
+                    if thread == 1 {
+                        // What others have pushed, in the middle of their work.
+                        cache.recompress().ok();
+                    }
                     if thread == 0 {
                         cache.delete(&paths[0].part(), true, &with_scopes("delete")).ok();
                     }

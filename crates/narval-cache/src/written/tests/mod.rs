@@ -6,6 +6,7 @@ mod hostile;
 mod killed;
 mod oversized;
 mod receiving;
+mod recompressing;
 mod retention;
 mod tokens;
 

@@ -203,6 +203,19 @@ impl Index for Sqlite {
         self.write(Durability::Full, move |connection| paths::commit(connection, cache, &paths, now))
     }
 
+    fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError> {
+        let old = old.to_owned();
+        self.write(Durability::Full, move |connection| paths::rename(connection, cache, &paths, &old, orphaned))
+    }
+
+    fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError> {
+        self.read(|connection| paths::of_file(connection, cache, name))
+    }
+
+    fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError> {
+        self.read(|connection| nars::not_zstd(connection, cache, after, max))
+    }
+
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError> {
         let hash_parts = hash_parts.to_vec();
         self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))

@@ -151,6 +151,19 @@ pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -
     if paths.is_empty() { Ok(()) } else { is_visible(connection) }
 }
 
+pub(super) fn not_zstd(
+    connection: &Connection,
+    cache: CacheId,
+    after: &str,
+    max: usize,
+) -> rusqlite::Result<Vec<String>> {
+    let query = "select f.name from files f join nars n on n.id = f.nar \
+         where f.cache = ? and f.name > ? and f.orphaned is null and n.compression <> ? order by f.name limit ?";
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(query)?;
+    statement.query_map(params![cache.0, after, Compression::Zstd.name(), max], |row| row.get(0))?.collect()
+}
+
 pub(super) fn usage(connection: &Connection, cache: CacheId) -> rusqlite::Result<Usage> {
     let count = "select (select count(*) from paths where cache = ?1), (select count(*) from files where cache = ?1), \
          (select bytes from caches where id = ?1)";

@@ -64,20 +64,58 @@ pub(super) fn commit(
     now: u64,
 ) -> rusqlite::Result<Commit> {
     // All are looked at before the first is changed: what has changed undoes nothing then.
-    for path in paths {
-        let query = "select version from paths where cache = ? and hash_part = ?";
-        let mut statement = connection.prepare_cached(query)?;
-        let version: Option<i64> =
-            statement.query_row(params![cache.0, path.hash_part.as_str()], |row| row.get(0)).optional()?;
-        if version.unwrap_or(0) != path.version {
-            return Ok(Commit::Changed);
-        }
+    if have_changed(connection, cache, paths)? {
+        return Ok(Commit::Changed);
     }
     for path in paths {
         write(connection, cache, path, now)?;
     }
     is_visible(connection)?;
     Ok(Commit::Done)
+}
+
+/// Whether one of these paths has another version than its record.
+fn have_changed(connection: &Connection, cache: CacheId, paths: &[PathRecord]) -> rusqlite::Result<bool> {
+    let query = "select version from paths where cache = ? and hash_part = ?";
+    let mut statement = connection.prepare_cached(query)?;
+    for path in paths {
+        let version: Option<i64> =
+            statement.query_row(params![cache.0, path.hash_part.as_str()], |row| row.get(0)).optional()?;
+        if version.unwrap_or(0) != path.version {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+pub(super) fn rename(
+    connection: &Connection,
+    cache: CacheId,
+    paths: &[PathRecord],
+    old: &str,
+    orphaned: u64,
+) -> rusqlite::Result<Commit> {
+    if have_changed(connection, cache, paths)? {
+        return Ok(Commit::Changed);
+    }
+    for path in paths {
+        let change =
+            "update paths set file = ?1, narinfo = ?2, version = version + 1 where cache = ?3 and hash_part = ?4";
+        let part = path.hash_part.as_str();
+        connection.prepare_cached(change)?.execute(params![path.file, path.narinfo, cache.0, part])?;
+        let adopt = "update files set orphaned = null where cache = ? and name = ?";
+        connection.prepare_cached(adopt)?.execute(params![cache.0, path.file])?;
+        add_pending(connection, cache, "path", part)?;
+    }
+    orphan(connection, cache, old, orphaned)?;
+    is_visible(connection)?;
+    Ok(Commit::Done)
+}
+
+pub(super) fn of_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Vec<HashPart>> {
+    let query = "select hash_part from paths where cache = ? and file = ? order by path";
+    let mut statement = connection.prepare_cached(query)?;
+    statement.query_map(params![cache.0, name], |row| parsed(row, 0))?.collect()
 }
 
 fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -> rusqlite::Result<()> {
