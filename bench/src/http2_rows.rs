@@ -25,6 +25,14 @@ const NARINFO_REQUESTS: usize = 20_000;
 /// Of the rows with a far server.
 const FAR_REQUESTS: usize = 1_000;
 const FAR_ROUND_TRIP: Duration = Duration::from_millis(50);
+/// The version, curl's option for it, and requests at a time: Nix 2.35 and 2.34, and what a client of ours could have.
+const FAR_CLIENTS: [(&str, &str, usize); 5] = [
+    ("HTTP/2", "--http2", 125),
+    ("HTTP/2", "--http2", 32),
+    ("HTTP/1.1", "--http1.1", 25),
+    ("HTTP/1.1", "--http1.1", 32),
+    ("HTTP/1.1", "--http1.1", 64),
+];
 /// NARs that a narinfo stands behind.
 const NARS_AHEAD: usize = 16;
 
@@ -59,7 +67,7 @@ pub fn run_cache(run: &mut Run<'_>, fixture: &Fixture, work: &Path) -> Result<()
     }
     let title = format!("HTTP/2, all narinfos of the closure, 1 connection, {STREAMS} streams");
     run.work(&title, |server, ready| h2load(&server.base, &narinfos, NARINFO_REQUESTS, work, ready))?;
-    for (version, option, at_a_time) in [("HTTP/2", "--http2", 125), ("HTTP/1.1", "--http1.1", 25)] {
+    for (version, option, at_a_time) in FAR_CLIENTS {
         let trip = FAR_ROUND_TRIP.as_millis();
         let title =
             format!("{version}, {FAR_REQUESTS} narinfos, round trip {trip} ms, curl with {at_a_time} at a time");
