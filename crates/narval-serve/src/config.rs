@@ -38,6 +38,8 @@ pub struct Config {
     pub scratch: Option<PathBuf>,
     /// Whether to hash every NAR while it is sent, and to abort before the end if it does not match the database.
     pub verify_nars: bool,
+    /// Whether browsers get a page at `/`. Only for [`Face::Narval`].
+    pub page: bool,
 }
 
 /// The default memory for remembered narinfos, in bytes. One takes 1 to 1.5 KB and a known absence 100 bytes, so this holds about
@@ -57,6 +59,7 @@ impl Config {
             nar_cache: None,
             scratch: Some(PathBuf::from("/var/tmp")),
             verify_nars: false,
+            page: true,
         }
     }
 }

@@ -9,6 +9,7 @@ mod gate;
 mod metrics;
 mod nar;
 mod narinfo;
+mod page;
 mod prepared;
 mod routes;
 mod service;

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use narval_http::Snapshot;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use serde_json::json;
 
 use crate::sharded::Sharded;
 
@@ -154,6 +156,61 @@ impl Metrics {
     /// Records how long a worker took to start an answer.
     pub(crate) fn latency(&self, time: Duration) {
         self.latencies.observe(time.as_secs_f64());
+    }
+
+    /// What the page shows, as one JSON object of totals.
+    pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>) -> String {
+        let sums = |status: fn(u16) -> bool| -> u64 {
+            let of_route = |statuses: &Vec<Counter>| -> u64 {
+                STATUSES.iter().zip(statuses).filter(|(code, _)| status(**code)).map(|(_, counter)| counter.get()).sum()
+            };
+            self.requests.iter().map(of_route).sum()
+        };
+        let route = |label: RouteLabel| -> u64 {
+            self.requests.get(label as usize).map_or(0, |statuses| statuses.iter().map(Counter::get).sum())
+        };
+        let engine = engine.map(|engine| {
+            json!({
+                "requests": engine.requests(),
+                "sent": engine.bytes_sent,
+                "received": engine.bytes_received,
+                "connections": engine.connections_open,
+                "refused": engine.connections_refused,
+                "overloaded": engine.overloaded,
+                "queue": engine.queue_depth,
+                "bodies": engine.bodies_waiting,
+                "workers": engine.workers,
+                "busy": engine.worker_busy.as_secs_f64(),
+                "aborts": engine.aborts,
+            })
+        });
+        json!({
+            "uptime": uptime,
+            "engine": engine,
+            "narinfos": route(RouteLabel::NarInfo),
+            "nars": route(RouteLabel::Nar),
+            "pushes": route(RouteLabel::Push),
+            "failed": sums(|code| code >= 500),
+            "absent": sums(|code| code == 404),
+            "memoHits": self.narinfo_memo_hits.get(),
+            "memoMisses": self.narinfo_memo_misses.get(),
+            "narCacheHits": self.nar_cache_hits.get(),
+            "narCacheMisses": self.nar_cache_misses.get(),
+            "narBytes": {
+                "identity": self.nar_bytes_identity.get(),
+                "zstd": self.nar_bytes_zstd.get(),
+                "compressed": self.nar_bytes_compressed.get(),
+                "upstream": self.nar_bytes_upstream.get(),
+            },
+            "uploadBytes": self.upload_bytes.get(),
+            "uploadsStored": self.uploads_stored.get(),
+            "uploadsKnown": self.uploads_known.get(),
+            "uploadsRefused": self.uploads_refused.get(),
+            "loginsFailed": self.logins_failed.get(),
+            "damaged": self.corrupt_paths.get(),
+            "storeErrors": self.database_errors.get(),
+        })
+        .to_string()
     }
 
     /// All counters, as text.

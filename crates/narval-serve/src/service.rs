@@ -22,6 +22,7 @@ use crate::nar::packed::{self, PackedNars};
 use crate::nar::plan::{Planner, Plans};
 use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::Memo;
+use crate::page::{Counted, Page, Places};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
 use crate::routes::table::{self, NarRoute, PushRoute, Route};
@@ -89,6 +90,8 @@ pub(crate) struct Shared {
     cache_info: Arc<Prepared>,
     /// See [`Service::take_effect`].
     sign_secrets: Vec<SecretKey>,
+    /// For browsers, if wanted.
+    page: Option<Page>,
     state: ServerState,
     /// Whether it is the cache at `/`, whose `/metrics` shows the engine's counters, too.
     shows_engine: bool,
@@ -111,6 +114,18 @@ struct Written {
     exchange: Option<OidcExchange>,
 }
 
+/// What the page shows of what is counted.
+struct Figures {
+    metrics: Arc<Metrics>,
+    state: ServerState,
+}
+
+impl Counted for Figures {
+    fn sample(&self, uptime: u64) -> String {
+        self.metrics.sample(uptime, self.state.engine())
+    }
+}
+
 impl Service {
     /// A service of a live store alone.
     ///
@@ -131,7 +146,8 @@ impl Service {
         let store_dir = store_dir_of(&sources)?;
         let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
         let (face, prefix) = (config.face, config.prefix.clone());
-        let sign_keys = config.sign_keys.iter().map(SecretKey::public_key).collect();
+        let sign_keys: Vec<_> = config.sign_keys.iter().map(SecretKey::public_key).collect();
+        let (wants_page, priority) = (config.page && face == Face::Narval, config.priority);
         let (memo_bytes, sign_secrets) = (config.narinfo_memo_bytes, config.sign_keys.clone());
         let mut written_narinfos = None;
         let mut written = None;
@@ -164,19 +180,34 @@ impl Service {
             upstream: upstream_narinfos,
             absent: narinfo::absent(),
         };
+        let narinfos = Arc::new(narinfos);
+        let page = wants_page.then(|| {
+            let places = Places {
+                store_dir: store_dir.clone(),
+                priority,
+                sign_keys: sign_keys.clone(),
+                narinfos: Arc::clone(&narinfos),
+                store: live.as_ref().map(|live| Arc::clone(&live.store)),
+                planner: live.as_ref().map(|live| Arc::clone(&live.nars.planner)),
+                written: written.as_ref().map(|written: &Written| written.cache.clone()),
+                has_upstreams: upstream.is_some(),
+            };
+            Page::new(places, Arc::new(Figures { metrics: Arc::clone(&metrics), state: state.clone() }))
+        });
         Ok(Self {
             shared: Arc::new(Shared {
                 face,
                 prefix,
                 store_dir,
                 sign_keys,
-                narinfos: Arc::new(narinfos),
+                narinfos,
                 live,
                 written,
                 upstream,
                 metrics,
                 cache_info,
                 sign_secrets,
+                page,
                 state: state.clone(),
                 shows_engine: name == CacheName::default(),
             }),
@@ -246,6 +277,10 @@ impl Service {
     pub(crate) fn handle_nobody(&self, request: Request, name: &CacheName) -> Response {
         self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
             let Some(written) = &shared.written else { return Err(ServeError::NoRoute) };
+            // As of a private cache: the document says nothing of it.
+            if let Some(page) = shared.page_for(&route, &request) {
+                return Ok(page);
+            }
             let gate = Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.metrics, 0) };
             match written.exchange(&route, &request) {
                 Some(exchange) => exchange.answer(&written.auth, request, &shared.metrics),
@@ -320,13 +355,13 @@ fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Resul
     };
     let packed = config.scratch.as_ref().filter(|_| !config.verify_nars).map(pack);
     let ahead = ReadAhead::start(read_ahead_threads(), READ_AHEAD_BYTES_MAX).map_err(ServiceError::Threads)?;
-    let planner = Planner {
+    let planner = Arc::new(Planner {
         store: Arc::clone(&store),
         plans,
         ahead: Arc::new(ahead),
         damaged: Arc::clone(&damaged),
         metrics: Arc::clone(metrics),
-    };
+    });
     let nars = Nars {
         face: config.face,
         verify: config.verify_nars,
@@ -420,7 +455,16 @@ impl Shared {
                 _ => ServeError::Method("GET, HEAD"),
             });
         }
-        self.read(route, request)
+        match self.page_for(&route, &request) {
+            Some(page) => Ok(page),
+            None => self.read(route, request),
+        }
+    }
+
+    /// The page, for a browser that asks for `/`.
+    fn page_for(&self, route: &Route<'_>, request: &Request) -> Option<Response> {
+        let page = self.page.as_ref().filter(|_| *route == Route::Index && is_read(request.method()))?;
+        Page::is_wanted(&request.head()).then(|| page.document(&request.head()))
     }
 
     /// Answers a request to a server that takes uploads: who sends it comes first.
@@ -434,6 +478,9 @@ impl Shared {
     ) -> Result<Response, ServeError> {
         if let Some(exchange) = written.exchange(&route, &request) {
             return exchange.answer(&written.auth, request, &self.metrics);
+        }
+        if let Some(page) = self.page_for(&route, &request) {
+            return Ok(page);
         }
         match written.gate(&self.metrics, at).pass(route, &request)? {
             Allowed::Put(route, grant) => written.uploads.put(route, grant, request),
@@ -524,6 +571,7 @@ impl Shared {
                 self.live.as_ref().map(|live| &*live.store),
                 self.written.as_ref().map(|written| &written.cache),
             )),
+            Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, &request),
             Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
             Route::Push(_) | Route::Unknown => Err(ServeError::NoRoute),

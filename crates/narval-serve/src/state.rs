@@ -56,6 +56,10 @@ impl ServerState {
         let _ = self.0.engine.set(EngineCounters(Box::new(counters)));
     }
 
+    pub(crate) fn engine(&self) -> Option<Snapshot> {
+        self.0.engine.get().map(|engine| (engine.0)())
+    }
+
     pub(crate) fn engine_text(&self) -> String {
         self.0.engine.get().map(|engine| (engine.0)().openmetrics()).unwrap_or_default()
     }

@@ -27,7 +27,7 @@ pub use config::{Access, ConfigError, Environment, StoreConfig};
 #[doc(hidden)]
 pub use daemon::read_anything;
 pub use daemon::{Collected, Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireError};
-pub use database::{Database, Registered, Stamp};
+pub use database::{Database, ListedPath, Registered, Stamp};
 pub use error::StoreError;
 pub use hashes::{Hashed, Hashes};
 pub use local::{

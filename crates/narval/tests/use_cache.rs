@@ -285,7 +285,7 @@ fn a_user_whom_the_daemon_does_not_trust_is_told_what_an_administrator_can_do() 
         std::fs::set_permissions(home.store.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
         // It was run in a folder that only root may enter.
         let program = home.store.path("narval");
-        std::fs::copy(NARVAL, &program).unwrap();
+        support::copy_program(&program);
         let run = |user: u32, args: &[&str]| {
             let mut command = Command::new(&program);
             command.args(args).envs(home.env()).env("NIX_DAEMON_SOCKET_PATH", &socket).uid(user).gid(user);

@@ -236,6 +236,14 @@ impl Cache {
         Ok(Usage { small_bytes: self.bytes_of_small_files()?, ..self.index().usage(self.id())? })
     }
 
+    /// What refers to a path, itself left out.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn referrers(&self, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {
+        self.index().referrers(self.id(), hash_part)
+    }
+
     /// Notes that a path was asked for, whether or not its narinfo came from here: what a server answers from memory counts.
     pub fn note_used(&self, hash_part: &HashPart) {
         self.shared.uses.note_path(self.id(), hash_part, self.now());

@@ -26,7 +26,7 @@ pub(crate) struct Nars {
     pub(crate) face: Face,
     /// Whether every NAR is hashed while it is sent.
     pub(crate) verify: bool,
-    pub(crate) planner: Planner,
+    pub(crate) planner: Arc<Planner>,
     pub(crate) memory: NarMemory,
     pub(crate) packed: Option<Arc<PackedNars>>,
     pub(crate) compressed: Option<Arc<NarCache>>,

@@ -8,6 +8,7 @@ use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 use super::batch;
 use crate::Face;
 use crate::metrics::RouteLabel;
+use crate::page::{self, PageRoute};
 use crate::upload::push;
 
 /// What a path asks for.
@@ -39,6 +40,8 @@ pub(crate) enum Route<'a> {
     Other(&'a str),
     /// `/_narval/v1/…`
     Push(PushRoute<'a>),
+    /// `/_narval/page/…`
+    Page(PageRoute<'a>),
     /// `/health`
     Health,
     /// `/metrics`
@@ -115,6 +118,7 @@ impl<'a> Route<'a> {
             Self::Push(_) => RouteLabel::Push,
             Self::DebugInfo(_)
             | Self::Other(_)
+            | Self::Page(_)
             | Self::Health
             | Self::Metrics
             | Self::Index
@@ -167,6 +171,9 @@ fn others(face: Face, path: &str) -> Route<'_> {
             (_, Some(name)) => Route::Push(PushRoute::Nar(name)),
             _ => Route::Unknown,
         };
+    }
+    if let Some(rest) = path.strip_prefix(page::PATH).and_then(|rest| rest.strip_prefix('/')) {
+        return PageRoute::parse(rest).map_or(Route::Unknown, Route::Page);
     }
     Route::Other(path)
 }
@@ -292,6 +299,10 @@ mod tests {
         assert_eq!(rich("/_narval/v1/nar/x"), Route::Push(PushRoute::Nar("x")));
         assert_eq!(rich("/_narval/v1/later"), Route::Unknown);
         assert_eq!(rich("/later/kind.json"), Route::Other("later/kind.json"));
+        assert_eq!(rich("/_narval/page/about"), Route::Page(PageRoute::About));
+        assert_eq!(rich(&format!("/_narval/page/path/{HASH}")), Route::Page(PageRoute::Path(hash())));
+        assert_eq!(rich(&format!("/_narval/page/file/{HASH}/bin/x")), Route::Page(PageRoute::File(hash(), "bin/x")));
+        assert_eq!(rich("/_narval/page/path/x"), Route::Unknown);
         let drv_path = StorePath::parse(&format!("{HASH}-a.drv")).unwrap();
         let trace = BuildTraceKey { drv_path, output_name: StorePathName::parse("out").unwrap() };
         assert_eq!(rich(&format!("/{}", trace.cache_path())), Route::BuildTrace(trace));

@@ -104,7 +104,9 @@ impl Uploads {
             Route::Unknown => Upload::Unknown(request.path().to_owned()),
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
-            Route::Health | Route::Metrics | Route::Index => return Err(ServeError::Method("GET, HEAD")),
+            Route::Health | Route::Metrics | Route::Index | Route::Page(_) => {
+                return Err(ServeError::Method("GET, HEAD"));
+            }
         };
         let coding = coding(&request.head())?;
         let this = Arc::clone(self);

@@ -29,6 +29,17 @@ pub struct Registered {
     pub is_built_here: bool,
 }
 
+/// A valid path as a list shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedPath {
+    /// Base name, as the database has it.
+    pub path: String,
+    /// Bytes of its NAR; 0 where the database does not say.
+    pub nar_size: u64,
+    /// When it was registered, in seconds since 1970.
+    pub registration_time: u64,
+}
+
 /// A read-only Nix database. Can be shared between threads: each query borrows a connection from a small pool.
 #[derive(Debug)]
 pub struct Database {
@@ -148,6 +159,32 @@ impl Database {
     /// See [`Database::path_from_hash_part`].
     pub fn newest_paths(&self, count: u32) -> Result<Vec<StorePath>, StoreError> {
         self.paths(&format!("select path from ValidPaths order by id desc limit {count}"), &[])
+    }
+
+    /// The valid paths that were registered last, at most `count` of them, with what a list of them shows.
+    ///
+    /// # Errors
+    /// See [`Database::path_from_hash_part`].
+    pub fn newest_listed(&self, count: usize) -> Result<Vec<ListedPath>, StoreError> {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        let prefix = self.rows.store_dir.to_string().len() + 1;
+        self.pool.query(|connection| {
+            let sql = "select path, narSize, registrationTime from ValidPaths order by id desc limit ?1";
+            let mut statement = connection.prepare_cached(sql)?;
+            let mut rows = statement.query([count])?;
+            let mut listed = Vec::new();
+            let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
+            while let Some(row) = rows.next()? {
+                let full = row::text(row, 0)?.unwrap_or_default();
+                let Some(path) = full.get(prefix..).filter(|path| !path.is_empty()) else { continue };
+                listed.push(ListedPath {
+                    path: path.to_owned(),
+                    nar_size: number(row.get(1)?),
+                    registration_time: number(row.get(2)?),
+                });
+            }
+            Ok(listed)
+        })
     }
 
     /// Returns the number of the path that was registered last, even if it is no longer valid; 0 for a new store.

@@ -66,6 +66,8 @@ pub struct ServeConfig {
     pub priority: Option<u32>,
     /// Whether NARs are hashed while they are sent.
     pub verify_nars: Option<bool>,
+    /// Whether browsers get a page at `/`.
+    pub web: Option<bool>,
     /// HTTPS.
     pub tls: TlsSection,
     /// The access log.
@@ -266,6 +268,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         sign_keys: top.paths("sign-keys"),
         priority: top.get("priority", &Kind::integer(0..=u32::MAX)),
         verify_nars: top.get("verify-nars", &Kind::boolean()),
+        web: top.get("web", &Kind::boolean()),
         tls: top.table("tls", tls),
         access_log: top.table("access-log", access_log),
         nar_cache: top.table("nar-cache", nar_cache),

@@ -99,7 +99,7 @@ fn a_user_collects_through_the_daemon() {
     std::fs::set_permissions(lab.store.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     // The program may lie where this user can't look.
     let narval = lab.folder("narval");
-    std::fs::copy(crate::support::NARVAL, &narval).unwrap();
+    crate::support::copy_program(&narval);
     let socket = uri.strip_prefix("unix://").unwrap().split('?').next().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new("setpriv");

@@ -71,7 +71,7 @@ fn programs_run_for_users_without_rights() {
     }
     // The program of the tests may lie where only root can go.
     let narval = lab.store.path("narval");
-    std::fs::copy(crate::support::NARVAL, &narval).unwrap();
+    crate::support::copy_program(&narval);
     let mut command = Command::new(&narval);
     command.args(["run", "--store", &root, &lab.hello, "--", "sh", "-c", "hello $(id -u)"]).current_dir("/");
     command.env("HOME", lab.store.dir.path()).uid(NOBODY).gid(NOBODY);

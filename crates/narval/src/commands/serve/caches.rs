@@ -299,6 +299,7 @@ fn config(told: &CacheToServe, wide: &ServerWide) -> Config {
         scratch: nar_cache.map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
         nar_cache: nar_cache.cloned(),
         verify_nars: wide.verify_nars,
+        page: wide.web,
         narinfo_memo_bytes: wide.narinfo_memory,
         ..defaults
     }

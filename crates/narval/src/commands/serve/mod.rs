@@ -65,6 +65,9 @@ pub struct Args {
     /// Hash every NAR while it is sent, and abort the connection if it does not match the database
     #[arg(long)]
     verify_nars: bool,
+    /// Do not show a page to browsers at /
+    #[arg(long)]
+    no_web: bool,
     /// Seconds after which a client that reads nothing is disconnected [default: 3600]
     ///
     /// The default is long because Nix stops reading while its disk is slow, and cannot resume a NAR sent with

@@ -46,6 +46,8 @@ pub(crate) struct ServerWide {
     pub(crate) store: Option<String>,
     pub(crate) nar_cache: Option<NarCacheConfig>,
     pub(crate) verify_nars: bool,
+    /// Whether browsers get a page.
+    pub(crate) web: bool,
     /// For each cache.
     pub(crate) narinfo_memory: u64,
     /// The file, and the platforms in it.
@@ -110,6 +112,7 @@ impl Settings {
             store: args.store.clone().or_else(|| Some(file.store.as_ref()?.value.clone())),
             nar_cache: args.nar_cache.config_over(&file.nar_cache),
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
+            web: !args.no_web && file.web.unwrap_or(defaults.page),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
             oidc: (file_name.clone(), file.oidc.clone()),
         };

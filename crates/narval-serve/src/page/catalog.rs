@@ -1,0 +1,331 @@
+//! Search by name: a table of the names of all paths in memory, made when somebody searches and dropped when nobody does.
+//!
+//! A scan of the names of a million paths takes a few milliseconds, and no database index finds parts of words. The names of
+//! a live store could not be indexed anyway: its database belongs to Nix.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use memchr::memmem::Finder;
+use serde::Serialize;
+
+use super::Places;
+use crate::error::ServeError;
+
+/// The most paths that are searched, the newest: about 100 bytes of memory each.
+const PATHS_MAX: usize = 4_000_000;
+/// Results in one answer.
+const PAGE_LEN: usize = 50;
+/// The longest query, in bytes, and the most words in it.
+const QUERY_LEN_MAX: usize = 256;
+const WORDS_MAX: usize = 16;
+/// How long a table is kept that nobody asks.
+const IDLE_MAX: Duration = Duration::from_secs(300);
+/// A table that is not up to date any more is made anew, but this part of the time at most goes into it: one in twenty.
+const REST_FACTOR: u32 = 20;
+/// Bytes of a hash part and the dash behind it.
+const HASH_LEN: usize = 33;
+
+/// What is searched for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// Lower case; all of them have to be in the name.
+    words: Vec<String>,
+    /// How many results to leave out.
+    from: usize,
+}
+
+impl Asked {
+    /// Reads a query such as `q=hello%20world&from=50`. What it does not know is left out.
+    pub(super) fn parse(query: Option<&str>) -> Self {
+        let mut asked = Self::default();
+        for (key, value) in query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')) {
+            match key {
+                "q" => {
+                    let value = value.replace('+', " ");
+                    let text = percent_encoding::percent_decode_str(&value).decode_utf8_lossy().to_lowercase();
+                    let mut text = text.as_str();
+                    while text.len() > QUERY_LEN_MAX {
+                        text = text
+                            .get(..text.len() - 1)
+                            .unwrap_or_else(|| text.trim_end_matches(|c: char| !c.is_ascii()));
+                    }
+                    // A whole store path may be pasted.
+                    let text = text.rsplit('/').next().unwrap_or_default();
+                    asked.words = text.split_whitespace().take(WORDS_MAX).map(str::to_owned).collect();
+                }
+                "from" => asked.from = value.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+        asked
+    }
+}
+
+/// One result.
+#[derive(Debug, Serialize, PartialEq, Eq)]
+pub(super) struct Found {
+    hash: String,
+    name: String,
+    /// Bytes: of the NAR in a live store, of its file in a cache that is written.
+    size: u64,
+    /// When it was registered, or last pushed or asked for, in seconds since 1970.
+    time: u64,
+}
+
+/// The answer to a search.
+#[derive(Debug, Serialize)]
+pub(super) struct Results {
+    /// How many there are in all.
+    total: usize,
+    /// How many paths were searched.
+    of: usize,
+    paths: Vec<Found>,
+}
+
+/// What the sources looked like when a table was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamps(Option<Option<narval_store::Stamp>>, Option<narval_cache::written::Stamp>);
+
+impl Stamps {
+    fn of(places: &Places) -> Self {
+        Self(places.store.as_ref().map(|store| store.stamp()), places.written.as_ref().map(|cache| cache.stamp()))
+    }
+}
+
+struct Made {
+    stamps: Stamps,
+    at: Instant,
+    took: Duration,
+    used: Instant,
+    table: Arc<Table>,
+}
+
+/// The table, while somebody searches.
+#[derive(Default)]
+pub(super) struct Catalog {
+    made: Mutex<Option<Made>>,
+}
+
+impl fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Catalog")
+    }
+}
+
+impl Catalog {
+    /// Searches, over a table that is made first if need be.
+    pub(super) fn search(self: &Arc<Self>, places: &Places, asked: &Asked) -> Result<Results, ServeError> {
+        Ok(self.table(places)?.search(asked))
+    }
+
+    /// Whoever comes while it is made waits: it would not be made faster twice.
+    fn table(self: &Arc<Self>, places: &Places) -> Result<Arc<Table>, ServeError> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before anything is read: a table can only be newer than its stamps say.
+        let stamps = Stamps::of(places);
+        if let Some(known) = made.as_mut() {
+            let is_known = known.stamps == stamps && !matches!(known.stamps.0, Some(None));
+            if is_known || known.at.elapsed() < known.took * REST_FACTOR {
+                known.used = Instant::now();
+                return Ok(Arc::clone(&known.table));
+            }
+        }
+        let began = Instant::now();
+        let table = Arc::new(Table::read(places)?);
+        let at = Instant::now();
+        let is_first = made.is_none();
+        *made = Some(Made { stamps, at, took: at - began, used: at, table: Arc::clone(&table) });
+        drop(made);
+        if is_first {
+            let catalog = Arc::downgrade(self);
+            let spawned = std::thread::Builder::new().name("catalog".into()).spawn(move || drop_when_idle(&catalog));
+            if let Err(error) = spawned {
+                tracing::warn!("the names of all paths stay in memory: cannot start a thread: {error}");
+            }
+        }
+        Ok(table)
+    }
+}
+
+fn drop_when_idle(catalog: &Weak<Catalog>) {
+    loop {
+        std::thread::sleep(IDLE_MAX / 10);
+        let Some(catalog) = catalog.upgrade() else { return };
+        let mut made = catalog.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.as_ref().is_none_or(|made| made.used.elapsed() > IDLE_MAX) {
+            *made = None;
+            return;
+        }
+    }
+}
+
+/// The names of all paths, the newest first.
+#[derive(Default)]
+struct Table {
+    /// Base names in lower case, each behind a newline.
+    names: Vec<u8>,
+    rows: Vec<Row>,
+    /// Names that are not in lower case, by row.
+    originals: HashMap<usize, Box<str>>,
+}
+
+struct Row {
+    /// Where its name begins.
+    start: usize,
+    size: u64,
+    time: u64,
+}
+
+impl Table {
+    fn read(places: &Places) -> Result<Self, ServeError> {
+        let mut paths = Vec::new();
+        if let Some(database) = places.store.as_ref().and_then(|store| store.database()) {
+            let listed = database.newest_listed(PATHS_MAX)?;
+            paths.extend(listed.into_iter().map(|path| (path.path, path.nar_size, path.registration_time)));
+        } else if let Some(store) = &places.store {
+            let valid = store.all_valid_paths()?;
+            paths.extend(valid.into_iter().map(|path| (path.base_name().to_owned(), 0, 0)));
+        }
+        if let Some(cache) = &places.written {
+            paths.extend(cache.list()?.into_iter().map(|path| (path.path, path.file_size, path.used)));
+        }
+        Ok(Self::of(paths))
+    }
+
+    fn of(mut paths: Vec<(String, u64, u64)>) -> Self {
+        // Of a path that two sources have, the one of the first is kept.
+        paths.sort_by(|one, other| one.0.cmp(&other.0));
+        paths.dedup_by(|later, first| later.0 == first.0);
+        paths.sort_by_key(|path| std::cmp::Reverse(path.2));
+        paths.truncate(PATHS_MAX);
+        let mut table = Self::default();
+        for (at, (path, size, time)) in paths.into_iter().enumerate() {
+            table.names.push(b'\n');
+            table.rows.push(Row { start: table.names.len(), size, time });
+            let lower = path.to_ascii_lowercase();
+            table.names.extend_from_slice(lower.as_bytes());
+            if lower != path {
+                table.originals.insert(at, path.into());
+            }
+        }
+        table
+    }
+
+    fn name(&self, at: usize) -> &[u8] {
+        let start = self.rows.get(at).map_or(0, |row| row.start);
+        let end = self.rows.get(at + 1).map_or(self.names.len(), |row| row.start - 1);
+        self.names.get(start..end).unwrap_or_default()
+    }
+
+    fn search(&self, asked: &Asked) -> Results {
+        let mut results = Results { total: 0, of: self.rows.len(), paths: Vec::new() };
+        // The longest word is the rarest.
+        let mut words: Vec<_> = asked.words.iter().map(|word| Finder::new(word.as_bytes())).collect();
+        words.sort_by_key(|word| std::cmp::Reverse(word.needle().len()));
+        let Some((first, others)) = words.split_first() else {
+            let rows = self.rows.len();
+            results.total = rows;
+            results.paths = (asked.from.min(rows)..rows).take(PAGE_LEN).filter_map(|at| self.found(at)).collect();
+            return results;
+        };
+        let (mut from, mut at) = (0, 0);
+        while let Some(hit) = self.names.get(from..).and_then(|names| first.find(names)) {
+            // The row that the hit is in. Most rows have none, so each step skips many.
+            let position = from + hit;
+            at += self
+                .rows
+                .get(at..)
+                .map_or(0, |rows| rows.partition_point(|row| row.start <= position))
+                .saturating_sub(1);
+            let name = self.name(at);
+            if others.iter().all(|word| word.find(name).is_some()) {
+                if results.total >= asked.from && results.paths.len() < PAGE_LEN {
+                    results.paths.extend(self.found(at));
+                }
+                results.total += 1;
+            }
+            at += 1;
+            let Some(next) = self.rows.get(at) else { break };
+            from = next.start;
+        }
+        results
+    }
+
+    fn found(&self, at: usize) -> Option<Found> {
+        let row = self.rows.get(at)?;
+        let base = match self.originals.get(&at) {
+            Some(original) => original.to_string(),
+            None => String::from_utf8_lossy(self.name(at)).into_owned(),
+        };
+        let (hash, name) = base.split_at_checked(HASH_LEN)?;
+        Some(Found {
+            hash: hash.trim_end_matches('-').to_owned(),
+            name: name.to_owned(),
+            size: row.size,
+            time: row.time,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(number: u64) -> String {
+        format!("{number:032}")
+    }
+
+    fn table(names: &[&str]) -> Table {
+        let paths = names.iter().enumerate();
+        Table::of(paths.map(|(at, name)| (format!("{}-{name}", hash(at as u64)), 1, at as u64)).collect())
+    }
+
+    fn names(table: &Table, query: &str) -> Vec<String> {
+        table.search(&Asked::parse(Some(query))).paths.into_iter().map(|found| found.name).collect()
+    }
+
+    #[test]
+    fn words_are_found_in_any_order_and_case_the_newest_first() {
+        let table = table(&["hello-2.10", "hello-2.12", "Hello-World-1", "world", "python3.11-hello"]);
+        assert_eq!(names(&table, "q=hello"), ["python3.11-hello", "Hello-World-1", "hello-2.12", "hello-2.10"]);
+        assert_eq!(names(&table, "q=WORLD+hello"), ["Hello-World-1"]);
+        assert_eq!(names(&table, "q=2.1%30"), ["hello-2.10"]);
+        assert_eq!(names(&table, "q=nothing"), [""; 0]);
+        assert_eq!(names(&table, "").len(), 5);
+        assert_eq!(names(&table, "from=4"), ["hello-2.10"]);
+        assert_eq!(names(&table, "from=400"), [""; 0]);
+        assert_eq!(names(&table, &format!("q=/nix/store/{}", hash(3))), ["world"]);
+        // a newline is in no name
+        assert_eq!(names(&table, "q=%0A"), names(&table, ""));
+    }
+
+    #[test]
+    fn pages_are_parts_of_the_whole() {
+        let many: Vec<_> = (0..120).map(|number| format!("package-{number}")).collect();
+        let table = table(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        let page = |from: usize| table.search(&Asked::parse(Some(&format!("q=package&from={from}"))));
+        assert_eq!((page(0).total, page(0).paths.len()), (120, 50));
+        assert_eq!(page(100).paths.len(), 20);
+        assert_eq!(page(50).paths[0].name, "package-69");
+    }
+
+    #[test]
+    fn of_a_path_in_two_sources_one_is_found() {
+        let path = format!("{}-twice", hash(1));
+        let table = Table::of(vec![(path.clone(), 5, 10), (path, 3, 20)]);
+        assert_eq!(
+            table.search(&Asked::default()).paths,
+            [Found { hash: hash(1), name: "twice".into(), size: 5, time: 10 }]
+        );
+    }
+
+    #[test]
+    fn queries_are_bounded() {
+        let long = "ä".repeat(10_000);
+        assert!(Asked::parse(Some(&format!("q={long}"))).words.iter().all(|word| word.len() <= QUERY_LEN_MAX));
+        assert_eq!(Asked::parse(Some(&format!("q={}", "a+".repeat(100)))).words.len(), WORDS_MAX);
+    }
+}

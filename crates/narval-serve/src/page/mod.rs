@@ -1,0 +1,136 @@
+//! The page that a browser gets at `/`: how to use this cache, what is in it, and what the server does now.
+//!
+//! One document with its style and script inside (`assets/`), and below [`PATH`] what it asks for, as JSON. Everything is
+//! read-only, and asks the sources as any client does.
+
+mod about;
+mod catalog;
+mod contents;
+mod document;
+mod now;
+mod paths;
+
+use std::sync::Arc;
+
+use narval_cache::written::Cache;
+use narval_http::{Body, HeadRef, HeaderValue, Request, Response, StatusCode, header};
+use narval_nix::{HashPart, PublicKey, StoreDir};
+use narval_store::Store;
+use serde::Serialize;
+
+use crate::error::ServeError;
+use crate::nar::plan::Planner;
+use crate::routes::narinfo::Narinfos;
+use catalog::Catalog;
+use document::Document;
+pub(crate) use now::Counted;
+use now::Now;
+
+/// Where the page asks.
+pub(crate) const PATH: &str = "_narval/page";
+
+/// What the page asks for, below [`PATH`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageRoute<'a> {
+    /// `about`: what this server is.
+    About,
+    /// `paths?q=…&from=…`: search, the newest first.
+    Paths,
+    /// `path/<hash part>`: what is known of a path.
+    Path(HashPart),
+    /// `closure/<hash part>`: the closure as a graph with sizes.
+    Closure(HashPart),
+    /// `file/<hash part>/<path in it>`: one file out of a NAR.
+    File(HashPart, &'a str),
+    /// `now`: a WebSocket that tells once a second what the server does.
+    Now,
+}
+
+impl<'a> PageRoute<'a> {
+    /// Reads what follows [`PATH`] and a slash.
+    pub(crate) fn parse(rest: &'a str) -> Option<Self> {
+        let hash_part = |text: &str| HashPart::parse(text.as_bytes()).ok();
+        match rest.split_once('/') {
+            None if rest == "about" => Some(Self::About),
+            None if rest == "paths" => Some(Self::Paths),
+            None if rest == "now" => Some(Self::Now),
+            Some(("path", hash)) => hash_part(hash).map(Self::Path),
+            Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
+            Some(("file", rest)) => {
+                let (hash, path) = rest.split_once('/').unwrap_or((rest, ""));
+                hash_part(hash).map(|hash| Self::File(hash, path))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the page shows.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) store_dir: StoreDir,
+    pub(crate) priority: u32,
+    pub(crate) sign_keys: Vec<PublicKey>,
+    pub(crate) narinfos: Arc<Narinfos>,
+    /// The live store, and where its NARs are planned.
+    pub(crate) store: Option<Arc<Store>>,
+    pub(crate) planner: Option<Arc<Planner>>,
+    pub(crate) written: Option<Cache>,
+    /// Whether there are upstreams.
+    pub(crate) has_upstreams: bool,
+}
+
+/// The page, and what answers it.
+#[derive(Debug)]
+pub(crate) struct Page {
+    places: Places,
+    document: Document,
+    catalog: Arc<Catalog>,
+    now: Arc<Now>,
+}
+
+impl Page {
+    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>) -> Self {
+        Self { places, document: Document::new(), catalog: Arc::default(), now: Arc::new(Now::new(counted)) }
+    }
+
+    /// Whether a request for `/` comes from a browser: `Accept` names HTML.
+    pub(crate) fn is_wanted(head: &HeadRef<'_>) -> bool {
+        let accept = head.header_bytes(header::ACCEPT.as_str()).unwrap_or_default();
+        accept.split(|byte| *byte == b',').any(|range| range.trim_ascii().starts_with(b"text/html"))
+    }
+
+    /// The document. It says nothing about the cache, so that whoever may not read sees no more than where to put a token.
+    pub(crate) fn document(&self, head: &HeadRef<'_>) -> Response {
+        self.document.answer(head)
+    }
+
+    /// Answers what the document asks for.
+    pub(crate) fn answer(&self, route: PageRoute<'_>, request: &Request) -> Result<Response, ServeError> {
+        let head = request.head();
+        match route {
+            PageRoute::About => json(&about::about(&self.places)?),
+            PageRoute::Paths => {
+                let asked = catalog::Asked::parse(request.query());
+                json(&self.catalog.search(&self.places, &asked)?)
+            }
+            PageRoute::Path(hash_part) => json(&paths::path(&self.places, hash_part)?),
+            PageRoute::Closure(hash_part) => json(&paths::closure(&self.places, hash_part)?),
+            PageRoute::File(hash_part, path) => contents::answer(&self.places, hash_part, path, &head),
+            PageRoute::Now => Now::join(&self.now, request),
+        }
+    }
+}
+
+/// An answer that nobody stores: paths come and go.
+fn json(value: &impl Serialize) -> Result<Response, ServeError> {
+    let text = serde_json::to_vec(value).map_err(|error| {
+        tracing::error!("cannot write an answer for the page: {error}");
+        ServeError::NoPath
+    })?;
+    Ok(Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+        .header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
+        .body(Body::bytes(text)))
+}

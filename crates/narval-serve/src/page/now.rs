@@ -1,0 +1,89 @@
+//! What the server does now: told once a second to everybody who looks, over a WebSocket. Nothing is sampled while nobody looks.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use narval_http::ws::{CloseCode, SharedMessage, Upgrade, WebSocket, WsEvent};
+use narval_http::{Request, Response};
+
+use crate::error::ServeError;
+
+/// Between two samples.
+const EVERY: Duration = Duration::from_secs(1);
+/// The most who may look at once.
+const VIEWERS_MAX: usize = 256;
+
+/// What is counted.
+pub(crate) trait Counted: Send + Sync {
+    /// All counters as one JSON object; `uptime` is in milliseconds.
+    fn sample(&self, uptime: u64) -> String;
+}
+
+/// Who looks.
+pub(super) struct Now {
+    counted: Arc<dyn Counted>,
+    since: Instant,
+    viewers: Arc<Mutex<Vec<WebSocket>>>,
+}
+
+impl fmt::Debug for Now {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Now")
+    }
+}
+
+impl Now {
+    pub(super) fn new(counted: Arc<dyn Counted>) -> Self {
+        Self { counted, since: Instant::now(), viewers: Arc::default() }
+    }
+
+    /// Makes the connection of a request a WebSocket. Only pages of this server may look.
+    pub(super) fn join(this: &Arc<Self>, request: &Request) -> Result<Response, ServeError> {
+        let upgrade = Upgrade::new(request).and_then(Upgrade::same_origin);
+        let upgrade =
+            upgrade.map_err(|_| ServeError::Upload("this is a WebSocket for the page of this server".into()))?;
+        let this = Arc::clone(this);
+        Ok(upgrade.accept(move |socket: &WebSocket, event| {
+            if matches!(event, WsEvent::Open) {
+                this.open(socket);
+            }
+        }))
+    }
+
+    fn open(self: &Arc<Self>, socket: &WebSocket) {
+        let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
+        if viewers.len() >= VIEWERS_MAX {
+            socket.close(CloseCode::POLICY_VIOLATION, "too many look already");
+            return;
+        }
+        viewers.push(socket.clone());
+        if viewers.len() == 1 {
+            let this = Arc::clone(self);
+            let spawned = std::thread::Builder::new().name("page".into()).spawn(move || this.tell());
+            if let Err(error) = spawned {
+                tracing::warn!("cannot show live figures: {error}");
+                viewers.clear();
+                socket.close(CloseCode::INTERNAL_ERROR, "no thread can be started");
+            }
+        }
+    }
+
+    /// Tells until nobody looks any more.
+    fn tell(&self) {
+        loop {
+            let uptime = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let message = SharedMessage::new(self.counted.sample(uptime));
+            let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
+            viewers.retain(|socket| {
+                // Who does not keep up misses samples, until the connection's limit ends it.
+                socket.is_open() && (socket.queued_bytes() > 0 || socket.send_shared(&message).is_accepted())
+            });
+            if viewers.is_empty() {
+                return;
+            }
+            drop(viewers);
+            std::thread::sleep(EVERY);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The page that browsers get: what it answers, and what a real browser (Debian's chromium, where it is installed) makes of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{NARVAL, Server, Store, hash_part, stdout};
+
+const HTML: &[&str] = &["Accept: text/html,application/xhtml+xml,*/*;q=0.8"];
+
+/// A server of a data folder alone.
+fn serve_data(store: &Store, args: &[&str]) -> Server {
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("data")).args(args);
+    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
+}
+
+/// A tree with names that a listing can hold.
+fn add_tree(store: &Store, name: &str) -> String {
+    let root = store.path(name);
+    std::fs::create_dir_all(root.join("bin")).unwrap();
+    std::fs::write(root.join("bin/run"), "#!/bin/sh\necho hello\n").unwrap();
+    std::fs::write(root.join("large"), vec![7; 400_000]).unwrap();
+    std::fs::write(root.join("zero"), "").unwrap();
+    store.add(&root)
+}
+
+fn json(server: &Server, path: &str) -> Value {
+    let answer = server.get(path);
+    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+#[test]
+fn browsers_get_a_page_and_nix_what_it_always_got() {
+    let store = Store::new();
+    let server = Server::narval(&store, &[]);
+    let page = server.ask("GET", "/", HTML);
+    assert_eq!((page.status, page.field("content-type").unwrap()), (200, "text/html; charset=utf-8"));
+    assert!(page.body.len() < 100_000);
+    let policy = page.field("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
+    assert!(
+        !page.text().contains("http://")
+            || page.text().matches("http://www.w3.org").count() == page.text().matches("http://").count()
+    );
+    let etag = format!("If-None-Match: {}", page.field("etag").unwrap());
+    assert_eq!(server.ask("GET", "/", &[HTML[0], &etag]).status, 304);
+    for accept in ["Accept: */*", "X: y"] {
+        let plain = server.ask("GET", "/", &[accept]);
+        assert!(plain.text().starts_with("This is a Nix binary cache"), "{accept}");
+    }
+    // What Nix asks for does not depend on it.
+    assert!(server.ask("GET", "/nix-cache-info", HTML).text().starts_with("StoreDir: "));
+    let without = Server::narval(&store, &["--no-web"]);
+    assert!(without.ask("GET", "/", HTML).text().starts_with("This is a Nix binary cache"));
+    assert_eq!(without.get("/_narval/page/about").status, 404);
+    let old = Server::nix_serve(&store, &[], &[]);
+    assert_eq!(old.ask("GET", "/", HTML).status, 404);
+    assert_eq!(old.get("/_narval/page/about").status, 404);
+}
+
+#[test]
+fn paths_are_found_and_told_in_full() {
+    let store = Store::new();
+    let (key, public) = store.key("page-1");
+    let tree = add_tree(&store, "Tree-With-1.0");
+    let server = Server::narval(&store, &["--sign-key", key.to_str().unwrap()]);
+    assert_eq!(json(&server, "/_narval/page/about")["keys"][0], public.trim());
+    let found = json(&server, "/_narval/page/paths?q=with+tree");
+    assert_eq!((found["total"].as_u64(), found["paths"][0]["name"].as_str()), (Some(1), Some("Tree-With-1.0")));
+    assert_eq!(found["paths"][0]["hash"], hash_part(&tree));
+    let path = json(&server, &format!("/_narval/page/path/{}", hash_part(&tree)));
+    assert_eq!((&path["source"], &path["signatures"][0]["ours"]), (&"store".into(), &true.into()));
+    let closure = json(&server, &format!("/_narval/page/closure/{}", hash_part(&tree)));
+    assert_eq!(closure["nodes"][0]["size"], path["narSize"]);
+    // New ones are found at once.
+    store.add_file("later-2.0", "x");
+    let until = Instant::now() + Duration::from_secs(60);
+    while json(&server, "/_narval/page/paths?q=later-2")["total"] != 1 {
+        assert!(Instant::now() < until, "a new path is not found");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let absent = "0".repeat(32);
+    for route in ["path", "closure", "file"] {
+        assert_eq!(server.get(&format!("/_narval/page/{route}/{absent}")).status, 404, "{route}");
+    }
+    assert_eq!(server.get("/_narval/page/path/../about").status, 404);
+}
+
+#[test]
+fn files_come_out_of_nars_and_cannot_run() {
+    let store = Store::new();
+    let tree = add_tree(&store, "tree");
+    let page = b"<script>document.title = 'run'</script>";
+    let one = store.add_file("page.html", page);
+    let data = store.path("data");
+    let server = Server::narval(&store, &[]);
+    let file = |path: &str, below: &str| format!("/_narval/page/file/{}/{below}", hash_part(path));
+    let run = server.get(&file(&tree, "bin/run"));
+    assert_eq!(run.body, std::fs::read(store.real(&tree).join("bin/run")).unwrap());
+    assert_eq!(server.get(&file(&tree, "zero")).body, b"");
+    for below in ["bin/none", "../x", "bin", "bin/../../etc/passwd", "%2e%2e/x"] {
+        assert!([400, 404].contains(&server.get(&file(&tree, below)).status), "{below}");
+    }
+    let shown = server.get(&file(&one, ""));
+    assert_eq!(shown.body, page);
+    assert!(shown.field("content-security-policy").unwrap().contains("sandbox"));
+    assert_eq!(shown.field("content-type").unwrap(), "text/plain; charset=utf-8");
+    assert_eq!(shown.field("x-content-type-options").unwrap(), "nosniff");
+    assert_eq!(server.get(&format!("{}?download", file(&one, ""))).field("content-disposition").unwrap(), "attachment");
+    // The same out of a compressed NAR that was pushed.
+    let token = stdout(
+        Command::new(NARVAL).args(["token", "create", "--push", "--data"]).arg(&data).arg("page").output().unwrap(),
+    );
+    let netrc = store.path("netrc");
+    std::fs::write(&netrc, format!("machine 127.0.0.1 password {}\n", token.trim())).unwrap();
+    let alone = serve_data(&store, &[]);
+    let pushed = Command::new(NARVAL)
+        .args(["push", "--quiet", "--store", &store.uri(), "--to", &alone.url(), "--netrc-file"])
+        .args([netrc.to_str().unwrap(), &tree])
+        .output()
+        .unwrap();
+    assert!(pushed.status.success(), "{}", String::from_utf8_lossy(&pushed.stderr));
+    assert_eq!(alone.get(&file(&tree, "bin/run")).body, run.body);
+    assert_eq!(alone.get(&file(&tree, "large")).body, vec![7; 400_000]);
+    assert_eq!(alone.get(&file(&tree, "zero")).body, b"");
+    assert_eq!(json(&alone, &format!("/_narval/page/path/{}", hash_part(&tree)))["source"], "cache");
+}
+
+#[test]
+fn a_private_cache_shows_nothing_of_itself() {
+    let store = Store::new();
+    let data = store.path("data");
+    let token = stdout(
+        Command::new(NARVAL).args(["token", "create", "--pull", "--data"]).arg(&data).arg("page").output().unwrap(),
+    );
+    let server = serve_data(&store, &["--private"]);
+    assert_eq!(server.ask("GET", "/", HTML).status, 200, "the document asks for a token");
+    for route in ["about", "paths", "now"] {
+        let path = format!("/_narval/page/{route}");
+        assert_eq!(server.get(&path).status, 401, "{route}");
+    }
+    let bearer = format!("Authorization: Bearer {}", token.trim());
+    assert_eq!(server.ask("GET", "/_narval/page/about", &[&bearer]).status, 200);
+}
+
+/// What a browser shows at an address, as HTML, and what it complained of.
+fn browse(server: &Server, store: &Store, at: &str, width: u32) -> Option<(String, String)> {
+    let mut command = Command::new("chromium");
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]);
+    command.args(["--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]);
+    command.args(["--enable-logging=stderr", "--virtual-time-budget=8000", "--dump-dom"]);
+    command
+        .arg(format!("--window-size={width},800"))
+        .arg(format!("--user-data-dir={}", store.path("browser").display()));
+    command.arg(format!("{}/{at}", server.url())).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A browser that hangs must not hang the test.
+    let mut timed = Command::new("timeout");
+    timed.args(["--kill-after=5", "120"]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    let output = timed.output().ok()?;
+    if output.status.code() == Some(127) {
+        eprintln!("skipped: chromium is not installed");
+        return None;
+    }
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    let complaints: Vec<_> =
+        complaints.lines().filter(|line| line.contains("CONSOLE") || line.contains("Refused")).collect();
+    Some((String::from_utf8(output.stdout).unwrap(), complaints.join("\n")))
+}
+
+#[test]
+fn a_browser_shows_every_view_without_a_complaint() {
+    let store = Store::new();
+    let (key, public) = store.key("page-1");
+    let tree = add_tree(&store, "tree");
+    store.add_file("-=script=-alert-1", "<img src=x onerror=alert(1)>");
+    let server = Server::narval(&store, &["--sign-key", key.to_str().unwrap()]);
+    let hash = hash_part(&tree);
+    let views = [
+        (String::new(), public.trim().to_owned()),
+        ("#/find/tree".to_owned(), format!("#/path/{hash}")),
+        (format!("#/path/{hash}"), "valid, this server".to_owned()),
+        (format!("#/files/{hash}/bin/run"), "#!".to_owned()),
+        ("#/now".to_owned(), "Requests per second".to_owned()),
+        ("#/path/nothing".to_owned(), "Not here".to_owned()),
+    ];
+    for (at, expected) in views {
+        for width in [390, 1280] {
+            let Some((html, complaints)) = browse(&server, &store, &at, width) else { return };
+            assert!(html.contains(&expected), "{at} at {width}: {html}");
+            // A fetch that is answered 404 is told on the console.
+            assert!(complaints.is_empty() || at.ends_with("nothing"), "{at}: {complaints}");
+        }
+    }
+}
