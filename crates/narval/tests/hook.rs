@@ -66,7 +66,7 @@ impl Builder {
 fn lines(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
     // What a killed hook was writing is in no queue.
-    let is_whole = |path: &std::path::PathBuf| !path.file_name().unwrap().to_str().unwrap().starts_with(".incoming-");
+    let is_whole = |path: &PathBuf| !path.file_name().unwrap().to_str().unwrap().starts_with(".incoming-");
     let mut files: Vec<_> = files.filter(is_whole).collect();
     files.sort();
     files
