@@ -87,7 +87,11 @@ impl<X: Exchange> Conn<X> {
         };
         match fed {
             Ok((consumed, ..)) if consumed < data.len() => self.break_body(id, service),
-            Ok((_, NextStep::Receive, true)) => self.credit_stream(id, data.len()),
+            // With what was withheld before: the handler has read since, but not so much that it says so.
+            Ok((_, NextStep::Receive, true)) => {
+                let withheld = self.streams.get_mut(&id).map_or(0, |stream| std::mem::take(&mut stream.withheld));
+                self.credit_stream(id, data.len() + withheld);
+            }
             // The client may send more when the handler has read.
             Ok((_, NextStep::Receive, false)) => {
                 if let Some(stream) = self.streams.get_mut(&id) {
