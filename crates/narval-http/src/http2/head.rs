@@ -1,5 +1,5 @@
 //! Request heads from header lists (RFC 9113 sections 8.2 and 8.3), read as strictly as HTTP/1's: what two parties read differently is
-//! how requests are smuggled. A head has the same form as one of HTTP/1, so that handlers see no difference.
+//! how requests are smuggled. A head has the same format as in HTTP/1, so handlers see no difference.
 
 use http::{Method, StatusCode, Version};
 

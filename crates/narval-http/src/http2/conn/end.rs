@@ -189,7 +189,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A client that takes nothing at all of what waits for it is shown out.
+    /// A client that reads nothing of what is queued for it is disconnected.
     fn check_writing(&mut self, now: Millis, service: &mut impl Service<X>) {
         let limits = service.limits();
         let (had, began) = self.progress;
