@@ -1,4 +1,4 @@
-//! Whether a connection may come in, and whether its TLS handshake may be worked on.
+//! Admission control: whether to accept a connection, and whether to process its TLS handshake.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::Peer;
 use crate::limits::Limits;
 
-/// The caps on connections.
+/// The limits on connections and handshakes.
 #[derive(Debug)]
 pub(crate) struct Admission {
     open: AtomicUsize,
@@ -31,7 +31,7 @@ impl Admission {
         }
     }
 
-    /// Counts a connection in, if it may come in.
+    /// Counts a new connection; `false` if a limit is reached.
     pub(crate) fn enter(&self, peer: &Peer) -> bool {
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.open_max {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -49,13 +49,13 @@ impl Admission {
         true
     }
 
-    /// Connections and handshakes that count now.
+    /// The connections and handshakes counted now.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn in_use(&self) -> (usize, usize) {
         (self.open.load(Ordering::Relaxed), self.handshakes.load(Ordering::Relaxed))
     }
 
-    /// Counts a connection out.
+    /// Stops counting a connection.
     pub(crate) fn leave(&self, peer: &Peer) {
         self.open.fetch_sub(1, Ordering::Relaxed);
         if let (Some(_), Peer::Tcp(address)) = (self.per_ip_max, peer) {
@@ -70,14 +70,14 @@ impl Admission {
     }
 }
 
-/// A piece of a TLS handshake that waits for a thread, or has one. It counts until it is dropped, whatever becomes of the job.
+/// A step of a TLS handshake that is queued or running. It counts until it is dropped, even if the job never runs.
 #[derive(Debug)]
 pub(crate) struct HandshakePermit {
     admission: Arc<Admission>,
 }
 
 impl HandshakePermit {
-    /// Counts one in, if it may be worked on.
+    /// Takes a permit; `None` if the limit is reached.
     pub(crate) fn get(admission: &Arc<Admission>) -> Option<Self> {
         let Admission { handshakes, handshakes_max, .. } = &**admission;
         if handshakes.fetch_add(1, Ordering::Relaxed) >= *handshakes_max {
@@ -114,7 +114,7 @@ mod tests {
             }));
             assert!(worked.is_err());
         }
-        // Nor is one lost that no thread took up.
+        // Nor is a permit lost if no thread takes the job.
         let permit = HandshakePermit::get(&admission).expect("there is room");
         drop(Job::Handshake { lease: crate::run::connection::TxLease::none(), received: Vec::new(), permit });
         assert!(HandshakePermit::get(&admission).is_some());

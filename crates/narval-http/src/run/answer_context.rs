@@ -4,13 +4,13 @@ use crate::http1::response_head::AnswerTo;
 use crate::message::body_pipe::BodyPipe;
 use crate::observe::access_log::Watch;
 
-/// What a job needs to know about a request in order to answer it, beside the request itself.
+/// What a job needs besides the request itself in order to answer it.
 #[derive(Debug)]
 pub(crate) struct AnswerContext {
-    /// The form of the answer.
+    /// How to encode the response.
     pub(crate) to: AnswerTo,
-    /// The body, where it is streamed.
+    /// The request body, if it is streamed.
     pub(crate) body: Option<Arc<BodyPipe>>,
-    /// What is to be noted at its end.
+    /// What to record at its end.
     pub(crate) watch: Option<Box<Watch>>,
 }

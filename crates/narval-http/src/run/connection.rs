@@ -17,16 +17,16 @@ use crate::run::transmit::Outgoing;
 use crate::tls::TlsChannel;
 use crate::ws;
 
-/// What a shard and the jobs share of a connection. The descriptor is closed when the last of them lets go, so that
-/// nobody ever writes to a descriptor that has become another connection's.
+/// What a shard and the jobs share of a connection. The descriptor is closed when the last of them drops it, so nobody
+/// ever writes to a descriptor that has been reused for another connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     link: Link,
     pub(crate) token: Token,
     pub(crate) lease: Lease,
-    /// When a job last finished quietly.
+    /// When a job last finished without a message.
     idle_since: AtomicU64,
-    /// Whether its answer was large, so that much of it may still be in the kernel's send buffer.
+    /// Whether its response was large: much of it may still be in the kernel's send buffer.
     last_was_large: AtomicBool,
     home: Arc<Mailbox>,
 }
@@ -48,12 +48,12 @@ impl Connection {
         self.idle_since.load(Ordering::Relaxed)
     }
 
-    /// Whether much of the last answer may still be on its way.
+    /// Whether much of the last response may still be in flight.
     pub(crate) fn last_was_large(&self) -> bool {
         self.last_was_large.load(Ordering::Relaxed)
     }
 
-    /// Whoever holds the lease: an answer is complete.
+    /// Called by the holder of the lease when a response is complete.
     pub(crate) fn answered(&self, now: Millis, large: bool) {
         self.idle_since.store(now, Ordering::Relaxed);
         if self.last_was_large.load(Ordering::Relaxed) != large {
@@ -132,7 +132,7 @@ impl TxLease {
         Self { connection: Some(connection.clone()) }
     }
 
-    /// Of no connection.
+    /// A lease of no connection.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self { connection: None }
@@ -143,7 +143,8 @@ impl TxLease {
         self.connection.as_ref()
     }
 
-    /// The answer is sent, and the connection ready for the next request: no message, where the shard waits for none.
+    /// The response is sent, and the connection is ready for the next request. Sends a message only if the shard waits
+    /// for one.
     pub(crate) fn finish(mut self, now: Millis, large: bool) {
         if let Some(connection) = self.connection.take() {
             connection.answered(now, large);
@@ -153,34 +154,34 @@ impl TxLease {
         }
     }
 
-    /// The answer is a 101: the connection becomes a WebSocket, whose lock stands in for the lease. The message is to be
-    /// [posted](Self::upgraded) when the answer is on its way.
+    /// The response is a 101: the connection becomes a WebSocket, whose lock replaces the lease. [Post](Self::upgraded)
+    /// the message once the response is being sent.
     pub(crate) fn upgrade(mut self) -> Option<Arc<Connection>> {
         self.connection.take()
     }
 
-    /// The answer is sent, and the shard has something to do: close, or see to what is left of the request.
+    /// The response is sent, and the shard must close the connection or handle the rest of the request.
     pub(crate) fn finish_with(mut self, close: Option<Close>) {
         if let Some(connection) = self.connection.take() {
             connection.post(Message::Finished { token: connection.token, close });
         }
     }
 
-    /// The socket takes no more for now: the shard goes on.
+    /// The socket is full: the shard sends the rest.
     pub(crate) fn hand_back(mut self, outgoing: Box<Outgoing>) {
         if let Some(connection) = self.connection.take() {
             connection.post(Message::Outgoing { token: connection.token, outgoing });
         }
     }
 
-    /// Part of a TLS handshake is done, or can't be.
+    /// A step of a TLS handshake is done, or failed.
     pub(crate) fn handshaken(mut self, plaintext: io::Result<Vec<u8>>) {
         if let Some(connection) = self.connection.take() {
             connection.post(Message::Handshaken { token: connection.token, plaintext });
         }
     }
 
-    /// Gives up an unused lease, so that the shard can go on as before. Only on the shard's own thread.
+    /// Returns an unused lease to the shard. Only on the shard's own thread.
     pub(crate) fn give_up(mut self) {
         if let Some(connection) = self.connection.take() {
             connection.lease.take_back();

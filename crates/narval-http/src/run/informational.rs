@@ -1,6 +1,7 @@
-//! Informational responses (RFC 9110 section 15.2), sent before the answer by the handler that is at work on it.
+//! Informational responses (RFC 9110 section 15.2), sent by a running handler before its answer.
 //!
-//! While a handler runs, its job has the right to answer. It lies in the worker thread's keeping here, so that the handler can use it for what comes before the answer, and nobody else can.
+//! While a handler runs, its job has the right to answer. It is stored here in a thread-local of the worker, so only
+//! that handler can use it.
 
 use std::cell::Cell;
 use std::io;
@@ -12,7 +13,7 @@ use crate::run::http2::ReplyTo;
 /// The right of a job whose handler runs on this thread.
 struct Kept {
     reply_to: ReplyTo,
-    /// Names the request: where its head is in memory.
+    /// Identifies the request: the address of its head.
     request: usize,
 }
 
@@ -26,7 +27,7 @@ pub(crate) fn keep(reply_to: ReplyTo, request: &Request) {
     KEPT.set(Some(Kept { reply_to, request: request.address() }));
 }
 
-/// Worker: the handler has returned. None: the right was lost to a connection that broke.
+/// Worker: the handler has returned. `None` if the connection broke meanwhile.
 pub(crate) fn take_back() -> Option<ReplyTo> {
     KEPT.take().map(|kept| kept.reply_to)
 }
@@ -39,7 +40,7 @@ fn send(request: usize, message: &Informational<'_>) -> io::Result<bool> {
         return Ok(false);
     }
     let sent = kept.reply_to.inform(message);
-    // After an error the right is dropped, which aborts the connection: something of the message may be out.
+    // After an error the right is dropped, which aborts the connection: part of the message may have been sent.
     if sent.is_ok() {
         KEPT.set(Some(kept));
     }

@@ -12,13 +12,13 @@ use crate::ws;
 /// Work for a worker.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// A request to be answered.
+    /// A request to answer.
     Answer(Box<Call>),
-    /// An answer that goes on.
+    /// A response to continue sending.
     Continue { lease: TxLease, outgoing: Box<Outgoing> },
-    /// The next piece of the body of an answer on a stream.
+    /// The next piece of a response body on a stream.
     Make(MakeJob),
-    /// An answer that came after its handler had returned.
+    /// An answer that arrived after its handler had returned.
     Late(Box<LateCall>),
     /// Events of a WebSocket; at most one such job per socket.
     WebSocket(Arc<ws::Shared>),

@@ -1,4 +1,4 @@
-//! Requests whose answers come after their handlers have returned.
+//! Requests that are answered after their handlers have returned.
 
 use std::io;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::run::http2::ReplyTo;
 use crate::run::job::{Job, LateCall};
 use crate::run::server_state::ServerState;
 
-/// An inline answer that is still to come, and what it is an answer to.
+/// An inline answer that follows later, and its request.
 #[derive(Debug)]
 pub(crate) struct PendingLate {
     pub(crate) later: Later,
     pub(crate) context: AnswerContext,
 }
 
-/// A request that waits for one.
+/// A request that waits for its answer.
 #[derive(Debug)]
 struct Waiting {
     reply_to: ReplyTo,
@@ -26,7 +26,7 @@ struct Waiting {
     server: Arc<ServerState>,
 }
 
-/// Leaves the right to answer with the answer that is to come, or takes that along if it is there already.
+/// Leaves the right to answer with the pending answer; returns the answer if it is already there.
 pub(crate) fn wait(
     later: Later,
     reply_to: ReplyTo,

@@ -1,8 +1,8 @@
 //! The TX lease: exactly one party may write to a connection.
 //!
-//! The shard holds it while it waits for a request. Dispatching a request moves it into the job, answering gives it back:
-//! quietly, where the shard has asked for nothing (the common case, without any wake-up), or with a message, where the
-//! shard has marked that it waits (pipelined input, or the connection is to be closed).
+//! The shard holds it while it waits for a request. Dispatching a request moves it into the job, and answering gives it
+//! back: normally without a message, and so without a wake-up; with a message if the shard has marked that it waits
+//! (for pipelined input, or to close the connection).
 //!
 //! ```text
 //!            dispatch                    wait_for
@@ -15,9 +15,9 @@ use crate::io::sync::{AtomicU8, Ordering};
 
 /// The shard may write.
 const SHARD: u8 = 0;
-/// A job may write; the shard waits for nothing.
+/// A job may write; the shard needs no message.
 const JOB: u8 = 1;
-/// A job may write; the shard wants to hear when it is done.
+/// A job may write; the shard wants a message when it is done.
 const JOB_AWAITED: u8 = 2;
 
 /// Who may write to a connection.
@@ -29,7 +29,7 @@ pub(crate) struct Lease {
 /// What [`Lease::wait_for`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// The shard holds the lease (again), and may go on at once.
+    /// The shard holds the lease, and may continue.
     Shard,
     /// A job holds it, and will send a message when done.
     Job,
@@ -38,9 +38,9 @@ pub(crate) enum Holder {
 /// How a job gives the lease back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// The shard holds the lease now; the job must not touch the connection any more.
+    /// The shard holds the lease now; the job must not touch the connection again.
     Quiet,
-    /// The shard waits: the job still holds the lease, and must send the message that carries it back.
+    /// The shard waits: the job still holds the lease, and must send the message that returns it.
     Message,
 }
 
@@ -56,7 +56,7 @@ impl Lease {
         debug_assert_eq!(before, SHARD, "dispatched twice");
     }
 
-    /// Shard: asks for a message at the end of the job, if there is one.
+    /// Shard: requests a message at the end of the job, if one is running.
     pub(crate) fn wait_for(&self) -> Holder {
         match self.state.compare_exchange(JOB, JOB_AWAITED, Ordering::Relaxed, Ordering::Acquire) {
             Ok(_) | Err(JOB_AWAITED) => Holder::Job,
@@ -64,7 +64,7 @@ impl Lease {
         }
     }
 
-    /// Shard: who holds the lease, without asking for a message.
+    /// Shard: who holds the lease, without requesting a message.
     pub(crate) fn holder(&self) -> Holder {
         if self.state.load(Ordering::Acquire) == SHARD { Holder::Shard } else { Holder::Job }
     }
@@ -152,14 +152,14 @@ mod loom_tests {
             self.lease.take_back();
         }
 
-        /// The shard moves the lease into a job, which runs on a thread of its own.
+        /// The shard moves the lease into a job, which runs on its own thread.
         fn dispatch(model: &Arc<Self>) -> thread::JoinHandle<()> {
             model.lease.dispatch();
             let model = model.clone();
             thread::spawn(move || model.job())
         }
 
-        /// The shard writes as soon as it has the lease (again).
+        /// The shard writes as soon as it holds the lease.
         fn write_when_free(&self) {
             if self.lease.wait_for() == Holder::Job {
                 self.take_message();
@@ -168,8 +168,8 @@ mod loom_tests {
         }
     }
 
-    /// Input that arrives while a job runs is answered afterwards, by exactly one of the two ways, and nobody writes at
-    /// the same time.
+    /// Input that arrives while a job runs is answered afterwards, on exactly one of the two paths, and there are never
+    /// two writers.
     #[test]
     fn loom_pipelined_input_is_never_lost() {
         loom::model(|| {
@@ -184,7 +184,7 @@ mod loom_tests {
         });
     }
 
-    /// The shard looks (a timer), then closes: it may close only while it holds the lease.
+    /// A timer makes the shard check, then close: it may close only while it holds the lease.
     #[test]
     fn loom_a_timer_closes_only_with_the_lease() {
         loom::model(|| {
@@ -198,7 +198,7 @@ mod loom_tests {
         });
     }
 
-    /// A job that hands its remaining output back and a job that is re-dispatched by the shard: three actors in turn.
+    /// A job hands its remaining output back, and the shard dispatches another job: three actors in turn.
     #[test]
     fn loom_output_handed_back_and_dispatched_again() {
         loom::model(|| {
@@ -208,7 +208,7 @@ mod loom_tests {
                 let model = model.clone();
                 thread::spawn(move || {
                     model.write();
-                    // Hands back: a message in any case.
+                    // Handing back always takes a message.
                     model.messages.fetch_add(1, Ordering::Release);
                 })
             };

@@ -6,15 +6,15 @@ use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::tls::TlsChannel;
 
-/// A client and the way to it: what answers are sent on, whoever sends them.
+/// The client and its socket, on which responses are sent.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) socket: Socket,
     pub(crate) peer: Peer,
-    /// The TLS side, where there is one. What is sent on the socket has to be sealed by it. In a box: it takes more than a
-    /// kilobyte, which connections without it must not pay for.
+    /// TLS, if it is used: everything sent on the socket must be sealed by it. Boxed because it takes more than a
+    /// kilobyte, which plain connections should not pay for.
     pub(crate) tls: Option<Box<TlsChannel>>,
-    /// Held while something is sent ahead of an answer.
+    /// Held while something is sent before the response.
     ahead: Mutex<()>,
 }
 
@@ -23,25 +23,25 @@ impl Link {
         Self { socket, peer, tls: tls.map(Box::new), ahead: Mutex::new(()) }
     }
 
-    /// Makes `out` ready for the socket. Once, and in the order in which it is sent.
+    /// Seals `out` for the socket: call it once per buffer, in the order of sending.
     ///
-    /// # Errors
-    /// The connection has to end.
+    /// # Errors The connection must be closed.
     pub(crate) fn seal(&self, out: &mut OutBuf) -> io::Result<()> {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.seal(&self.socket, out))
     }
 
-    /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller holds the lease, and no answer has begun. A few
-    /// bytes on an idle connection fit; if they don't, the connection is of no use and the body's deadline will end it.
+    /// Sends `100 Continue` (RFC 9110 section 10.1.1). The caller holds the lease, and no response has started. These
+    /// few bytes fit into the buffer of an idle connection; if they do not, the connection is broken and the body's
+    /// deadline will end it.
     pub(crate) fn send_continue(&self) {
         if self.send_ahead(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()).is_err() {
-            // Whoever waits for the body hears of it, and nothing can follow what is out.
+            // The reader of the body gets the error, and nothing can follow a partial message.
             self.socket.abort();
         }
     }
 
-    /// Sends an informational response, if the socket takes it at once: it is a hint, and not worth waiting for. The caller holds
-    /// the lease, or reads the body for whoever holds it: that may be two threads, which take turns.
+    /// Sends an informational response if that does not block: it is only a hint. The caller holds the lease, or reads
+    /// the body on behalf of the holder. These may be two threads, so they take turns.
     ///
     /// # Errors
     /// The connection is broken, or has to be aborted because only a part could be sent.
@@ -52,13 +52,13 @@ impl Link {
         match self.socket.send_buf(&mut out) {
             Ok(_) if out.is_empty() => Ok(true),
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-            // Sealed bytes can't be left out: the client counts records.
+            // Sealed bytes cannot be skipped: the client counts records.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.tls.is_none() => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether the client is of this machine and runs on this thread's processor.
+    /// Whether the client runs on this machine, on this thread's processor.
     pub(crate) fn is_near(&self) -> bool {
         matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
             && self.socket.comes_in_here()

@@ -15,9 +15,9 @@ use crate::ws;
 
 /// The messages to a shard.
 ///
-/// Bounded by what is in flight: a connection has at most one job, so at most one message about it but for `BodyWanted`,
-/// which is sent once per window, `BodyReady`, once per wait, and `WebSocket`, which is not sent again before it was handled. Of
-/// HTTP/2 the same holds for each stream.
+/// Bounded by the work in flight: a connection has at most one job, so at most one message, besides `BodyWanted` (sent
+/// once per window), `BodyReady` (once per wait) and `WebSocket` (not sent again until it is handled). The same applies
+/// to each HTTP/2 stream.
 pub(crate) type Mailbox = WakeQueue<Message>;
 
 impl Wakes for Mailbox {
@@ -26,30 +26,30 @@ impl Wakes for Mailbox {
     }
 }
 
-/// What a shard is told.
+/// A message to a shard.
 #[derive(Debug)]
 pub(crate) enum Message {
     /// A connection that another shard accepted.
     Accepted { socket: Socket, peer: Peer },
-    /// A job is done; with it the lease comes back.
+    /// A job is done; returns the lease.
     Finished { token: Token, close: Option<Close> },
-    /// A job could not send everything; with it the lease comes back.
+    /// A job could not send everything; returns the lease.
     Outgoing { token: Token, outgoing: Box<Outgoing> },
-    /// A job has worked on a TLS handshake: what the client said behind it, if it is over. With it the lease comes back.
+    /// A job has processed part of a TLS handshake: the data after it, if it is complete. Returns the lease.
     Handshaken { token: Token, plaintext: io::Result<Vec<u8>> },
-    /// The reader of a streamed request body has room again.
+    /// The buffer of a streamed request body has room again.
     BodyWanted { token: Token },
-    /// The source of a response body that had no more for a while has more.
+    /// The source of a waiting response body has data again.
     BodyReady { token: Token },
-    /// A job has answered 101; with it the lease comes back, and the connection is a WebSocket.
+    /// A job has answered 101: the connection is a WebSocket. Returns the lease.
     Upgraded { token: Token, socket: Arc<ws::Shared> },
-    /// There is something to look at in what a WebSocket sends or has handled.
+    /// The state of a WebSocket has changed: look at it.
     WebSocket { token: Token },
-    /// Something about a stream of an HTTP/2 connection.
+    /// An event on a stream of an HTTP/2 connection.
     Stream { token: Token, stream: u32, event: StreamEvent },
-    /// Accept no more, finish what runs.
+    /// Stop accepting, and finish what is running.
     Stop,
-    /// End now.
+    /// Stop now.
     Halt,
 }
 

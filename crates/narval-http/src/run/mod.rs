@@ -1,4 +1,4 @@
-//! The running server: shards that multiplex connections, workers that run handlers, and what goes between them.
+//! The running server: shards that multiplex connections, workers that run handlers, and the messages between them.
 
 pub(crate) mod admission;
 pub(crate) mod answer_context;

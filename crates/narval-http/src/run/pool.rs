@@ -8,7 +8,7 @@ use std::thread::{self, Thread};
 use crate::run::job::{Call, Job};
 use crate::ws;
 
-/// A worker as it sleeps.
+/// A handle to wake a sleeping worker.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     thread: Thread,
@@ -38,7 +38,7 @@ impl Sleeper {
 pub(crate) struct Pool {
     state: Mutex<State>,
     requests_max: usize,
-    /// The most threads that are started when they are wanted.
+    /// The most threads to start on demand.
     threads_max: usize,
 }
 
@@ -46,16 +46,16 @@ pub(crate) struct Pool {
 struct State {
     /// Requests, at most `requests_max`.
     requests: VecDeque<Box<Call>>,
-    /// Answers that go on; at most one per connection.
+    /// Responses to continue; at most one per connection.
     continued: VecDeque<Job>,
-    /// Whether the last job taken was one that goes on: they take turns with requests.
+    /// Whether the last job taken continued a response: they alternate with requests.
     continued_last: bool,
-    /// Workers that sleep, the one that fell asleep last at the end: it is woken first, for its caches are warm.
+    /// Sleeping workers. The last one to fall asleep is at the end and is woken first: its caches are warm.
     asleep: Vec<Arc<Sleeper>>,
-    /// A worker was woken and has not yet taken its job. While one is on its way, no other is woken: it wakes the next
-    /// itself if it finds more work, so that a burst of quick requests does not wake a crowd.
+    /// A worker was woken and has not taken its job yet. Meanwhile no other is woken: it wakes the next one itself if
+    /// it finds more work. This way a burst of quick requests does not wake every worker.
     waking: bool,
-    /// Threads that were started when they were wanted.
+    /// Threads started on demand.
     threads: usize,
     closed: bool,
 }
@@ -67,17 +67,17 @@ impl ws::Runs for Pool {
 }
 
 impl Pool {
-    /// A queue for threads that are there from the start.
+    /// A queue for a fixed number of threads.
     pub(crate) fn new(requests_max: usize) -> Self {
         Self::growing(requests_max, 0)
     }
 
-    /// A queue for up to `threads_max` threads, which are [started](Self::wants_thread) when there is something to do for them.
+    /// A queue for up to `threads_max` threads, which are [started](Self::wants_thread) on demand.
     pub(crate) fn growing(requests_max: usize, threads_max: usize) -> Self {
         Self { state: Mutex::default(), requests_max, threads_max }
     }
 
-    /// Adds a request, and says how many wait now; or gives it back when the queue is full (or closed).
+    /// Adds a request, and returns the length of the queue; gives the request back if the queue is full or closed.
     pub(crate) fn push(&self, call: Box<Call>) -> Result<usize, Box<Call>> {
         let mut state = self.lock();
         if state.requests.len() >= self.requests_max || state.closed {
@@ -89,7 +89,7 @@ impl Pool {
         Ok(depth)
     }
 
-    /// Whether another thread is to be started, and its number; it counts as started from now on.
+    /// The number of the next thread, if another one should be started; it counts as started from now on.
     pub(crate) fn wants_thread(&self) -> Option<usize> {
         let mut state = self.lock();
         let coming = state.asleep.len() + usize::from(state.waking);
@@ -99,23 +99,23 @@ impl Pool {
         wanted.then_some(number)
     }
 
-    /// The first of these threads is about to be started, for there is to be one in any case.
+    /// Counts the first thread, which is always started.
     pub(crate) fn first_thread(&self) {
         self.lock().threads = 1;
     }
 
-    /// The thread that was wanted could not be started; those that there are do without it.
+    /// A thread could not be started; the others continue without it.
     pub(crate) fn thread_failed(&self) {
         self.lock().threads -= 1;
     }
 
-    /// Threads that are at work, and requests that wait for one; of the most there can be.
+    /// Busy threads plus queued requests, and the maximum of that.
     pub(crate) fn load(&self) -> (usize, usize) {
         let state = self.lock();
         (state.threads.saturating_sub(state.asleep.len()) + state.requests.len(), self.threads_max)
     }
 
-    /// Adds an answer that goes on.
+    /// Adds a response to continue.
     pub(crate) fn push_continued(&self, job: Job) {
         let mut state = self.lock();
         state.continued.push_back(job);
@@ -159,17 +159,17 @@ impl Pool {
         self.lock().next()
     }
 
-    /// Whether anything waits for a worker.
+    /// Whether anything is queued.
     pub(crate) fn has_work(&self) -> bool {
         self.lock().has_work()
     }
 
-    /// Requests that wait for a worker.
+    /// The number of queued requests.
     pub(crate) fn depth(&self) -> usize {
         self.lock().requests.len()
     }
 
-    /// Lets the workers end when the queue is empty.
+    /// Makes the workers end once the queue is empty.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

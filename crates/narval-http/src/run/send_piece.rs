@@ -1,4 +1,4 @@
-//! Sends a piece of an answer, and says what follows it: for workers and shards alike.
+//! Sends a piece of a response, and returns what follows. Used by workers and shards.
 
 use crate::http1::conn::{Answer as _, Next, Over};
 use crate::message::panic_guard;
@@ -7,7 +7,8 @@ use crate::run::link::Link;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Step};
 
-/// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. An answer that is over is recorded.
+/// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. Records the response once it
+/// is over.
 pub(crate) fn send_piece(
     outgoing: &mut Outgoing,
     connection: &Link,
@@ -24,7 +25,7 @@ pub(crate) fn send_piece(
         Ok(Step::Waiting) => Next::AtSource,
         Ok(Step::Yield) => Next::AtOnce,
         Err(error) => {
-            tracing::debug!(%error, sent = outgoing.sent(), "an answer was aborted");
+            tracing::debug!(%error, sent = outgoing.sent(), "a response was aborted");
             counters.panics.add(u64::from(panic_guard::is_panic(&error)));
             server.record_outgoing(counters, outgoing, true);
             Next::Over(Over::ABORTED)

@@ -22,33 +22,33 @@ use crate::run::worker::{Kind, Worker};
 use crate::tls::Acceptor;
 use crate::{Handler, IntoHandler, Limits};
 
-/// The most worker threads.
+/// The maximum number of worker threads.
 const WORKERS_MAX: usize = 4096;
-/// The most shards.
+/// The maximum number of shards.
 const SHARDS_MAX: usize = 64;
-/// Descriptors that are left to handlers when the connection cap is fitted to the limit of open files.
+/// File descriptors reserved for handlers when the connection limit is lowered to fit the limit of open files.
 const DESCRIPTORS_RESERVED: u64 = 256;
-/// How long running requests have to finish after a shard has ended by itself.
+/// How long running requests may take after a shard has failed.
 const SHARD_ENDED_GRACE: Duration = Duration::from_secs(5);
-/// How long the access log has at the end to take what waits for it.
+/// How long the access log may take to write its queue when the server stops.
 const LOG_GRACE: Duration = Duration::from_secs(3);
 
-/// Why a server can't be built.
+/// Why a server cannot be built or run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// No [`Listen`] was given.
     #[error("nothing to listen on")]
     NothingToListenOn,
-    /// An address can't be listened on.
+    /// Listening on an address failed.
     #[error("cannot listen on {what}: {error}")]
     Listen {
-        /// The address, as it was given.
+        /// The address, as given.
         what: Listen,
         /// The system's reason.
         error: io::Error,
     },
-    /// Threads, event queues or the like can't be had.
+    /// Threads, event queues or similar cannot be created.
     #[error("cannot start: {0}")]
     Start(#[from] io::Error),
     /// The chosen driver does not work here.
@@ -56,40 +56,40 @@ pub enum ServerError {
     Driver {
         /// Its name.
         driver: &'static str,
-        /// What was tried, and failed.
+        /// What failed when it was tried.
         reason: String,
     },
-    /// One of the threads that serve connections has ended while the server ran; the others have been stopped.
+    /// A thread that serves connections ended while the server ran; the others have been stopped.
     #[error("a thread that serves connections ended: {0}: start the server again")]
     ShardEnded(String),
 }
 
-/// Which kernel interface moves the bytes.
+/// The kernel interface for network I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DriverChoice {
-    /// The best that works here.
+    /// The best one that works here.
     #[default]
     Auto,
     /// epoll: works everywhere.
     Epoll,
-    /// io_uring: Linux 6.1 and later, where it is allowed.
+    /// io_uring: Linux 6.1 and later, if it is permitted.
     Uring,
 }
 
 impl DriverChoice {
-    /// The drivers that work here, [`Auto`](Self::Auto) left out.
+    /// The drivers that work here, without [`Auto`](Self::Auto).
     pub fn working() -> Vec<Self> {
         let uring = uring::probe().is_ok().then_some(Self::Uring);
         [Self::Epoll].into_iter().chain(uring).collect()
     }
 }
 
-/// Whether `auto` takes io_uring where it works; see docs/engine.md for the measurements behind it.
+/// Whether `auto` chooses io_uring if it works; docs/engine.md has the measurements.
 const AUTO_TAKES_URING: bool = false;
 
 impl DriverChoice {
-    /// Finds out what works, by trying it.
+    /// Resolves `Auto` by trying what works.
     fn settle(self) -> Result<Self, ServerError> {
         match self {
             Self::Epoll => Ok(Self::Epoll),
@@ -128,7 +128,7 @@ impl std::str::FromStr for DriverChoice {
     }
 }
 
-/// A server in the making; see [`Server::builder`].
+/// Configures a server; see [`Server::builder`].
 pub struct Builder {
     handler: Arc<dyn Handler>,
     listen: Vec<Listen>,
@@ -142,7 +142,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Listens there, too.
+    /// Adds an address to listen on.
     #[must_use]
     pub fn listen(mut self, listen: Listen) -> Self {
         self.listen.push(listen);
@@ -163,7 +163,7 @@ impl Builder {
         self
     }
 
-    /// Sets what clients may cost.
+    /// Sets limits and timeouts.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -193,18 +193,17 @@ impl Builder {
         self
     }
 
-    /// Whether HTTP/2 is offered to TLS clients (default: yes). A single TLS configuration can
-    /// [leave it out](crate::tls::TlsConfig::http1_only).
+    /// Whether HTTP/2 is offered to TLS clients (default: yes). A single TLS configuration can [disable
+    /// it](crate::tls::TlsConfig::http1_only).
     #[must_use]
     pub fn http2(mut self, http2: bool) -> Self {
         self.http2 = http2;
         self
     }
 
-    /// Opens the sockets. From now on clients can connect; they are served once the server is started.
+    /// Opens the sockets. Clients can connect from now on, and are served once the server is started.
     ///
-    /// # Errors
-    /// An address that can't be listened on, or nothing to listen on.
+    /// # Errors Listening on an address failed, or no address was given.
     pub fn build(mut self) -> Result<Server, ServerError> {
         let mut listeners = Vec::new();
         for what in &self.listen {
@@ -279,15 +278,14 @@ impl Server {
         }
     }
 
-    /// Where it listens.
+    /// The addresses it listens on.
     pub fn addresses(&self) -> Vec<ListenAddress> {
         self.listeners.iter().map(|listener| listener.address.clone()).collect()
     }
 
     /// Serves until a SIGTERM, SIGINT or SIGQUIT, then lets running requests finish (30 s at most).
     ///
-    /// # Errors
-    /// The server can't be started, or one of its threads ended.
+    /// # Errors The server cannot be started, or one of its threads ended.
     pub fn run(self) -> Result<(), ServerError> {
         let handle = self.spawn()?;
         handle.stop_on_signals(Duration::from_secs(30))?;
@@ -296,8 +294,7 @@ impl Server {
 
     /// Starts the server's threads.
     ///
-    /// # Errors
-    /// Threads or event queues can't be had.
+    /// # Errors Threads or event queues cannot be created.
     pub fn spawn(self) -> Result<ServerHandle, ServerError> {
         let addresses = self.addresses();
         let paths = self.listeners.iter().filter_map(|listener| listener.owned_path.clone()).collect();
@@ -341,7 +338,8 @@ struct ShardParts {
     listeners: Vec<Arc<Socket>>,
 }
 
-/// Starts a shard's thread. The driver is made there, for it belongs to that thread alone; returns when that is done.
+/// Starts a shard's thread, and returns once its driver exists. The driver is created on that thread, which it is bound
+/// to.
 fn start_shard<D: Driver<Connection>>(
     at: usize,
     parts: ShardParts,
@@ -360,12 +358,12 @@ fn start_shard<D: Driver<Connection>>(
             Ok(shard) => (Ok(()), Some(shard)),
             Err(error) => (Err(error), None),
         };
-        // The receiver waits for this one message.
+        // The receiver waits for this message.
         drop(started.send(result));
         let failure = shard.and_then(|shard| shard.run().err());
         if let Some(error) = &failure {
             tracing::error!(%error, "a shard ended: the server stops");
-            // It answers for its part of the connections no more, and new ones would be dealt to it.
+            // Its connections are no longer served, and new ones would still be assigned to it.
             mailboxes.iter().for_each(|mailbox| mailbox.post(Message::Stop));
         }
         ended.one(failure.map(|error| error.to_string()));
@@ -400,12 +398,12 @@ struct Running {
     ended: Arc<Ended>,
     addresses: Vec<ListenAddress>,
     workers: usize,
-    /// Unix sockets to be removed at the end.
+    /// Unix sockets to remove at the end.
     paths: Vec<PathBuf>,
 }
 
 impl ServerHandle {
-    /// Where the server listens.
+    /// The addresses the server listens on.
     pub fn addresses(&self) -> &[ListenAddress] {
         &self.inner.addresses
     }
@@ -415,23 +413,22 @@ impl ServerHandle {
         snapshot(&self.inner.server, self.inner.workers)
     }
 
-    /// What tells the engine's counters, for a handler that shows them to its clients; nothing but zeros once the server
+    /// A function that returns the engine's counters, for a handler that publishes them. All are zero once the server
     /// has ended.
     pub fn counter_source(&self) -> impl Fn() -> Snapshot + Send + Sync + 'static {
         let (server, workers) = (Arc::downgrade(&self.inner.server), self.inner.workers);
         move || server.upgrade().map(|server| snapshot(&server, workers)).unwrap_or_default()
     }
 
-    /// Stops the server: it accepts no more, closes idle connections, lets running requests finish for at most `grace`,
-    /// and breaks off what then still runs. Returns whether everything finished.
+    /// Stops the server: stops accepting, closes idle connections, gives running requests up to `grace` to finish, and
+    /// aborts the rest. Returns whether everything finished.
     pub fn shutdown(&self, grace: Duration) -> bool {
         self.inner.shutdown(grace)
     }
 
-    /// Stops the server in the same way when the process gets a SIGTERM, SIGINT or SIGQUIT. A second signal ends it at once.
+    /// Stops the server in the same way on SIGTERM, SIGINT or SIGQUIT. A second signal stops it immediately.
     ///
-    /// # Errors
-    /// The signals can't be caught.
+    /// # Errors The signal handlers cannot be installed.
     pub fn stop_on_signals(&self, grace: Duration) -> io::Result<()> {
         use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
@@ -453,16 +450,15 @@ impl ServerHandle {
 
     /// Waits until the server has stopped.
     ///
-    /// # Errors
-    /// It has not stopped because it was told to: [`ServerError::ShardEnded`]. What ran on other threads was given some
-    /// seconds to finish. The process should end, and be started again.
+    /// # Errors [`ServerError::ShardEnded`] if it stopped by itself. What ran on other threads had some seconds to
+    /// finish. The process should exit, and be restarted.
     pub fn wait(mut self) -> Result<(), ServerError> {
         let failure = self.inner.ended.wait_for_all_or_failure();
         if failure.is_some() {
             self.inner.shutdown(SHARD_ENDED_GRACE);
         }
         self.inner.clean_up();
-        // What was answered is in the log before the process ends, unless the disk is that slow.
+        // The log is complete before the process ends, unless the disk is too slow.
         if let (Some(thread), Some(log)) = (self.log_thread.take(), &self.inner.server.log) {
             let until = Instant::now() + LOG_GRACE;
             let mut told = false;
@@ -498,7 +494,7 @@ impl Running {
 
     fn clean_up(&self) {
         for path in &self.paths {
-            // It may be gone already: this runs at each of the ways to end.
+            // It may have been removed already: several paths lead here.
             drop(std::fs::remove_file(path));
         }
     }
@@ -514,7 +510,7 @@ struct Ended {
 #[derive(Debug)]
 struct EndedState {
     running: usize,
-    /// Why the first one ended that was not told to.
+    /// Why the first shard failed.
     failure: Option<String>,
 }
 
@@ -536,14 +532,14 @@ impl Ended {
         self.changed.notify_all();
     }
 
-    /// Waits until all have ended, or one has that was not told to: why.
+    /// Waits until all have ended, or one has failed; returns why.
     fn wait_for_all_or_failure(&self) -> Option<String> {
         let goes_on = |state: &mut EndedState| state.running > 0 && state.failure.is_none();
         let state = self.changed.wait_while(self.lock(), goes_on).unwrap_or_else(PoisonError::into_inner);
         state.failure.clone()
     }
 
-    /// Waits until all have ended; false: `timeout` came first.
+    /// Waits until all have ended; `false` after `timeout`.
     fn wait(&self, timeout: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, |state| state.running > 0);
         waited.unwrap_or_else(PoisonError::into_inner).0.running == 0

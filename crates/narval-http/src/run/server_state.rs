@@ -19,20 +19,21 @@ use crate::{Bytes, Handler, Peer, Prepared};
 pub(crate) struct ServerState {
     pub(crate) handler: Arc<dyn Handler>,
     pub(crate) limits: Limits,
-    /// For the workers.
+    /// The queue of the workers.
     pub(crate) pool: Pool,
-    /// For the threads whose handlers read bodies while they come. Such a handler waits for its client, which must cost no worker.
+    /// The queue of the threads for handlers that read streamed bodies. Such a handler waits for its client, which must
+    /// not block a worker.
     pub(crate) streams: Pool,
-    /// For the threads that shake hands: handlers that take long must not keep new connections waiting.
+    /// The queue of the threads for TLS handshakes: slow handlers must not delay new connections.
     pub(crate) handshakes: Pool,
     pub(crate) body_memory: Arc<BodyMemory>,
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
     pub(crate) log: Option<LogQueue>,
-    /// No connection is kept for another request.
+    /// Connections are closed after the current request.
     pub(crate) stopping: AtomicBool,
     pub(crate) admission: Arc<Admission>,
-    /// Makes TLS connections of those that come in over TCP.
+    /// Accepts TLS on TCP connections.
     pub(crate) acceptor: Option<Acceptor>,
     /// Whether TLS connections may speak HTTP/2.
     pub(crate) http2: bool,
@@ -81,29 +82,30 @@ impl ServerState {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Whether a handler may begin although nothing of its body is there: half of the threads for that are kept for bodies that come.
+    /// Whether a handler may start before any of its body has arrived: half of the threads are reserved for bodies that
+    /// are arriving.
     pub(crate) fn has_spare_streams(&self) -> bool {
         let (load, threads_max) = self.streams.load();
         2 * load < threads_max.max(1)
     }
 
-    /// Whether a thread is free for a body that has no room in memory.
+    /// Whether a thread is free for a body that does not fit into memory.
     pub(crate) fn has_free_stream(&self) -> bool {
         let (load, threads_max) = self.streams.load();
         load < threads_max.max(1)
     }
 
-    /// Whether bodies that come slowly keep threads or memory from others.
+    /// Whether threads or memory are short, so that slow bodies delay others.
     pub(crate) fn is_short_for_bodies(&self) -> bool {
         self.body_memory.is_short() || self.streams.depth() > 0
     }
 
-    /// Lets all threads that take jobs end when they have none.
+    /// Makes all threads that take jobs end once they have none.
     pub(crate) fn close_queues(&self) {
         [&self.pool, &self.streams, &self.handshakes].into_iter().for_each(Pool::close);
     }
 
-    /// Writes down that an answer is over.
+    /// Records the end of a response.
     pub(crate) fn record(
         &self,
         counters: &ThreadCounters,
@@ -125,14 +127,14 @@ impl ServerState {
         }
     }
 
-    /// Gives a line to the access log.
+    /// Queues a line for the access log.
     pub(crate) fn log(&self, entry: Box<Entry>, status: u16, bytes: u64, aborted: bool) {
         if let Some(log) = &self.log {
             log.push(entry, status, bytes, aborted);
         }
     }
 
-    /// Writes down that an answer is over that was more than one send.
+    /// Records the end of a response that took more than one send.
     pub(crate) fn record_outgoing(&self, counters: &ThreadCounters, outgoing: &mut Outgoing, aborted: bool) {
         if !outgoing.is_recorded {
             self.record(counters, outgoing.status, outgoing.sent(), aborted, outgoing.watch.take());

@@ -1,4 +1,4 @@
-//! What a worker does with a job. The worker itself sends the answer: handing it to the shard costs a wake-up.
+//! Runs jobs. A worker sends the response itself: handing it to the shard would cost a wake-up.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -27,18 +27,18 @@ use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{Bytes, FileRange, Response, ws};
 
-/// What a thread is for.
+/// The kind of jobs a thread runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// Whatever is to be done: the workers.
+    /// All other jobs: the workers.
     Jobs,
-    /// Handlers of requests whose bodies are streamed.
+    /// Handlers of requests with streamed bodies.
     Streams,
     /// TLS handshakes.
     Handshakes,
 }
 
-/// Starts another thread for streamed bodies, where one is wanted.
+/// Starts another thread for streamed bodies if one is needed.
 pub(crate) fn start_where_wanted(server: &Arc<ServerState>) {
     if let Some(number) = server.streams.wants_thread()
         && let Err(error) = Worker::start(server, Kind::Streams, number)
@@ -48,12 +48,12 @@ pub(crate) fn start_where_wanted(server: &Arc<ServerState>) {
     }
 }
 
-/// A worker's own things: its counters, and a buffer that answers are encoded into.
+/// A worker's own state: its counters, and a buffer for encoding responses.
 pub(crate) struct Worker {
     server: Arc<ServerState>,
     counters: Arc<CachePadded<ThreadCounters>>,
     out: OutBuf,
-    /// Where records of TLS connections are made, lent to the answer that is worked on.
+    /// The buffer for TLS records, lent to the current response.
     wire: Vec<u8>,
 }
 
@@ -127,7 +127,7 @@ impl Worker {
         }
     }
 
-    /// Sends an answer that came after its handler had returned, or before.
+    /// Sends a late answer.
     fn send_late(&mut self, mut late: LateCall) {
         let response = catch_unwind(AssertUnwindSafe(|| late.answer.take())).unwrap_or_else(|_| {
             self.counters.panics.add(1);
@@ -137,7 +137,7 @@ impl Worker {
         self.reply(late.reply_to, response, late.context);
     }
 
-    /// Sends an answer, if it is there.
+    /// Sends the response, or waits for it if it follows later.
     fn reply(&mut self, reply_to: ReplyTo, mut response: Response, context: AnswerContext) {
         if let Some(later) = response.late.take() {
             if let Some(late) = late::wait(*later, reply_to, context, &self.server) {
@@ -151,16 +151,16 @@ impl Worker {
         }
     }
 
-    /// Encodes an answer, and has the shard send it.
+    /// Encodes a response, and posts it to the shard.
     fn send_on_stream(reply: StreamReply, response: Response, context: AnswerContext) {
         if let Some(body) = &context.body {
-            // What is not read now is not wanted.
+            // The handler is done: the unread rest is discarded.
             body.answer_begins();
         }
         reply.answer(http2::encode(response, context.to.is_head, context.watch));
     }
 
-    /// Encodes and sends an answer.
+    /// Encodes and sends a response.
     fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext) {
         if let Some(accepted) = response.upgrade.take() {
             return self.upgrade(lease, response, context, accepted);
@@ -187,10 +187,10 @@ impl Worker {
                     return self.end(lease, Over::ABORTED);
                 }
             }
-            // On a TLS connection it is read where it is sealed.
+            // With TLS, it is read into the buffer where it is sealed.
             Rest::File(range) if range.length < SENDFILE_MIN && lease.connection().is_some_and(|c| c.tls.is_none()) => {
                 if let Err(error) = read_file(&range, &mut self.out.memory) {
-                    tracing::warn!(%error, "cannot read a file of {} bytes: answer aborted", range.length);
+                    tracing::warn!(%error, "cannot read a file of {} bytes: response aborted", range.length);
                     self.server.record(&self.counters, status, 0, true, context.watch);
                     return self.end(lease, Over::ABORTED);
                 }
@@ -208,7 +208,7 @@ impl Worker {
         self.go_on(lease, Box::new(outgoing));
     }
 
-    /// Answers 101, and makes the connection a WebSocket.
+    /// Answers 101, and turns the connection into a WebSocket.
     fn upgrade(&mut self, lease: TxLease, response: Response, context: AnswerContext, accepted: ws::Accepted) {
         self.out.clear();
         let encoded = encode(response, context.to, &mut self.out);
@@ -220,7 +220,7 @@ impl Worker {
         }
     }
 
-    /// Sends more of an answer.
+    /// Continues a response.
     fn go_on(&mut self, lease: TxLease, mut outgoing: Box<Outgoing>) {
         let Some(connection) = lease.connection() else { return };
         if connection.tls.is_some() {
@@ -228,7 +228,7 @@ impl Worker {
         }
         let next = loop {
             match send_piece(&mut outgoing, connection, BYTES_PER_TURN, &self.server, &self.counters) {
-                // Nobody waits for a worker: going through the queue would only wake another one.
+                // Nothing is queued: going through the queue would only wake another worker.
                 Next::AtOnce if !self.server.pool.has_work() => {}
                 next => break next,
             }
@@ -243,7 +243,7 @@ impl Worker {
         }
     }
 
-    /// Keeps the buffers of an answer that is sent, where this worker has none.
+    /// Keeps the buffers of a response that is sent, if this worker has none.
     fn keep_buffers(&mut self, outgoing: Outgoing) {
         let (out, wire) = outgoing.into_buffers();
         if self.out.memory.capacity() == 0 {
@@ -254,7 +254,7 @@ impl Worker {
         }
     }
 
-    /// Works on a piece of a TLS handshake, and sends what it has to say.
+    /// Performs a step of a TLS handshake, and sends its output.
     fn shake_hands(&mut self, lease: TxLease, received: &[u8], permit: HandshakePermit) {
         let outcome = match lease.connection() {
             Some(connection) => shake_hands(connection, received, &mut self.out, &self.counters),
@@ -264,7 +264,7 @@ impl Worker {
         lease.handshaken(outcome);
     }
 
-    /// Gives the lease back when an answer is over.
+    /// Returns the lease after a response.
     fn end(&self, lease: TxLease, over: Over) {
         match over.close {
             None => lease.finish(self.server.clock.now(), over.large),
@@ -273,8 +273,8 @@ impl Worker {
     }
 }
 
-/// Takes a received piece of a TLS handshake, and sends what there is to say to it, put together in `out`. Returns what the
-/// client said behind the handshake. The caller holds the lease.
+/// Processes received bytes of a TLS handshake, and sends the reply, using `out` as the buffer. Returns the client's
+/// data after the handshake. The caller holds the lease.
 pub(crate) fn shake_hands(
     connection: &Connection,
     received: &[u8],
@@ -300,7 +300,7 @@ pub(crate) fn shake_hands(
     }
 }
 
-/// Sends until all is sent or the socket is full; returns how much.
+/// Sends until everything is sent or the socket is full; returns the number of bytes.
 fn send_whole(socket: &crate::io::socket::Socket, out: &mut OutBuf) -> io::Result<u64> {
     let mut sent = 0;
     while !out.is_empty() {

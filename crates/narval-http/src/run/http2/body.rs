@@ -14,19 +14,19 @@ use crate::http2::response;
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::run::transmit::{NOT_IN_TRAILERS, wrong_length};
 
-/// The body of an answer on a stream. What is in memory, and what the kernel has of files, the shard copies into frames itself; workers
-/// make the rest.
+/// The body of a response on a stream. The shard itself copies memory and cached parts of files into frames; workers
+/// produce the rest.
 pub(crate) struct StreamBody {
     parts: VecDeque<Part>,
-    /// Bytes of all parts.
+    /// Bytes in all parts.
     ready: u64,
-    /// Bytes of parts in memory that were made here or by a worker.
+    /// Bytes of parts in memory that were produced here or by a worker.
     held: usize,
     source: Source,
-    /// Bytes that the source still owes, where that was said.
+    /// Bytes that the source still has to produce, if the length is known.
     left: Option<u64>,
     trailers: Vec<(HeaderName, HeaderValue)>,
-    /// Reading the file that comes next would block.
+    /// Reading the next file would block.
     file_blocks: bool,
 }
 
@@ -37,24 +37,24 @@ enum Part {
 
 /// Where the rest comes from.
 enum Source {
-    /// There is no more.
+    /// Nothing is left.
     None,
     Here(Box<dyn BodySource>),
-    /// It had no more for a while.
+    /// The source has no data now.
     Waiting(Box<dyn BodySource>),
-    /// It is with a worker.
+    /// A worker has the source.
     Away,
-    /// The file that comes next is.
+    /// A worker has the next file.
     FileAway(Box<Source>),
 }
 
-/// Makes the next piece of a body, on a worker.
+/// Produces the next piece of a body, on a worker.
 pub(crate) enum Maker {
     Source(Box<dyn BodySource>),
     File(FileRange),
 }
 
-/// What it has made.
+/// What it produced.
 pub(crate) enum Made {
     Segments { source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf },
     File(Bytes),
@@ -73,7 +73,7 @@ impl StreamBody {
         Self { parts: VecDeque::from([Part::File(range)]), ready, ..Self::empty() }
     }
 
-    /// Made while it is sent; `length`: where it is known.
+    /// Produced while it is sent; `length` if it is known.
     pub(crate) fn source(source: Box<dyn BodySource>, length: Option<u64>) -> Self {
         Self { source: Source::Here(source), left: length, ..Self::empty() }
     }
@@ -90,7 +90,7 @@ impl StreamBody {
         }
     }
 
-    /// Has `waker` used when the source has more; returns how long to wait for that at most.
+    /// Registers `waker` for when the source has more data; returns the longest wait.
     pub(crate) fn wait(&mut self, waker: BodyWaker) -> Duration {
         match &mut self.source {
             Source::Waiting(source) => source.wait(waker),
@@ -102,7 +102,7 @@ impl StreamBody {
         self.file_blocks && matches!(self.parts.front(), Some(Part::File(_)))
     }
 
-    /// Takes what a source has made.
+    /// Appends what a source produced.
     fn append(&mut self, mut source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf) -> io::Result<()> {
         let SegmentBuf { memory, files, .. } = segments;
         let length = memory.len();
@@ -246,7 +246,7 @@ impl Body for StreamBody {
                         self.parts.pop_front();
                     }
                 }
-                // What comes behind it is tried again: the kernel may have read on.
+                // Try the next range again: the kernel may have read ahead.
                 self.file_blocks = false;
                 self.held += bytes.len();
                 self.parts.push_front(Part::Memory(bytes));
@@ -274,10 +274,9 @@ impl Body for StreamBody {
 }
 
 impl Maker {
-    /// Makes about `quantum` bytes. It may block.
+    /// Produces about `quantum` bytes. May block.
     ///
-    /// # Errors
-    /// The body can't be completed.
+    /// # Errors The body cannot be completed.
     pub(crate) fn make(self, quantum: usize) -> io::Result<Made> {
         match self {
             Self::Source(mut source) => {
@@ -295,7 +294,7 @@ impl Maker {
     }
 }
 
-/// Reads what the kernel has of a file, and takes it off; `None`: it would block.
+/// Reads what the page cache has of a range, and advances the range; `None` if that would block.
 fn read_at_once(range: &mut FileRange, place: &mut [u8]) -> io::Result<Option<usize>> {
     let most = place.len().min(usize::try_from(range.length).unwrap_or(usize::MAX));
     let place = place.get_mut(..most).unwrap_or_default();

@@ -9,7 +9,7 @@ use crate::message::response::ResponseKind;
 use crate::observe::access_log::Watch;
 use crate::{Body, Response};
 
-/// Makes a response one that can be sent on a stream. `is_head`: the request is a HEAD.
+/// Encodes a response for a stream. `is_head`: the request is a HEAD.
 pub(crate) fn encode(response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer<Streamed> {
     match response.kind {
         ResponseKind::Prepared(prepared) => {

@@ -1,5 +1,5 @@
-//! What requests on streams of an HTTP/2 connection need beside those on connections of their own: who may answer them, and bodies that
-//! the shard sends frame by frame.
+//! What requests on HTTP/2 streams need that HTTP/1.1 requests do not: the right to answer, and bodies that the shard
+//! sends frame by frame.
 
 mod body;
 mod encode;
@@ -28,21 +28,21 @@ impl Exchange for Streamed {
     type Note = Box<Watch>;
 }
 
-/// What a shard is told about a stream.
+/// An event on a stream, for its shard.
 pub(crate) enum StreamEvent {
-    /// The answer to its request.
+    /// The response to its request.
     Answer(Box<Answer<Streamed>>),
-    /// There will be none.
+    /// There will be no response.
     Lost,
     /// The header block of an informational response.
     Inform(Vec<u8>),
-    /// The handler wants the body that the client holds back.
+    /// The handler wants the body; the client waits for `100 Continue`.
     ContinueWanted,
-    /// The reader of the request body has room again.
+    /// The buffer of the request body has room again.
     BodyWanted,
-    /// The source of the answer's body has more.
+    /// The source of the response body has more data.
     BodyReady,
-    /// The next piece of the answer's body, for which about `quantum` bytes were asked.
+    /// The next piece of the response body; about `quantum` bytes were requested.
     Made { made: io::Result<Made>, quantum: usize },
 }
 

@@ -22,10 +22,9 @@ pub(crate) enum ReplyTo {
 }
 
 impl ReplyTo {
-    /// Sends an informational response ahead of the answer, if that can be done at once.
+    /// Sends an informational response before the answer, if that does not block.
     ///
-    /// # Errors
-    /// The connection is broken, and the right to answer to be dropped.
+    /// # Errors The connection is broken; drop the right to answer.
     pub(crate) fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
         match self {
             Self::Connection(lease) => {
@@ -38,7 +37,7 @@ impl ReplyTo {
         }
     }
 
-    /// Gives up an unused right. Only on the shard's own thread.
+    /// Returns an unused right. Only on the shard's own thread.
     pub(crate) fn give_up(self) {
         match self {
             Self::Connection(lease) => lease.give_up(),
@@ -79,7 +78,7 @@ impl Drop for StreamReply {
     }
 }
 
-/// A piece of a body that is to be made by a worker, whose shard hears of it in any case.
+/// A job for a worker: produce a piece of a body. The shard is notified in any case.
 pub(crate) struct MakeJob {
     connection: Arc<Connection>,
     stream: u32,
@@ -92,12 +91,12 @@ impl MakeJob {
         Self { connection: connection.clone(), stream, maker: Some(maker), quantum }
     }
 
-    /// Makes it, and sends it to the shard.
+    /// Produces the piece, and sends it to the shard.
     pub(crate) fn run(mut self) {
         let Some(maker) = self.maker.take() else { return };
         let quantum = self.quantum;
         let made = catch_unwind(AssertUnwindSafe(|| maker.make(quantum)));
-        self.post(made.unwrap_or_else(|_| Err(io::Error::other("making a piece of a response body panicked"))));
+        self.post(made.unwrap_or_else(|_| Err(io::Error::other("producing a piece of a response body panicked"))));
         self.quantum = 0;
     }
 
@@ -109,7 +108,7 @@ impl MakeJob {
 
 impl Drop for MakeJob {
     fn drop(&mut self) {
-        // Never zero before it ran.
+        // Zero only after it ran.
         if self.quantum > 0 {
             self.post(Err(io::ErrorKind::Interrupted.into()));
         }
@@ -149,7 +148,7 @@ impl Feeder for StreamFeeder {
     }
 }
 
-/// Tells a shard that the body of a stream has more.
+/// Notifies a shard that the body of a stream has more data.
 #[derive(Debug)]
 pub(crate) struct StreamWakes {
     home: Arc<Mailbox>,

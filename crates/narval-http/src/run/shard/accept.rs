@@ -1,4 +1,4 @@
-//! Connections come in: accepted by the first shard, and dealt out to all.
+//! Accepts connections: the first shard accepts, and distributes them to all shards.
 
 use std::io;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl<D: Driver<Connection>> Shard<D> {
             let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
             let mut out = OutBuf::default();
             encode(self.local.server.overloaded.clone().into(), to, &mut out);
-            // As much as fits; a client that is turned away has no claim to more.
+            // As much as fits: a refused client is not worth waiting for.
             drop(socket.send_buf(&mut out));
             return;
         }
@@ -54,7 +54,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Listeners that have rested accept again.
+    /// Resumes paused listeners.
     pub(super) fn wake_listeners(&mut self) {
         let now = self.local.now;
         let (rested, resting) = self.resting.drain(..).partition(|(_, until)| *until <= now);
@@ -69,7 +69,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Takes a connection in.
+    /// Adds a connection.
     pub(super) fn open(&mut self, socket: Socket, peer: Peer) {
         let home = self.mailbox.clone();
         let tls = match self

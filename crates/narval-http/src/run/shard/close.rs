@@ -1,4 +1,4 @@
-//! How connections end, and the server.
+//! How connections and the server end.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::run::mailbox::Message;
 use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Ends an HTTP/1 connection. The client of a TLS connection is told that this is all. The shard holds its lease.
+    /// Ends an HTTP/1 connection, over TLS with a `close_notify`. The shard holds its lease.
     pub(super) fn end(&mut self, slot: &mut Slot, close: Close, input: &Input<'_>) {
         let Protocol::Http1(conn) = &mut slot.protocol else { return };
         let connection = &slot.connection;
@@ -32,7 +32,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Drops a connection at once; its slot was taken.
+    /// Drops a connection immediately; its slot was taken.
     pub(super) fn close(&mut self, slot: Slot) {
         let token = slot.token();
         let Slot { connection, protocol, .. } = slot;
@@ -40,7 +40,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Protocol::Handshake { .. } => {}
             Protocol::Http1(conn) => {
                 if let Some(mut outgoing) = conn.release() {
-                    // A stream that goes on until the client leaves is not cut short by that.
+                    // An endless stream ends when the client leaves: that is no abort.
                     let aborted = !outgoing.hang_up();
                     self.local.server.record_outgoing(&self.local.counters, &mut outgoing, aborted);
                 }
@@ -55,8 +55,8 @@ impl<D: Driver<Connection>> Shard<D> {
         self.local.counters.connections_closed.add(1);
     }
 
-    /// The shard ends: whoever waits for one of its connections hears that it is closed, and so does every client. What is sent
-    /// to it from now on is dropped.
+    /// The shard ends: all its connections are closed, and whoever waits for one of them is notified. Later messages to
+    /// it are dropped.
     pub(crate) fn leave(&mut self) {
         for token in self.slots.tokens() {
             let Some(slot) = self.slots.take(token) else { continue };
@@ -85,7 +85,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Accepts no more, closes what is idle, and lets the rest finish.
+    /// Stops accepting, closes idle connections, and lets the others finish.
     pub(super) fn stop(&mut self) {
         self.stopping = true;
         self.local.server.stopping.store(true, Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// When a connection has to have sent its first head, or its TLS handshake.
+    /// When the first head or the TLS handshake must be complete.
     pub(super) fn first_deadline(&self, is_secure: bool) -> crate::io::clock::Millis {
         let limits = &self.local.server.limits;
         self.local.now + millis(if is_secure { limits.handshake_timeout } else { limits.head_timeout })

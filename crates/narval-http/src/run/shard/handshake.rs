@@ -1,4 +1,4 @@
-//! TLS connections: handshakes go to workers, records are opened here.
+//! TLS connections: workers do the handshakes, the shard decrypts records.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::run::worker;
 use crate::tls::Opened;
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Bytes came in on a TLS connection.
+    /// Handles bytes received on a TLS connection.
     pub(super) fn on_ciphertext(&mut self, slot: &mut Slot, bytes: &[u8]) {
         if let Protocol::Handshake { input, .. } = &mut slot.protocol {
             input.extend_from_slice(bytes);
@@ -30,7 +30,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.plaintext = plaintext;
     }
 
-    /// Received bytes were opened, or could not be.
+    /// Handles the result of decrypting received bytes.
     fn on_opened(&mut self, slot: &mut Slot, opened: io::Result<Opened>, plaintext: &[u8]) {
         if !plaintext.is_empty() {
             self.on_plaintext(slot, plaintext);
@@ -48,13 +48,13 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// What was received is no record. Where nothing is being sent, the client is told before the connection ends.
+    /// Handles an invalid record: sends an alert, unless a response is being sent, and ends the connection.
     fn on_bad_record(&mut self, slot: &mut Slot, error: &io::Error) {
         if let Protocol::Http1(conn) = &mut slot.protocol
             && conn.may_be_answered()
             && slot.connection.lease.wait_for() == Holder::Shard
         {
-            // The last answer is out, and its worker has given the lease back without a word.
+            // The last response is sent, and its worker has returned the lease without a message.
             conn.answered_quietly(&self.local.at(&slot.connection));
         }
         if slot.http1().is_some_and(|conn| conn.is_idle()) {
@@ -64,7 +64,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Sends what receiving had to say, unless an answer is on its way, which will carry it.
+    /// Sends TLS messages that receiving caused, unless a response is being sent, which will include them.
     fn send_control(&mut self, slot: &mut Slot) {
         if let Protocol::Http2(_) = slot.protocol {
             return self.look_at_http2(slot, true);
@@ -75,8 +75,8 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Gives what was received of a handshake to a worker, if none has the last piece still. What costs less than that is done
-    /// here.
+    /// Hands received bytes of a handshake to a worker, unless one still processes the previous bytes. Cheap steps are
+    /// done here.
     fn shake_hands(&mut self, slot: &mut Slot) {
         let Protocol::Handshake { input, .. } = &mut slot.protocol else { return };
         if input.is_empty() || slot.connection.lease.holder() == Holder::Job {
@@ -99,13 +99,13 @@ impl<D: Driver<Connection>> Shard<D> {
         self.local.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
-    /// A worker is done with a piece of a handshake, and the lease is back.
+    /// A worker has finished a step of a handshake, and returned the lease.
     pub(super) fn on_handshaken(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         slot.connection.lease.take_back();
         self.go_on_after_handshake(slot, plaintext);
     }
 
-    /// A piece of a handshake is done, or failed.
+    /// A step of a handshake is done, or failed.
     fn go_on_after_handshake(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         let is_handshaking = slot.connection.tls.as_ref().is_some_and(|tls| tls.is_handshaking());
         let Protocol::Handshake { input, has_ended } = &mut slot.protocol else { return };
@@ -113,7 +113,7 @@ impl<D: Driver<Connection>> Shard<D> {
         match plaintext {
             Err(error) => {
                 tracing::debug!("a TLS handshake failed: {error}");
-                // An alert has gone out, which closing at once might take back.
+                // Closing immediately might lose the alert that was sent.
                 slot.protocol = Protocol::Http1(Conn::ending(has_ended, true));
                 self.http1(slot, &[], |_, _, _| Act::End(Close::Clean { large: false }));
             }
@@ -129,16 +129,16 @@ impl<D: Driver<Connection>> Shard<D> {
                     }
                     _ => Protocol::Http1(Conn::new(self.first_deadline(false))),
                 };
-                // What was received meanwhile comes before anything that is received from now on.
+                // Bytes received meanwhile come before later ones.
                 if let Some(tls) = &connection.tls {
                     let opened = tls.open(&input, &mut plaintext);
                     self.on_opened(slot, opened, &plaintext);
                 }
                 if let Protocol::Http2(_) = slot.protocol {
-                    // The server introduces itself without being asked.
+                    // The server sends its preface first.
                     self.look_at_http2(slot, false);
                 }
-                // Its end may have come meanwhile, too.
+                // The end of input may have arrived meanwhile, too.
                 if has_ended && !slot.is_gone {
                     self.on_input_end(slot);
                 }

@@ -1,4 +1,4 @@
-//! HTTP/1 connections: the shard brings what happens to them, and does what they want.
+//! HTTP/1 connections: the shard passes events to them, and performs the actions they return.
 
 use std::io;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::run::lease::Holder;
 use crate::run::transmit::{Outgoing, encode};
 use crate::run::worker;
 
-/// One request in so many is timed that is not answered inline.
+/// One in this many requests that are not answered inline is timed.
 pub(super) const REQUEST_SAMPLE: u64 = 16;
 
 impl<D: Driver<Connection>> Shard<D> {
@@ -31,7 +31,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.on_received(slot, bytes);
     }
 
-    /// Bytes came in, or the end of them (none).
+    /// Handles received bytes; none is the end of input.
     #[inline(always)]
     pub(super) fn on_received(&mut self, slot: &mut Slot, bytes: &[u8]) {
         slot.receiving = false;
@@ -45,7 +45,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.on_plaintext(slot, bytes);
     }
 
-    /// The client has sent something.
+    /// Handles decrypted bytes from the client.
     #[inline(always)]
     pub(super) fn on_plaintext(&mut self, slot: &mut Slot, bytes: &[u8]) {
         match &mut slot.protocol {
@@ -56,13 +56,13 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.http1(slot, bytes, |conn, input, at| conn.received(input, at));
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.received(bytes, at)),
-            // Nothing is said before the handshake is over.
+            // No plaintext arrives before the handshake is complete.
             Protocol::Handshake { .. } => {}
             Protocol::WebSocket { .. } => self.on_websocket_bytes(slot, bytes),
         }
     }
 
-    /// The client sends no more. It may still read.
+    /// The client has ended its input. It may still read.
     #[inline(never)]
     pub(super) fn on_input_end(&mut self, slot: &mut Slot) {
         self.on_reading_over(slot, io::ErrorKind::UnexpectedEof);
@@ -89,7 +89,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// A job is done, and the lease is back.
+    /// A job is done, and has returned the lease.
     pub(super) fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
         slot.connection.lease.take_back();
         if let Protocol::Handshake { .. } = slot.protocol {
@@ -100,13 +100,13 @@ impl<D: Driver<Connection>> Shard<D> {
         self.http1(slot, &[], |conn, input, at| conn.answered(close, input, at));
     }
 
-    /// A job could not send everything, and the lease is back.
+    /// A job could not send everything, and has returned the lease.
     pub(super) fn on_outgoing(&mut self, slot: &mut Slot, outgoing: Box<Outgoing>) {
         slot.connection.lease.take_back();
         self.http1(slot, &[], |conn, _, at| conn.handed_back(outgoing, at));
     }
 
-    /// The socket takes more, or (`source`) the source of an answer has more.
+    /// The socket is writable again, or (`source`) the source of a response has data again.
     pub(super) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
         match &slot.protocol {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, _, _| conn.writable(source)),
@@ -116,7 +116,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Has `event` happen to an HTTP/1 connection, with what it kept of its input and `bytes`, and does what follows.
+    /// Passes `event` to an HTTP/1 connection, with its unused input and `bytes`, and performs what follows.
     #[inline(always)]
     pub(super) fn http1(
         &mut self,
@@ -151,7 +151,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.perform(slot, act, input);
     }
 
-    /// Does what a connection wants done, until it waits.
+    /// Performs a connection's actions until it waits.
     #[inline(always)]
     fn perform(&mut self, slot: &mut Slot, mut act: Act<Exchanged>, input: &mut Input<'_>) {
         let mut files_sent = 0;
@@ -199,7 +199,7 @@ impl<D: Driver<Connection>> Shard<D> {
         Act::Wait
     }
 
-    /// Does what a connection waits for, when nothing more is to be done for it.
+    /// Registers what a connection waits for, once there are no more actions.
     #[inline(always)]
     pub(super) fn settle(&mut self, slot: &mut Slot) {
         if slot.is_gone {
@@ -210,7 +210,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 Protocol::Http1(conn) => {
                     let wants = conn.wants(slot.receiving, self.stopping);
                     if wants.answer && slot.connection.lease.wait_for() == Holder::Shard {
-                        // The job has ended without a word.
+                        // The job has ended without a message.
                         self.http1(slot, &[], |conn, input, at| conn.answered(None, input, at));
                         if slot.is_gone {
                             return;
@@ -236,7 +236,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Hands a request to the workers.
+    /// Queues a request for the workers.
     fn dispatch(&mut self, slot: &mut Slot, request: Request<Exchanged>, input: &mut Input<'_>) -> Act<Exchanged> {
         let Request { bytes, head, body } = request;
         let connection = slot.connection.clone();
@@ -278,7 +278,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Answers 503 to a request that finds the queue full.
+    /// Answers 503 because the queue is full.
     fn refuse(
         &mut self,
         slot: &mut Slot,
@@ -294,7 +294,7 @@ impl<D: Driver<Connection>> Shard<D> {
         conn.refused(encoded.keep_alive)
     }
 
-    /// An inline answer is still to come: until then its job has the connection, though no worker has the job.
+    /// An inline answer follows later: until then the connection counts as held by a job, although no worker has one.
     fn wait_for_late(&mut self, slot: &mut Slot, late: PendingLate) {
         let PendingLate { later, context } = late;
         let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
@@ -303,16 +303,16 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Has a worker make and send the next piece of an answer.
+    /// Queues the next piece of a response for a worker.
     pub(super) fn go_on_by_worker(&mut self, slot: &mut Slot, outgoing: Box<Outgoing>) {
         let lease = TxLease::dispatch(&slot.connection);
         self.local.server.pool.push_continued(Job::Continue { lease, outgoing });
     }
 
-    /// Sends an answer whose body is not in memory.
+    /// Starts a response whose body is not in memory.
     ///
-    /// `files_sent`: how much of that the shard has done itself for this connection in this turn. A client that asks for
-    /// many files at once must not keep it from the others.
+    /// `files_sent`: bytes of files that the shard has sent itself for this connection in this turn. A client that
+    /// requests many files at once must not delay the others.
     fn begin_answer(
         &mut self,
         slot: &mut Slot,
@@ -334,8 +334,8 @@ impl<D: Driver<Connection>> Shard<D> {
         conn.began(next, outgoing, input, &mut self.local.at(&slot.connection))
     }
 
-    /// Sends a piece of the answer that a connection keeps. What is in memory the shard sends itself; what may have to be read
-    /// goes to a worker.
+    /// Sends the next piece of a connection's response: the shard itself if it is in memory, a worker if it may have to
+    /// be read.
     fn drive(&mut self, slot: &mut Slot, input: &mut Input<'_>) -> Act<Exchanged> {
         let next = self.send_next(slot);
         let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
@@ -347,7 +347,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 }
 
-/// Keeps what an event did not use of its input.
+/// Stores the input that an event did not use.
 fn keep(slot: &mut Slot, input: Vec<u8>, used: usize) {
     if let Some(conn) = slot.http1() {
         conn.keep(input, used);

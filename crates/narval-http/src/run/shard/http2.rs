@@ -1,4 +1,4 @@
-//! HTTP/2 connections: the shard brings what happens to them, and is the only one that writes to them.
+//! HTTP/2 connections: the shard passes events to them, and is their only writer.
 
 use std::io;
 use std::sync::Arc;
@@ -35,12 +35,12 @@ use crate::run::worker;
 use crate::tls::layout::Layout;
 use crate::{BodyWaker, HeadRef, Response};
 
-/// An HTTP/2 connection, and what is on its way to the socket.
+/// An HTTP/2 connection and its output.
 pub(super) struct Http2 {
     pub(super) conn: Conn<Streamed>,
-    /// Sealed, and not taken by the socket.
+    /// Sealed bytes that the socket has not taken.
     wire: OutBuf,
-    /// The driver will tell when the socket takes bytes again.
+    /// The driver will report when the socket is writable.
     awaits_room: bool,
 }
 
@@ -50,10 +50,10 @@ impl Http2 {
     }
 }
 
-/// What became of what there was to send.
+/// The result of writing.
 enum Written {
     All,
-    /// The socket takes no more, or other connections have their turn.
+    /// The socket is full, or other connections have their turn.
     Later {
         is_blocked: bool,
     },
@@ -61,7 +61,7 @@ enum Written {
 }
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Has `event` happen to an HTTP/2 connection, and does what follows.
+    /// Passes `event` to an HTTP/2 connection, and performs what follows.
     pub(super) fn http2(&mut self, slot: &mut Slot, event: impl FnOnce(&mut Conn<Streamed>, &mut At<'_>)) {
         let Protocol::Http2(http2) = &mut slot.protocol else { return };
         if slot.is_gone {
@@ -71,7 +71,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.look_at_http2(slot, false);
     }
 
-    /// Something happened to a stream elsewhere.
+    /// Handles an event on a stream from another thread.
     pub(super) fn on_stream_event(&mut self, slot: &mut Slot, stream: u32, event: StreamEvent) {
         self.http2(slot, |conn, at| match event {
             StreamEvent::Answer(answer) => conn.answer(stream, *answer, at),
@@ -84,7 +84,7 @@ impl<D: Driver<Connection>> Shard<D> {
         });
     }
 
-    /// The socket takes more.
+    /// The socket is writable again.
     pub(super) fn on_http2_writable(&mut self, slot: &mut Slot) {
         if let Protocol::Http2(http2) = &mut slot.protocol {
             http2.awaits_room = false;
@@ -92,7 +92,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Does what an HTTP/2 connection wants done. `has_control`: TLS has something to say.
+    /// Performs what an HTTP/2 connection wants. `has_control`: TLS has messages to send.
     pub(super) fn look_at_http2(&mut self, slot: &mut Slot, has_control: bool) {
         let mut must_write = has_control;
         let mut budget = HTTP2_BYTES_PER_TURN;
@@ -128,7 +128,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Hands out what is to be done elsewhere.
+    /// Queues work for other threads.
     fn do_stream_work(&mut self, slot: &mut Slot) {
         let connection = slot.connection.clone();
         loop {
@@ -156,7 +156,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Hands a request to the workers; false: too many wait.
+    /// Queues a request for the workers; `false` if the queue is full.
     fn dispatch_stream(&mut self, connection: &Arc<Connection>, stream: u32, request: Request<Streamed>) -> bool {
         let Request { bytes, head, body } = request;
         let to = answer_to(&head);
@@ -192,7 +192,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Sends as much as the socket takes, and `budget` allows.
+    /// Sends as much as the socket takes, within `budget`.
     fn write_http2(&mut self, slot: &mut Slot, budget: &mut usize, mut must_write: bool) -> Written {
         let connection = &slot.connection;
         let Protocol::Http2(http2) = &mut slot.protocol else { return Written::All };
@@ -208,13 +208,13 @@ impl<D: Driver<Connection>> Shard<D> {
                         return Written::Later { is_blocked: true };
                     }
                     Err(error) => {
-                        tracing::trace!(%error, "a connection broke while it was answered");
+                        tracing::trace!(%error, "a connection broke while a response was sent");
                         return Written::Broken;
                     }
                 }
             }
             if !conn.has_output() && !must_write {
-                // What is sent leaves its memory to the next connection.
+                // The memory of sent bytes is reused for the next connection.
                 if wire.memory.capacity() > self.wire.capacity() {
                     std::mem::swap(&mut wire.memory, &mut self.wire);
                 }
@@ -229,13 +229,13 @@ impl<D: Driver<Connection>> Shard<D> {
                 wire.memory = std::mem::take(&mut self.wire);
             }
             if let Err(error) = gather(conn, wire, &mut self.local.at(connection)) {
-                tracing::debug!(%error, "what was to be sent could not be sealed");
+                tracing::debug!(%error, "output could not be encrypted");
                 return Written::Broken;
             }
         }
     }
 
-    /// Ends a connection of which everything is sent.
+    /// Ends a connection whose output is sent completely.
     fn end_http2(&mut self, slot: &mut Slot, close: Close) {
         let Protocol::Http2(http2) = &slot.protocol else { return };
         let ending = Protocol::Http1(Http1Conn::ending(http2.conn.has_ended(), true));
@@ -246,7 +246,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 }
 
-/// Makes the next records. Each holds one full DATA frame, where there is that much.
+/// Produces the next records. Each holds one full DATA frame if there is enough data.
 fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, at: &mut At<'_>) -> io::Result<()> {
     let connection = at.connection();
     let expected = conn.output_hint();
@@ -359,7 +359,7 @@ impl Service<Streamed> for At<'_> {
         let local = &*self.local;
         local.counters.answers_http2.add(1);
         if let Ending::Failed(error) = ending {
-            tracing::debug!(%error, sent = bytes, "an answer was aborted");
+            tracing::debug!(%error, sent = bytes, "a response was aborted");
             local.counters.panics.add(u64::from(panic_guard::is_panic(error)));
         }
         local.server.record(&local.counters, status, bytes, !matches!(ending, Ending::Complete), note);

@@ -1,4 +1,4 @@
-//! Messages from workers, from the handles of WebSockets, and from other shards.
+//! Handles messages from workers, WebSocket handles and other shards.
 
 use super::Shard;
 use crate::io::driver::Driver;
@@ -14,7 +14,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Message::Handshaken { token, plaintext } => {
                 self.with(token, |shard, slot| shard.on_handshaken(slot, plaintext));
             }
-            // The connection is asked what it waits for.
+            // `with` asks the connection what it waits for.
             Message::BodyWanted { token } => self.with(token, |_, _| {}),
             Message::BodyReady { token } => self.with(token, |shard, slot| shard.on_writable(slot, true)),
             Message::Upgraded { token, socket } => self.on_upgraded(token, socket),

@@ -1,19 +1,20 @@
-//! A shard: one thread that multiplexes many connections. It receives, answers inline what can be answered from memory,
-//! hands the rest to workers, and sends on what a socket did not take at once.
+//! A shard: one thread that multiplexes many connections. It receives, answers from memory inline, hands other requests
+//! to workers, and sends what a full socket did not take.
 //!
-//! What a connection does next, its protocol says ([`Conn`](crate::http1::conn::Conn), [`ws::Stream`](crate::ws::Stream)): the
-//! shard brings bytes, room, answers and the time, and does what is wanted.
+//! A connection's protocol decides what it does next ([`Conn`](crate::http1::conn::Conn),
+//! [`ws::Stream`](crate::ws::Stream)): the shard passes it bytes, writability, answers and the time, and performs the
+//! actions it returns.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
-//! | `event_loop.rs` | one turn: completions, mail, deadlines |
+//! | `event_loop.rs` | one turn: completions, messages, deadlines |
 //! | `slots.rs` | the connections |
 //! | `timers.rs`, `timer_wheel.rs` | their deadlines |
 //! | `mail.rs` | messages from workers and other shards |
-//! | `http1.rs`, `send.rs`, `service.rs` | HTTP/1: does what a connection wants |
+//! | `http1.rs`, `send.rs`, `service.rs` | HTTP/1: performs a connection's actions |
 //! | `http2.rs` | the same for HTTP/2 |
 //! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
-//! | `accept.rs`, `close.rs` | how connections come and go |
+//! | `accept.rs`, `close.rs` | opening and closing connections |
 
 mod accept;
 mod close;
@@ -52,25 +53,25 @@ pub(crate) struct Shard<D: Driver<Connection>> {
     local: Local,
     driver: D,
     mailbox: Arc<Mailbox>,
-    /// The mailboxes of all shards, this one included: those that accepted connections are dealt out to.
+    /// The mailboxes of all shards, including this one: accepted connections are distributed to them.
     shards: Vec<Arc<Mailbox>>,
     next_shard: usize,
     listeners: Vec<Arc<Socket>>,
-    /// Listeners that rest after a failure, and until when.
+    /// Listeners paused after a failure, and until when.
     resting: Vec<(usize, Millis)>,
     slots: Slots,
     wheel: TimerWheel,
     due: Vec<Token>,
-    /// What an operation came to at once.
+    /// Results of operations that completed immediately.
     done: Vec<Completion<D::Buffer>>,
-    /// Where the records of TLS connections are opened into.
+    /// The buffer for decrypted TLS records.
     plaintext: Vec<u8>,
-    /// Where records of HTTP/2 connections are made, lent to the one that is worked on.
+    /// The buffer for records of HTTP/2 connections, lent to the current one.
     wire: Vec<u8>,
     probes: Probes,
-    /// Turns in a row that have left deadlines to the next one.
+    /// Consecutive turns that have postponed deadlines.
     expiry_postponed: u32,
-    /// Bytes of files that this thread sends itself in this turn, for all connections.
+    /// Bytes of files that this thread may still send itself in this turn, for all connections.
     file_bytes_left: u64,
     dispatched: u64,
     stopping: bool,
@@ -129,7 +130,7 @@ impl<D: Driver<Connection>> Shard<D> {
         result
     }
 
-    /// Has `event` happen to a connection, if that is still there, and then does what the connection waits for.
+    /// Passes `event` to a connection if it still exists, and then registers what the connection waits for.
     #[inline(always)]
     fn with(&mut self, token: Token, event: impl FnOnce(&mut Self, &mut Slot)) {
         let Some(mut slot) = self.slots.take(token) else { return };
@@ -142,7 +143,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// What its connections are doing, for a simulation that does not end.
+    /// What its connections are doing, for diagnosing a simulation that does not end.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn describe(&mut self) -> String {
         let mut slots = Vec::new();
@@ -156,7 +157,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn message_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")

@@ -1,4 +1,4 @@
-//! Sending: what was collected for a connection, and pieces of larger answers.
+//! Sends the gathered output of a connection, and pieces of larger responses.
 
 use std::io;
 
@@ -13,19 +13,19 @@ use crate::run::connection::Connection;
 use crate::run::send_piece::send_piece;
 use crate::run::transmit::{Outgoing, Probes};
 
-/// What became of what was collected.
+/// The result of sending gathered output.
 pub(super) enum Sent {
     All,
-    /// The driver sends it, and will tell.
+    /// The driver sends it, and will report completion.
     Later,
-    /// The socket took no more than a part; this is the rest.
+    /// The socket took a part; this is the rest.
     Blocked(Box<Outgoing>),
     /// The connection is broken.
     Broken,
 }
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Sends what was collected for a connection.
+    /// Sends the gathered output of a connection.
     #[inline(always)]
     pub(super) fn send(&mut self, slot: &Slot) -> Sent {
         if let Err(error) = slot.connection.seal(&mut self.local.out) {
@@ -65,7 +65,7 @@ impl<D: Driver<Connection>> Shard<D> {
     fn unsent(&mut self, error: &io::Error) -> Sent {
         let buf = std::mem::take(&mut *self.local.out);
         if error.kind() != io::ErrorKind::WouldBlock {
-            tracing::trace!(%error, "a connection broke while it was answered");
+            tracing::trace!(%error, "a connection broke while a response was sent");
             return Sent::Broken;
         }
         let length = buf.len() as u64;
@@ -74,7 +74,7 @@ impl<D: Driver<Connection>> Shard<D> {
         Sent::Blocked(Box::new(outgoing))
     }
 
-    /// A send that took its time is done, wholly or in part.
+    /// An asynchronous send has completed, wholly or in part.
     pub(super) fn on_sent(&mut self, slot: &mut Slot, result: io::Result<()>, buf: OutBuf) {
         let Some(conn) = slot.http1() else { return };
         let then = conn.take_then();
@@ -99,7 +99,7 @@ impl<D: Driver<Connection>> Shard<D> {
         });
     }
 
-    /// Sends a piece of the answer that a connection keeps. `None`: what comes next may block.
+    /// Sends a piece of a connection's response. `None` if the next bytes may block.
     pub(super) fn send_next(&mut self, slot: &mut Slot) -> Option<Next> {
         let Protocol::Http1(conn) = &mut slot.protocol else { return Some(Next::AtRoom) };
         let Some((outgoing, is_memory)) = conn.answer() else { return Some(Next::AtRoom) };
@@ -110,7 +110,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.file_bytes_left > 0)?
             }
         };
-        // What was sealed and not sent counts with what TLS adds to it: there may be less now than before.
+        // Sealed bytes that are not sent count with their TLS overhead, so the number may have decreased.
         let had = outgoing.sent();
         let next = send_piece(outgoing, connection, budget, &self.local.server, &self.local.counters);
         self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent().saturating_sub(had));
@@ -124,8 +124,8 @@ impl<D: Driver<Connection>> Shard<D> {
         Some(next)
     }
 
-    /// Sends an answer that was made inline, where its body hardly blocks. A worker would be woken for it, and often the shard for
-    /// its end: that costs as much as sending 100 KB. `None`: it may block.
+    /// Sends an inline response whose body is unlikely to block. Otherwise a worker would be woken, and often the shard
+    /// again at the end, which costs as much as sending 100 KB. `None` if it may block.
     pub(super) fn send_at_once(&mut self, slot: &Slot, outgoing: &mut Outgoing, files_sent: &mut u64) -> Option<Next> {
         if *files_sent >= SHARD_FILE_BYTES_PER_TURN || self.file_bytes_left == 0 {
             return None;
@@ -145,7 +145,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 }
 
-/// How much of an answer the shard may send itself; `None` where that may block.
+/// How much of a response the shard may send itself; `None` if that may block.
 fn budget_of_shard(outgoing: &Outgoing, connection: &Connection, probes: &mut Probes, now: Millis) -> Option<u64> {
     if outgoing.is_quick(connection) {
         return Some(BYTES_PER_TURN);

@@ -1,4 +1,4 @@
-//! What the HTTP/1 connections of a shard ask of it: answers from memory, buffers, limits, the time.
+//! What a shard provides to its HTTP/1 connections: inline answers, buffers, limits, the time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{BodyWaker, HeadRef, Response};
 
-/// One inline call in so many is timed.
+/// One in this many inline calls is timed.
 const INLINE_SAMPLE: u64 = 64;
-/// An inline call that takes longer holds up a whole shard.
+/// An inline call that takes longer delays the whole shard.
 const INLINE_SLOW: Duration = Duration::from_micros(200);
 
 /// What all connections of a shard share.
@@ -37,18 +37,18 @@ pub(super) struct Local {
     pub(super) server: Arc<ServerState>,
     pub(super) counters: Arc<CachePadded<ThreadCounters>>,
     pub(super) now: Millis,
-    /// Where inline answers are collected. It stays in its box: what was just written is not to be moved.
+    /// Gathers inline responses. Boxed so that bytes that were just written are not moved.
     pub(super) out: Box<OutBuf>,
-    /// The last answer that was encoded. Dropped after the poll: decrementing the refcount right after the memcpy would stall on
-    /// it.
+    /// The last encoded response. Dropped after the poll: decrementing the refcount right after the memcpy would stall
+    /// on it.
     pub(super) spent: Option<Held>,
-    /// Where heads of HTTP/2 requests are made.
+    /// Builds the heads of HTTP/2 requests.
     pub(super) head: HeadBuilder,
-    /// The last head that may come again.
+    /// The last request head, in case the next one repeats it.
     last_head: LastHead,
-    /// Until then the thread's `Date` line is that of the present second.
+    /// Until then, the thread's `Date` line is current.
     pub(super) date_until: Millis,
-    /// As the engine's limits have it.
+    /// From the engine's limits.
     keep_alive: Millis,
     inline_calls: u64,
 }
@@ -95,7 +95,7 @@ impl Local {
         At { local: self, connection }
     }
 
-    /// Empties the buffer for answers, which are sent.
+    /// Clears the buffer for responses, which are sent.
     #[inline]
     pub(super) fn clear_out(&mut self) {
         if self.out.memory.capacity() > 2 * INLINE_BATCH_MAX {
@@ -104,7 +104,7 @@ impl Local {
         self.out.clear();
     }
 
-    /// Keeps the memory of a buffer that had another way.
+    /// Keeps the memory of a buffer for reuse.
     pub(super) fn reuse(&mut self, mut buffer: OutBuf) {
         let capacity = buffer.memory.capacity();
         if self.out.is_empty() && capacity > self.out.memory.capacity() && capacity <= 2 * INLINE_BATCH_MAX {
@@ -135,7 +135,7 @@ impl Local {
         answer
     }
 
-    /// Makes an answer that ends its connection.
+    /// Encodes a response that ends its connection.
     fn answer_last(&mut self, response: Response, is_head: bool) {
         let encoded = encode(response, last_answer(is_head), &mut self.out);
         self.counters.status(encoded.status.as_u16());
@@ -225,7 +225,7 @@ impl Service<Exchanged> for At<'_> {
 
     fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> Arc<BodyPipe> {
         let window = self.local.server.limits.body_window;
-        // The records of a TLS connection are opened by the shard: others than those of the body come in between.
+        // On a TLS connection only the shard may receive: other records may arrive between those of the body.
         let rest = rest.filter(|_| self.connection.tls.is_none());
         Arc::new(BodyPipe::new(self.connection.clone(), window, continue_due, begun).with_rest(rest))
     }
@@ -267,7 +267,7 @@ impl Service<Exchanged> for At<'_> {
     }
 }
 
-/// An inline answer that is more than bytes in memory, behind the answers that were collected.
+/// An inline response that is not only memory, after the gathered ones.
 #[cold]
 #[inline(never)]
 fn more(collected: OutBuf, rest: Rest, keep_alive: bool, status: u16, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
@@ -281,7 +281,7 @@ fn more(collected: OutBuf, rest: Rest, keep_alive: bool, status: u16, entry: Opt
     Inline::Answer(Box::new(outgoing))
 }
 
-/// An inline answer that is still to come.
+/// An inline answer that follows later.
 #[cold]
 #[inline(never)]
 fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
@@ -295,7 +295,7 @@ pub(super) fn answer_to(head: &ParsedHead) -> AnswerTo {
     AnswerTo { version: head.parts.version, is_head: head.parts.method == Method::HEAD, keep_alive: head.keep_alive }
 }
 
-/// Of an answer that ends its connection.
+/// For a response that ends its connection.
 fn last_answer(is_head: bool) -> AnswerTo {
     AnswerTo { version: Version::HTTP_11, is_head, keep_alive: false }
 }

@@ -8,29 +8,29 @@ use crate::io::driver::Token;
 use crate::run::connection::Connection;
 use crate::ws;
 
-/// What a shard keeps of a connection. An idle one holds no buffer.
+/// A shard's state of a connection. An idle one holds no buffer.
 pub(super) struct Slot {
     pub(super) connection: Arc<Connection>,
     pub(super) protocol: Protocol,
-    /// A receive is under way.
+    /// A receive is in progress.
     pub(super) receiving: bool,
-    /// It is to be closed, and nothing else.
+    /// It must be closed, and nothing else done.
     pub(super) is_gone: bool,
-    /// When the protocol wants to be told the time. 0: not before something else happens.
+    /// When the protocol's timer is due; 0 for none.
     pub(super) deadline: Millis,
 }
 
 const _: () = assert!(size_of::<Slot>() <= 128, "there are many of them, and most are idle");
 
-/// What is spoken on a connection.
+/// The protocol of a connection.
 pub(super) enum Protocol {
-    /// A TLS handshake. `input` holds what was received while a job works on what came before.
+    /// A TLS handshake. `input` holds bytes received while a job processes earlier ones.
     Handshake { input: Vec<u8>, has_ended: bool },
     /// HTTP/1.
     Http1(Conn<Exchanged>),
     /// HTTP/2.
     Http2(Box<Http2>),
-    /// WebSocket. `awaits_room`: the driver will tell when the socket takes bytes again.
+    /// WebSocket. `awaits_room`: the driver will report when the socket is writable.
     WebSocket { stream: Box<ws::Stream>, awaits_room: bool },
 }
 
@@ -48,7 +48,7 @@ impl Slot {
         }
     }
 
-    /// What it is doing, for the log of a simulation.
+    /// Its state, for the log of a simulation.
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn describe(&self) -> String {
         match &self.protocol {
@@ -60,7 +60,7 @@ impl Slot {
     }
 }
 
-/// The slots of a shard. A slot that is used again gets a new generation, so that messages and events about its former
+/// The slots of a shard. A reused slot gets a new generation, so stale messages and events about its previous
 /// connection are recognised.
 #[derive(Default)]
 pub(super) struct Slots {
@@ -72,12 +72,12 @@ pub(super) struct Slots {
 #[derive(Default)]
 struct Place {
     generation: u32,
-    /// Not there while something happens to it.
+    /// `None` while an event is handled.
     slot: Option<Box<Slot>>,
 }
 
 impl Slots {
-    /// Puts a connection into a free slot; `make` gets the token that names it.
+    /// Puts a connection into a free slot; `make` gets its token.
     pub(super) fn insert(&mut self, make: impl FnOnce(Token) -> Slot) -> Token {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place::default());
@@ -91,14 +91,14 @@ impl Slots {
         token
     }
 
-    /// Takes a slot out for as long as something happens to it: it is [put back](Self::put), or [removed](Self::remove).
+    /// Takes a slot out while an event is handled; afterwards [put it back](Self::put) or [remove it](Self::remove).
     #[inline(always)]
     pub(super) fn take(&mut self, token: Token) -> Option<Box<Slot>> {
         let place = self.places.get_mut(token.index as usize)?;
         if place.generation == token.generation { place.slot.take() } else { None }
     }
 
-    /// Puts back what was taken.
+    /// Puts a taken slot back.
     #[inline(always)]
     pub(super) fn put(&mut self, slot: Box<Slot>) {
         if let Some(place) = self.places.get_mut(slot.token().index as usize) {
@@ -106,10 +106,10 @@ impl Slots {
         }
     }
 
-    /// The connection of a slot that was taken is closed.
+    /// Frees a taken slot: its connection is closed.
     pub(super) fn remove(&mut self, token: Token) {
         if let Some(place) = self.places.get_mut(token.index as usize) {
-            // The largest generations name the driver's own events.
+            // The largest generations are reserved for the driver's own events.
             place.generation = if place.generation >= u32::MAX - 2 { 0 } else { place.generation + 1 };
             self.free.push(token.index);
             self.used -= 1;

@@ -32,7 +32,7 @@ fn shard(network: &Network) -> Shard<SimDriver<Connection>> {
     shard
 }
 
-/// The deadline of a head is nearer than that of the idle time before it, each time.
+/// Each head has an earlier deadline than the idle time before it.
 #[test]
 fn a_connection_has_one_entry_in_the_timer_wheel_whatever_it_does() {
     let network = Network::new(1);

@@ -1,7 +1,7 @@
-//! A timer wheel for deadlines that are mostly moved on before they are reached.
+//! A timer wheel for deadlines that are mostly postponed before they are due.
 //!
-//! Each connection has at most one entry: when to look at it. A deadline that moves on leaves the entry where it is, so that
-//! serving a request costs a comparison; a connection that is looked at too early is put back. One that moves nearer moves the
+//! Each connection has at most one entry: when to check it. Postponing a deadline does not move the entry, so serving a
+//! request costs only a comparison; a connection that is checked too early is put back. An earlier deadline moves the
 //! entry.
 
 use crate::io::clock::Millis;
@@ -9,26 +9,26 @@ use crate::io::driver::Token;
 
 /// Resolution. A deadline is noticed at most this much late.
 const TICK: Millis = 64;
-/// Ticks in one turn (65 s); what lies further ahead is looked at once per turn.
+/// Ticks in one rotation (65 s); later deadlines are checked once per rotation.
 const TICKS: usize = 1024;
 
-/// Connections to look at, by time.
+/// Connections to check, by time.
 pub(crate) struct TimerWheel {
     buckets: Vec<Vec<Token>>,
     /// Where each connection has its entry, by the index of its token.
     entries: Vec<Entry>,
-    /// One bit per bucket that holds something.
+    /// One bit per bucket that is not empty.
     occupied: [u64; TICKS / 64],
     /// The tick up to which everything has been taken out.
     tick: u64,
-    /// What [`next_due`](Self::next_due) gives, where that is known.
+    /// The cached result of [`next_due`](Self::next_due).
     next: Option<Option<Millis>>,
 }
 
 /// A place in a bucket.
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    /// 0: there is none.
+    /// 0 if there is none.
     tick: u64,
     at: u32,
 }
@@ -44,7 +44,7 @@ impl TimerWheel {
         }
     }
 
-    /// Looks at `token` at `deadline`, or earlier.
+    /// Schedules a check of `token` at `deadline` or earlier.
     #[inline(always)]
     pub(crate) fn set(&mut self, token: Token, deadline: Millis) {
         if let Some(entry) = self.entries.get(token.index as usize)
@@ -78,7 +78,7 @@ impl TimerWheel {
         self.next = self.next.map(|next| Some(next.map_or(tick * TICK, |next| next.min(tick * TICK))));
     }
 
-    /// Forgets a connection.
+    /// Removes a connection.
     pub(crate) fn remove(&mut self, token: Token) {
         let Some(entry) = self.entries.get_mut(token.index as usize).map(std::mem::take) else { return };
         let bucket = (entry.tick % TICKS as u64) as usize;
@@ -101,7 +101,7 @@ impl TimerWheel {
         }
     }
 
-    /// Whether there may be something that is due.
+    /// Whether something may be due.
     #[inline]
     pub(crate) fn is_behind(&self, now: Millis) -> bool {
         now / TICK > self.tick
@@ -136,7 +136,7 @@ impl TimerWheel {
         self.tick = target;
     }
 
-    /// When to call [`take_due`](Self::take_due) next; `None`: nothing is scheduled.
+    /// When to call [`take_due`](Self::take_due) next; `None` if nothing is scheduled.
     pub(crate) fn next_due(&mut self) -> Option<Millis> {
         match self.next {
             Some(next) => next,
@@ -144,7 +144,7 @@ impl TimerWheel {
         }
     }
 
-    /// How many places are taken.
+    /// The number of entries.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.buckets.iter().map(Vec::len).sum()

@@ -9,9 +9,9 @@ use crate::run::connection::Connection;
 use crate::run::lease::Holder;
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Ticks for the connections whose time has come.
+    /// Calls the timers of connections that are due.
     ///
-    /// `now`: input that came before was handled, unless there was more than one turn takes.
+    /// All input that arrived before `now` has been handled, unless there was more than one turn takes.
     #[inline]
     pub(super) fn expire(&mut self, now: Millis) {
         if self.wheel.is_behind(now) && self.driver.has_more() && self.expiry_postponed < EXPIRY_POSTPONED_MAX {
@@ -22,7 +22,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let mut due = std::mem::take(&mut self.due);
         self.wheel.take_due(now, &mut due);
         for token in due.drain(..) {
-            // The deadline may have moved on since it went into the wheel.
+            // The deadline may have been postponed since it was scheduled.
             self.with(token, |shard, slot| {
                 if slot.deadline <= now {
                     shard.on_deadline(slot);
@@ -54,7 +54,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Has the timer wheel look at the connection at its deadline.
+    /// Schedules the connection's deadline in the timer wheel.
     #[inline(always)]
     pub(super) fn watch(&mut self, slot: &Slot) {
         self.wheel.set(slot.token(), slot.deadline);

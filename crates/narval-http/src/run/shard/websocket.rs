@@ -1,4 +1,4 @@
-//! Connections that have become WebSockets: the shard brings bytes, room to write and the time to their streams.
+//! Connections that have become WebSockets: the shard passes bytes, writability and the time to their streams.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_upgraded(&mut self, token: Token, shared: Arc<ws::Shared>) {
         let mut stream = Box::new(ws::Stream::new(shared, self.local.now));
         let Some(mut slot) = self.slots.take(token) else { return stream.release(&self.local.server.pool) };
-        // Whoever sends takes the outbox's lock from now on; the lease stays here.
+        // Senders take the outbox's lock from now on; the lease stays here.
         slot.connection.lease.take_back();
         if let Some(conn) = slot.http1() {
             let (input, has_ended) = (conn.upgraded(), conn.has_ended());
@@ -33,7 +33,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.with(token, |shard, slot| shard.look_at_websocket(slot, false));
     }
 
-    /// Bytes came in.
+    /// Handles received bytes.
     pub(super) fn on_websocket_bytes(&mut self, slot: &mut Slot, bytes: &[u8]) {
         if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
             stream.receive(bytes, self.local.now, &self.local.server.pool);
@@ -41,7 +41,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// The client sends no more, or the connection broke.
+    /// The client has ended its input, or the connection broke.
     pub(super) fn on_websocket_end(&mut self, slot: &mut Slot) {
         if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
             stream.receive_end(&self.local.server.pool);
@@ -49,7 +49,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Does what the stream wants. `writable`: the socket takes bytes again.
+    /// Performs what the stream wants. `writable`: the socket is writable again.
     pub(super) fn look_at_websocket(&mut self, slot: &mut Slot, writable: bool) {
         let Protocol::WebSocket { stream, awaits_room } = &mut slot.protocol else { return };
         *awaits_room &= !writable;
@@ -64,7 +64,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Says goodbye to a WebSocket because the server stops.
+    /// Starts the closing handshake because the server stops.
     pub(super) fn stop_websocket(&mut self, slot: &mut Slot) {
         if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
             stream.stop();

@@ -12,9 +12,9 @@ use crate::{FileRange, Response};
 /// A response that was encoded into an [`OutBuf`].
 pub(crate) struct Encoded {
     pub(crate) status: StatusCode,
-    /// Whether the connection goes on after it.
+    /// Whether the connection is kept after it.
     pub(crate) keep_alive: bool,
-    /// What comes behind the bytes in the buffer.
+    /// What follows the bytes in the buffer.
     pub(crate) rest: Rest,
     /// What was encoded, if it was prepared.
     pub(crate) spent: Option<Held>,
@@ -30,7 +30,7 @@ pub(crate) enum Rest {
 /// Appends `response` to `out`, whose tail must be empty: the head, and the body if it is in memory.
 #[inline]
 pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Encoded {
-    debug_assert!(out.tail.is_empty(), "nothing can be put behind a tail");
+    debug_assert!(out.tail.is_empty(), "nothing can follow a tail");
     let (status, fields, body) = match response.kind {
         ResponseKind::Prepared(prepared) => {
             let head = encode_prepared(&mut out.memory, &prepared, to);

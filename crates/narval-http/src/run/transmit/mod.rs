@@ -1,6 +1,7 @@
-//! How an answer gets into a socket: encoded, sent as far as it fits, and the rest kept until there is room again.
+//! Writes responses to sockets: encodes them, sends as much as fits, and keeps the rest until the socket is writable
+//! again.
 //!
-//! Workers and shards both do it, whichever holds the connection's lease.
+//! Done by whichever of worker and shard holds the connection's lease.
 
 mod encode;
 mod outgoing;

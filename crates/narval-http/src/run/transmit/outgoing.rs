@@ -24,55 +24,55 @@ use crate::run::link::Link;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 
-/// An answer on its way: what is encoded but not yet taken by the socket, and what makes the rest.
+/// A response being sent: encoded bytes that the socket has not taken yet, and the source of the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     /// The head, or the framing of a chunk.
     lead: OutBuf,
-    /// What is ready for the socket, before everything else: the rest of what was sent, and sealed pieces.
+    /// Bytes to send before everything else: the rest of a partial send, and sealed pieces.
     wire: OutBuf,
     /// One piece of the body.
     segments: SegmentBuf,
     memory_sent: usize,
     files_sent: usize,
-    /// Bytes sent of the file whose turn it is.
+    /// Bytes sent of the current file.
     file_sent: u64,
     stream: Option<Stream>,
-    /// Bytes that the socket has taken, or that are in `wire` to be taken.
+    /// Bytes that the socket has taken, or that are in `wire`.
     made: u64,
-    /// What the engine counts of it was counted when it was made.
+    /// The engine's counters already include it.
     pub(crate) is_recorded: bool,
-    /// Whether the connection goes on after it.
+    /// Whether the connection is kept after it.
     pub(crate) keep_alive: bool,
-    /// What was answered.
+    /// The status code.
     pub(crate) status: u16,
-    /// What is to be noted at its end.
+    /// What to record at its end.
     pub(crate) watch: Option<Box<Watch>>,
-    /// The present window of the write deadline, while it waits for the socket.
+    /// The current window of the write deadline, while it waits for the socket.
     window: Option<Window>,
     is_blocked: bool,
-    /// Everything there was is sent, and the source had no more for now.
+    /// Everything available is sent, and the source has no data now.
     is_waiting: bool,
-    /// How files are sent, once that has been asked.
+    /// How files are sent, once determined.
     pace: Option<Pace>,
 }
 
-/// How the files of a large answer are sent.
+/// How the files of a large response are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// In full packets: what fills none waits for what follows.
+    /// In full packets: a partial packet waits for more data.
     Corked,
-    /// In small pieces, each to its end: the client runs on this processor, nothing comes in from it meanwhile, and it begins
-    /// the earlier.
+    /// In small pieces, each sent completely: the client runs on this processor, so nothing arrives from it meanwhile,
+    /// and it starts earlier.
     Near,
 }
 
-/// What [`Outgoing::drive`] came to.
+/// The result of [`Outgoing::drive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Everything is sent.
     Complete,
-    /// The socket takes no more for now.
+    /// The socket is full.
     Blocked,
     /// The budget is used up.
     Yield,
@@ -81,40 +81,40 @@ pub(crate) enum Step {
 }
 
 impl Outgoing {
-    /// What is left of `out`, then `range`.
+    /// The rest of `out`, then `range`.
     pub(crate) fn file(out: OutBuf, range: FileRange) -> Self {
         let mut segments = SegmentBuf::default();
         segments.push_file(range);
         Self { lead: out, segments, ..Self::default() }
     }
 
-    /// What is left of `out`, then what `stream` makes.
+    /// The rest of `out`, then what `stream` produces.
     pub(crate) fn stream(out: OutBuf, stream: Stream) -> Self {
         Self { lead: out, stream: Some(stream), ..Self::default() }
     }
 
-    /// What is in `out`.
+    /// The contents of `out`.
     pub(crate) fn memory(out: OutBuf) -> Self {
         Self { lead: out, ..Self::default() }
     }
 
-    /// What the socket did not take of `length` bytes, which were sealed where that is done.
+    /// The part of `length` bytes (sealed if TLS is used) that the socket did not take.
     pub(crate) fn sealed(out: OutBuf, length: u64) -> Self {
         Self { is_blocked: true, wire: out, made: length, ..Self::default() }
     }
 
-    /// Whether the socket took only a part when last tried.
+    /// Whether the last send was partial.
     pub(crate) fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// The buffers of an answer that is sent, to be used again: for heads, and for sealed records.
+    /// The buffers of a response that is sent, for reuse: one for heads, one for sealed records.
     pub(crate) fn into_buffers(mut self) -> (OutBuf, Vec<u8>) {
         self.lead.clear();
         (self.lead, self.wire.memory)
     }
 
-    /// Gives it a buffer for sealed records, where it has none; what is in there is of no use.
+    /// Lends it a buffer for sealed records if it has none; its contents are discarded.
     pub(crate) fn lend(&mut self, buffer: &mut Vec<u8>) {
         if self.wire.memory.capacity() == 0 {
             self.wire.sent = buffer.len();
@@ -122,7 +122,7 @@ impl Outgoing {
         }
     }
 
-    /// Has `waker` used when the source has more; returns how long to wait for that at most. It holds no buffer meanwhile.
+    /// Registers `waker` for when the source has more data; returns the longest wait. No buffer is held meanwhile.
     pub(crate) fn wait(&mut self, waker: BodyWaker) -> Duration {
         (self.lead, self.wire, self.segments) = Default::default();
         (self.memory_sent, self.files_sent) = (0, 0);
@@ -130,21 +130,21 @@ impl Outgoing {
         self.stream.as_mut().map_or(Duration::ZERO, |stream| stream.source.wait(waker))
     }
 
-    /// Whether the rest is in memory, so that sending it can't block, and needs no work but sending.
+    /// Whether the rest is in memory and only needs to be sent, so it cannot block.
     pub(crate) fn is_quick(&self, connection: &Link) -> bool {
         let never_blocks = self.stream.as_ref().is_none_or(|stream| stream.source.never_blocks());
         let is_in_memory = never_blocks && self.files_sent >= self.segments.files.len();
         is_in_memory && (connection.tls.is_none() || (self.lead.is_empty() && self.segments_sent()))
     }
 
-    /// How much of an answer that is in memory but for one file the shard sends itself, at once. `None` where that may block.
+    /// How much of a response (memory and at most one file) the shard may send itself. `None` if that may block.
     pub(crate) fn at_hand(&self, connection: &Link, probes: &mut Probes, now: Millis) -> Option<u64> {
         let is_one_file = self.stream.is_none() && self.segments.files.len() == 1;
         is_one_file.then(|| self.next_at_hand(connection, SHARD_FILE_MAX, probes, now)).flatten()
     }
 
-    /// How much of what comes next can be sent without blocking: of a file, at most `window` bytes, where the kernel seems to
-    /// have them in memory, and what is in memory around it. `None` where it may block at once.
+    /// How many of the next bytes can be sent without blocking: at most `window` bytes of a file, if they seem to be in
+    /// the page cache, and the memory around it. `None` if the first byte may block.
     pub(crate) fn next_at_hand(&self, connection: &Link, window: u64, probes: &mut Probes, now: Millis) -> Option<u64> {
         let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.tls.is_none())?;
         let next = range.length.saturating_sub(self.file_sent).min(window);
@@ -154,17 +154,16 @@ impl Outgoing {
         is_cached.then(|| next + memory as u64)
     }
 
-    /// Makes and sends until all is sent, the socket is full, or `budget` bytes were sent.
+    /// Produces and sends until everything is sent, the socket is full, or `budget` bytes were sent.
     ///
-    /// # Errors
-    /// The answer can't be completed (the connection broke, a file ended early, a source failed or made more or less than
-    /// its length): the connection is to be aborted.
+    /// # Errors The response cannot be completed (the connection broke, a file ended early, a source failed or produced
+    /// another length): abort the connection.
     pub(crate) fn drive(&mut self, connection: &Link, budget: u64) -> io::Result<Step> {
         let stop_at = self.sent().saturating_add(budget);
         self.is_waiting = false;
         let mut waits = false;
         loop {
-            // The head and the first piece of a stream go out together.
+            // The head and the first piece of a stream are sent together.
             if self.segments_sent()
                 && let Some(stream) = &mut self.stream
             {
@@ -194,7 +193,7 @@ impl Outgoing {
         }
     }
 
-    /// Nothing follows for now, unless it is the connection's end.
+    /// Called when nothing follows for now, except the connection's end.
     fn uncork(&mut self, connection: &Link) {
         if self.pace.take() == Some(Pace::Corked) && self.keep_alive {
             connection.socket.cork(false);
@@ -209,7 +208,7 @@ impl Outgoing {
         self.wire.is_empty() && self.lead.is_empty() && self.segments_sent()
     }
 
-    /// Sends what is there.
+    /// Sends what is available.
     fn send_pieces(&mut self, connection: &Link, stop_at: u64) -> io::Result<Step> {
         let socket = &connection.socket;
         while !self.is_empty() && self.sent() < stop_at {
@@ -237,18 +236,18 @@ impl Outgoing {
         self.segments.memory.get(self.memory_sent..end).unwrap_or_default()
     }
 
-    /// Bytes left of the file whose turn it is.
+    /// Bytes left of the current file.
     fn file_left(&self) -> u64 {
         self.segments.files.get(self.files_sent).map_or(0, |(_, range)| range.length - self.file_sent)
     }
 
-    /// What is sent stays in the buffer: the next piece is written over it.
+    /// Sent bytes stay in the buffer; the next piece overwrites them.
     fn send_wire(&mut self, socket: &Socket) -> io::Result<()> {
         socket.send_buf(&mut self.wire)?;
         Ok(())
     }
 
-    /// Makes the next records, of as much as is sealed at once.
+    /// Seals the next records, up to one quantum.
     fn seal_piece(&mut self, socket: &Socket, tls: &TlsChannel) -> io::Result<()> {
         let left = self.left();
         let mut wire = std::mem::take(&mut self.wire);
@@ -268,7 +267,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Bytes of the lead and of this piece of the body that are not sent.
+    /// Unsent bytes of the lead and of this piece of the body.
     fn left(&self) -> u64 {
         let files = self.segments.files.get(self.files_sent..).unwrap_or_default();
         let files = files.iter().fold(0u64, |sum, (_, range)| sum.saturating_add(range.length));
@@ -302,7 +301,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Takes up to `room` bytes of the file whose turn it is.
+    /// Takes up to `room` bytes of the current file.
     fn read_file(&mut self, room: usize, into: &mut impl Gather) -> io::Result<()> {
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
@@ -318,7 +317,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Where the kernel makes the records: each call makes one at least, however short, and a key is good for so many.
+    /// For kernel TLS: each call makes at least one record, however short, and a key may only be used for a limited
+    /// number of records.
     fn send_by_kernel(&mut self, connection: &Link, tls: &TlsChannel, at_file: bool, room: u64) -> io::Result<()> {
         let made = self.made;
         let most =
@@ -353,7 +353,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// At most `room` bytes: what comes behind may have to be read, or be more than a key is good for.
+    /// At most `room` bytes: later ones may have to be read from disk, or exceed the limit of a key.
     fn send_file(&mut self, connection: &Link, room: u64) -> io::Result<()> {
         let socket = &connection.socket;
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
@@ -383,7 +383,7 @@ impl Outgoing {
 }
 
 impl Answer for Outgoing {
-    /// What TLS adds to bytes that the socket has not taken yet counts against them.
+    /// The TLS overhead of bytes that the socket has not taken yet is subtracted.
     fn sent(&self) -> u64 {
         self.made.saturating_sub(self.wire.len() as u64)
     }
@@ -397,13 +397,13 @@ impl Answer for Outgoing {
         self.is_waiting
     }
 
-    /// It may be cut off where the client is gone.
+    /// It may end early if the client is gone.
     fn hang_up(&mut self) -> bool {
         self.stream.as_mut().is_some_and(|stream| stream.source.hang_up())
     }
 }
 
-/// Fields that a client has to know before the body, if at all (RFC 9110 section 6.5.1).
+/// Fields that a client must know before the body (RFC 9110 section 6.5.1).
 pub(crate) const NOT_IN_TRAILERS: [HeaderName; 7] =
     [CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TRAILER, CONTENT_ENCODING, CONTENT_TYPE, SET_COOKIE];
 
@@ -424,7 +424,7 @@ impl Stream {
         Self { source, framing }
     }
 
-    /// Bytes still to be made, as far as that is known.
+    /// Bytes still to be produced, if known.
     fn left(&self) -> u64 {
         match self.framing {
             BodyFraming::Length(left) => left,
@@ -432,7 +432,7 @@ impl Stream {
         }
     }
 
-    /// Makes one piece: framing is appended to `lead`, the body goes to `segments`, which must be empty.
+    /// Produces one piece: framing is appended to `lead`, the body goes to `segments`, which must be empty.
     fn fill(&mut self, lead: &mut OutBuf, segments: &mut SegmentBuf) -> io::Result<Fill> {
         let fill = self.source.fill(segments)?;
         let length = segments
@@ -463,7 +463,7 @@ impl Stream {
     }
 }
 
-/// The error of a body that is not as long as it should be.
+/// The error for a body of the wrong length.
 pub(crate) fn wrong_length(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -7,29 +7,30 @@ use rustix::io::ReadWriteFlags;
 use crate::io::clock::Millis;
 use crate::limits::{PROBE_BELIEVED_MS, PROBES_KEPT, SHARD_DRAIN_MAX};
 
-/// Which parts of which files were found in the kernel's memory a moment ago. To ask for each answer costs a tenth of sending
-/// a file of 60 KB, and what has just been sent is not what the kernel forgets next.
+/// Which parts of which files were recently found in the page cache. Asking for every response would cost a tenth of
+/// sending a file of 60 KB, and what was just sent is not what the kernel evicts next.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
-    /// Each file has one place, which it shares with others; empty until the first question.
+    /// Each file maps to one place, which it shares with others; empty until the first probe.
     places: Vec<Probe>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Probe {
-    /// It keeps the address from being used again, and not the file from being closed.
+    /// Prevents the address from being reused, but not the file from being closed.
     file: Weak<File>,
     from: u64,
     to: u64,
     until: Millis,
 }
 
-/// Between pieces that far apart the kernel very likely has the rest: a piece may be that long itself.
+/// If two pieces are no further apart, the kernel very likely has what is between them: a piece may be this long
+/// itself.
 const GAP_MAX: u64 = SHARD_DRAIN_MAX;
 
 impl Probes {
-    /// Whether the kernel has the range in memory, as far as its first and its last byte can tell: files are read ahead in
-    /// order, so that the bytes between them are very likely there as well. No where the file system can't tell.
+    /// Whether the first and the last byte of the range are in the page cache: files are read ahead in order, so the
+    /// bytes between are very likely there as well. Returns `false` if the file system cannot tell.
     pub(crate) fn seems_cached(&mut self, now: Millis, file: &Arc<File>, offset: u64, length: u64) -> bool {
         let to = offset.saturating_add(length);
         if self.places.is_empty() {
@@ -45,8 +46,8 @@ impl Probes {
         let is_cached = length == 0 || (has_byte(file, offset) && has_byte(file, to - 1));
         let meets = offset <= place.to.saturating_add(GAP_MAX) && to.saturating_add(GAP_MAX) >= place.from;
         if is_cached && is_known && meets {
-            // Clients are at different places of a large file: what was found piece by piece counts as one, for as long as its
-            // oldest piece.
+            // Clients read a large file at different places: pieces found one by one count as one range, which expires
+            // with its oldest piece.
             (place.from, place.to) = (place.from.min(offset), place.to.max(to));
         } else if is_cached {
             *place = Probe { file: Arc::downgrade(file), from: offset, to, until: now + PROBE_BELIEVED_MS };
@@ -79,7 +80,7 @@ mod tests {
         if !probes.seems_cached(1, &long, 0, 10_000) {
             return; // A file system that can't tell.
         }
-        // The end is gone, which only looking again can tell.
+        // The end is gone, which only a new probe can detect.
         long.set_len(5_000).unwrap();
         assert!(probes.seems_cached(PROBE_BELIEVED_MS, &long, 100, 9_900));
         assert!(!probes.seems_cached(PROBE_BELIEVED_MS, &long, 100, 10_000), "more than was looked at");
@@ -97,7 +98,7 @@ mod tests {
             return; // A file system that can't tell.
         }
         assert!(probes.seems_cached(5, &file, 4_000, 6_000));
-        // Nothing is there any more, which only looking again can tell.
+        // Everything is gone, which only a new probe can detect.
         file.set_len(0).unwrap();
         assert!(probes.seems_cached(PROBE_BELIEVED_MS, &file, 0, 10_000));
         assert!(!probes.seems_cached(PROBE_BELIEVED_MS + 1, &file, 4_000, 6_000), "the first piece is too old");
