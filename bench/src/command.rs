@@ -15,7 +15,7 @@ use crate::fixture::{self, Fixture};
 use crate::install::{self, Client};
 use crate::load::Load;
 use crate::proxy::{Proxy, ProxyOptions};
-use crate::report::Report;
+use crate::report::{Report, write_json};
 use crate::rows::{Placement, Row, Run, Settings};
 use crate::server::{Server, free_port};
 use crate::static_rows::{self, FileSets};
@@ -394,14 +394,4 @@ fn measure(common: &Common, servers: &[Server], rows: impl FnOnce(&mut Run<'_>) 
     rows(&mut run)?;
     run.memory();
     write_json(common.json.as_deref(), &run.report)
-}
-
-/// Writes all figures of a run to a file, if there is one.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn write_json(file: Option<&Path>, figures: &impl serde::Serialize) -> Result<()> {
-    let Some(file) = file else { return Ok(()) };
-    let text = serde_json::to_vec_pretty(figures).context(|| "cannot write JSON".to_owned())?;
-    fs::write(file, text).context(|| format!("cannot write {}", file.display()))
 }

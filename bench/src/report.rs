@@ -1,8 +1,12 @@
 //! Medians and ratios, as a table and as JSON.
 
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 
 use serde::Serialize;
+
+use crate::{Context, Result};
 
 /// One run of one row on one server.
 #[derive(Debug, Clone, Serialize)]
@@ -145,6 +149,16 @@ pub fn time(ns: f64) -> String {
         _ if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
         _ => format!("{:.1} µs", ns / 1e3),
     }
+}
+
+/// Writes all figures of a run to a file, if there is one.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_json(file: Option<&Path>, figures: &impl Serialize) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let text = serde_json::to_vec_pretty(figures).context(|| "cannot write JSON".to_owned())?;
+    fs::write(file, text).context(|| format!("cannot write {}", file.display()))
 }
 
 #[cfg(test)]

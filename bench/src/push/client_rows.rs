@@ -10,7 +10,7 @@ use super::target::Target;
 use super::{ClientArgs, closure, floor, times, work_folder};
 use crate::install::{self, Client, Installed};
 use crate::proxy::{Proxy, ProxyOptions};
-use crate::report::median;
+use crate::report::{median, write_json};
 use crate::{Context, Result};
 
 /// One run of one client.
@@ -62,7 +62,7 @@ pub fn run(arguments: &ClientArgs) -> Result<()> {
     }
     let figures = Figures { rows, floor_s };
     print(arguments, &figures);
-    crate::command::write_json(arguments.json.as_deref(), &figures)
+    write_json(arguments.json.as_deref(), &figures)
 }
 
 /// The push into an empty cache, and once more.

@@ -15,7 +15,7 @@ use crate::client::{Connection, Request};
 use crate::load::nanoseconds;
 use crate::process::{self, CpuTime};
 use crate::proxy::{Proxy, ProxyOptions};
-use crate::report::{median, time};
+use crate::report::{median, time, write_json};
 use crate::{Context, Result, failure};
 
 /// A server that has run less than a tenth of this time has come to rest.
@@ -112,7 +112,7 @@ pub fn run(arguments: &ServerArgs) -> Result<()> {
         let trace = record::trace(&rows.work.join(format!("push-trace-{compression}")), &paths, &parameters)?;
         rows.all(compression, &trace)?;
     }
-    crate::command::write_json(arguments.json.as_deref(), &rows.figures)
+    write_json(arguments.json.as_deref(), &rows.figures)
 }
 
 impl Rows<'_> {
