@@ -8,13 +8,14 @@ mod compress;
 mod lz4;
 mod xz;
 mod zstd;
+mod zstd_context;
 mod zstd_frames;
 
 use std::io::{self, BufRead, Read};
 
 use narval_nix::Compression;
 
-pub use zstd::WINDOW_LOG_MAX;
+pub use zstd_context::WINDOW_LOG_MAX;
 
 /// The decoder's input buffer.
 pub const INPUT_LEN: usize = 128 * 1024;

@@ -2,13 +2,11 @@
 
 use std::io::{self, BufRead, Read};
 
-use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, get_error_name};
+use zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name};
 
+use super::zstd_context::context;
 use super::zstd_frames::{Next, Pool, collect};
 use super::{DecodeError, corrupt, truncated};
-
-/// The largest window accepted: 128 MiB, what `zstd --ultra -22` writes.
-pub const WINDOW_LOG_MAX: u32 = 27;
 
 pub(super) struct Zstd<R> {
     source: R,
@@ -20,14 +18,6 @@ pub(super) struct Zstd<R> {
     /// Contents that a thread has decoded, and how much of them was given out.
     contents: (Vec<u8>, usize),
     pool: Option<Pool>,
-}
-
-/// A decoding context with the window limit set.
-pub(super) fn context() -> Result<DCtx<'static>, DecodeError> {
-    let failed = |reason: &str| DecodeError::Start("zstd", reason.to_owned());
-    let mut context = DCtx::try_create().ok_or_else(|| failed("out of memory"))?;
-    context.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(|code| failed(get_error_name(code)))?;
-    Ok(context)
 }
 
 impl<R: BufRead> Zstd<R> {

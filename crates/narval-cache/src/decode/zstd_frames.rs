@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 
 use zstd_safe::get_error_name;
 
-use super::{DecodeError, PARALLEL_MEMORY_MAX, corrupt, truncated, zstd};
+use super::zstd_context::context;
+use super::{DecodeError, PARALLEL_MEMORY_MAX, corrupt, truncated};
 
 /// Contents of a frame that is decoded as a whole. A larger one is decoded as it comes, on one thread.
 const FRAME_CONTENTS_MAX: u64 = 32 * 1024 * 1024;
@@ -171,7 +172,7 @@ impl Pool {
         let mut pool =
             Self { tasks: Some(tasks), threads: Vec::with_capacity(count), flying: VecDeque::new(), flying_bytes: 0 };
         for _ in 0..count {
-            let (inbox, context) = (Arc::clone(&inbox), zstd::context()?);
+            let (inbox, context) = (Arc::clone(&inbox), context()?);
             let thread = std::thread::Builder::new().name("zstd".into()).spawn(move || work(&inbox, context));
             pool.threads.push(thread.map_err(|error| DecodeError::Start("zstd", error.to_string()))?);
         }

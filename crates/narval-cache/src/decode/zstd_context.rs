@@ -1,0 +1,16 @@
+//! libzstd's decoding context, as every thread that decodes makes its own.
+
+use zstd_safe::{DCtx, DParameter, get_error_name};
+
+use super::DecodeError;
+
+/// The largest window accepted: 128 MiB, what `zstd --ultra -22` writes.
+pub const WINDOW_LOG_MAX: u32 = 27;
+
+/// A decoding context with the window limit set.
+pub(super) fn context() -> Result<DCtx<'static>, DecodeError> {
+    let failed = |reason: &str| DecodeError::Start("zstd", reason.to_owned());
+    let mut context = DCtx::try_create().ok_or_else(|| failed("out of memory"))?;
+    context.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(|code| failed(get_error_name(code)))?;
+    Ok(context)
+}
