@@ -1,25 +1,27 @@
 //! Fetches narinfos ahead: whoever asks for a path asks for its references next.
 
+use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use narval_nix::{HashPart, NarInfo};
 
-use super::lookup::Shared;
 use super::{AHEAD_MAX, AHEAD_THREADS};
 
 /// What waits to be fetched.
 pub(super) struct Ahead(SyncSender<HashPart>);
 
 impl Ahead {
-    /// Starts the threads; they end with the upstreams.
-    pub(super) fn start(shared: &Weak<Shared>) -> std::io::Result<Self> {
+    /// Starts the threads. Each calls `fetch` with what is to be fetched, until that breaks.
+    pub(super) fn start(
+        fetch: impl Fn(&HashPart) -> ControlFlow<()> + Clone + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(AHEAD_MAX);
         let receiver = Arc::new(Mutex::new(receiver));
         for at in 0..AHEAD_THREADS {
-            let (shared, receiver) = (Weak::clone(shared), Arc::clone(&receiver));
-            thread::Builder::new().name(format!("ahead-{at}")).spawn(move || run(&shared, &receiver))?;
+            let (fetch, receiver) = (fetch.clone(), Arc::clone(&receiver));
+            thread::Builder::new().name(format!("ahead-{at}")).spawn(move || run(fetch, &receiver))?;
         }
         Ok(Self(sender))
     }
@@ -40,10 +42,12 @@ impl Ahead {
     }
 }
 
-fn run(shared: &Weak<Shared>, receiver: &Mutex<Receiver<HashPart>>) {
+fn run(fetch: impl Fn(&HashPart) -> ControlFlow<()>, receiver: &Mutex<Receiver<HashPart>>) {
     loop {
         let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let (Ok(hash_part), Some(shared)) = (next, shared.upgrade()) else { return };
-        shared.look_ahead(hash_part);
+        let Ok(hash_part) = next else { return };
+        if fetch(&hash_part).is_break() {
+            return;
+        }
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -116,7 +117,8 @@ impl Upstreams {
         let remotes = remotes(upstreams, &store_dir);
         let mut threads = Ok(());
         let shared = Arc::new_cyclic(|shared| {
-            let (ahead, walks) = (Ahead::start(shared), Walks::start(shared, bytes_max));
+            let ahead = Ahead::start(unless_closed(shared, |shared, part| shared.look_ahead(*part)));
+            let walks = Walks::start(bytes_max, unless_closed(shared, Shared::fetch_ahead));
             Shared {
                 remotes: RwLock::new(remotes),
                 kept,
@@ -498,6 +500,18 @@ impl Shared {
         thread::Builder::new().name("upstream".into()).spawn(run).map_err(failed)?;
         fills.insert(kept.to_owned(), Arc::clone(&fill));
         Ok(fill)
+    }
+}
+
+/// What a thread that fetches ahead does with a path: it breaks once the upstreams are closed.
+fn unless_closed<T>(
+    shared: &Weak<Shared>,
+    act: fn(&Arc<Shared>, &HashPart) -> T,
+) -> impl Fn(&HashPart) -> ControlFlow<(), T> + Clone + use<T> {
+    let shared = Weak::clone(shared);
+    move |hash_part| match shared.upgrade() {
+        Some(shared) => ControlFlow::Continue(act(&shared, hash_part)),
+        None => ControlFlow::Break(()),
     }
 }
 

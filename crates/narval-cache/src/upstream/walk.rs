@@ -4,15 +4,16 @@
 //! asks for single paths is not. NARs that are fetched ahead are bounded in number and in bytes, and leave most fetches to clients.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_nix::{HashPart, NarInfo, StorePath};
 use quick_cache::sync::Cache as Memory;
 
-use super::lookup::Shared;
+use super::fill::Fill;
 use super::{AHEAD_NAR_BYTES_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX};
 
 /// References that a client may ask for next.
@@ -32,13 +33,17 @@ pub(super) struct Walks {
 }
 
 impl Walks {
-    /// Starts the threads; they end with the upstreams. At most a quarter of `budget` bytes is fetched before anybody asks for it.
-    pub(super) fn start(shared: &Weak<Shared>, budget: u64) -> std::io::Result<Self> {
+    /// Starts the threads. Each calls `begin` with what is to be fetched, until that breaks, and waits for the fetch that it begins, if
+    /// it begins one. At most a quarter of `budget` bytes is fetched before anybody asks for it.
+    pub(super) fn start(
+        budget: u64,
+        begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>> + Clone + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (queue, receiver) = sync_channel(AHEAD_NARS_MAX);
         let receiver = Arc::new(Mutex::new(receiver));
         for at in 0..AHEAD_NAR_THREADS {
-            let (shared, receiver) = (Weak::clone(shared), Arc::clone(&receiver));
-            thread::Builder::new().name(format!("ahead-nar-{at}")).spawn(move || run(&shared, &receiver))?;
+            let (begin, receiver) = (begin.clone(), Arc::clone(&receiver));
+            thread::Builder::new().name(format!("ahead-nar-{at}")).spawn(move || run(begin, &receiver))?;
         }
         Ok(Self::new(queue, budget))
     }
@@ -90,13 +95,14 @@ impl Walks {
     }
 }
 
-fn run(shared: &Weak<Shared>, receiver: &Mutex<Receiver<HashPart>>) {
+fn run(begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>>, receiver: &Mutex<Receiver<HashPart>>) {
     loop {
         let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let (Ok(hash_part), Some(shared)) = (next, shared.upgrade()) else { return };
-        let Some(fill) = shared.fetch_ahead(&hash_part) else { continue };
-        // The upstreams may be closed meanwhile.
-        drop(shared);
-        fill.wait_for_end(WALK_SOON);
+        let Ok(hash_part) = next else { return };
+        match begin(&hash_part) {
+            ControlFlow::Continue(Some(fill)) => fill.wait_for_end(WALK_SOON),
+            ControlFlow::Continue(None) => {}
+            ControlFlow::Break(()) => return,
+        }
     }
 }
