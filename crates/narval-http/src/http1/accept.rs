@@ -36,8 +36,9 @@ impl Coding {
     }
 }
 
-/// The coding for a response: of `available` (in the server's order of preference) and identity, the one the client gives
-/// the highest quality; of several with the same, the first. `None`: the client accepts none of them, identity included.
+/// The coding for a response: of `available` (in the server's order of preference) and identity, the one the client
+/// gives the highest quality; of several with the same, the first. `None` if the client accepts none of them, not even
+/// identity.
 ///
 /// A request without `Accept-Encoding` gets identity: clients that can decompress say so.
 ///
@@ -83,15 +84,15 @@ fn coding_quality<'a>(values: impl Iterator<Item = &'a [u8]>, coding: Coding) ->
     match (own, any) {
         (Some(quality), _) => quality,
         (None, Some(0)) => 0,
-        // "*" without "identity": the client asks for whatever coding there is.
+        // "*" without "identity": the client prefers any available coding.
         (None, _) if coding == Coding::Identity => 1,
         (None, Some(quality)) => quality,
         (None, None) => 0,
     }
 }
 
-/// The index of the media type of `offered` (lower-case `type/subtype`, in the server's order of preference) that the client likes best;
-/// `None`: it accepts none of them. Without an `Accept` field, the first.
+/// The index of the media type in `offered` (lower-case `type/subtype`, in the server's order of preference) that the
+/// client prefers; `None` if it accepts none of them. Without an `Accept` field, the first.
 pub fn negotiate_media_type(head: &HeadRef<'_>, offered: &[&str]) -> Option<usize> {
     if head.header_bytes("accept").is_none() {
         return (!offered.is_empty()).then_some(0);
@@ -106,7 +107,7 @@ pub fn negotiate_media_type(head: &HeadRef<'_>, offered: &[&str]) -> Option<usiz
     best.map(|(index, _)| index)
 }
 
-/// The quality of a media type: that of the most specific range it lies in. Ranges with parameters are passed over.
+/// The quality of a media type: that of the most specific range it lies in. Ranges with parameters are ignored.
 fn media_quality<'a>(values: impl Iterator<Item = &'a [u8]>, media_type: &str) -> u16 {
     let main_type = media_type.split('/').next().unwrap_or_default();
     let (mut best_rank, mut best_quality) = (0, 0);
@@ -127,7 +128,7 @@ fn media_quality<'a>(values: impl Iterator<Item = &'a [u8]>, media_type: &str) -
     best_quality
 }
 
-/// The members of a list with weights: name and quality in thousandths. A member with a malformed weight is passed over.
+/// The members of a list with weights: name and quality in thousandths. A member with a malformed weight is ignored.
 fn weighted(value: &[u8]) -> impl Iterator<Item = (&[u8], u16)> {
     value.split(|&byte| byte == b',').filter_map(|member| {
         let mut parts = member.split(|&byte| byte == b';').map(<[u8]>::trim_ascii);

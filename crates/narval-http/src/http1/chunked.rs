@@ -1,7 +1,7 @@
 //! The chunked transfer coding (RFC 9112 section 7.1): a strict decoder and an encoder.
 //!
-//! The decoder borrows: the data of a chunk is a slice of the input. `httparse::parse_chunk_size` isn't used because it
-//! takes an empty size line for 0 and lets a line feed pass inside a quoted extension.
+//! The decoder borrows: the data of a chunk is a slice of the input. `httparse::parse_chunk_size` is not used because
+//! it accepts an empty size line as 0, and a line feed inside a quoted extension.
 
 use http::header::{CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -18,18 +18,18 @@ pub const TRAILER_FIELDS_MAX: usize = 32;
 /// Most digits of a chunk size: as many as 64 bits have.
 const SIZE_DIGITS_MAX: u8 = 16;
 
-/// What one call of [`ChunkedDecoder::decode`] did.
+/// The result of one call of [`ChunkedDecoder::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded<'a> {
-    /// Bytes of the input that are done with, `data` included.
+    /// Consumed bytes of the input, including `data`.
     pub consumed: usize,
     /// The next bytes of the body; empty when more input is needed or the body has ended.
     pub data: &'a [u8],
-    /// Whether the body, trailers included, has ended.
+    /// Whether the body, including its trailers, has ended.
     pub done: bool,
 }
 
-/// Decodes a chunked body, given in any pieces.
+/// Decodes a chunked body, passed in pieces of any size.
 ///
 /// ```
 /// use narval_http::http1::chunked::ChunkedDecoder;
@@ -63,20 +63,20 @@ pub struct ChunkedDecoder {
 enum State {
     #[default]
     Size,
-    /// White space behind the size; only a semicolon may follow (BWS of RFC 9112 section 7.1.1).
+    /// White space after the size; only a semicolon may follow (BWS of RFC 9112 section 7.1.1).
     SpaceBeforeExtension,
-    /// Behind a semicolon, before the extension's name.
+    /// After a semicolon, before the extension's name.
     NameStart,
     Name,
-    /// White space behind a name; only an equals sign or a semicolon may follow.
+    /// White space after a name; only an equals sign or a semicolon may follow.
     NameEnd,
-    /// Behind an equals sign, before the extension's value.
+    /// After an equals sign, before the extension's value.
     ValueStart,
     Token,
     Quoted,
-    /// Behind a backslash in a quoted string.
+    /// After a backslash in a quoted string.
     Escaped,
-    /// Behind a quoted string.
+    /// After a quoted string.
     QuotedEnd,
     SizeLf,
     Data,
@@ -87,7 +87,7 @@ enum State {
 }
 
 impl State {
-    /// What follows one byte of chunk extensions, each `BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ]`.
+    /// The state after one byte of chunk extensions, each `BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ]`.
     fn in_extension(self, byte: u8) -> Option<Self> {
         let is_space = matches!(byte, b' ' | b'\t');
         Some(match self {
@@ -119,11 +119,10 @@ impl ChunkedDecoder {
         Self::default()
     }
 
-    /// Reads on: up to the end of the next run of data, of the body, or of the input. Call it until nothing is consumed
-    /// or the body is done; behind the end it consumes nothing.
+    /// Decodes up to the end of the next run of data, of the body, or of the input. Call it until nothing is consumed
+    /// or the body is done; after the end it consumes nothing.
     ///
-    /// # Errors
-    /// The first rule that is broken. The decoder is of no more use then.
+    /// # Errors The first rule that is broken. The decoder must not be used afterwards.
     pub fn decode<'a>(&mut self, input: &'a [u8]) -> Result<Decoded<'a>, ProtoError> {
         let mut at = 0;
         while let Some(&byte) = input.get(at) {
@@ -166,7 +165,7 @@ impl ChunkedDecoder {
         &self.trailers
     }
 
-    /// One byte of what stands around the data.
+    /// One byte of the framing around the data.
     fn framing_byte(&mut self, byte: u8) -> Result<(), ProtoError> {
         self.state = match (self.state, byte) {
             (State::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
@@ -203,7 +202,7 @@ impl ChunkedDecoder {
         Ok(())
     }
 
-    /// Takes up to one line of the trailer section; returns how many bytes of `input` that were.
+    /// Consumes up to one line of the trailer section; returns the number of bytes.
     fn trailer(&mut self, input: &[u8]) -> Result<usize, ProtoError> {
         let line = memchr::memchr(b'\n', input).map(|lf| lf + 1);
         let taken = line.unwrap_or(input.len());
@@ -257,7 +256,7 @@ fn parse_trailers(section: &[u8]) -> Result<HeaderMap, ProtoError> {
     Ok(trailers)
 }
 
-/// Appends the line that comes before a chunk of `length` bytes. Not for `length` 0, which would end the body.
+/// Appends the size line of a chunk of `length` bytes. Not for `length` 0, which would end the body.
 pub fn encode_size(length: u64, out: &mut Vec<u8>) {
     debug_assert!(length > 0);
     let mut digits = [0; 16];
@@ -275,7 +274,7 @@ pub fn encode_size(length: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// What comes behind the data of every chunk.
+/// What follows the data of every chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
 
 /// Appends one whole chunk; nothing for empty `data`, which would end the body.
@@ -305,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    /// The body, the trailers and what is left behind it; `pieces` bytes of input at a time.
+    /// The body, the trailers and the number of bytes left after it, decoding `pieces` bytes at a time.
     fn decode(input: &[u8], pieces: usize) -> Result<Option<(Vec<u8>, HeaderMap, usize)>, ProtoError> {
         let mut decoder = ChunkedDecoder::new();
         let (mut body, mut start, mut end) = (Vec::new(), 0, 0);

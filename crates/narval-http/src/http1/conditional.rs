@@ -1,4 +1,4 @@
-//! Conditional requests (RFC 9110 section 13): whether to go on, or to answer 304 or 412.
+//! Conditional requests (RFC 9110 section 13): whether to proceed, or to answer 304 or 412.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,18 +12,18 @@ use crate::http1::date;
 #[derive(Clone, Copy, Debug)]
 pub struct EntityTag<'a> {
     weak: bool,
-    /// What stands between the quotes.
+    /// The text between the quotes.
     opaque: &'a [u8],
 }
 
 impl<'a> EntityTag<'a> {
-    /// Reads `"…"` or `W/"…"`, and nothing else.
+    /// Parses `"…"` or `W/"…"`, and nothing else.
     pub fn parse(value: &'a [u8]) -> Option<Self> {
         let (tag, rest) = Self::read(value)?;
         rest.is_empty().then_some(tag)
     }
 
-    /// Reads a tag from the start of `text`; returns what follows too.
+    /// Parses a tag at the start of `text`; also returns the rest.
     fn read(text: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (weak, quoted) = match text.strip_prefix(b"W/") {
             Some(quoted) => (true, quoted),
@@ -36,18 +36,18 @@ impl<'a> EntityTag<'a> {
         valid.then_some((Self { weak, opaque }, inner.get(end + 1..)?))
     }
 
-    /// Strong comparison: both strong, and the same.
+    /// Strong comparison: equal and both strong.
     pub fn strong_eq(self, other: Self) -> bool {
         !self.weak && !other.weak && self.opaque == other.opaque
     }
 
-    /// Weak comparison: the same, whether weak or not.
+    /// Weak comparison: equal, whether weak or strong.
     pub fn weak_eq(self, other: Self) -> bool {
         self.opaque == other.opaque
     }
 }
 
-/// What is known of the current representation.
+/// The validators of the current representation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Validators<'a> {
     /// Its entity tag, as in the `ETag` field.
@@ -66,19 +66,19 @@ impl Validators<'_> {
     }
 }
 
-/// What the conditions of a request come to.
+/// The outcome of a request's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Do what the request says.
+    /// Process the request.
     Proceed,
     /// Answer 304 with the fields that a 200 would have had (`ETag`, `Cache-Control`, …), without a body.
     NotModified,
-    /// Answer 412, and do nothing.
+    /// Answer 412, and do nothing else.
     PreconditionFailed,
 }
 
-/// Evaluates the conditions of a request in the order of RFC 9110 section 13.2.2. `current` is `None` where the target
-/// has no representation yet (a PUT that would make it).
+/// Evaluates the conditions of a request in the order of RFC 9110 section 13.2.2. `current` is `None` if the target has
+/// no representation yet (a PUT that would create it).
 ///
 /// ```
 /// # use narval_http::{HeadRef, Request, StatusCode, Response, HeaderValue, header};
@@ -124,9 +124,9 @@ pub fn evaluate(head: &HeadRef<'_>, current: Option<&Validators<'_>>) -> Outcome
     Outcome::Proceed
 }
 
-/// Whether the `Range` field counts: there is no `If-Range`, or it names the current representation (RFC 9110 section
-/// 13.1.5: strong comparison, or the exact date). A date of the present second is not strong (section 8.8.2.2): there may be another
-/// change in that second.
+/// Whether the `Range` field applies: there is no `If-Range`, or it matches the current representation (RFC 9110
+/// section 13.1.5: strong comparison, or the exact date). A date in the current second is not a strong validator
+/// (section 8.8.2.2): there may be another change in that second.
 pub fn range_applies(head: &HeadRef<'_>, current: &Validators<'_>) -> bool {
     let mut values = head.header_all(IF_RANGE.as_str());
     let Some(value) = values.next() else {
@@ -143,7 +143,7 @@ pub fn range_applies(head: &HeadRef<'_>, current: &Validators<'_>) -> bool {
     }
 }
 
-/// Whether a list of entity tags has one that matches. A list that is malformed ends there.
+/// Whether any entity tag of a list matches. Parsing stops at the first malformed one.
 fn any_tag<'a>(
     head: &HeadRef<'a>,
     name: &str,
@@ -177,7 +177,7 @@ fn skip_separators(text: &[u8]) -> &[u8] {
     text.get(start..).unwrap_or_default()
 }
 
-/// A date field's value in seconds; none where it is missing, repeated or malformed (such a field is ignored).
+/// A date field's value in seconds; `None` if it is missing, repeated or malformed (such a field is ignored).
 fn single_date(head: &HeadRef<'_>, name: &str) -> Option<u64> {
     let mut values = head.header_all(name);
     let value = values.next()?;
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_date_of_this_second_is_not_strong() {
-        // Some time in the future stands for now: no clock can pass it meanwhile.
+        // A time in the future stands for now: no clock can pass it during the test.
         for (age, strong) in [(-3600, false), (3600, true)] {
             let time = UNIX_EPOCH + Duration::from_secs(second(SystemTime::now()).saturating_add_signed(-age));
             let validators = Validators { etag: None, last_modified: Some(time) };

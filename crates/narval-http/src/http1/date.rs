@@ -6,29 +6,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Length of an IMF-fixdate, for example `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub const LENGTH: usize = 29;
 
-/// Length of a whole `Date` field line, its end included.
+/// Length of a whole `Date` field line, including its end.
 const LINE_LENGTH: usize = LENGTH + b"date: \r\n".len();
 
 thread_local! {
     static CACHED: Cell<(u64, [u8; LINE_LENGTH])> = const { Cell::new((u64::MAX, [b' '; LINE_LENGTH])) };
-    /// The thread [sets](set) it itself.
+    /// Whether this thread calls [`set`].
     static IS_SET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The time now as an IMF-fixdate.
+/// The current time as an IMF-fixdate.
 pub fn now() -> [u8; LENGTH] {
     let line = line();
     let value = line.get(b"date: ".len()..).and_then(|rest| rest.first_chunk());
     value.copied().unwrap_or([b' '; LENGTH])
 }
 
-/// The field line that says so.
+/// The current time as a field line.
 pub(crate) fn line() -> [u8; LINE_LENGTH] {
     if IS_SET.get() { CACHED.get().1 } else { line_at(since_1970().as_secs()) }
 }
 
-/// Takes the time once for all lines of this thread, from now on. Returns for how many milliseconds that is right; then it is
-/// to be called again.
+/// Formats the current time for all lines of this thread from now on. Returns after how many milliseconds to call it
+/// again.
 pub(crate) fn set() -> u64 {
     let now = since_1970();
     line_at(now.as_secs());
@@ -37,7 +37,7 @@ pub(crate) fn set() -> u64 {
 }
 
 fn since_1970() -> Duration {
-    // By std: rustix panics where the kernel's vDSO has no getcpu, as in User-Mode Linux.
+    // Uses std because rustix panics if the kernel's vDSO has no getcpu, as in User-Mode Linux.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -54,7 +54,8 @@ fn line_at(second: u64) -> [u8; LINE_LENGTH] {
     line
 }
 
-/// `time` as an IMF-fixdate, cut to whole seconds. Times before 1970 and after 9999 become the nearest date there is.
+/// `time` as an IMF-fixdate, truncated to seconds. Times before 1970 and after 9999 become the nearest representable
+/// date.
 pub fn format(time: SystemTime) -> [u8; LENGTH] {
     /// 9999-12-31 23:59:59 GMT, the last date with a four-digit year.
     const LAST: Duration = Duration::from_secs(253_402_300_799);
@@ -67,7 +68,7 @@ pub fn format(time: SystemTime) -> [u8; LENGTH] {
     text
 }
 
-/// Reads an HTTP date in any of the three forms of RFC 9110 section 5.6.7.
+/// Parses an HTTP date in any of the three formats of RFC 9110 section 5.6.7.
 pub fn parse(value: &[u8]) -> Option<SystemTime> {
     httpdate::parse_http_date(std::str::from_utf8(value).ok()?).ok()
 }

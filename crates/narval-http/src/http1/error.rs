@@ -1,14 +1,14 @@
 use http::StatusCode;
 
-/// A message that breaks the rules of HTTP/1.1: what to answer, and why.
+/// A malformed HTTP message: the status to answer with, and the reason.
 ///
-/// After one of these the connection can't be trusted to be in step: answer once with `Connection: close`, then close.
+/// After such an error, request boundaries can no longer be trusted: answer once with `Connection: close`, then close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{status}: {reason}")]
 pub struct ProtoError {
     /// The status to answer with, 4xx or 5xx.
     pub status: StatusCode,
-    /// One line that says which rule was broken; safe to show to the client.
+    /// The rule that was broken, in one line; safe to show to the client.
     pub reason: &'static str,
 }
 
@@ -24,7 +24,7 @@ impl ProtoError {
     }
 }
 
-/// So that `?` works in handlers that return [`std::io::Result`]; such an error still becomes the status it holds.
+/// Lets `?` work in handlers that return [`std::io::Result`]; the response still has the status of the inner error.
 impl From<ProtoError> for std::io::Error {
     fn from(error: ProtoError) -> Self {
         Self::new(std::io::ErrorKind::InvalidData, error)

@@ -1,7 +1,8 @@
-//! Request heads (RFC 9112 sections 2 to 7), read strictly.
+//! Request heads (RFC 9112 sections 2 to 7), parsed strictly.
 //!
-//! `httparse` takes the head apart; around it stand the rules it leaves out. Each rule is a test in `head/tests.rs`. What a
-//! lenient server and a lenient proxy read differently is how requests are smuggled, so whatever is ambiguous is an error.
+//! `httparse` parses the syntax; this module adds the rules that it leaves out. Each rule is a test in `head/tests.rs`.
+//! Request smuggling exploits what a lenient server and a lenient proxy parse differently, so whatever is ambiguous is
+//! an error.
 
 use std::mem::MaybeUninit;
 
@@ -13,7 +14,7 @@ use crate::{HeadParts, Span};
 
 mod again;
 
-/// Whether a request that can't be understood is one of HEAD: the answer to it has no body either (RFC 9110 section 9.3.2).
+/// Whether a malformed request is a HEAD, whose response must have no body (RFC 9110 section 9.3.2).
 pub(crate) fn begins_with_head(input: &[u8]) -> bool {
     input.strip_prefix(b"\r\n").unwrap_or(input).starts_with(b"HEAD ")
 }
@@ -26,24 +27,25 @@ pub(crate) use again::LastHead;
 /// The most field lines that [`HeadLimits::fields_max`] can allow.
 pub const FIELDS_MAX: usize = 128;
 
-/// The largest `Content-Length` that is believed: 2^53, as far as a JSON number or a JavaScript client can count.
+/// The largest `Content-Length` accepted: 2^53, the limit of exact integers in JSON numbers and JavaScript.
 pub const CONTENT_LENGTH_MAX: u64 = 1 << 53;
 
-/// The most bytes a method may have.
+/// The longest method in bytes.
 const METHOD_LENGTH_MAX: usize = 32;
 
-/// What a request head may cost, and which unusual forms are allowed.
+/// Limits on request heads, and which unusual targets are allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadLimits {
-    /// Most bytes in the head, the empty line included. More is 431 (or 414, where the request line alone is too long).
+    /// Most bytes in the head, including the empty line. More is answered 431 (or 414, if the request line alone is too
+    /// long).
     pub bytes_max: usize,
-    /// Most bytes in the request line. More is 414.
+    /// Most bytes in the request line. More is answered 414.
     pub request_line_bytes_max: usize,
-    /// Most field lines, at most [`FIELDS_MAX`]. More is 431.
+    /// Most field lines, at most [`FIELDS_MAX`]. More is answered 431.
     pub fields_max: usize,
-    /// Whether `CONNECT host:port` gets as far as a handler; otherwise 501.
+    /// Whether `CONNECT host:port` is passed to the handler; otherwise it is answered 501.
     pub connect_allowed: bool,
-    /// Whether `OPTIONS *` gets as far as a handler; otherwise the engine answers it itself, with 204.
+    /// Whether `OPTIONS *` is passed to the handler; otherwise the engine answers it 204.
     pub asterisk_allowed: bool,
 }
 
@@ -59,7 +61,7 @@ impl Default for HeadLimits {
     }
 }
 
-/// How the end of a request's body is found (RFC 9112 section 6.3).
+/// How a request's body is delimited (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// No body.
@@ -70,14 +72,14 @@ pub enum Framing {
     Chunked,
 }
 
-/// A request head that was read.
+/// A parsed request head.
 #[derive(Clone, Debug)]
 pub struct ParsedHead {
     /// Method, version, target and field lines.
     pub parts: HeadParts,
-    /// Bytes of the head, the empty line included; the body (or the next request) starts there.
+    /// Length of the head in bytes, including the empty line; the body (or the next request) starts there.
     pub head_len: usize,
-    /// How the end of the body is found.
+    /// How the body is delimited.
     pub framing: Framing,
     /// Whether the client wants to use the connection again.
     pub keep_alive: bool,
@@ -85,33 +87,32 @@ pub struct ParsedHead {
     pub expect_continue: bool,
 }
 
-/// Reads a request head from the start of `buf`. `None`: the head isn't complete yet.
+/// Parses a request head at the start of `buf`; `None` if it is not complete yet.
 ///
-/// A caller that receives a head in several pieces uses a [`HeadScan`], which doesn't look at the same bytes twice.
+/// If a head arrives in several pieces, use a [`HeadScan`], which does not scan the same bytes twice.
 ///
-/// # Errors
-/// The first rule that is broken; known as early as the bytes allow.
+/// # Errors The first rule that is broken, reported as early as the bytes allow.
 pub fn parse_head(buf: &[u8], limits: &HeadLimits) -> Result<Option<ParsedHead>, ProtoError> {
     HeadScan::default().parse(buf, limits)
 }
 
-/// How far a head has been looked through for its end, so that a client that sends byte by byte costs no more than
-/// one that sends all at once.
+/// How far a head has been scanned for its end. A client that sends byte by byte costs no more than one that sends
+/// everything at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadScan {
-    /// Bytes looked at.
+    /// Bytes scanned.
     scanned: u32,
-    /// Start of the line that is not complete yet.
+    /// Start of the current, incomplete line.
     line_start: u32,
-    /// Complete lines, the request line included, a leading empty one not.
+    /// Complete lines, including the request line, but not a leading empty one.
     lines: u32,
     /// Whether an empty line came before the request line.
     leading_crlf: bool,
 }
 
 impl HeadScan {
-    /// Like [`parse_head`]; `buf` holds the same bytes as at the call before, and more behind them. When it returns a
-    /// head, the scan starts afresh.
+    /// Like [`parse_head`]. `buf` holds the bytes of the previous call, and more after them. The scan is reset when it
+    /// returns a head.
     ///
     /// # Errors
     /// As [`parse_head`].
@@ -119,7 +120,7 @@ impl HeadScan {
         self.parse_into(buf, limits, &mut Vec::new())
     }
 
-    /// Like [`parse`](Self::parse); the field lines are put into the memory of `fields`, which a head takes with it.
+    /// Like [`parse`](Self::parse); the returned head reuses the memory of `fields`.
     ///
     /// # Errors
     /// As [`parse_head`].
@@ -138,7 +139,7 @@ impl HeadScan {
         parse_complete(head, skip, limits, std::mem::take(fields)).map(Some)
     }
 
-    /// Whether nothing of a head was looked at yet.
+    /// Whether nothing was scanned yet.
     pub(crate) fn is_fresh(&self) -> bool {
         *self == Self::default()
     }
@@ -198,7 +199,7 @@ const REQUEST_LINE_TOO_LONG: ProtoError = ProtoError::new(StatusCode::URI_TOO_LO
 const HEAD_TOO_LARGE: ProtoError =
     ProtoError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the request head is too large");
 
-/// Takes a complete head apart, whose lines are known to end with CRLF; it starts `skip` bytes into `head`.
+/// Parses a complete head whose lines are known to end with CRLF; it starts `skip` bytes into `head`.
 fn parse_complete(
     head: &[u8],
     skip: usize,
@@ -212,8 +213,8 @@ fn parse_complete(
         Ok(httparse::Status::Complete(length)) if length == message.len() => {}
         Ok(_) => return Err(ProtoError::bad_request("the request head is malformed")),
         Err(httparse::Error::Version) => {
-            // Minor versions to come are spoken as the highest that is known (RFC 9110 section 2.5). Spans are places: they are the
-            // same in a copy.
+            // Later minor versions are treated as the highest known one (RFC 9110 section 2.5). Spans are offsets, so
+            // those of a copy are valid.
             return match as_http11(head, skip) {
                 Some(known) => parse_complete(&known, skip, limits, fields),
                 None => Err(syntax_error(httparse::Error::Version, message)),
@@ -267,7 +268,7 @@ fn as_http11(head: &[u8], skip: usize) -> Option<Vec<u8>> {
     Some(known)
 }
 
-/// The error for what `httparse` refuses.
+/// The error for what `httparse` rejects.
 fn syntax_error(error: httparse::Error, message: &[u8]) -> ProtoError {
     use httparse::Error;
     let reason = match error {
@@ -294,7 +295,7 @@ fn syntax_error(error: httparse::Error, message: &[u8]) -> ProtoError {
     ProtoError::bad_request(reason)
 }
 
-/// The part of `buf` that `part`, a slice of it, covers.
+/// The span of `part`, a slice of `buf`.
 fn span_in(buf: &[u8], part: &[u8]) -> Span {
     if part.is_empty() {
         return Span::default();
@@ -304,7 +305,7 @@ fn span_in(buf: &[u8], part: &[u8]) -> Span {
     Span { start: start as u32, end: (start + part.len()) as u32 }
 }
 
-/// A request target (RFC 9112 section 3.2), taken apart.
+/// A parsed request target (RFC 9112 section 3.2).
 pub(crate) struct Target {
     pub(crate) path: Span,
     pub(crate) query: Option<Span>,
@@ -312,12 +313,12 @@ pub(crate) struct Target {
     authority: Option<Span>,
 }
 
-/// Whether a request target can't have this byte.
+/// Whether this byte is not allowed in a request target.
 fn is_bad(byte: u8) -> bool {
     !(0x21..=0x7e).contains(&byte) || byte == b'#'
 }
 
-/// All bytes are looked at, many at a time, before the one is looked for that is hardly ever there.
+/// All bytes are checked first, many at a time; a bad byte is rare.
 fn has_bad_byte(target: &[u8]) -> bool {
     target.iter().fold(false, |bad, &byte| bad | is_bad(byte))
 }
@@ -398,16 +399,16 @@ impl Target {
     }
 }
 
-/// The elements of a list; empty ones don't count (RFC 9110 section 5.6.1.2).
+/// The elements of a list; empty ones are ignored (RFC 9110 section 5.6.1.2).
 fn elements(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())
 }
 
-/// Where the body ends can't be known (RFC 9112 section 6.3).
+/// The end of the body cannot be determined (RFC 9112 section 6.3).
 const NOT_CHUNKED_LAST: ProtoError =
     ProtoError::bad_request("the last transfer coding is not chunked, or not it alone");
 
-/// What the field lines say about the connection and the body.
+/// The field lines that affect the connection and the body.
 #[derive(Default)]
 struct Seen<'a> {
     host: Option<&'a [u8]>,
@@ -420,7 +421,7 @@ struct Seen<'a> {
 
 impl<'a> Seen<'a> {
     fn field(&mut self, name: &str, value: &'a [u8]) -> Result<(), ProtoError> {
-        // The length first: it tells nearly all fields apart from the five that matter here.
+        // Length first: it distinguishes nearly all fields from the five that matter here.
         match name.len() {
             4 if name.eq_ignore_ascii_case("host") => self.host(value),
             6 if name.eq_ignore_ascii_case("expect") => self.expect(value),
@@ -515,7 +516,7 @@ pub(crate) fn content_length(value: &[u8]) -> Result<u64, ProtoError> {
         .ok_or(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the Content-Length is absurd"))
 }
 
-/// Whether `value` is `uri-host [ ":" port ]` (RFC 9110 section 7.2); empty is allowed there.
+/// Whether `value` is `uri-host [ ":" port ]` (RFC 9110 section 7.2), which may be empty.
 pub(crate) fn is_host(value: &[u8]) -> bool {
     let (host_ok, rest) = if let Some(literal) = value.strip_prefix(b"[") {
         let Some(end) = memchr(b']', literal) else {

@@ -7,7 +7,7 @@ use crate::Peer;
 pub struct Span {
     /// Offset of the first byte.
     pub start: u32,
-    /// Offset behind the last byte.
+    /// Offset after the last byte.
     pub end: u32,
 }
 
@@ -76,7 +76,7 @@ impl<'a> HeadRef<'a> {
         self.parts.query.map(|span| self.text(span))
     }
 
-    /// The host (and port) the request is for: the authority of the target where it has one, else the Host field.
+    /// The host (and port) the request is for: the authority of the target if it has one, else the Host field.
     pub fn host(&self) -> Option<&'a str> {
         self.parts.host.map(|span| self.text(span))
     }
@@ -99,7 +99,7 @@ impl<'a> HeadRef<'a> {
         named.map(move |(_, value)| value.of(buf))
     }
 
-    /// Whether any field's name begins as those of conditions do; hardly any request has one.
+    /// Whether any field's name starts like those of conditional requests; few requests have one.
     pub(crate) fn may_have_conditions(&self) -> bool {
         self.parts.fields.iter().any(|(name, _)| matches!(name.of(self.buf), [b'i' | b'I', b'f' | b'F', b'-', ..]))
     }
@@ -110,7 +110,7 @@ impl<'a> HeadRef<'a> {
         self.parts.fields.iter().map(move |(name, value)| (view.text(*name), value.of(view.buf)))
     }
 
-    /// Who sent the request.
+    /// The client that sent the request.
     pub fn peer(&self) -> &'a Peer {
         self.peer
     }

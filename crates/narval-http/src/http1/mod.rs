@@ -1,7 +1,7 @@
 //! HTTP/1.1 without I/O: pure functions over byte slices (RFC 9110, RFC 9112).
 //!
-//! Nothing here touches a socket, a file or a clock other than [`date`]; everything is checked by the fuzz targets in
-//! `fuzz/`. What has state is the connection (`conn`), which is without I/O as well.
+//! Nothing here touches a socket, a file or, except in [`date`], a clock; everything is covered by the fuzz targets in
+//! `fuzz/`. Only the connection (`conn`) has state; it does no I/O either.
 
 pub mod accept;
 pub mod chunked;

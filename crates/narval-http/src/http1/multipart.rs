@@ -1,6 +1,6 @@
 //! Forms as `multipart/form-data` (RFC 7578, RFC 2046 section 5.1), decoded strictly and without copying the data.
 //!
-//! [`parts`] walks over a body in memory; [`MultipartDecoder`] takes it in pieces.
+//! [`parts`] iterates over a body in memory; [`MultipartDecoder`] takes it in pieces.
 
 use http::HeaderMap;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -13,7 +13,7 @@ const PART_FIELDS_MAX: usize = 16;
 /// Longest boundary (RFC 2046 section 5.1.1).
 const BOUNDARY_LENGTH_MAX: usize = 70;
 
-/// What a form may cost.
+/// Limits on forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultipartLimits {
     /// Most parts.
@@ -28,19 +28,19 @@ impl Default for MultipartLimits {
     }
 }
 
-/// What is said about a part before its data.
+/// The head of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartHead {
-    /// The name of the form's field.
+    /// The name of the form field.
     pub name: String,
-    /// The name of the file, as the client tells it; not fit to be used as a path.
+    /// The file name as sent by the client; not safe to use as a path.
     pub filename: Option<String>,
     /// All field lines of the part.
     pub headers: HeaderMap,
 }
 
 impl PartHead {
-    /// The media type of the data, if it is told.
+    /// The media type of the data, if given.
     pub fn content_type(&self) -> Option<&HeaderValue> {
         self.headers.get(CONTENT_TYPE)
     }
@@ -82,16 +82,16 @@ pub fn boundary(content_type: &[u8]) -> Result<&[u8], ProtoError> {
 /// One step of [`MultipartDecoder::decode`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Step<'a> {
-    /// Bytes of the input that are done with.
+    /// Consumed bytes of the input.
     pub consumed: usize,
     /// What was found in them.
     pub event: MultipartEvent<'a>,
 }
 
-/// What a form is made of.
+/// An event while decoding a form.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MultipartEvent<'a> {
-    /// Nothing yet: call again with the input that was not consumed, and more behind it.
+    /// Nothing yet: call again with the unconsumed input, and more after it.
     NeedMore,
     /// A part begins.
     Part(PartHead),
@@ -99,11 +99,11 @@ pub enum MultipartEvent<'a> {
     Data(&'a [u8]),
     /// The part's data has ended.
     PartEnd,
-    /// The form has ended, and the input with it.
+    /// The form and the input have ended.
     End,
 }
 
-/// Decodes a form, given in pieces. The input of each call begins where the one before consumed to.
+/// Decodes a form in pieces. The input of each call starts where the previous call stopped consuming.
 #[derive(Debug)]
 pub struct MultipartDecoder {
     /// `\r\n--boundary`.
@@ -129,15 +129,14 @@ impl MultipartDecoder {
         Self { delimiter, state: State::Start, parts: 0, limits }
     }
 
-    /// The most bytes of input that it can ask for before it consumes any.
+    /// The most bytes of input that it may need before it consumes any.
     pub fn input_max(&self) -> usize {
         self.limits.part_head_bytes_max.max(self.delimiter.needle().len()) + 4
     }
 
-    /// Reads on. `at_end`: there is no more input than this.
+    /// Decodes the next event. `at_end`: there is no more input.
     ///
-    /// # Errors
-    /// 400 with the rule that is broken, a form that ends early included.
+    /// # Errors 400 with the rule that is broken, also for a form that ends early.
     pub fn decode<'a>(&mut self, input: &'a [u8], at_end: bool) -> Result<Step<'a>, ProtoError> {
         let mut consumed = 0;
         loop {
@@ -158,7 +157,7 @@ impl MultipartDecoder {
         }
     }
 
-    /// Goes one state on. `NeedMore` with bytes consumed only means that the state has changed.
+    /// Advances by one state. `NeedMore` with consumed bytes only means that the state has changed.
     fn step<'a>(&mut self, input: &'a [u8]) -> Result<Step<'a>, ProtoError> {
         let more = Step { consumed: 0, event: MultipartEvent::NeedMore };
         match self.state {
@@ -195,7 +194,7 @@ impl MultipartDecoder {
             State::Head => self.head(input),
             State::Data => Ok(self.data(input)),
             State::Epilogue if b"\r\n".starts_with(input) => Ok(more),
-            State::Epilogue => Err(ProtoError::bad_request("there are bytes behind the end of the form")),
+            State::Epilogue => Err(ProtoError::bad_request("there are bytes after the end of the form")),
         }
     }
 
@@ -240,7 +239,7 @@ pub struct Part<'a> {
     pub data: &'a [u8],
 }
 
-/// The parts of a form that is in memory as a whole. After an error there are no more.
+/// The parts of a form that is completely in memory. After an error there are no more.
 ///
 /// ```
 /// use narval_http::http1::multipart::{MultipartLimits, parts};
@@ -275,7 +274,7 @@ fn next_part<'a>(decoder: &mut MultipartDecoder, rest: &mut &'a [u8]) -> Result<
         *rest = rest.get(step.consumed..).unwrap_or_default();
         match (step.event, head.take()) {
             (MultipartEvent::Part(next), _) => head = Some(next),
-            // All of the form is there, so that data comes in one piece up to its delimiter, or the form ends early.
+            // The form is complete, so data is one piece up to its delimiter, or the form ends early.
             (MultipartEvent::Data(bytes), same) => (head, data) = (same, bytes),
             (MultipartEvent::PartEnd, Some(head)) => return Ok(Some(Part { head, data })),
             (MultipartEvent::PartEnd | MultipartEvent::End | MultipartEvent::NeedMore, _) => return Ok(None),
@@ -283,7 +282,7 @@ fn next_part<'a>(decoder: &mut MultipartDecoder, rest: &mut &'a [u8]) -> Result<
     }
 }
 
-/// Reads the head of a part, the empty line included.
+/// Parses the head of a part, including the empty line.
 fn parse_part_head(head: &[u8]) -> Result<PartHead, ProtoError> {
     const MALFORMED: ProtoError = ProtoError::bad_request("the head of a part of the form is malformed");
     const NO_NAME: ProtoError = ProtoError::bad_request("a part of the form has no form-data name");
@@ -317,7 +316,7 @@ fn parameter(parameters: &[u8], wanted: &[u8]) -> Option<String> {
     let mut value = Vec::with_capacity(raw.len());
     let mut bytes = raw.iter().copied().peekable();
     while let Some(byte) = bytes.next() {
-        // Only what clients do escape: elsewhere, a backslash may be part of a path (Internet Explorer).
+        // Only what clients actually escape: elsewhere, a backslash may be part of a path (Internet Explorer).
         match bytes.next_if(|next| byte == b'\\' && matches!(next, b'"' | b'\\')) {
             Some(escaped) => value.push(escaped),
             None => value.push(byte),

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::http1::ProtoError;
 
-/// Decodes the percent-encoded bytes of `text` (RFC 3986 section 2.1), once. Borrows where there are none.
+/// Decodes the percent-encoded bytes of `text` (RFC 3986 section 2.1), once. Borrows if there are none.
 ///
-/// # Errors
-/// 400, for a percent sign that two hex digits don't follow.
+/// # Errors 400 for a percent sign that is not followed by two hex digits.
 pub fn percent_decode(text: &str) -> Result<Cow<'_, [u8]>, ProtoError> {
     if !text.contains('%') {
         return Ok(Cow::Borrowed(text.as_bytes()));
@@ -27,8 +26,7 @@ pub fn percent_decode(text: &str) -> Result<Cow<'_, [u8]>, ProtoError> {
 
 /// Like [`percent_decode`], for text.
 ///
-/// # Errors
-/// 400, also for bytes that aren't UTF-8.
+/// # Errors 400, also for bytes that are not UTF-8.
 pub fn percent_decode_text(text: &str) -> Result<Cow<'_, str>, ProtoError> {
     let not_utf8 = ProtoError::bad_request("the path is not UTF-8");
     match percent_decode(text)? {
@@ -41,15 +39,15 @@ pub fn percent_decode_text(text: &str) -> Result<Cow<'_, str>, ProtoError> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePath {
     relative: PathBuf,
-    /// Whether the request's path ends with a slash, and so means a folder.
+    /// Whether the request's path ends with a slash, and so names a folder.
     pub names_folder: bool,
 }
 
 impl FilePath {
     /// Decodes `path`, the percent-encoded path of a request target, segment by segment.
     ///
-    /// A segment that could lead elsewhere is refused rather than resolved: `.`, `..`, and any that holds a NUL or an encoded
-    /// slash. Empty segments (`//`) are left out.
+    /// A segment that could lead elsewhere is rejected, not resolved: `.`, `..`, and any that contains a NUL or an
+    /// encoded slash. Empty segments (`//`) are skipped.
     ///
     /// # Errors
     /// 400 with the rule that is broken.
@@ -88,8 +86,8 @@ impl FilePath {
     }
 }
 
-/// The name-value pairs of a query or a form (`application/x-www-form-urlencoded`), decoded, in order. A name without `=`
-/// has an empty value; bytes that aren't UTF-8 are replaced by U+FFFD.
+/// The name-value pairs of a query or a form (`application/x-www-form-urlencoded`), decoded, in order. A name without
+/// `=` has an empty value; bytes that are not UTF-8 are replaced by U+FFFD.
 ///
 /// ```
 /// use narval_http::http1::path::query_pairs;

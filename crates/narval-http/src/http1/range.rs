@@ -1,11 +1,11 @@
-//! Range requests (RFC 9110 section 14): which bytes of a representation are asked for, and the framing of answers that
-//! hold several ranges.
+//! Range requests (RFC 9110 section 14): which bytes of a representation are requested, and the framing of responses
+//! with several ranges.
 
 use std::hash::{BuildHasher, RandomState};
 
 use http::HeaderValue;
 
-/// Most ranges that are answered in one response; a request for more gets the whole representation.
+/// Most ranges in one response; a request for more gets the whole representation.
 pub const RANGES_MAX: usize = 16;
 
 /// A run of bytes of a representation.
@@ -28,20 +28,20 @@ impl ByteRange {
     }
 }
 
-/// What a `Range` field asks for.
+/// What a `Range` field selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
     /// The whole representation: 200. The field is absent, malformed, in other units, or asks for too much.
     Whole,
     /// One range: 206 with `Content-Range`.
     Single(ByteRange),
-    /// Two to [`RANGES_MAX`] ranges, in the order asked for: 206 as `multipart/byteranges`.
+    /// Two to [`RANGES_MAX`] ranges, in the requested order: 206 as `multipart/byteranges`.
     Several(Vec<ByteRange>),
     /// No range overlaps the representation: 416 with `Content-Range: bytes */size`.
     Unsatisfiable,
 }
 
-/// Reads the value of a `Range` field for a representation of `size` bytes. Only for GET (RFC 9110 section 14.2).
+/// Parses the value of a `Range` field for a representation of `size` bytes. Only for GET (RFC 9110 section 14.2).
 ///
 /// ```
 /// use narval_http::http1::range::{ByteRange, Selection, select};
@@ -73,17 +73,18 @@ pub fn select(value: &[u8], size: u64) -> Selection {
     }
     match (ranges.as_slice(), asked) {
         (_, 0) => Selection::Whole,
-        // A suffix of nothing is nothing, which Content-Range can't say.
+        // A suffix of an empty representation is empty, which Content-Range cannot express.
         ([], _) if size == 0 && set.trim_ascii().starts_with(b"-") => Selection::Whole,
         ([], _) => Selection::Unsatisfiable,
         (&[range], _) => Selection::Single(range),
-        // Overlapping ranges that make the answer longer than the whole are an amplification (RFC 9110 section 17.15).
+        // Overlapping ranges that make the response longer than the whole are an amplification attack (RFC 9110 section
+        // 17.15).
         _ if total > size => Selection::Whole,
         _ => Selection::Several(ranges),
     }
 }
 
-/// One `first-last`, `first-` or `-suffix`. The outer `None`: malformed; the inner one: outside the representation.
+/// One `first-last`, `first-` or `-suffix`. The outer `None`: malformed; the inner `None`: outside the representation.
 fn parse_spec(spec: &[u8], size: u64) -> Option<Option<ByteRange>> {
     let dash = spec.iter().position(|&byte| byte == b'-')?;
     let (first, last) = (spec.get(..dash)?, spec.get(dash + 1..)?);
@@ -100,7 +101,7 @@ fn parse_spec(spec: &[u8], size: u64) -> Option<Option<ByteRange>> {
     Some((start < size).then(|| ByteRange { start, length: end - start }))
 }
 
-/// A number of decimal digits; one beyond 64 bits is as good as the largest.
+/// A decimal number; one that does not fit into 64 bits counts as the largest.
 fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -113,8 +114,8 @@ pub fn unsatisfied_content_range(size: u64) -> HeaderValue {
     header_value(format!("bytes */{size}"))
 }
 
-/// The framing of a `multipart/byteranges` body (RFC 9110 section 14.6): what stands before, between and behind the
-/// ranges, all known beforehand, so that the response has a `Content-Length`.
+/// The framing of a `multipart/byteranges` body (RFC 9110 section 14.6): the bytes before, between and after the
+/// ranges. They are known in advance, so the response has a `Content-Length`.
 #[derive(Clone, Debug)]
 pub struct MultipartRanges {
     boundary: String,
@@ -124,9 +125,9 @@ pub struct MultipartRanges {
 }
 
 impl MultipartRanges {
-    /// The framing for `ranges` of a representation of `size` bytes, with a boundary that can't be foreseen.
+    /// The framing for `ranges` of a representation of `size` bytes, with an unpredictable boundary.
     pub fn new(ranges: Vec<ByteRange>, size: u64, content_type: Option<HeaderValue>) -> Self {
-        // Each RandomState has keys of its own, which std takes from the system's randomness.
+        // Each RandomState has its own keys, which std takes from the system's randomness.
         let boundary = format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
         Self { boundary, content_type, size, ranges }
     }
@@ -141,7 +142,7 @@ impl MultipartRanges {
         header_value(format!("multipart/byteranges; boundary={}", self.boundary))
     }
 
-    /// Appends what comes before the bytes of the range with this index.
+    /// Appends what precedes the bytes of the range with this index.
     pub fn part_head(&self, index: usize, out: &mut Vec<u8>) {
         let Some(range) = self.ranges.get(index) else { return };
         out.extend_from_slice(if index == 0 { b"--" } else { b"\r\n--" });
@@ -157,7 +158,7 @@ impl MultipartRanges {
         out.extend_from_slice(b"\r\n\r\n");
     }
 
-    /// Appends what comes behind the bytes of the last range.
+    /// Appends what follows the bytes of the last range.
     pub fn end(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"\r\n--");
         out.extend_from_slice(self.boundary.as_bytes());

@@ -1,7 +1,7 @@
 //! Response heads (RFC 9112 sections 4 and 6, RFC 9110 section 8.6), encoded into bytes.
 //!
-//! Names and values come as [`HeaderName`] and [`HeaderValue`], which can't hold CR, LF or NUL: nothing a handler puts
-//! into a field can end the line.
+//! Names and values are [`HeaderName`] and [`HeaderValue`], which cannot contain CR, LF or NUL: nothing that a handler
+//! puts into a field can end the line.
 
 use std::sync::OnceLock;
 
@@ -12,53 +12,54 @@ use http::{HeaderName, HeaderValue, StatusCode, Version};
 use crate::http1::date;
 use crate::http2;
 
-/// What the request says about the form of its answer.
+/// The properties of the request that determine how its response is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerTo {
     /// The request's version.
     pub version: Version,
-    /// Whether the request is a HEAD: the answer has no body.
+    /// Whether the request is a HEAD: the response has no body.
     pub is_head: bool,
-    /// Whether the connection may go on: the client wants it, and the server too.
+    /// Whether client and server both want to keep the connection.
     pub keep_alive: bool,
 }
 
-/// How many bytes the body of a response has.
+/// The length of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyLength {
-    /// That many.
+    /// This many bytes.
     Known(u64),
-    /// Not known before the end.
+    /// Not known in advance.
     Unknown,
 }
 
 /// How the body is to be sent after the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {
-    /// No byte of it: the request is a HEAD, the status has no body, or the body is empty.
+    /// Nothing: the request is a HEAD, the status has no body, or the body is empty.
     None,
-    /// Exactly that many bytes.
+    /// Exactly this many bytes.
     Length(u64),
     /// In chunks; see [`chunked`](crate::http1::chunked).
     Chunked,
-    /// As it comes; closing the connection ends it (an HTTP/1.0 client).
+    /// As it is; closing the connection ends it (HTTP/1.0 clients).
     UntilClose,
 }
 
-/// What was encoded.
+/// How the body and the connection continue after an encoded head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedHead {
     /// How to send the body.
     pub framing: BodyFraming,
-    /// Whether the connection goes on after this response.
+    /// Whether the connection is kept after this response.
     pub keep_alive: bool,
 }
 
-/// Appends the head of a response to `out`, the empty line included.
+/// Appends the head of a response to `out`, including the empty line.
 ///
-/// `Date`, `Connection`, `Content-Length` and `Transfer-Encoding` are the encoder's: of the given fields, `Connection`
-/// counts only for its `close` (on a 101 it is sent as given), `Date` replaces the encoder's, `Transfer-Encoding` is left
-/// out, and so is `Content-Length`, unless there is no body to count: in answer to a HEAD and on 304 it is kept.
+/// The encoder sets `Date`, `Connection`, `Content-Length` and `Transfer-Encoding`. Of the given fields, a `Date`
+/// replaces the encoder's, and `Connection` only counts for its `close` (on a 101 it is sent as given).
+/// `Transfer-Encoding` and `Content-Length` are omitted, except that `Content-Length` is kept in response to a HEAD and
+/// on 304, which have no body.
 pub fn encode_head(
     out: &mut Vec<u8>,
     status: StatusCode,
@@ -101,7 +102,7 @@ pub fn encode_head(
     EncodedHead { framing, keep_alive }
 }
 
-/// Appends the fields that say how long the body is, or would be in answer to a GET.
+/// Appends the fields for the length of the body, or of the body that a GET would get.
 fn length_fields(out: &mut Vec<u8>, status: StatusCode, length: BodyLength, to: AnswerTo) {
     match length {
         _ if !has_content(status) => {}
@@ -111,7 +112,7 @@ fn length_fields(out: &mut Vec<u8>, status: StatusCode, length: BodyLength, to: 
     }
 }
 
-/// Appends the head of a [`Prepared`] response, the empty line included.
+/// Appends the head of a [`Prepared`] response, including the empty line.
 #[inline]
 pub fn encode_prepared(out: &mut Vec<u8>, prepared: &Prepared, to: AnswerTo) -> EncodedHead {
     out.extend_from_slice(&prepared.head);
@@ -126,8 +127,8 @@ pub fn encode_prepared(out: &mut Vec<u8>, prepared: &Prepared, to: AnswerTo) -> 
     EncodedHead { framing, keep_alive: to.keep_alive }
 }
 
-/// Appends an informational response (`100 Continue`, `103 Early Hints`), which comes before the answer proper. Not for
-/// HTTP/1.0 clients, which don't know them (RFC 9110 section 15.2).
+/// Appends an informational response (`100 Continue`, `103 Early Hints`), which precedes the final response. Not for
+/// HTTP/1.0 clients, which do not support them (RFC 9110 section 15.2).
 pub fn encode_informational(out: &mut Vec<u8>, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) {
     debug_assert!(status.is_informational());
     status_line(out, status);
@@ -146,7 +147,7 @@ pub(crate) fn status_line(out: &mut Vec<u8>, status: StatusCode) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Whether a response with this status has content, be it empty (RFC 9112 section 6.3).
+/// Whether a response with this status has content, possibly empty (RFC 9112 section 6.3).
 pub fn has_content(status: StatusCode) -> bool {
     !status.is_informational() && status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED
 }
@@ -196,7 +197,7 @@ pub struct Prepared {
     /// Status line and field lines, including `Content-Length`, each ended by CRLF, without the final empty line.
     pub(crate) head: Bytes,
     pub(crate) body: Bytes,
-    /// The same head for HTTP/2, once it was asked for.
+    /// The same head for HTTP/2, encoded on first use.
     block: OnceLock<Box<[u8]>>,
 }
 

@@ -76,7 +76,7 @@ fn idle_connections_are_closed_and_busy_ones_are_not() {
 fn a_body_that_stalls_is_broken_off() {
     on_each_driver(|driver| {
         // Buffered, and streamed to a handler, which is told.
-        for (body_buffer_max, text) in [(1000, "the request body came too slowly\n"), (0, "timed out")] {
+        for (body_buffer_max, text) in [(1000, "the request body arrived too slowly\n"), (0, "timed out")] {
             let limits = Limits { body_stall_timeout: soon(400), body_buffer_max, ..Limits::default() };
             let server = TestServer::with(
                 driver,

@@ -6,25 +6,25 @@ use super::over::Close;
 use super::service::Exchange;
 use crate::http1::head::ParsedHead;
 
-/// What is to be done for a connection next. After each but the last three, the connection is told what came of it, and says what
-/// follows.
+/// The next action for a connection. After each except the last three, report its result to the connection, which
+/// returns the next one.
 pub(crate) enum Act<X: Exchange> {
-    /// Send the answers that were collected. All out: [`sent`](super::Conn::sent); if not, [`sending`](super::Conn::sending) and, when
-    /// they are out, [`flushed`](super::Conn::flushed).
+    /// Send the gathered responses. If all were sent: [`sent`](super::Conn::sent); otherwise
+    /// [`sending`](super::Conn::sending) and, once they are sent, [`flushed`](super::Conn::flushed).
     Write(Then<X>),
-    /// Begin to send this answer, or have it sent.
+    /// Start sending this response, or have a worker send it.
     Answer(Box<X::Answer>),
-    /// Send more of the answer that the connection keeps: [`drove`](super::Conn::drove).
+    /// Send more of the connection's response: [`drove`](super::Conn::drove).
     Drive,
-    /// Have a worker make and send the next piece of this answer.
+    /// Have a worker produce and send the next piece of this response.
     Continue(Box<X::Answer>),
     /// Have a worker answer this request: [`dispatched`](super::Conn::dispatched) or [`refused`](super::Conn::refused).
     Job(Request<X>),
-    /// The answer to the last request comes later: it has the lease.
+    /// The answer to the last request follows later: it has the lease.
     Later(X::Later),
-    /// Wait for what [`Wants`](super::Wants) says.
+    /// Wait for the events in [`Wants`](super::Wants).
     Wait,
-    /// Wait for that, and for the socket to take more.
+    /// Wait for those, and for the socket to become writable.
     AwaitRoom,
     /// End the connection.
     End(Close),
@@ -32,15 +32,15 @@ pub(crate) enum Act<X: Exchange> {
     Drop,
 }
 
-/// What follows when the answers that were collected are out.
+/// What follows once the gathered responses are sent.
 pub(crate) enum Then<X: Exchange> {
-    /// Nothing: all input was used.
+    /// Nothing: all input is used.
     Wait,
     /// The next request.
     Next,
     /// This request, whose head is still in the input.
     Begin(Box<ParsedHead>),
-    /// An answer that comes later.
+    /// An answer that follows later.
     Later(X::Later),
     /// The end of the connection.
     Close(Close),

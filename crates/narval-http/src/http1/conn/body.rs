@@ -1,4 +1,4 @@
-//! Request bodies: into memory up to a limit, above it to a handler that reads them while they come.
+//! Request bodies: received into memory up to a limit, and streamed to their handler above it.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use crate::io::clock::millis;
 use crate::limits::{BODY_SMALL, Limits};
 
 impl<X: Exchange> Conn<X> {
-    /// Begins a request that is not answered from memory: its body is received, or a worker is to answer it.
+    /// Starts a request that is not answered inline: receives its body, or hands it to a worker.
     pub(super) fn begin(
         &mut self,
         head: Box<ParsedHead>,
@@ -44,7 +44,7 @@ impl<X: Exchange> Conn<X> {
         let body = service.buffer();
         if head.expect_continue && input.rest().is_empty() {
             if service.has_spare_streams() {
-                // It gets its `100 Continue` when the handler wants the body, and not before.
+                // The client gets `100 Continue` only when the handler wants the body.
                 let pipe = service.pipe(body, incoming.rest(), true);
                 return self.stream(bytes, head, incoming, pipe, service);
             }
@@ -55,7 +55,7 @@ impl<X: Exchange> Conn<X> {
         if input.rest().is_empty() { Act::Wait } else { self.feed_buffer(input, service) }
     }
 
-    /// Has a handler read the body while it comes.
+    /// Streams the body to a handler.
     fn stream(
         &mut self,
         bytes: Bytes,
@@ -77,7 +77,7 @@ impl<X: Exchange> Conn<X> {
         Act::Wait
     }
 
-    /// No worker will answer the last request; the service has.
+    /// No worker will answer the last request: the service has answered it.
     pub(crate) fn refused(&mut self, keep_alive: bool) -> Act<X> {
         if !keep_alive {
             return self.give_up_input();
@@ -86,7 +86,7 @@ impl<X: Exchange> Conn<X> {
         Act::Write(Then::Next)
     }
 
-    /// Gives input to what a job has not received of its request's body.
+    /// Passes input to the streamed body of a running job.
     pub(super) fn feed_left(&mut self, input: &mut Input<'_>, service: &impl Service<X>) {
         let State::Running(left) = &mut self.state else { return };
         left.catch_up();
@@ -99,7 +99,7 @@ impl<X: Exchange> Conn<X> {
                 match &fed {
                     Ok(Fed { done: true, .. }) => pipe.complete(incoming.trailers()),
                     Ok(_) => {}
-                    // The handler finds out, and answers what it wants; the connection ends after that.
+                    // The handler gets the error, and may answer as it likes; the connection ends after that.
                     Err(error) => pipe.refuse(*error),
                 }
                 fed
@@ -112,7 +112,7 @@ impl<X: Exchange> Conn<X> {
                 *left = BodyLeft::Nothing;
             }
             Err(_) => {
-                // What the client still sends is read then, so that the answer is not lost to a reset.
+                // Further input is then discarded, so that the response is not lost to a reset.
                 input.use_all();
                 *left = BodyLeft::Nothing;
                 self.read_no_more();
@@ -120,7 +120,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Gives input to a body that is received into memory.
+    /// Passes input to a body that is received into memory.
     pub(super) fn feed_buffer(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         let State::Body(request) = &mut self.state else { return Act::Wait };
         let Receiving { incoming, body, head, .. } = &mut **request;
@@ -184,7 +184,7 @@ impl<X: Exchange> Conn<X> {
         match &mut self.state {
             State::Body(request) => {
                 let is_head = request.head.parts.method == Method::HEAD;
-                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly");
+                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body arrived too slowly");
                 service.time_out(error, is_head);
                 self.give_up_input()
             }
@@ -199,8 +199,8 @@ impl<X: Exchange> Conn<X> {
     }
 }
 
-/// Receives more of a body that nobody reads, while its answer goes out or the connection ends. What is behind it, or can't be
-/// understood, is of no use either: the connection ends.
+/// Receives more of a body that nobody reads, while the response is sent or the connection ends. Input after it, or
+/// malformed input, is discarded too: the connection ends.
 pub(super) fn feed_unread(unread: &mut Unread, input: &mut Input<'_>, limits: &Limits) {
     if let Some(incoming) = unread
         && !incoming.feed(input.rest(), limits, |_| {}).is_ok_and(|fed| !fed.done)
@@ -210,14 +210,14 @@ pub(super) fn feed_unread(unread: &mut Unread, input: &mut Input<'_>, limits: &L
     input.use_all();
 }
 
-/// What is to be done with a body that is being received into memory.
+/// The next step for a body that is being received into memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NextStep {
     /// Receive more of it.
     Receive,
     /// It is complete.
     Dispatch,
-    /// A handler is to read the rest while it comes.
+    /// Stream the rest to a handler.
     Stream,
     /// There is no memory for it.
     Refuse,

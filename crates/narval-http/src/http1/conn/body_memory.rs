@@ -1,23 +1,23 @@
-//! The memory that request bodies take, of all connections together.
+//! The memory for the request bodies of all connections.
 //!
-//! A body that is being received may have a share of what is left (one part in [`SHARES`]): a few bodies may be large, and many have to be
-//! small. It is how switches share their buffers among ports (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
-//! packet switches", 1998). A quarter of the memory is for small bodies alone.
+//! A body that is being received may use a share of the free memory (1/[`SHARES`]): a few bodies may be large, many
+//! must be small. Switches share their buffers among ports in this way (Choudhury and Hahne, "Dynamic queue length
+//! thresholds for shared-memory packet switches", 1998). A quarter of the memory is reserved for small bodies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// One body may have one part in so many of the memory that no body has.
+/// The share of the free memory that one body may use: 1/64.
 const SHARES: usize = 64;
 
-/// A body of no more bytes may have whatever is left.
+/// A body up to this size in bytes may use all free memory.
 const SMALL: usize = 16 * 1024;
 
-/// How much of the memory for bodies is in use.
+/// Counts the memory used by bodies.
 #[derive(Debug)]
 pub(crate) struct BodyMemory {
     used: AtomicUsize,
-    /// Bytes that went around it: handlers received them themselves.
+    /// Bytes that handlers received themselves, which use no memory here.
     received_by_handlers: AtomicU64,
     bytes_max: usize,
 }
@@ -37,13 +37,13 @@ impl BodyMemory {
         self.received_by_handlers.load(Ordering::Relaxed)
     }
 
-    /// Whether so much is in use that those who hold it without making progress should lose it.
+    /// Whether so much is in use that bodies without progress should lose their share.
     pub(crate) fn is_short(&self) -> bool {
         self.used() > self.bytes_max / 2
     }
 }
 
-/// What one body has of it; given back when it is dropped.
+/// The memory used by one body; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     memory: Arc<BodyMemory>,
@@ -51,7 +51,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Nothing, to begin with.
+    /// An empty share.
     pub(crate) fn of(memory: &Arc<BodyMemory>) -> Self {
         Self { memory: memory.clone(), bytes: 0 }
     }
@@ -61,13 +61,13 @@ impl Share {
         self.bytes
     }
 
-    /// Counts bytes in. Whether there was room for them is asked afterwards: what was received has to be somewhere.
+    /// Adds bytes. The limit is checked afterwards, because received bytes must be stored in any case.
     pub(crate) fn add(&mut self, bytes: usize) {
         self.bytes += bytes;
         self.memory.used.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts bytes out.
+    /// Releases bytes.
     pub(crate) fn give_back(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -79,14 +79,14 @@ impl Share {
         self.memory.received_by_handlers.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether a body of which more is to come may keep what it has.
+    /// Whether an incomplete body may keep its share.
     pub(crate) fn is_fair(&self) -> bool {
         let BodyMemory { bytes_max, .. } = *self.memory;
         let free = (bytes_max - bytes_max / 4).saturating_sub(self.memory.used());
         self.bytes <= free / SHARES || (self.bytes <= SMALL && self.fits())
     }
 
-    /// Whether all bodies together have found room.
+    /// Whether all bodies together are within the limit.
     pub(crate) fn fits(&self) -> bool {
         self.memory.used() <= self.memory.bytes_max
     }
@@ -98,7 +98,7 @@ impl Drop for Share {
     }
 }
 
-/// What was received of a body whose handler does not run yet.
+/// The received part of a body whose handler is not running yet.
 #[derive(Debug)]
 pub(crate) struct Buffered {
     pub(crate) bytes: Vec<u8>,
@@ -110,7 +110,7 @@ impl Buffered {
         Self { bytes: Vec::new(), share: Share::of(memory) }
     }
 
-    /// Adds bytes of a body of which `expected` are to be kept here, mostly. What is only announced takes no memory.
+    /// Adds bytes of a body of about `expected` bytes in total. An announced length reserves no memory.
     pub(crate) fn push(&mut self, data: &[u8], expected: usize) {
         let needed = self.bytes.len() + data.len();
         let had = self.bytes.capacity();

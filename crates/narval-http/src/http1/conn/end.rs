@@ -11,7 +11,8 @@ use crate::io::clock::{Millis, millis};
 use crate::limits::{LAST_TRY, LINGER_LOOK};
 
 impl<X: Exchange> Conn<X> {
-    /// The deadline has come. `idle_since`: when its job ended, where that [may have been](Self::may_be_answered) without a word.
+    /// The deadline has passed. `idle_since`: when its job ended, if it [may have ended](Self::may_be_answered) without
+    /// a message.
     pub(crate) fn tick(
         &mut self,
         idle_since: Option<Millis>,
@@ -41,7 +42,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A window of an answer's deadline is over.
+    /// A window of the write deadline is over.
     fn check_writing(&mut self, service: &mut impl Service<X>) -> Act<X> {
         let (now, limits) = (service.now(), service.limits());
         let Some((answer, _)) = self.answer() else { return Act::Wait };
@@ -52,8 +53,8 @@ impl<X: Exchange> Conn<X> {
             self.deadline = now + millis(limits.write_stall_timeout);
             Act::Wait
         } else if !window.had_last_try {
-            // A socket counts as writable only when a third of its buffer is free, which takes a slow client a while. What
-            // it has taken meanwhile shows when something is sent.
+            // A socket counts as writable only when a third of its buffer is free, which takes a while with a slow
+            // client. Trying to send shows what the client has taken meanwhile.
             window.had_last_try = true;
             self.deadline = now + millis(LAST_TRY);
             Act::Drive
@@ -62,7 +63,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The client does not take its answer.
+    /// The client does not read its response.
     fn stalled(&mut self, service: &mut impl Service<X>) -> Act<X> {
         service.count_timeout();
         if let Some((answer, _)) = self.answer() {
@@ -72,7 +73,7 @@ impl<X: Exchange> Conn<X> {
         Act::End(Close::Abort)
     }
 
-    /// All is sent, and the client has not ended the connection yet.
+    /// Everything is sent, and the client has not closed the connection yet.
     fn check_lingering(&mut self, service: &mut impl Service<X>) -> Act<X> {
         let (now, limits) = (service.now(), service.limits());
         let State::Lingering { until, unread, .. } = &mut self.state else { return Act::Wait };
@@ -88,18 +89,18 @@ impl<X: Exchange> Conn<X> {
         Act::Wait
     }
 
-    /// Ends a connection whose last answer is out, or whose client sends no more.
+    /// Ends a connection whose last response is sent, or whose client has ended its input.
     pub(super) fn end_cleanly(&mut self, service: &impl Service<X>) -> Act<X> {
         let unread = self.state.take_unread();
         self.state = State::Ending { unread };
         Act::End(Close::Clean { large: service.last_was_large() })
     }
 
-    /// Whether closing now does no harm, if the client has sent nothing that was not received.
+    /// Whether it is safe to close now, provided the client has sent nothing that is still unreceived.
     pub(crate) fn may_close(&self, close: Close, input: &Input<'_>) -> bool {
         match (close, self.reading) {
             (Close::Clean { .. }, Reading::Ended) => true,
-            // All that came was read, and the answer fits into the kernel's buffer.
+            // All input was read, and the response fits into the kernel's buffer.
             (Close::Clean { large: false }, Reading::Open) => input.rest().is_empty(),
             (Close::Clean { .. }, _) => false,
             (Close::Abort, _) => true,
@@ -111,21 +112,20 @@ impl<X: Exchange> Conn<X> {
         self.reading == Reading::Ended
     }
 
-    /// The output has ended, and the connection waits for the client. Closing now would reset the connection if the client has
-    /// sent anything more, or drop what is in the send buffer if the client pauses for longer than the kernel cares for a
-    /// socket without an owner.
+    /// Output has ended; waits for the client to close. Closing now would reset the connection if the client has sent
+    /// anything more, or lose the send buffer if the client pauses for longer than the kernel keeps an orphaned socket.
     pub(crate) fn linger(&mut self, close: Close, service: &impl Service<X>) {
         let (now, limits) = (service.now(), service.limits());
         let large = close == (Close::Clean { large: true });
         let until = now + millis(if large { limits.write_stall_timeout } else { limits.linger_timeout });
         let unread = self.state.take_unread();
         self.state = State::Lingering { until, discarded: 0, unread };
-        // A client that has everything, and keeps the connection, is not waited for.
+        // Check earlier for a large response: once the client has everything, there is no need to wait for it to close.
         self.deadline = if large { until.min(now + millis(LINGER_LOOK)) } else { until };
     }
 
-    /// A connection that is about to end, of another protocol until now. `has_ended`: the client sends no more; `has_unread`: it
-    /// may have sent what nobody will read.
+    /// A connection of another protocol that is about to end. `has_ended`: the client has ended its input;
+    /// `has_unread`: there may be input that nobody will read.
     pub(crate) fn ending(has_ended: bool, has_unread: bool) -> Self {
         let reading = match (has_ended, has_unread) {
             (true, _) => Reading::Ended,
@@ -135,7 +135,7 @@ impl<X: Exchange> Conn<X> {
         Self { state: State::Ending { unread: None }, reading, ..Self::new(0) }
     }
 
-    /// A body without an end of its own ends, because the client sends no more or the server stops.
+    /// Ends an endless body, because the client has ended its input or the server stops.
     pub(super) fn hang_up(&mut self, service: &impl Service<X>) -> Act<X> {
         let State::Waiting { answer, .. } = &mut self.state else { return Act::Wait };
         if !answer.hang_up() {
@@ -148,7 +148,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The server stops: what is idle ends, and the rest finishes.
+    /// The server stops: an idle connection ends, others finish first.
     pub(crate) fn stop(&mut self, input: &Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         match self.state {
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
@@ -158,7 +158,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The connection is gone: whoever reads its request's body hears of it. Returns the answer that was on its way.
+    /// The connection is gone: the reader of its request body gets an error. Returns the response that was being sent.
     pub(crate) fn release(self) -> Option<Box<X::Answer>> {
         match self.state {
             State::Running(mut left) => {
@@ -171,20 +171,20 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The WebSocket that the connection has become takes over: what was received behind the request.
+    /// The connection has become a WebSocket: returns the input received after the request.
     pub(crate) fn upgraded(&mut self) -> Vec<u8> {
         drop(self.state.take_unread());
         self.state = State::Head(Scan::default());
         self.take_input()
     }
 
-    /// Bytes of input that were received and not used.
+    /// Received bytes that are not used yet.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self) -> usize {
         self.input.len()
     }
 
-    /// Whether what is read is the body of a request that is answered already, or is being answered.
+    /// Whether the input is the body of a request that is answered already, or is being answered.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn reads_body(&self) -> bool {
         match &self.state {
@@ -195,7 +195,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What it is doing, for the log of a simulation.
+    /// Its state, for the log of a simulation.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn describe(&self) -> String {
         format!(

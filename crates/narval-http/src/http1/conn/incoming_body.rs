@@ -1,4 +1,5 @@
-//! A request body as it is received: where it ends, and whether its client keeps up. Where its bytes go is the caller's affair.
+//! A request body as it is received: where it ends, and whether the client is fast enough. The caller decides where its
+//! bytes go.
 
 use http::HeaderMap;
 
@@ -14,7 +15,7 @@ pub(crate) struct IncomingBody {
     decoder: Decoder,
     /// Bytes of the body so far.
     received: u64,
-    /// When the present window of the deadline ends.
+    /// When the current window of the deadline ends.
     window_end: Millis,
     /// Bytes received before that window.
     received_before: u64,
@@ -22,7 +23,7 @@ pub(crate) struct IncomingBody {
     received_at_check: u64,
     /// Receiving was paused since then, because the handler did not read.
     was_paused: bool,
-    /// The same, since the window began.
+    /// The same since the start of the window.
     was_paused_in_window: bool,
 }
 
@@ -32,7 +33,7 @@ enum Decoder {
     Chunked(Box<ChunkedDecoder>),
 }
 
-/// What [`IncomingBody::feed`] did.
+/// The result of [`IncomingBody::feed`].
 pub(crate) struct Fed {
     /// Bytes of the input that belong to the body.
     pub(crate) consumed: usize,
@@ -41,7 +42,7 @@ pub(crate) struct Fed {
 }
 
 impl IncomingBody {
-    /// A body of which nothing was received yet. `window_end`: when its first window ends.
+    /// A body that has not started to arrive. `window_end`: when its first window ends.
     pub(crate) fn new(framing: Framing, window_end: Millis) -> Self {
         let decoder = match framing {
             Framing::Chunked => Decoder::Chunked(Box::default()),
@@ -59,7 +60,7 @@ impl IncomingBody {
         }
     }
 
-    /// Its length, where that was announced.
+    /// Its length, if announced.
     pub(crate) fn length(&self) -> Option<u64> {
         match &self.decoder {
             Decoder::Length(left) => Some(*left + self.received),
@@ -67,12 +68,13 @@ impl IncomingBody {
         }
     }
 
-    /// Whether it ends here, as far as its length was announced; [`Framing::Length`] of [`u64::MAX`] stands for none.
+    /// Whether a body of announced length is complete; [`Framing::Length`] of [`u64::MAX`] means that no length was
+    /// announced.
     pub(crate) fn is_whole(&self) -> bool {
         self.length().is_none_or(|length| length == u64::MAX || length == self.received)
     }
 
-    /// Bytes that are still to come, where the length was announced.
+    /// Bytes still to come, if the length was announced.
     pub(crate) fn rest(&self) -> Option<u64> {
         match &self.decoder {
             Decoder::Length(left) => Some(*left),
@@ -80,7 +82,8 @@ impl IncomingBody {
         }
     }
 
-    /// The handler has received so many bytes itself, of a body whose length was announced. True: that was the last of it.
+    /// Counts bytes that the handler has received itself, of a body of announced length. Returns whether the body is
+    /// complete.
     pub(crate) fn skip(&mut self, bytes: u64) -> bool {
         let Decoder::Length(left) = &mut self.decoder else { return false };
         *left = left.saturating_sub(bytes);
@@ -88,7 +91,7 @@ impl IncomingBody {
         *left == 0
     }
 
-    /// Decodes the start of `input`, and gives each piece of the body to `sink`.
+    /// Decodes the start of `input`, and passes each piece of the body to `sink`.
     ///
     /// # Errors
     /// Broken chunks, or a body longer than `body_max`.
@@ -132,18 +135,18 @@ impl IncomingBody {
         }
     }
 
-    /// Receiving is paused: the client's progress does not count for now.
+    /// Receiving is paused: the client's progress is not checked meanwhile.
     pub(crate) fn pause(&mut self) {
         self.was_paused = true;
     }
 
-    /// When the client's progress is to be checked next.
+    /// When to check the client's progress next.
     pub(crate) fn next_check(&self, now: Millis, limits: &Limits) -> Millis {
         self.window_end.min(now + millis(limits.body_busy_timeout).max(1))
     }
 
-    /// Checks the client's progress: whether it has sent enough, or was not read from. `is_paused`: the handler has to read
-    /// before more is received. `is_in_demand`: others wait for what this body holds.
+    /// Whether the client has sent enough, or receiving was paused. `is_paused`: the handler must read before more is
+    /// received. `is_in_demand`: other bodies wait for the thread or memory of this one.
     pub(crate) fn progresses(&mut self, now: Millis, limits: &Limits, is_paused: bool, is_in_demand: bool) -> bool {
         let paused = std::mem::replace(&mut self.was_paused, is_paused) || is_paused;
         let since_check = self.received - std::mem::replace(&mut self.received_at_check, self.received);

@@ -1,8 +1,9 @@
-//! An HTTP/1 connection without a socket: it is told of bytes, of answers, of room to write and of the time, and says what it
-//! wants: to read, to write, a request answered by a worker, to be called at a deadline, to end.
+//! An HTTP/1 connection without a socket. Its inputs are bytes, answers, writability and the time; its outputs say what
+//! it wants: to read, to write, to have a worker answer a request, to be called at a deadline, to end.
 //!
-//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]; what is to be
-//! done next is a value, an [`Act`]. The simulator runs it in a whole server; a property test and a fuzz target run it alone.
+//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]; the next
+//! action is a value, an [`Act`]. The simulator runs it within a whole server; a property test and a fuzz target run it
+//! alone.
 //!
 //! ```text
 //!          received            Act::Job            answered
@@ -42,24 +43,24 @@ use crate::limits::SOURCE_WAIT_MAX;
 pub(crate) struct Conn<X: Exchange> {
     state: State<X>,
     reading: Reading,
-    /// Received and not yet used: part of a head, or pipelined requests.
+    /// Received bytes that are not used yet: part of a head, or pipelined requests.
     input: Vec<u8>,
-    /// When [`tick`](Self::tick) is to be called.
+    /// When to call [`tick`](Self::tick).
     deadline: Millis,
 }
 
-/// What a connection waits for, beside what its last [`Act`] says.
+/// What a connection waits for, in addition to its last [`Act`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wants {
     /// Bytes from the client.
     pub(crate) read: bool,
-    /// The end of its job, to be told by [`Conn::answered`].
+    /// The end of its job, reported with [`Conn::answered`].
     pub(crate) answer: bool,
     /// [`Conn::tick`] at this time.
     pub(crate) deadline: Millis,
 }
 
-/// Received bytes, and how many of them were used.
+/// Received bytes, and how many of them are used.
 pub(crate) struct Input<'a> {
     bytes: &'a [u8],
     used: usize,
@@ -70,7 +71,7 @@ impl<'a> Input<'a> {
         Self { bytes, used: 0 }
     }
 
-    /// What was not used.
+    /// The unused bytes.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.used..).unwrap_or_default()
     }
@@ -85,12 +86,12 @@ impl<'a> Input<'a> {
 }
 
 impl<X: Exchange> Conn<X> {
-    /// A connection whose first head has to be there at `deadline`.
+    /// A connection whose first head must be complete by `deadline`.
     pub(crate) fn new(deadline: Millis) -> Self {
         Self { state: State::Head(Scan::default()), reading: Reading::Open, input: Vec::new(), deadline }
     }
 
-    /// What it waits for now. `is_reading`: bytes were asked for already.
+    /// What it waits for now. `is_reading`: a receive is already in progress.
     #[inline(always)]
     pub(crate) fn wants(&mut self, is_reading: bool, stopping: bool) -> Wants {
         let answer = self.wants_answer(stopping);
@@ -120,7 +121,7 @@ impl<X: Exchange> Conn<X> {
         matches!(self.state, State::Running(_)) && (stopping || self.reading != Reading::Open || !self.input.is_empty())
     }
 
-    /// Whether a job works on a request that was received completely: its end is not told, unless the connection
+    /// Whether a job works on a request that was received completely. Its end is not reported unless the connection
     /// [wants](Wants::answer) that.
     #[inline(always)]
     pub(crate) fn may_be_answered(&self) -> bool {
@@ -144,13 +145,13 @@ impl<X: Exchange> Conn<X> {
         matches!(self.state, State::Sending { .. } | State::Draining { .. } | State::Waiting { .. })
     }
 
-    /// What was received and not used. Each event takes it, and [keeps](Self::keep) what is left.
+    /// Takes the unused input. Each event takes it, and [keeps](Self::keep) the rest.
     #[inline(always)]
     pub(crate) fn take_input(&mut self) -> Vec<u8> {
         mem::take(&mut self.input)
     }
 
-    /// Keeps what an event did not use of `input`.
+    /// Stores the part of `input` that an event did not use.
     pub(crate) fn keep(&mut self, mut input: Vec<u8>, used: usize) {
         if self.reading == Reading::Open || !matches!(self.state, State::Lingering { .. } | State::Ending { .. }) {
             input.drain(..used);
@@ -158,7 +159,8 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Bytes came in. Where [`may_be_answered`](Self::may_be_answered), the caller has looked whether the job is done.
+    /// Handles received bytes. If [`may_be_answered`](Self::may_be_answered), the caller has checked whether the job is
+    /// done.
     #[inline(always)]
     pub(crate) fn received(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         if let State::Head(_) = self.state {
@@ -191,10 +193,10 @@ impl<X: Exchange> Conn<X> {
         Act::Wait
     }
 
-    /// Answers requests, as far as they are complete and answered from memory.
+    /// Answers requests that are complete and can be answered inline.
     #[inline(always)]
     fn serve(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        // After an answer it is a fresh one.
+        // After a response, this is a new scan.
         let State::Head(kept) = &mut self.state else { return Act::Wait };
         let mut scan = mem::take(kept);
         let from = input.used;
@@ -255,7 +257,8 @@ impl<X: Exchange> Conn<X> {
         if service.has_output() { Act::Write(Then::Wait) } else { self.waiting(service) }
     }
 
-    /// Waits for (the rest of) a head. `has_answered`: one was answered just now. `has_begun`: some of the next is there.
+    /// Waits for a head, or the rest of it. `has_answered`: a request was just answered. `has_begun`: part of the next
+    /// head is there.
     #[inline(always)]
     fn await_head(&mut self, has_answered: bool, has_begun: bool, service: &impl Service<X>) {
         let idle_until = service.now() + service.keep_alive();
@@ -263,26 +266,26 @@ impl<X: Exchange> Conn<X> {
         if !has_begun {
             self.deadline = idle_until;
         } else if !scan.has_begun {
-            // Absolute: bytes that trickle in don't move it.
+            // Absolute: trickling bytes do not postpone it.
             scan.has_begun = true;
             let until = if has_answered { idle_until } else { self.deadline };
             self.deadline = until.min(service.now() + millis(service.limits().head_timeout));
         }
     }
 
-    /// All input was used.
+    /// All input is used.
     #[inline(always)]
     fn waiting(&mut self, service: &impl Service<X>) -> Act<X> {
         if self.reading == Reading::Ended { self.end_cleanly(service) } else { Act::Wait }
     }
 
-    /// A request that is not answered from memory: what was answered before it goes out first.
+    /// A request that is not answered inline: the responses before it are sent first.
     fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         if service.has_output() { Act::Write(Then::Begin(head)) } else { self.begin(head, input, service) }
     }
 
-    /// Answers what is no request. What follows it can't be understood; it is only read so that the answer is not lost to a
-    /// reset.
+    /// Rejects a malformed request. Later input cannot be parsed; it is only discarded so that the response is not lost
+    /// to a reset.
     #[cold]
     fn reject_head(&mut self, error: ProtoError, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         service.reject(error, begins_with_head(input.rest()));
@@ -290,14 +293,14 @@ impl<X: Exchange> Conn<X> {
         self.give_up_input()
     }
 
-    /// The answer that was made ends the connection; what the client still sends is of no use.
+    /// The current response ends the connection; further input is discarded.
     fn give_up_input(&mut self) -> Act<X> {
         self.state = State::Head(Scan::default());
         self.read_no_more();
         Act::Write(Then::Close(Close::Clean { large: false }))
     }
 
-    /// What was collected is out, at once.
+    /// The gathered responses were sent immediately.
     #[inline(always)]
     pub(crate) fn sent(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         match then {
@@ -320,14 +323,14 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What was collected is being sent: by the driver, or as `blocked` when the socket takes more.
+    /// The gathered responses are being sent: by the driver, or as `blocked` once the socket is writable.
     pub(crate) fn sending(
         &mut self,
         blocked: Option<Box<X::Answer>>,
         then: Then<X>,
         service: &impl Service<X>,
     ) -> Act<X> {
-        // A head that is still in the input is read again.
+        // A head that is still in the input is parsed again.
         let then = if let Then::Begin(_) | Then::Wait = then { Then::Next } else { then };
         let stall = millis(service.limits().write_stall_timeout);
         match blocked {
@@ -344,7 +347,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What the driver still has to send follows that.
+    /// Takes what follows the send in progress.
     pub(crate) fn take_then(&mut self) -> Then<X> {
         match &mut self.state {
             State::Sending { then, .. } => mem::replace(then, Then::Next),
@@ -352,12 +355,12 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What was being sent is out.
+    /// The send in progress has completed.
     pub(crate) fn flushed(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         self.follow(then, None, input, service)
     }
 
-    /// Everything made for this connection is sent. `unread`: what is still to come of the body of the request that was answered.
+    /// Everything for this connection is sent. `unread`: the unreceived rest of the body of the answered request.
     fn follow(
         &mut self,
         then: Then<X>,
@@ -389,13 +392,14 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A job has the lease from now on. Looked at from time to time: a job that ends quietly starts the idle time itself.
+    /// A job has the lease from now on. Checked periodically: a job that ends without a message starts the idle time
+    /// itself.
     fn run(&mut self, left: BodyLeft<X::Pipe>, service: &impl Service<X>) {
         self.state = State::Running(left);
         self.deadline = service.now() + service.keep_alive();
     }
 
-    /// A job is done, and the lease is back.
+    /// A job is done, and has returned the lease.
     pub(crate) fn answered(
         &mut self,
         close: Option<Close>,
@@ -406,7 +410,7 @@ impl<X: Exchange> Conn<X> {
         self.follow(close.map_or(Then::Next, Then::Close), unread, input, service)
     }
 
-    /// A job could not send all of an answer, and the lease is back.
+    /// A job could not send all of a response, and has returned the lease.
     pub(crate) fn handed_back(&mut self, answer: Box<X::Answer>, service: &mut impl Service<X>) -> Act<X> {
         let unread = self.take_back();
         if answer.is_waiting() {
@@ -416,7 +420,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What the handler left of the body of its request nobody reads.
+    /// Takes the part of the request body that the handler left unread.
     fn take_back(&mut self) -> Unread {
         let unread = self.state.take_unread();
         if unread.is_some() {
@@ -425,13 +429,13 @@ impl<X: Exchange> Conn<X> {
         unread
     }
 
-    /// A worker sends the answer that was [begun](Act::Answer).
+    /// A worker sends the [started](Act::Answer) response.
     pub(crate) fn handed_over(&mut self, service: &impl Service<X>) -> Act<X> {
         self.run(BodyLeft::Nothing, service);
         Act::Wait
     }
 
-    /// A piece of the answer that was [begun](Act::Answer) was sent, or could not be.
+    /// A piece of the [started](Act::Answer) response was sent, or failed.
     pub(crate) fn began(
         &mut self,
         next: Next,
@@ -446,21 +450,21 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Lets an answer wait for the socket to take more.
+    /// Makes a response wait for the socket.
     fn drain(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &impl Service<X>) -> Act<X> {
-        // It may be over already; then the deadline is the next thing that happens.
+        // It may have passed already; then it is the next event.
         self.deadline = answer.window(service.now()).began + millis(service.limits().write_stall_timeout);
         self.state = State::Draining { answer, unread };
         Act::AwaitRoom
     }
 
-    /// Lets an answer wait for its source to have more.
+    /// Makes a response wait for its source.
     fn await_source(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &mut impl Service<X>) -> Act<X> {
         let at_most = service.wait(&mut answer);
         self.state = State::Waiting { answer, unread };
         self.deadline = service.now() + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
         if at_most.is_zero() {
-            // By way of the queue: a source that changes its mind all the time must not keep the shard.
+            // Through the queue: a source that alternates all the time must not occupy the shard.
             self.go_on_by_worker(service)
         } else if service.is_stopping() || self.reading == Reading::Ended {
             self.hang_up(service)
@@ -469,7 +473,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The socket takes more, or (`source`) the source has more.
+    /// The socket is writable, or (`source`) the source has data.
     pub(crate) fn writable(&mut self, source: bool) -> Act<X> {
         match &self.state {
             State::Waiting { .. } => Act::Drive,
@@ -478,8 +482,8 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The answer that is to be sent on. `true`: it is in memory, and what follows it is the connection's own affair, so that no
-    /// worker can have it.
+    /// The response to continue. `true`: it is in memory, and only the connection knows what follows it, so no worker
+    /// may take it.
     pub(crate) fn answer(&mut self) -> Option<(&mut X::Answer, bool)> {
         match &mut self.state {
             State::Sending { blocked: Some(answer), .. } => Some((answer, true)),
@@ -488,7 +492,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A piece of the [answer](Self::answer) was sent, or could not be.
+    /// A piece of the [response](Self::answer) was sent, or failed.
     pub(crate) fn drove(&mut self, next: Next, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         match (next, mem::replace(&mut self.state, State::Ending { unread: None })) {
             (Next::Over(over), state) => {
@@ -503,7 +507,7 @@ impl<X: Exchange> Conn<X> {
                 self.await_source(answer, unread, service)
             }
             (_, State::Waiting { answer, unread }) => self.drain(answer, unread, service),
-            // There may be room for more: only a full socket tells when it has room again.
+            // The socket may have room: only a full one reports that it is writable again.
             (_, state) => {
                 self.state = state;
                 Act::AwaitRoom
@@ -511,7 +515,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What comes next of the [answer](Self::answer) may block.
+    /// The next bytes of the [response](Self::answer) may block.
     pub(crate) fn go_on_by_worker(&mut self, service: &impl Service<X>) -> Act<X> {
         match mem::replace(&mut self.state, State::Ending { unread: None }) {
             State::Draining { answer, unread } | State::Waiting { answer, unread } => {
@@ -525,12 +529,12 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The client sends no more (`UnexpectedEof`), or the connection broke. The client of the former may still read.
+    /// The client has ended its input (`UnexpectedEof`; it may still read), or the connection broke.
     pub(crate) fn input_ended(&mut self, reason: io::ErrorKind, service: &mut impl Service<X>) -> Act<X> {
         self.reading = Reading::Ended;
         let is_broken = reason != io::ErrorKind::UnexpectedEof;
         if let State::Running(left) = &mut self.state {
-            // A job that runs finds out when it sends.
+            // A running job gets the error when it sends.
             drop(left.abort(reason));
             return Act::Wait;
         }
@@ -544,12 +548,12 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What the client sends is no longer understood, by the layer below; that has something to say about it.
+    /// The layer below can no longer decode the client's input, and has an alert to send.
     pub(crate) fn fail(&mut self) -> Act<X> {
         self.give_up_input()
     }
 
-    /// What the client still sends is of no use.
+    /// Further input is discarded.
     fn read_no_more(&mut self) {
         if self.reading == Reading::Open {
             self.reading = Reading::Unread;
@@ -557,7 +561,7 @@ impl<X: Exchange> Conn<X> {
     }
 }
 
-/// Whether it is `OPTIONS *`, which asks the server as such whether it is there (RFC 9110 section 9.3.7).
+/// Whether this is `OPTIONS *`, which is about the server as a whole (RFC 9110 section 9.3.7).
 fn is_about_the_server(input: &[u8], head: &ParsedHead) -> bool {
     input.get(head.parts.target.start as usize) == Some(&b'*') && head.parts.method == Method::OPTIONS
 }

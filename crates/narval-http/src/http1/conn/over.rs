@@ -1,49 +1,49 @@
 use crate::limits::{CLOSE_AT_ONCE_MAX, LARGE_ANSWER};
 
-/// How a connection ends after an answer.
+/// How a connection ends after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Close {
-    /// Cleanly. `large`: much of the answer may still be on its way, and the client's end is waited for.
+    /// Cleanly. `large`: much of the response may still be in flight, so wait for the client to close.
     Clean { large: bool },
-    /// With a reset: the answer is not complete.
+    /// With a reset: the response is incomplete.
     Abort,
 }
 
 impl Close {
-    /// After an answer of `sent` bytes that ends the connection.
+    /// After a response of `sent` bytes that ends the connection.
     pub(crate) fn after(sent: u64) -> Self {
         Self::Clean { large: sent > CLOSE_AT_ONCE_MAX }
     }
 }
 
-/// What follows a piece of an answer that was sent, or could not be.
+/// What follows a piece of a response that was sent, or failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Nothing: the answer is complete, or was aborted.
+    /// Nothing: the response is complete, or was aborted.
     Over(Over),
-    /// The next piece, when the socket takes more.
+    /// The next piece, when the socket is writable.
     AtRoom,
-    /// The next piece, when the source has more.
+    /// The next piece, when the source has data.
     AtSource,
-    /// The next piece: the budget is used up, and the socket may take more.
+    /// The next piece: the budget is used up, and the socket may have room.
     AtOnce,
 }
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
-    /// How the connection is to be closed; `None`: it is kept for the next request.
+    /// How to close the connection; `None` if it is kept for the next request.
     pub(crate) close: Option<Close>,
-    /// Whether much of the answer may still be in the kernel's send buffer.
+    /// Whether much of the response may still be in the kernel's send buffer.
     pub(crate) large: bool,
 }
 
 impl Over {
-    /// After an answer of which all `sent` bytes are out.
+    /// After a response whose `sent` bytes are all sent.
     pub(crate) fn complete(keep_alive: bool, sent: u64) -> Self {
         Self { close: (!keep_alive).then(|| Close::after(sent)), large: sent > LARGE_ANSWER }
     }
 
-    /// After an answer that can't be completed.
+    /// After a response that cannot be completed.
     pub(crate) const ABORTED: Self = Self { close: Some(Close::Abort), large: false };
 }

@@ -10,111 +10,112 @@ use crate::http1::head::{LastHead, ParsedHead};
 use crate::io::clock::Millis;
 use crate::limits::Limits;
 
-/// What a connection carries for its server, and does not look into.
+/// Types that a connection carries for its server without looking into them.
 pub(crate) trait Exchange {
-    /// An answer that is more than bytes in memory, on its way.
+    /// A response being sent that is not only bytes in memory.
     type Answer: Answer;
-    /// An answer that comes later.
+    /// An answer that follows later.
     type Later;
-    /// What a handler reads a streamed request body from.
+    /// The pipe from which a handler reads a streamed request body.
     type Pipe: Pipe;
 }
 
-/// What a connection asks of its server. None of it is I/O; answers made at once are collected by the service, and are sent when
-/// the connection [asks for that](super::Act::Write).
+/// What a connection needs from its server. None of it is I/O: the service gathers inline responses, which are sent
+/// when the connection [asks for it](super::Act::Write).
 pub(crate) trait Service<X: Exchange> {
-    /// The present time.
+    /// The current time.
     fn now(&self) -> Millis;
 
     fn limits(&self) -> &Limits;
 
-    /// How long a connection may wait for a request.
+    /// How long a connection may be idle.
     fn keep_alive(&self) -> Millis;
 
-    /// No connection is kept for another request.
+    /// Whether connections are closed after the current request.
     fn is_stopping(&self) -> bool;
 
-    /// The head that may come again, and the limits of heads.
+    /// The last head, in case the next one repeats it, and the limits of heads.
     fn heads(&mut self) -> (&mut LastHead, &Limits);
 
-    /// Answers a request without a body from memory, if it can. `for_engine`: it is `OPTIONS *`, which asks the server as such.
+    /// Answers a request without a body inline, if possible. `for_engine`: it is `OPTIONS *`, which is about the server
+    /// as a whole.
     fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], for_engine: bool) -> Inline<X>;
 
-    /// Whether answers are collected that were not sent yet.
+    /// Whether there are gathered responses that are not sent yet.
     fn has_output(&self) -> bool;
 
-    /// Answers what breaks a rule.
+    /// Answers a malformed request.
     fn reject(&mut self, error: ProtoError, is_head: bool);
 
-    /// Answers 408 to a request whose body came too slowly.
+    /// Answers 408 to a request whose body arrived too slowly.
     fn time_out(&mut self, error: ProtoError, is_head: bool);
 
-    /// Answers 503 to a request whose body finds no memory.
+    /// Answers 503 because there is no memory for the request's body.
     fn refuse(&mut self, is_head: bool);
 
     /// The memory for a request body.
     fn buffer(&self) -> Buffered;
 
-    /// A pipe that begins with what was received. `rest`: bytes that are still to come, if the body's length was announced;
+    /// A pipe that starts with the received bytes. `rest`: bytes still to come, if the body's length was announced;
     /// `continue_due`: the client waits for `100 Continue`.
     fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> X::Pipe;
 
     /// Sends `100 Continue`.
     fn send_continue(&self);
 
-    /// Whether a handler may begin although nothing of its body is there.
+    /// Whether a handler may start before any of its body has arrived.
     fn has_spare_streams(&self) -> bool;
 
-    /// Whether a thread is free for a body that has no room in memory.
+    /// Whether a thread is free for a body that does not fit into memory.
     fn has_free_stream(&self) -> bool;
 
-    /// Whether bodies that come slowly keep threads or memory from others.
+    /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
 
-    /// Gives the source of an answer the means to say that it has more; returns how long to wait for that at most.
+    /// Registers a waker with the source of a response; returns the longest wait.
     fn wait(&mut self, answer: &mut X::Answer) -> Duration;
 
-    /// An answer is given up: its client does not take it.
+    /// A response is aborted because its client does not read it.
     fn abandon(&mut self, answer: &mut X::Answer);
 
     /// A deadline was missed.
     fn count_timeout(&self);
 
-    /// Whether much of the last answer may still be on its way.
+    /// Whether much of the last response may still be in flight.
     fn last_was_large(&self) -> bool;
 
-    /// Whether something that was sent has not arrived at the client's kernel yet.
+    /// Whether sent bytes are not yet acknowledged by the client's kernel.
     fn has_in_flight(&self) -> bool;
 }
 
-/// What [`Service::inline`] came to.
+/// The result of [`Service::inline`].
 pub(crate) enum Inline<X: Exchange> {
-    /// Answered, behind the answers before it.
+    /// Answered; the response is gathered after the previous ones.
     Answered,
-    /// Answered; enough is collected.
+    /// Answered; enough is gathered.
     Enough,
     /// Answered; nothing follows on this connection.
     Last(Close),
-    /// Answered by what is more than bytes in memory. It has taken the collected answers along.
+    /// Answered with more than bytes in memory. Includes the gathered responses before it.
     Answer(Box<X::Answer>),
-    /// The answer comes later.
+    /// The answer follows later.
     Later(X::Later),
-    /// A worker is to answer it.
+    /// A worker must answer it.
     Job(Box<ParsedHead>),
 }
 
-/// An answer on its way.
+/// A response being sent.
 pub(crate) trait Answer {
     /// Bytes that the socket has taken.
     fn sent(&self) -> u64;
 
-    /// The window of the write deadline, which begins now if there is none.
+    /// The window of the write deadline, which starts now if there is none.
     fn window(&mut self, now: Millis) -> &mut Window;
 
-    /// Everything there was is sent, and the source had no more for now.
+    /// Whether everything available is sent, and the source has no data now.
     fn is_waiting(&self) -> bool;
 
-    /// The client or the server would rather have it end. True: it does.
+    /// Asks it to end, for the client or the server; returns whether it does.
     fn hang_up(&mut self) -> bool;
 }
 
@@ -122,9 +123,9 @@ pub(crate) trait Answer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) began: Millis,
-    /// What had been sent then.
+    /// Bytes sent by its start.
     pub(crate) had: u64,
-    /// At its end it was tried to send, whether the socket counted as writable or not.
+    /// Whether sending was tried at its end although the socket did not count as writable.
     pub(crate) had_last_try: bool,
 }
 
@@ -136,22 +137,23 @@ pub(crate) trait Pipe: Clone {
     /// The body is complete.
     fn complete(&self, trailers: HeaderMap);
 
-    /// The body breaks a rule, and is received no further.
+    /// The body is malformed, and is not received any further.
     fn refuse(&self, error: ProtoError);
 
-    /// The rest of the body will never come.
+    /// The rest of the body will never arrive.
     fn abort(&self, reason: io::ErrorKind);
 
-    /// Decides who receives next. After anything but [`Receiver::Connection`] the handler has to say when that changes. Asked
-    /// only while the connection does not receive.
+    /// Decides who receives next. After anything but [`Receiver::Connection`], the handler must report when that
+    /// changes. Only called while the connection does not receive.
     fn receiver(&self) -> Receiver;
 
-    /// Whether to go on receiving, where a handler can't do that itself. After a `false` the handler has to ask for more.
+    /// Whether to continue receiving, for handlers that cannot receive themselves. After `false`, the handler must ask
+    /// for more.
     fn has_room(&self) -> bool {
         self.receiver() == Receiver::Connection
     }
 
-    /// Bytes of the body that the handler has received itself since this was last asked.
+    /// Bytes of the body that the handler has received itself since the last call.
     fn take_received(&self) -> u64;
 
     /// Whether the connection waits for the handler to read.
@@ -165,6 +167,6 @@ pub(crate) enum Receiver {
     Connection,
     /// The handler, straight from the socket.
     Handler,
-    /// Nobody, until the handler has read what there is.
+    /// Nobody, until the handler has read the buffered bytes.
     Nobody,
 }

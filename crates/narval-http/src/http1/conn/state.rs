@@ -15,41 +15,43 @@ use crate::io::clock::Millis;
 pub(super) enum Reading {
     /// The client may send more.
     Open,
-    /// The client may send more, which is of no use: the connection ends, and closing it must wait until the rest was received.
+    /// The client may send more, which is discarded: the connection ends, and closing must wait until the rest is
+    /// received.
     Unread,
-    /// The client sends no more.
+    /// The client has ended its input.
     Ended,
 }
 
-/// What a connection is doing, with what it needs for that.
+/// The state of a connection, with the data of each state.
 pub(super) enum State<X: Exchange> {
     /// Waiting for a request's head.
     Head(Scan),
     /// Receiving a request body into memory.
     Body(Box<Receiving>),
-    /// A job holds the lease (or has quietly given it back).
+    /// A job holds the lease, or has returned it without a message.
     Running(BodyLeft<X::Pipe>),
-    /// What was collected is being sent: by the driver, or (`blocked`) when the socket takes more.
+    /// The gathered responses are being sent: by the driver, or (`blocked`) once the socket is writable.
     Sending { blocked: Option<Box<X::Answer>>, then: Then<X> },
-    /// An answer waits for the socket to take more.
+    /// A response waits for the socket.
     Draining { answer: Box<X::Answer>, unread: Unread },
-    /// An answer waits for its source to have more.
+    /// A response waits for its source.
     Waiting { answer: Box<X::Answer>, unread: Unread },
-    /// All is sent, and the end was asked for.
+    /// Everything is sent, and the connection must end.
     Ending { unread: Unread },
-    /// The output has ended; the client's remaining input is discarded, so that closing does not reset what it has not read yet.
+    /// The output has ended; remaining input is discarded, so that closing does not cause a reset before the client has
+    /// read everything.
     Lingering { until: Millis, discarded: usize, unread: Unread },
 }
 
-/// The rest of a request body whose request has been answered. It is received so that the client goes on to read the answer.
+/// The rest of the body of an answered request. It is received so that the client gets to reading the response.
 pub(super) type Unread = Option<Box<IncomingBody>>;
 
 /// How far a head has been received.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// How far the input has been searched for its end.
+    /// How far the input has been searched for the end of the head.
     pub(super) scan: HeadScan,
-    /// It has begun, and its deadline stands.
+    /// Part of the head has arrived, and its deadline is fixed.
     pub(super) has_begun: bool,
 }
 
@@ -61,18 +63,18 @@ pub(super) struct Receiving {
     pub(super) head: Box<ParsedHead>,
 }
 
-/// What is still to be received of the body of a request that a job works on.
+/// The unreceived part of the body of a running request.
 pub(super) enum BodyLeft<P> {
     /// Nothing: it is complete, or there is none.
     Nothing,
     /// The handler reads it from a pipe.
     Streamed { incoming: Box<IncomingBody>, pipe: P },
-    /// Nobody reads it any more.
+    /// Nobody reads it any longer.
     Unread(Box<IncomingBody>),
 }
 
 impl<X: Exchange> State<X> {
-    /// Takes out the rest of a request body that nobody is going to read.
+    /// Takes the rest of a request body that nobody will read.
     pub(super) fn take_unread(&mut self) -> Unread {
         match self {
             Self::Draining { unread, .. }
@@ -100,7 +102,7 @@ impl<X: Exchange> State<X> {
 }
 
 impl<P: Pipe> BodyLeft<P> {
-    /// Counts what the handler has received itself.
+    /// Counts bytes that the handler has received itself.
     pub(super) fn catch_up(&mut self) {
         if let Self::Streamed { incoming, pipe } = self {
             let received = pipe.take_received();
@@ -110,7 +112,7 @@ impl<P: Pipe> BodyLeft<P> {
         }
     }
 
-    /// Whether the connection is to receive more of the body.
+    /// Whether the connection must receive more of the body.
     pub(super) fn is_received_here(&mut self) -> bool {
         let Self::Streamed { incoming, pipe } = self else { return true };
         let receiver = pipe.receiver();

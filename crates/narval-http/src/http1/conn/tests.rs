@@ -1,10 +1,10 @@
-//! Any input, cut at any place, with any course of answers: see [`connection`].
+//! Any input, split anywhere, with any sequence of answers; see [`connection`].
 
 use proptest::prelude::*;
 
 use crate::io::sim::connection;
 
-/// Pieces that requests are made of, and what breaks them.
+/// Pieces of requests, valid and invalid.
 fn piece() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         6 => "(GET|HEAD) /[a-z]{1,8} HTTP/1\\.1\r\nHost: a\r\n\r\n".prop_map(String::into_bytes),

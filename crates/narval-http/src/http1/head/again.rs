@@ -1,39 +1,38 @@
-//! Heads that differ from the one before in their target only.
+//! Heads that differ from the previous one only in their target.
 //!
-//! A client that asks for one thing after the other sends the same field lines each time. What they say does not depend on the
-//! target (its end is the first space), so where all bytes behind the target are those of a head that was read before, only
-//! the target is read.
+//! A client that sends one request after the other repeats the same field lines. Their meaning does not depend on the
+//! target (which ends at the first space), so if all bytes after the target equal those of the previous head, only the
+//! target is parsed.
 
 use http::{Method, Version};
 
 use super::{Framing, HeadLimits, ParsedHead, has_bad_byte, path_and_query, span_in};
 use crate::{HeadParts, Span};
 
-/// Bytes behind the target that are kept, at most. Browsers send some 500 to 900.
+/// Most bytes kept of what follows the target. Browsers send 500 to 900.
 const REST_MAX: usize = 2048;
 
-/// What was read of the last head that may come again.
+/// The last parsed head, in case the next one repeats it.
 #[derive(Debug, Default)]
 pub(crate) struct LastHead {
-    /// All bytes behind the target. Empty: there is nothing to go by.
+    /// All bytes after the target; empty if there is no previous head.
     rest: Vec<u8>,
-    /// Where they began in the head.
+    /// Their offset in the head.
     rest_at: u32,
-    /// The length of the request line behind the target, its end included.
+    /// The length of the rest of the request line after the target, including its end.
     line_rest: usize,
     version: Version,
     host: Option<Span>,
     fields: Vec<(Span, Span)>,
     keep_alive: bool,
     expect_continue: bool,
-    /// Where the next head is put, so that it is not moved. It has the field lines of a head whose target ended at
-    /// `spare_for`.
+    /// The allocation for the next head. It has the field lines of a head whose target ended at `spare_for`.
     spare: Option<Box<ParsedHead>>,
     spare_for: usize,
 }
 
 impl LastHead {
-    /// Remembers a head that was read from `head`.
+    /// Remembers a head that was parsed from `head`.
     pub(crate) fn learn(&mut self, head: &[u8], parsed: &ParsedHead) {
         self.spare_for = 0;
         let parts = &parsed.parts;
@@ -56,13 +55,13 @@ impl LastHead {
         (self.keep_alive, self.expect_continue) = (parsed.keep_alive, parsed.expect_continue);
     }
 
-    /// Memory for the field lines of a head that is read as a whole.
+    /// Memory for the field lines of a head that is parsed completely.
     pub(crate) fn spare_fields(&mut self) -> Vec<(Span, Span)> {
         self.spare_for = 0;
         self.spare.as_mut().map(|spare| std::mem::take(&mut spare.parts.fields)).unwrap_or_default()
     }
 
-    /// Puts a head that was read as a whole in the place of one that is read here.
+    /// Moves a completely parsed head into the spare allocation.
     pub(crate) fn place(&mut self, head: ParsedHead) -> Box<ParsedHead> {
         match self.spare.take() {
             Some(mut place) => {
@@ -73,13 +72,14 @@ impl LastHead {
         }
     }
 
-    /// Gets back the last head that was [read](Self::read) or [learned](Self::learn), when it is answered.
+    /// Returns the allocation of the last head that was [parsed](Self::read) or [learned](Self::learn), once it is
+    /// answered.
     pub(crate) fn give_back(&mut self, head: Box<ParsedHead>) {
         self.spare = Some(head);
     }
 
-    /// Reads the head that `buf` starts with, if it is the last one again but for its target. `None`: it is to be read as a
-    /// whole.
+    /// Parses the head at the start of `buf` if it differs from the last one only in its target; `None` if it must be
+    /// parsed completely.
     #[inline(always)]
     pub(crate) fn read(&mut self, buf: &[u8], limits: &HeadLimits) -> Option<Box<ParsedHead>> {
         let from = request_start(buf).filter(|_| !self.rest.is_empty())?;
@@ -95,11 +95,11 @@ impl LastHead {
         if has_bad_byte(target) {
             return None;
         }
-        // It begins with a slash.
+        // It starts with a slash.
         let (path, query) = path_and_query(target, span);
         let moved = (end as u32).wrapping_sub(self.rest_at);
         let shift = |span: &Span| match span.end {
-            // Nothing, which lies nowhere.
+            // An empty value, which has no position.
             0 => *span,
             _ => Span { start: span.start.wrapping_add(moved), end: span.end.wrapping_add(moved) },
         };
@@ -143,7 +143,7 @@ fn blank() -> ParsedHead {
 const GET: &[u8] = b"GET ";
 const HEAD: &[u8] = b"HEAD ";
 
-/// Where the target of a GET or HEAD request begins, which is a path; `None` for all others.
+/// The offset of the target of a GET or HEAD request, if it is a path; `None` otherwise.
 fn request_start(head: &[u8]) -> Option<usize> {
     [GET, HEAD].into_iter().find_map(|method| head.strip_prefix(method)?.starts_with(b"/").then_some(method.len()))
 }
@@ -155,7 +155,7 @@ mod tests {
     use super::super::parse_head;
     use super::*;
 
-    /// As the shard reads a connection's heads; every answer is compared with that of a reader without memory.
+    /// Parses a connection's heads as the shard does, and compares every result with that of a parser without memory.
     fn read_all(heads: &[&[u8]], limits: &HeadLimits) -> usize {
         let (mut last, mut known) = (LastHead::default(), 0);
         for head in heads {
@@ -165,7 +165,7 @@ mod tests {
                 known += 1;
                 let said = Ok::<_, crate::http1::ProtoError>(Some(again.clone()));
                 assert_eq!(format!("{said:?}"), format!("{alone:?}"));
-                // Some go to a worker, and take their fields along.
+                // Some go to a worker, with their fields.
                 if known % 3 > 0 {
                     last.give_back(again);
                 }
@@ -194,7 +194,7 @@ mod tests {
         let heads: Vec<String> = (0..200).map(head).collect();
         let heads: Vec<&[u8]> = heads.iter().map(String::as_bytes).collect();
         let limits = HeadLimits { bytes_max: 100, ..HeadLimits::default() };
-        // 27 bytes and the x's are at most 100; the first head is read as a whole.
+        // 27 bytes and the x's are at most 100; the first head is parsed completely.
         assert_eq!(read_all(&heads, &limits), 73);
         let limits = HeadLimits { request_line_bytes_max: 100, ..HeadLimits::default() };
         assert_eq!(read_all(&heads, &limits), 84);

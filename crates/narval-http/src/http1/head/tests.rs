@@ -69,7 +69,7 @@ fn bare_lf_anywhere_in_the_head() {
     refused(parse("GET / HTTP/1.1\r\nHost: h\n\r\n"), 400);
     refused(parse("GET / HTTP/1.1\r\nHost: h\r\n\n"), 400);
     refused(parse("\nGET / HTTP/1.1\r\nHost: h\r\n\r\n"), 400);
-    // Known before the head is complete, so that the client isn't left waiting.
+    // Detected before the head is complete, so that the client does not wait for a response.
     assert!(parse_head(b"GET / HTTP/1.1\nHost: h\n\n", &HeadLimits::default()).is_err());
 }
 
@@ -172,7 +172,7 @@ fn transfer_encoding_together_with_content_length() {
 
 #[test]
 fn transfer_encoding_other_than_exactly_chunked_once() {
-    // Without chunked at the end nobody knows where the body ends: 400 (RFC 9112 section 6.3).
+    // If the last coding is not chunked, the end of the body is unknown: 400 (RFC 9112 section 6.3).
     let ambiguous =
         ["chunked, gzip", "chunked, identity", "chunked, chunked", "identity", "xchunked", "chunked;a=b", "", ","];
     for bad in ambiguous {
@@ -181,7 +181,7 @@ fn transfer_encoding_other_than_exactly_chunked_once() {
     for unknown in ["gzip, chunked", "identity, chunked"] {
         refused(get(&format!("Transfer-Encoding: {unknown}\r\n")), 501);
     }
-    // Empty elements of a list don't count (RFC 9110 section 5.6.1.2).
+    // Empty elements of a list are ignored (RFC 9110 section 5.6.1.2).
     for fine in ["chunked,", ", chunked", ",chunked ,,"] {
         assert_eq!(get(&format!("Transfer-Encoding: {fine}\r\n")).expect("fine").framing, Framing::Chunked);
     }
@@ -242,7 +242,7 @@ fn connect_where_a_handler_opts_in_and_the_asterisk_form_for_options() {
 
 #[test]
 fn version_other_than_1_0_and_1_1() {
-    // A minor version to come is spoken as the highest that is known (RFC 9110 section 2.5).
+    // A later minor version is treated as the highest known one (RFC 9110 section 2.5).
     for version in ["HTTP/1.2", "HTTP/1.9"] {
         for start in ["", "\r\n"] {
             let head = format!("{start}GET /p?q {version}\r\nHost: h\r\nA: b\r\n\r\n");
@@ -315,7 +315,7 @@ fn limit_on_bytes() {
     assert!(parse_with(head(room), &limits).is_ok());
     refused(parse_with(head(room + 1), &limits), 431);
     refused(parse_with(head(1000), &limits), 431);
-    // An unfinished head is given up as soon as it can't fit any more.
+    // An incomplete head is rejected as soon as it can no longer fit.
     let unfinished = head(200);
     assert!(matches!(parse_head(&unfinished.as_bytes()[..63], &limits), Ok(None)));
     assert!(parse_head(&unfinished.as_bytes()[..64], &limits).is_err());

@@ -4,7 +4,7 @@ use super::*;
 
 type Owned = Vec<(PartHead, Vec<u8>)>;
 
-/// The parts of a form that comes `piece` bytes at a time.
+/// The parts of a form that arrives `piece` bytes at a time.
 fn in_pieces(form: &[u8], piece: usize) -> Result<Owned, ProtoError> {
     let mut decoder = MultipartDecoder::new(b"B", MultipartLimits::default());
     let (mut found, mut start, mut end): (Owned, _, _) = (Vec::new(), 0, 0);

@@ -226,7 +226,7 @@ impl<X: Exchange> Conn<X> {
             Receiving::Piped { pipe, .. } => pipe.abort(io::ErrorKind::TimedOut),
             _ => {
                 let is_head = stream.is_head;
-                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly");
+                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body arrived too slowly");
                 let answer = service.reject(error, is_head);
                 self.answer(id, answer, service);
             }
