@@ -1,4 +1,4 @@
-//! What the client says about itself.
+//! Request headers: what the client says about itself.
 //!
 //! `cargo run -p narval-http --example client_headers -- --port 8080`, then
 //! `curl http://localhost:8080/`

@@ -1,4 +1,4 @@
-//! A pool of database connections that handlers borrow from.
+//! A pool of database connections for handlers.
 //!
 //! `cargo run -p narval-http --example database_pool -- --port 8080 [--file guests.sqlite]`, then
 //! `curl -d 'Ada Lovelace' http://localhost:8080/guests; curl http://localhost:8080/guests`
@@ -14,12 +14,12 @@ use std::time::Duration;
 use narval_http::{Request, Response, Router, StatusCode};
 use rusqlite::Connection;
 
-/// Connections in the pool: as many requests ask the database at a time, the others wait for one.
+/// Connections in the pool: this many requests query the database at a time, the others wait.
 const CONNECTIONS: usize = 8;
 /// The longest name of a guest.
 const NAME_BYTES_MAX: usize = 200;
 
-/// Connections that nobody uses at the moment.
+/// The idle connections.
 struct Pool {
     idle: Mutex<Vec<Connection>>,
     returned: Condvar,
@@ -31,7 +31,7 @@ impl Pool {
         for _ in 0..CONNECTIONS {
             let connection = Connection::open(file)?;
             connection.busy_timeout(Duration::from_secs(5))?;
-            // Readers and a writer don't wait for each other.
+            // With a WAL, readers and a writer do not wait for each other.
             connection.pragma_update(None, "journal_mode", "wal")?;
             connection
                 .execute_batch("create table if not exists guests (id integer primary key, name text not null)")?;
@@ -40,7 +40,7 @@ impl Pool {
         Ok(Self { idle: Mutex::new(idle), returned: Condvar::new() })
     }
 
-    /// Waits for a connection: handlers run on threads, so they may.
+    /// Waits for a connection: handlers run on threads, so they may block.
     fn borrow(&self) -> Borrowed<'_> {
         let mut idle = self.lock();
         loop {
@@ -56,7 +56,7 @@ impl Pool {
     }
 }
 
-/// A connection that goes back to its pool, after a panic, too.
+/// A connection that is returned to its pool when dropped, also after a panic.
 struct Borrowed<'a> {
     pool: &'a Pool,
     connection: Option<Connection>,
@@ -77,7 +77,7 @@ impl Drop for Borrowed<'_> {
     }
 }
 
-/// An error of the database becomes a 500 that says nothing of it, and a log line that does.
+/// A database error becomes a 500 without details, and a log line with them.
 fn list(pool: &Pool) -> rusqlite::Result<String> {
     let connection = pool.borrow();
     let mut query = connection.prepare_cached("select id, name from guests order by id desc limit 100")?;
@@ -88,7 +88,7 @@ fn list(pool: &Pool) -> rusqlite::Result<String> {
 fn add(pool: &Pool, mut request: Request) -> rusqlite::Result<Response> {
     let name = request.body().text(NAME_BYTES_MAX).unwrap_or_default();
     if name.trim().is_empty() {
-        return Ok(Response::text(StatusCode::BAD_REQUEST, "the body is to be a name of 1 to 200 bytes\n"));
+        return Ok(Response::text(StatusCode::BAD_REQUEST, "the body must be a name of 1 to 200 bytes\n"));
     }
     pool.borrow().prepare_cached("insert into guests (name) values (?1)")?.execute([name.trim()])?;
     Ok(Response::new(StatusCode::CREATED))

@@ -1,4 +1,4 @@
-//! Two logs, each in a file: a line for every request, and what the program itself has to say.
+//! Two log files: a line per request, and the program's own messages.
 //!
 //! `cargo run -p narval-http --example file_logging -- --port 8080 [--access access.log] [--format combined|json] [--log program.log]`,
 //! then `curl http://localhost:8080/divide/7/0; cat access.log program.log`
@@ -16,13 +16,13 @@ use narval_http::{LogFormat, LogWriter, Request, Response, Router, StatusCode};
 fn divide(request: Request) -> Response {
     let number = |name| request.params().get(name).and_then(|digits| digits.parse::<i64>().ok());
     let (Some(dividend), Some(divisor)) = (number("dividend"), number("divisor")) else {
-        return Response::text(StatusCode::BAD_REQUEST, "two numbers, please\n");
+        return Response::text(StatusCode::BAD_REQUEST, "two numbers are required\n");
     };
     match dividend.checked_div(divisor) {
         Some(quotient) => Response::text(StatusCode::OK, format!("{quotient}\n")),
         None => {
-            tracing::warn!(dividend, divisor, "somebody asked for the impossible");
-            Response::text(StatusCode::UNPROCESSABLE_ENTITY, "there is no such number\n")
+            tracing::warn!(dividend, divisor, "division by zero");
+            Response::text(StatusCode::UNPROCESSABLE_ENTITY, "division by zero\n")
         }
     }
 }
@@ -34,7 +34,7 @@ fn append(path: &str) -> io::Result<File> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = arguments::Arguments::read(&["--access", "--format", "--log"])?;
-    // Written at once, line by line: what is said last before a crash matters most.
+    // Written immediately, line by line: the last lines before a crash matter most.
     let log = append(arguments.get("--log").unwrap_or("program.log"))?;
     tracing_subscriber::fmt().with_ansi(false).with_writer(Mutex::new(log)).init();
     let format = match arguments.get("--format") {
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("json") => LogFormat::Json,
         Some(other) => return Err(format!("unknown format {other}: one of combined, json").into()),
     };
-    // Written by a thread of its own, in batches: no request waits for the disk.
+    // Written by its own thread, in batches: no request waits for the disk.
     let access = LogWriter::new(format, append(arguments.get("--access").unwrap_or("access.log"))?);
     let app = Router::new().get("/divide/@dividend/@divisor", divide).build()?;
     tracing::info!("starting");

@@ -1,5 +1,5 @@
-//! HTTPS, with HTTP/2 where the client speaks it: `GET /` says which version it came by, `POST /` sends the body back,
-//! `GET /bytes/N` is as large as it says.
+//! HTTPS, with HTTP/2 if the client supports it: `GET /` returns the version of the request, `POST /` returns its body,
+//! `GET /bytes/N` returns N bytes.
 //!
 //! ```text
 //! openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost \
@@ -24,7 +24,7 @@ use arguments::Arguments;
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::read(&["--certificate", "--key"])?;
     let (Some(cert), Some(key)) = (arguments.get("--certificate"), arguments.get("--key")) else {
-        return Err("--certificate and --key are needed: PEM files".into());
+        return Err("--certificate and --key are required: PEM files".into());
     };
     let identities = vec![Identity { cert: cert.into(), key: key.into(), ocsp: None }];
     let acceptor = Arc::new(TlsAcceptor::new(TlsConfig { identities, ..TlsConfig::default() })?);
@@ -49,7 +49,7 @@ fn bytes(request: Request) -> Response {
     }
 }
 
-/// Makes zeros, a piece at a time, as fast as they are taken.
+/// Produces zeros, piece by piece, as fast as the client reads them.
 struct Zeros(u64);
 
 impl BodySource for Zeros {

@@ -1,4 +1,4 @@
-//! A form with files, however large: no more than 64 KiB of it are in memory.
+//! A form with files of any size: at most 64 KiB of it are in memory.
 //!
 //! `cargo run -p narval-http --example multipart -- --port 8080`, then
 //! `curl -F note=hi -F file=@/etc/services http://localhost:8080/upload`
@@ -16,7 +16,7 @@ fn upload(mut request: Request) -> io::Result<String> {
     let mut answer = String::new();
     while let Some(mut part) = form.next_part()? {
         let (name, filename) = (part.head().name.clone(), part.head().filename.clone());
-        // A real one would write the data to a file, under a name of its own choice.
+        // A real handler would write the data to a file, under a name that it chooses itself.
         let bytes = copy(&mut part, &mut sink())?;
         answer += &format!("{name} ({}): {bytes} bytes\n", filename.as_deref().unwrap_or("no file"));
     }
@@ -25,7 +25,7 @@ fn upload(mut request: Request) -> io::Result<String> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let limits = Limits { body_max: 16 << 30, ..Limits::default() };
-    println!("forms of up to {} bytes are taken", limits.body_max);
+    println!("forms of up to {} bytes are accepted", limits.body_max);
     let app = Router::new().post("/upload", upload).build()?;
     arguments::Arguments::read(&[])?.serve(app, |builder| builder.limits(limits))
 }

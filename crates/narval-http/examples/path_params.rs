@@ -1,4 +1,4 @@
-//! Parts of the path as parameters.
+//! Path parameters.
 //!
 //! `cargo run -p narval-http --example path_params -- --port 8080`, then
 //! `curl http://localhost:8080/people/ada/letters/7`
@@ -14,7 +14,7 @@ fn letter(request: Request) -> Response {
     let parameter = |name| request.params().get(name).unwrap_or_default();
     match parameter("number").parse::<u32>() {
         Ok(number) => Response::text(StatusCode::OK, format!("letter {number} of {}\n", parameter("name"))),
-        Err(_) => Response::text(StatusCode::NOT_FOUND, "letters have numbers\n"),
+        Err(_) => Response::text(StatusCode::NOT_FOUND, "the letter must be a number\n"),
     }
 }
 

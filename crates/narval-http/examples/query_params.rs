@@ -1,4 +1,4 @@
-//! The query.
+//! Query parameters.
 //!
 //! `cargo run -p narval-http --example query_params -- --port 8080`, then
 //! `curl 'http://localhost:8080/search?q=two+words&tag=a&tag=b'`

@@ -1,4 +1,4 @@
-//! Redirects: for now, for good, and after a form.
+//! Redirects: temporary, permanent, and after a form.
 //!
 //! `cargo run -p narval-http --example redirect -- --port 8080`, then
 //! `curl -iL http://localhost:8080/old`

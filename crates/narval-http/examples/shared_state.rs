@@ -1,4 +1,4 @@
-//! What handlers share, what they need to be called with, and what is around them all.
+//! Shared state, extra arguments for handlers, and a middleware around all of them.
 //!
 //! `cargo run -p narval-http --example shared_state -- --port 8080`, then
 //! `curl -H 'Authorization: Bearer sesame' http://localhost:8080/count`
@@ -18,10 +18,10 @@ struct State {
     visits: AtomicU64,
 }
 
-/// Who is asking.
+/// The authenticated user.
 struct User(String);
 
-/// A handler that gets the state and the user besides the request.
+/// Makes a handler of a function that takes the state, the user and the request.
 fn for_users<F>(state: &Arc<State>, handler: F) -> impl Handler + use<F>
 where
     F: Fn(&State, User, Request) -> Response + Send + Sync + 'static,
@@ -38,7 +38,7 @@ fn count(state: &State, user: User, _: Request) -> Response {
     Response::text(StatusCode::OK, format!("{}, you are visitor {visits}\n", user.0))
 }
 
-/// A middleware that tells how long it took.
+/// A middleware that adds the time taken.
 fn timed(request: Request, next: Next<'_>) -> Response {
     let started = Instant::now();
     let response = next.run(request);

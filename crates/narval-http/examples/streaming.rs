@@ -1,4 +1,4 @@
-//! Large answers, made in every way there is, and the engine's own metrics.
+//! Large responses, produced in every way, and the engine's metrics.
 //!
 //! `cargo run --release -p narval-http --example streaming -- --port 8080 [--workers N]`, then
 //! `curl -o /dev/null 'http://localhost:8080/source?bytes=1000000000' & curl http://localhost:8080/metrics`
@@ -16,14 +16,14 @@ use narval_http::{
     Body, BodySource, Builder, FileRange, Fill, Request, Response, Router, SegmentBuf, Snapshot, StatusCode,
 };
 
-/// What tells the counters of the server.
+/// A function that returns the server's counters.
 type CounterSource = Box<dyn Fn() -> Snapshot + Send + Sync>;
 
 const BYTES_DEFAULT: u64 = 1_000_000_000;
-/// What there is to be sent at most.
+/// The largest response.
 const BYTES_MAX: u64 = 1 << 40;
 
-/// Makes zeros, a piece at a time, as fast as they are taken: between two pieces no thread has to do with it.
+/// Produces zeros, piece by piece, as fast as the client reads them. Between two pieces, it holds no thread.
 struct Zeros(u64);
 
 impl BodySource for Zeros {
@@ -40,7 +40,7 @@ impl BodySource for Zeros {
     }
 }
 
-/// A thread of the handler's own writes, and waits while the client is slow.
+/// A separate thread writes the body, and blocks while the client is slow.
 fn written(bytes: u64) -> Body {
     let (body, mut writer) = Body::writer(Some(bytes));
     thread::spawn(move || -> io::Result<()> {
@@ -69,13 +69,13 @@ fn stream(request: &Request, file: &Arc<File>) -> Response {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = arguments::Arguments::read(&["--workers"])?;
     let workers = arguments.get("--workers").map(str::parse).transpose()?;
-    // A hole as large as anybody may ask for, and without a name.
+    // A sparse file of the largest size, unlinked.
     let path = std::env::temp_dir().join(format!("narval-streaming-{}", std::process::id()));
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     file.set_len(BYTES_MAX)?;
     let file = Arc::new(file);
-    // The handlers are made before the server whose counters they show.
+    // The handlers are created before the server whose counters they show.
     let counters: Arc<OnceLock<CounterSource>> = Arc::default();
     let shown = counters.clone();
     let app = ["/source", "/file", "/writer"]
@@ -95,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => builder,
     };
     arguments.serve_and(app, set, |handle| {
-        // It is empty until now.
+        // It was not set before.
         let _ = counters.set(Box::new(handle.counter_source()));
     })
 }

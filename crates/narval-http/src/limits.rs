@@ -236,7 +236,7 @@ pub(crate) const HTTP2_STREAMS_MAX: usize = 128;
 /// (MadeYouReset, CVE-2025-8671). Then the connection ends.
 pub(crate) const HTTP2_RESETS_MAX: u32 = 256;
 
-/// By how much that is refilled per second.
+/// How much of that is refilled per second.
 pub(crate) const HTTP2_RESETS_PER_SECOND: u32 = 32;
 
 /// Frames of one HTTP/2 connection, in a burst, that do nothing for a request: PING (CVE-2019-9512), SETTINGS (CVE-2019-9515),
@@ -244,7 +244,7 @@ pub(crate) const HTTP2_RESETS_PER_SECOND: u32 = 32;
 /// ends.
 pub(crate) const HTTP2_IDLE_FRAMES_MAX: u32 = 1024;
 
-/// By how much that is refilled per second.
+/// How much of that is refilled per second.
 pub(crate) const HTTP2_IDLE_FRAMES_PER_SECOND: u32 = 128;
 
 /// WINDOW_UPDATE frames of less than this count among them: each may have us send a frame as small.
@@ -256,40 +256,41 @@ pub(crate) const HTTP2_CONTINUATIONS_MAX: usize = 8;
 /// Bytes of one header block as sent, which are held until it is complete.
 pub(crate) const HTTP2_HEADER_BLOCK_MAX: usize = 64 * 1024;
 
-/// What a client may send of one request body before the handler takes it: the size of a stream's window at first.
+/// The initial window of a stream: how much of a request body a client may send before the handler reads it.
 pub(crate) const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
 
-/// The size that the window of a body grows to whose handler keeps up: what is under way at 80 MB/s and 50 ms.
+/// The size to which the window grows if the handler keeps up: the bytes in flight at 80 MB/s and 50 ms.
 pub(crate) const HTTP2_STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
 
-/// The window of a whole HTTP/2 connection. It bounds no memory: streams do that, so that none has to wait for another.
+/// The window of a whole HTTP/2 connection. It does not bound memory, which the streams' windows do, so that no stream
+/// has to wait for another.
 pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 
-/// Bytes of frames other than DATA (and of small bodies) that wait to be sent on one connection. Beyond that nothing is received, as a
-/// client that sends PING or SETTINGS and never reads would have it grow.
+/// Bytes of frames other than DATA (and of small bodies) that wait to be sent on one connection. Beyond that nothing is
+/// received; otherwise a client that sends PING or SETTINGS and never reads could make it grow.
 pub(crate) const HTTP2_QUEUED_MAX: usize = 64 * 1024;
 
-/// Bodies up to this size go out with their head, before those of other streams.
+/// Bodies up to this size are sent with their head, before those of other streams.
 pub(crate) const HTTP2_COPY_MAX: usize = 16 * 1024;
 
-/// Bodies with no more than this left take their turns among themselves, so that they overtake larger ones.
+/// Bodies with at most this much left take turns among themselves, so that they overtake larger ones.
 pub(crate) const HTTP2_SMALL_BODY: u64 = 64 * 1024;
 
-/// Bytes of a body that are made at once.
+/// Bytes of a body that are produced at a time.
 pub(crate) const HTTP2_QUANTUM: usize = 256 * 1024;
 
 /// The least of that, however small the client's window is.
 pub(crate) const HTTP2_QUANTUM_MIN: usize = 16 * 1024;
 
-/// The next piece of a body is made when less than this is left of the last one.
+/// The next piece of a body is produced when less than this is left of the last one.
 pub(crate) const HTTP2_PREFETCH_BELOW: u64 = 64 * 1024;
 
-/// Bytes of bodies that are made and not sent, on one connection. A slow reader with 128 streams holds this, what is
-/// [queued](HTTP2_QUEUED_MAX), one batch of records and a header block: less than 2 MB.
+/// Bytes of bodies that are produced but not sent, per connection. A slow reader with 128 streams holds this, the
+/// [queued](HTTP2_QUEUED_MAX) bytes, one batch of records and a header block: less than 2 MB.
 pub(crate) const HTTP2_HELD_MAX: usize = 1024 * 1024;
 
-/// Bytes that are sent on one HTTP/2 connection before the shard's others have their turn.
+/// Bytes sent on one HTTP/2 connection before the shard's other connections have their turn.
 pub(crate) const HTTP2_BYTES_PER_TURN: usize = 1024 * 1024;
 
-/// How long a client has to learn that the server stops, before the streams that it opens are refused.
+/// How long new streams are still accepted after the client was told that the server stops.
 pub(crate) const HTTP2_GOAWAY_GRACE: Duration = Duration::from_secs(1);

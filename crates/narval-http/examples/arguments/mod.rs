@@ -1,7 +1,7 @@
-//! The options of all examples: `--port N` (0: any free port), `--driver auto|epoll|uring`, `--workers N`, `--shards N`, and
-//! `--inherited yes` (serve the sockets that systemd hands over); and those of each example.
+//! The options of all examples: `--port N` (0: any free port), `--driver auto|epoll|uring`, `--workers N`, `--shards
+//! N`, and `--inherited yes` (serve the sockets that systemd hands over); and the example's own ones.
 
-#![allow(dead_code, reason = "each example uses what it needs of this")]
+#![allow(dead_code, reason = "each example uses only parts of this")]
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -73,7 +73,7 @@ impl Arguments {
         self.serve_and(handler, set, |_| {})
     }
 
-    /// As [`serve`](Self::serve); `started` is called with the handle of the running server.
+    /// Like [`serve`](Self::serve); `started` is called with the handle of the running server.
     pub(crate) fn serve_and<Form>(
         self,
         handler: impl IntoHandler<Form>,

@@ -14,7 +14,7 @@ use narval_http::ws::SendStatus;
 use narval_http::{Body, Event, EventOptions, EventStream, Request, Response, Router, StatusCode};
 
 const TEXT_BYTES_MAX: usize = 1000;
-/// Events that are kept for those who were disconnected for a moment.
+/// Events kept for clients that were disconnected briefly.
 const KEPT_MAX: usize = 100;
 const LISTENERS_MAX: usize = 100_000;
 
@@ -26,16 +26,16 @@ struct Board {
 }
 
 impl Board {
-    /// A new listener gets what it has missed: a browser says what it saw last.
+    /// Subscribes a client, and sends it the events that it has missed: a browser sends the last id that it received.
     fn listen(&mut self, request: &Request) -> Response {
         self.listeners.retain(EventStream::is_open);
         if self.listeners.len() >= LISTENERS_MAX {
-            return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many listen already\n");
+            return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many subscribers\n");
         }
         let (response, events) = Response::events(EventOptions::default());
         let last_seen = request.header("last-event-id").and_then(|id| id.parse::<u64>().ok());
         for (_, event) in self.kept.iter().filter(|(id, _)| *id > last_seen.unwrap_or(0)) {
-            // A client that does not keep up reconnects, and asks for what it missed.
+            // A client that does not keep up reconnects, and then gets what it missed.
             let _ = events.send(event);
         }
         self.listeners.insert(events);
@@ -45,7 +45,7 @@ impl Board {
 
     fn post(&mut self, text: &str) {
         self.last += 1;
-        // Encoded once, whoever it goes to.
+        // Encoded once for all subscribers.
         let event = Event::new(text).id(self.last.to_string());
         self.kept.push_back((self.last, event.clone()));
         if self.kept.len() > KEPT_MAX {
@@ -59,7 +59,8 @@ impl Board {
         self.tell(&count);
     }
 
-    /// Whoever has gone is forgotten, and whoever does not keep up is sent off: a browser comes back, and gets what it missed.
+    /// Sends an event to all subscribers. Those that are gone are removed, and those that do not keep up are
+    /// disconnected: a browser reconnects, and gets what it missed.
     fn tell(&mut self, event: &Event) {
         self.listeners.retain(|events| match events.send(event) {
             SendStatus::Queued | SendStatus::Backpressure => true,
@@ -82,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let post = move |mut request: Request| {
         let text = request.body().text(TEXT_BYTES_MAX).unwrap_or_default();
         if text.trim().is_empty() {
-            return Response::text(StatusCode::BAD_REQUEST, "text of 1 to 1000 bytes, please\n");
+            return Response::text(StatusCode::BAD_REQUEST, "the text must have 1 to 1000 bytes\n");
         }
         lock(&posting, &mut |board| board.post(text.trim()));
         Response::new(StatusCode::NO_CONTENT)

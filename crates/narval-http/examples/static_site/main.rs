@@ -1,4 +1,4 @@
-//! The files of a folder as a site: ranges, conditions, compressed forms, a page for what is not there.
+//! Serves the files of a folder: ranges, conditional requests, compressed versions, a 404 page.
 //!
 //! `cargo run --release -p narval-http --example static_site -- --port 8080 [--folder DIR]`, then open the address that is printed
 

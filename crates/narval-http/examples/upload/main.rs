@@ -1,4 +1,5 @@
-//! Large uploads with progress, as the server sees it: the page sends a form, and hears by server-sent events what has arrived.
+//! Large uploads with progress as seen by the server: the page sends a form, and server-sent events report how much has
+//! arrived.
 //!
 //! `cargo run --release -p narval-http --example upload -- --port 8080 [--folder DIR]`, then open the address that is printed, or
 //! `curl -F file=@/etc/services http://localhost:8080/uploads/1`
@@ -17,18 +18,18 @@ use std::time::{Duration, Instant};
 
 use narval_http::{Body, Event, EventOptions, EventStream, Limits, Request, Response, Router, StatusCode};
 
-/// How often an upload tells how far it is.
+/// How often an upload reports its progress.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 /// The largest upload.
 const UPLOAD_BYTES_MAX: u64 = 16 << 30;
 /// Pages that may wait for the progress of uploads.
 const WATCHERS_MAX: usize = 10_000;
 
-/// Where files go, and who wants to hear of it.
+/// The target folder, and the pages that watch uploads.
 struct Uploads {
     folder: PathBuf,
     next: AtomicU64,
-    /// By the name that the page gave its upload.
+    /// By the name that the page gave to its upload.
     watchers: Mutex<HashMap<String, EventStream>>,
 }
 
@@ -37,31 +38,31 @@ impl Uploads {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A page asks for the progress of the upload it is about to begin.
+    /// Starts the progress events of an upload that the page is about to start.
     fn watch(&self, request: &Request) -> Response {
         let mut watchers = self.watchers();
         watchers.retain(|_, events| events.is_open());
         if watchers.len() >= WATCHERS_MAX {
-            return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many uploads are watched\n");
+            return Response::text(StatusCode::SERVICE_UNAVAILABLE, "too many uploads are being watched\n");
         }
         let (response, events) = Response::events(EventOptions::default());
-        // Progress is for show: an upload does not fail because its page is gone.
+        // Progress is optional: an upload does not fail because its page is gone.
         let _ = events.send(&Event::new("watching").name("ready"));
         watchers.insert(name(request), events);
         response
     }
 
-    /// Receives a form: each of its files goes to disk as it comes, whatever its size.
+    /// Receives a form: each of its files is written to disk as it arrives, whatever its size.
     fn receive(&self, mut request: Request) -> io::Result<String> {
         let watcher = self.watchers().remove(&name(&request));
         let mut answer = String::new();
         let mut form = request.multipart()?;
         while let Some(mut part) = form.next_part()? {
             let Some(filename) = part.head().filename.clone() else { continue };
-            // The client's name for it is for people; the file gets one of ours.
+            // The client's file name is only displayed; the file gets a name of ours.
             let path = self.folder.join(format!("upload-{}", self.next.fetch_add(1, Ordering::Relaxed)));
             let bytes = store(&path, &mut part, watcher.as_ref())?;
-            answer += &format!("{filename}: {bytes} bytes, kept as {}\n", path.display());
+            answer += &format!("{filename}: {bytes} bytes, stored as {}\n", path.display());
         }
         if let Some(events) = watcher {
             let _ = events.send(&Event::new(&answer).name("done"));
@@ -75,11 +76,11 @@ fn name(request: &Request) -> String {
     request.params().get("name").unwrap_or_default().to_owned()
 }
 
-/// Writes what comes to a file, which is gone again if not all of it comes.
+/// Writes a source to a file, which is removed if the source fails.
 fn store(path: &Path, source: &mut impl Read, watcher: Option<&EventStream>) -> io::Result<u64> {
     let stored = copy(&mut File::create_new(path)?, source, watcher);
     if stored.is_err() {
-        // It may be that it can't be removed, either; the first error is the one to hear of.
+        // If removing it fails too, the first error is the one to report.
         let _ = fs::remove_file(path);
     }
     stored
@@ -110,7 +111,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(folder) => PathBuf::from(folder),
         None => std::env::temp_dir().join(format!("narval-uploads-{}", std::process::id())),
     };
-    fs::create_dir_all(&folder).map_err(|error| format!("cannot make '{}': {error}", folder.display()))?;
+    fs::create_dir_all(&folder).map_err(|error| format!("cannot create '{}': {error}", folder.display()))?;
     println!("uploads go to {}", folder.display());
     let uploads = Arc::new(Uploads { folder, next: AtomicU64::new(1), watchers: Mutex::default() });
     let receiving = uploads.clone();

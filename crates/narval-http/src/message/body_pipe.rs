@@ -1,8 +1,8 @@
 //! Request bodies between the shard that receives them and the handler that reads them: in memory, or through a pipe with
 //! back-pressure.
 //!
-//! While a body of announced length comes fast, its handler receives it straight from the socket into its own buffer: no other
-//! thread has to be woken for each piece, and nothing is copied once more. When the client pauses, the shard waits for it.
+//! While a body of announced length arrives fast, its handler receives it directly from the socket into its own buffer:
+//! no other thread is woken for each piece, and a copy is saved. When the client pauses, the shard waits for it.
 //! Measured with uploads of 235 MB: docs/performance.md.
 
 use std::collections::VecDeque;
@@ -21,22 +21,20 @@ use crate::limits::{HANDLER_RECEIVES_MIN, HANDLER_SLOW, HANDLER_WAIT};
 
 /// The connection that a body comes from.
 pub(crate) trait Feeder: Send + Sync + std::fmt::Debug {
-    /// Asks for a body that the client holds back (RFC 9110 section 10.1.1). The caller's job holds the lease, and no answer has
-    /// begun.
+    /// Sends `100 Continue` (RFC 9110 section 10.1.1). The caller's job holds the lease, and no response has started.
     fn send_continue(&self);
 
-    /// Asks the connection to [look](conn::Pipe::receiver) who receives next.
+    /// Asks the connection to [check](conn::Pipe::receiver) who receives next.
     fn want_body(&self);
 
-    /// Receives what is there; none: the client sends no more. Only for pipes that [may](BodyPipe::with_rest).
+    /// Receives available bytes; 0 is the end of input. Only for pipes that [allow it](BodyPipe::with_rest).
     ///
-    /// # Errors
-    /// Nothing is there ([`io::ErrorKind::WouldBlock`]), or the connection is broken.
+    /// # Errors Nothing is available ([`io::ErrorKind::WouldBlock`]), or the connection is broken.
     fn receive(&self, _out: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Waits until there may be something to receive, for so long at most. False: there is nothing.
+    /// Waits until there may be something to receive, at most this long. Returns `false` if there is nothing.
     fn await_bytes(&self, _at_most: Duration) -> bool {
         false
     }
@@ -55,16 +53,16 @@ pub(crate) struct BodyPipe {
 struct Pipe {
     pieces: VecDeque<BytesMut>,
     buffered: usize,
-    /// The memory for that.
+    /// The memory accounted for them.
     share: Share,
     ended: Option<Ended>,
-    /// Those of a body that is complete.
+    /// The trailers of a complete body.
     trailers: HeaderMap,
-    /// Who receives. Unless it is the connection, that waits for `BodyWanted`.
+    /// Who receives. If it is not the connection, the connection waits for `BodyWanted`.
     receiver: Receiver,
-    /// Bytes that are still to come, if the handler may receive them itself.
+    /// Bytes still to come, if the handler may receive them itself.
     rest: Option<u64>,
-    /// Bytes that the handler has received itself, and the connection has not heard of.
+    /// Bytes that the handler has received itself and not yet reported to the connection.
     received_by_handler: u64,
     /// Bytes that the connection has received since the handler last did.
     pushed: usize,
@@ -72,26 +70,26 @@ struct Pipe {
     is_awaited: bool,
     /// The client waits for `100 Continue`.
     continue_due: bool,
-    /// The answer has begun: what is not read now is not wanted.
+    /// The response has started: unread bytes are discarded.
     answered: bool,
 }
 
-/// How a body is over.
+/// How a body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     /// It is complete.
     Complete,
     /// It was aborted.
     Broken(io::ErrorKind),
-    /// It breaks a rule.
+    /// It is malformed.
     Refused(ProtoError),
 }
 
-/// The least memory for a piece of a body, in bytes: chunks of a byte each must not cost many times that.
+/// The least memory for a piece of a body, in bytes: chunks of one byte each must not cost many times their size.
 const PIECE_MIN: usize = 4096;
 
 impl BodyPipe {
-    /// A pipe that begins with what was received before.
+    /// A pipe that starts with the bytes received before.
     pub(crate) fn new(feeder: Arc<dyn Feeder>, window: usize, continue_due: bool, begun: Buffered) -> Self {
         let Buffered { mut bytes, mut share } = begun;
         bytes.shrink_to_fit();
@@ -112,11 +110,11 @@ impl BodyPipe {
             continue_due,
             answered: false,
         };
-        // A window of nothing would never be open.
+        // An empty window would never open.
         Self { state: Mutex::new(pipe), filled: Condvar::new(), feeder, window: window.max(1) }
     }
 
-    /// The same, whose handler may receive the `rest` of the body itself, in bytes.
+    /// The same, but the handler may receive the remaining `rest` bytes itself.
     pub(crate) fn with_rest(self, rest: Option<u64>) -> Self {
         self.lock().rest = rest;
         self
@@ -126,7 +124,7 @@ impl BodyPipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handler: the trailer fields; none before the body is complete.
+    /// Handler: the trailer fields; empty until the body is complete.
     pub(crate) fn trailers(&self) -> HeaderMap {
         self.lock().trailers.clone()
     }
@@ -139,7 +137,7 @@ impl BodyPipe {
         }
     }
 
-    /// Wakes the handler, if it waits: to wake nobody is a system call, too.
+    /// Wakes the handler if it waits: waking nobody is a system call, too.
     fn wake(&self, mut pipe: MutexGuard<'_, Pipe>) {
         let is_awaited = std::mem::take(&mut pipe.is_awaited);
         drop(pipe);
@@ -148,7 +146,8 @@ impl BodyPipe {
         }
     }
 
-    /// Job: the answer begins. True: the body was received completely, and the connection can be used again.
+    /// Job: the response starts. Returns whether the body was received completely, so that the connection can be
+    /// reused.
     pub(crate) fn answer_begins(&self) -> bool {
         let mut pipe = self.lock();
         pipe.answered = true;
@@ -169,8 +168,8 @@ impl BodyPipe {
         }
     }
 
-    /// Handler: receives itself. Returns the bytes it got, none where the connection has to wait for the client or to look what is
-    /// wrong; and whether they came fast.
+    /// Handler: receives from the socket itself. Returns the number of bytes (0 if the connection must wait for the
+    /// client or handle an error), and whether they arrived fast.
     fn receive(&self, out: &mut [u8]) -> (usize, bool) {
         let would_block = |received: &io::Result<usize>| {
             received.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -180,7 +179,7 @@ impl BodyPipe {
         if has_waited && self.feeder.await_bytes(HANDLER_WAIT) {
             received = self.feeder.receive(out);
         }
-        // An end or an error is left to the connection, which finds the same.
+        // An end or an error is left to the connection, which gets the same result.
         let bytes = received.unwrap_or(0);
         (bytes, bytes >= HANDLER_SLOW || (bytes > 0 && !has_waited))
     }
@@ -232,7 +231,7 @@ impl BodyPipe {
                 continue;
             }
             if std::mem::take(&mut pipe.continue_due) {
-                // The handler's job holds the lease, and no answer has begun: this thread may write.
+                // The handler's job holds the lease, and no response has started: this thread may write.
                 self.feeder.send_continue();
                 self.feeder.want_body();
             }
@@ -244,7 +243,7 @@ impl BodyPipe {
 
 /// The shard's end of it.
 impl conn::Pipe for Arc<BodyPipe> {
-    /// They are dropped once the answer has begun.
+    /// They are discarded once the response has started.
     fn push(&self, data: &[u8]) {
         let mut pipe = self.lock();
         if let Some(rest) = &mut pipe.rest {
@@ -252,7 +251,7 @@ impl conn::Pipe for Arc<BodyPipe> {
         }
         if !data.is_empty() && !pipe.answered {
             pipe.pushed += data.len();
-            // A client that sends at once does not wait for `100 Continue`.
+            // A client that sends its body already does not wait for `100 Continue`.
             pipe.continue_due = false;
             pipe.buffered += data.len();
             pipe.share.add(data.len());
@@ -284,7 +283,7 @@ impl conn::Pipe for Arc<BodyPipe> {
     fn receiver(&self) -> Receiver {
         let mut pipe = self.lock();
         if pipe.receiver == Receiver::Handler {
-            // Until it gives that back itself: it may be receiving now.
+            // Until the handler hands it back: it may be receiving right now.
             return Receiver::Handler;
         }
         let is_read = !pipe.answered && pipe.ended.is_none();

@@ -78,7 +78,7 @@ pub struct BodyWaker {
     token: Token,
 }
 
-/// Where the connections of a shard are told that a source has more.
+/// Notifies a connection that a source has more data.
 pub(crate) trait Wakes: Send + Sync + std::fmt::Debug {
     fn body_is_ready(&self, token: Token);
 }
@@ -97,7 +97,7 @@ impl BodyWaker {
 /// The output of a [`BodySource`]: bytes and ranges of files, in order.
 #[derive(Debug)]
 pub struct SegmentBuf {
-    /// Bytes of memory that this piece is to have.
+    /// Bytes of memory for this piece.
     quantum: usize,
     pub(crate) memory: Vec<u8>,
     /// File ranges, each with the length of `memory` at which it is inserted.
@@ -111,7 +111,7 @@ impl Default for SegmentBuf {
 }
 
 impl SegmentBuf {
-    /// An empty one for about so many bytes.
+    /// An empty buffer for about this many bytes.
     pub(crate) fn with_room(quantum: usize) -> Self {
         Self { quantum, memory: Vec::new(), files: Vec::new() }
     }

@@ -19,7 +19,7 @@ pub(crate) fn set_sender(sender: Sender) {
     SENDER.set(Some(sender));
 }
 
-/// Sends one by the worker that this thread is, if it is one.
+/// Sends one through this thread's worker, if it has one.
 pub(crate) fn send(request: usize, message: &Informational<'_>) -> io::Result<bool> {
     SENDER.get().map_or(Ok(false), |send| send(request, message))
 }
@@ -42,7 +42,7 @@ impl<'a> Informational<'a> {
         Ok(Self { status, fields })
     }
 
-    /// Whether clients of this version know informational responses.
+    /// Whether clients of this version support informational responses.
     pub(crate) fn is_known_to(version: Version) -> bool {
         version != Version::HTTP_10
     }
@@ -55,7 +55,7 @@ impl<'a> Informational<'a> {
         self.fields
     }
 
-    /// As it is sent on an HTTP/1 connection.
+    /// The encoding for HTTP/1 connections.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut head = Vec::new();
         encode_informational(&mut head, self.status, self.fields);

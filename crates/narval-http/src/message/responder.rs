@@ -1,7 +1,7 @@
-//! Responses that are still to come.
+//! Responses that follow later.
 //!
-//! This file, `late_answer.rs` and `response.rs` import each other: a `Response` may be one that is still to come, which will be a
-//! `Response`. They are one idea in three files.
+//! This file, `late_answer.rs` and `response.rs` import each other: a `Response` may be one that follows later, which
+//! resolves to a `Response`. They are one idea in three files.
 
 use std::io;
 use std::mem;
@@ -49,7 +49,7 @@ impl Response {
         (response, Responder { late: Some(late) })
     }
 
-    /// Changes the answer: at once, or, if it [follows later](Self::later), on a worker when it is there.
+    /// Changes the answer: immediately, or, if it [follows later](Self::later), on a worker once it is there.
     ///
     /// ```
     /// use narval_http::{Next, Request, Response};
@@ -139,7 +139,7 @@ pub(crate) trait AwaitsAnswer: Send + std::fmt::Debug {
     /// Has a worker send the answer.
     fn answer(self: Box<Self>, answer: LateAnswer);
 
-    /// Sends an informational response ahead of the answer, if the client knows such a thing and the socket takes it at once.
+    /// Sends an informational response before the answer, if the client supports it and it does not block.
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool>;
 }
 
@@ -149,7 +149,7 @@ impl Late {
     }
 
     fn answer(&self, mut response: Response) {
-        // A late answer is the answer, and can't be put off again.
+        // A late answer is final: it cannot be delayed again.
         response.late = None;
         let mut meeting = self.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
@@ -166,13 +166,13 @@ impl Late {
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
         let mut meeting = self.lock();
         let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
-        // After an error the request is dropped, which aborts its connection: something of the message may be out.
+        // After an error the request is dropped, which aborts its connection: part of the message may have been sent.
         waiting.request.inform(message).inspect_err(|_| *meeting = Meeting::Over)
     }
 }
 
 impl Later {
-    /// The answer, if it is there already.
+    /// Returns the answer, if it is there already.
     pub(crate) fn try_take(self) -> Result<LateAnswer, Self> {
         let mut meeting = self.late.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
@@ -188,12 +188,12 @@ impl Later {
         }
     }
 
-    /// Leaves the right to be answered with the answer that is to come.
+    /// Leaves the right to be answered with the pending answer.
     pub(crate) fn wait(self, request: Box<dyn AwaitsAnswer>) {
         let Self { late, changes } = self;
         let mut meeting = late.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
-            // It has come meanwhile.
+            // It arrived meanwhile.
             Meeting::Answer(response) => {
                 drop(meeting);
                 request.answer(LateAnswer { response: *response, changes });

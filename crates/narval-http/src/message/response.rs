@@ -59,7 +59,7 @@ impl Response {
         Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
     }
 
-    /// A response with this status, without field lines and body.
+    /// A response with this status, without field lines or body.
     pub fn new(status: StatusCode) -> Self {
         Self {
             kind: ResponseKind::Plain { status, headers: Vec::new(), body: Body::empty() },

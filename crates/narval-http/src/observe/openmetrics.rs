@@ -10,32 +10,32 @@ impl Snapshot {
     pub fn openmetrics(&self) -> String {
         let mut text = String::with_capacity(4096);
         let counters: &[(&str, &str, u64)] = &[
-            ("narval_http_sent_bytes", "Bytes given to sockets.", self.bytes_sent),
+            ("narval_http_sent_bytes", "Bytes written to sockets.", self.bytes_sent),
             ("narval_http_received_bytes", "Bytes received.", self.bytes_received),
             ("narval_http_connections_accepted", "Connections accepted.", self.connections_accepted),
-            ("narval_http_connections_refused", "Connections turned away because of a cap.", self.connections_refused),
-            ("narval_http_accept_errors", "Times that accepting failed.", self.accept_errors),
+            ("narval_http_connections_refused", "Connections refused because of a limit.", self.connections_refused),
+            ("narval_http_accept_errors", "Failures to accept a connection.", self.accept_errors),
             ("narval_http_requests_rejected", "Malformed requests.", self.rejected),
             ("narval_http_requests_overloaded", "Requests answered 503 because the queue was full.", self.overloaded),
-            ("narval_http_timeouts", "Connections closed at a deadline, idle ones not counted.", self.timeouts),
+            ("narval_http_timeouts", "Connections closed at a deadline, except idle ones.", self.timeouts),
             ("narval_http_answers_aborted", "Answers aborted.", self.aborts),
             ("narval_http_panics", "Handlers that panicked.", self.panics),
-            ("narval_http_polls", "Calls into the driver's wait.", self.polls),
-            ("narval_http_completions", "Operations and events the driver has completed.", self.completions),
+            ("narval_http_polls", "Calls of the driver's wait.", self.polls),
+            ("narval_http_completions", "Operations and events completed by the driver.", self.completions),
             ("narval_http_messages", "Messages from other threads handled by shards.", self.messages),
             ("narval_http_handshakes", "TLS handshakes completed.", self.handshakes),
             ("narval_http_handshakes_failed", "TLS handshakes that failed.", self.handshakes_failed),
-            ("narval_http_handshakes_refused", "TLS handshakes turned away because of a cap.", self.handshakes_refused),
-            ("narval_http_connections_http2", "Connections that speak HTTP/2.", self.connections_http2),
-            ("narval_http_answers_http2", "Answers over HTTP/2, among all.", self.answers_http2),
-            ("narval_http_inline_slow", "Timed inline answers of more than 200 us.", self.inline_slow),
+            ("narval_http_handshakes_refused", "TLS handshakes refused because of a limit.", self.handshakes_refused),
+            ("narval_http_connections_http2", "Connections that use HTTP/2.", self.connections_http2),
+            ("narval_http_answers_http2", "Responses over HTTP/2, also counted among all.", self.answers_http2),
+            ("narval_http_inline_slow", "Measured inline calls of more than 200 us.", self.inline_slow),
             ("narval_http_log_lines_dropped", "Access log lines dropped.", self.log_lines_dropped),
         ];
-        family(&mut text, "narval_http_requests", "counter", "Requests answered, by where.");
+        family(&mut text, "narval_http_requests", "counter", "Requests answered, inline or by a worker.");
         for (place, count) in [("inline", self.requests_inline), ("worker", self.requests_worker)] {
             sample(&mut text, format_args!("narval_http_requests_total{{where=\"{place}\"}} {count}"));
         }
-        family(&mut text, "narval_http_responses", "counter", "Answers, by status.");
+        family(&mut text, "narval_http_responses", "counter", "Responses by status.");
         for (status, count) in &self.statuses {
             sample(&mut text, format_args!("narval_http_responses_total{{code=\"{status}\"}} {count}"));
         }
@@ -45,11 +45,11 @@ impl Snapshot {
         }
         for (name, help, value) in [
             ("narval_http_connections_open", "Connections open now.", self.connections_open),
-            ("narval_http_queue_depth", "Requests that wait for a worker.", self.queue_depth as u64),
-            ("narval_http_body_memory_bytes", "Memory that request bodies take.", self.body_memory_bytes),
+            ("narval_http_queue_depth", "Requests queued for a worker.", self.queue_depth as u64),
+            ("narval_http_body_memory_bytes", "Memory used by request bodies.", self.body_memory_bytes),
             (
                 "narval_http_bodies_waiting",
-                "Streamed request bodies that wait for a thread.",
+                "Requests with streamed bodies queued for a thread.",
                 self.bodies_waiting as u64,
             ),
             ("narval_http_workers", "Worker threads.", self.workers as u64),
@@ -61,10 +61,14 @@ impl Snapshot {
         let busy = self.worker_busy.as_secs_f64();
         sample(&mut text, format_args!("narval_http_worker_busy_seconds_total {busy}"));
         for (name, help, histogram) in [
-            ("narval_http_inline_seconds", "Duration of inline answers, of a sample of them.", &self.inline_time),
-            ("narval_http_request_seconds", "From head to last byte, by workers; a sample.", &self.request_time),
+            ("narval_http_inline_seconds", "Duration of inline calls; a sample.", &self.inline_time),
+            (
+                "narval_http_request_seconds",
+                "From the head to the last byte, by workers; a sample.",
+                &self.request_time,
+            ),
             ("narval_http_job_seconds", "Duration of workers' jobs.", &self.job_time),
-            ("narval_http_queue_depths", "Requests waiting when one was added; a sample.", &self.queue_depths),
+            ("narval_http_queue_depths", "Length of the queue when a request was added; a sample.", &self.queue_depths),
         ] {
             family(&mut text, name, "histogram", help);
             for (bound, so_far) in histogram.buckets() {

@@ -26,7 +26,7 @@ fn text() -> Vec<u8> {
     (0..100_000_u64).flat_map(|n| format!("line {}\n", n * n % 977).into_bytes()).collect()
 }
 
-/// All that a body gives, and in how many pieces.
+/// The whole body, and in how many pieces it was produced.
 fn collect(mut response: Response) -> (Vec<u8>, usize) {
     match std::mem::take(response.plain().1).kind {
         BodyKind::Empty => (Vec::new(), 0),

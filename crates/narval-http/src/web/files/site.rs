@@ -195,7 +195,7 @@ impl Handler for Site {
         }
         self.get(&head).unwrap_or_else(|error| {
             tracing::error!("cannot serve '{}' from '{}': {error}", head.path(), self.path.display());
-            Response::text(StatusCode::INTERNAL_SERVER_ERROR, "The file can't be read.\n")
+            Response::text(StatusCode::INTERNAL_SERVER_ERROR, "The file cannot be read.\n")
         })
     }
 }

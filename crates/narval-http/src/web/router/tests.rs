@@ -115,7 +115,7 @@ fn many_segments() {
         &["/page/thing/do.html", "/2page/thing/do.html", "/page/a/b.html/c.html"],
         &["/", "/wowpage/do.html", "/wowpage/a/do.htm"],
     );
-    // What comes behind ** may come several times.
+    // What follows ** may occur several times.
     check(&["/**/x/y"], &["/a/x/y", "/a/x/b/x/y", "/x/x/x/y"], &["/a/x/y/z", "/x/y", "/a/x/b/y"]);
 }
 
