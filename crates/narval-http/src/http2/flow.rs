@@ -2,11 +2,11 @@
 
 use super::settings::WINDOW_MAX;
 
-/// Bytes that we may send. Less than zero where the client has reduced it below what was sent.
+/// Bytes that we may send. Negative if the client has reduced it below what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SendWindow(i64);
 
-/// A window would be larger than it can be.
+/// A window would exceed its maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overflow;
 
@@ -24,19 +24,19 @@ impl SendWindow {
         self.0 -= bytes as i64;
     }
 
-    /// The client has widened it, or (by SETTINGS) changed it in either direction.
+    /// The client has enlarged it, or changed it in either direction with SETTINGS.
     pub(crate) fn change(&mut self, by: i64) -> Result<(), Overflow> {
         self.0 += by;
         if self.0 > WINDOW_MAX { Err(Overflow) } else { Ok(()) }
     }
 }
 
-/// What the client may send. It is widened again in steps of half its size, as bytes are used.
+/// What the client may send. Used bytes are returned to it in steps of half its size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveWindow {
     /// What the client may still send.
     open: u32,
-    /// Bytes that were used, and the client was not told.
+    /// Used bytes that are not returned yet.
     used: u32,
     /// Its size.
     size: u32,
@@ -47,7 +47,7 @@ impl ReceiveWindow {
         Self { open: size, used: 0, size }
     }
 
-    /// The client has sent so much; false: more than it was allowed.
+    /// Counts received bytes; `false` if the client exceeded the window.
     pub(crate) fn received(&mut self, bytes: usize) -> bool {
         match u32::try_from(bytes).ok().and_then(|bytes| self.open.checked_sub(bytes)) {
             Some(left) => {
@@ -58,14 +58,14 @@ impl ReceiveWindow {
         }
     }
 
-    /// So many received bytes take up no room any more. Returns by how much to widen the client's window now, if at all.
+    /// Counts used bytes. Returns the increment to send now, if any.
     pub(crate) fn use_up(&mut self, bytes: usize) -> Option<u32> {
         self.used = self.used.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         let due = self.used >= (self.size / 2).max(1);
         due.then(|| self.give())
     }
 
-    /// Makes the window larger, up to `size_max`: to what it was, and as much again. Returns by how much to widen the client's.
+    /// Doubles the window, up to `size_max`. Returns the increment to send.
     pub(crate) fn double(&mut self, size_max: u32) -> Option<u32> {
         let size = self.size.saturating_mul(2).min(size_max);
         let by = size.checked_sub(self.size).filter(|by| *by > 0)?;
@@ -74,7 +74,7 @@ impl ReceiveWindow {
         Some(self.give())
     }
 
-    /// Widens it by about `bytes` beyond its size.
+    /// Enlarges it by about `bytes` beyond its size.
     pub(crate) fn grant(&mut self, bytes: usize) -> u32 {
         let most = (WINDOW_MAX as u32) / 2 - self.open.min(WINDOW_MAX as u32 / 2);
         let by = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, most.max(1));

@@ -1,13 +1,13 @@
-//! Frames (RFC 9113 sections 4 and 6): their headers are read and written here, and the small ones as a whole.
+//! Frames (RFC 9113 sections 4 and 6): parses and encodes headers, and encodes small frames as a whole.
 
 /// Length of a frame's header.
 pub(crate) const HEADER_LENGTH: usize = 9;
 
-/// The largest payload that we take: the initial SETTINGS_MAX_FRAME_SIZE, which we do not raise. A frame with its header is then
-/// little more than a TLS record.
+/// The largest payload that we accept: the initial SETTINGS_MAX_FRAME_SIZE, which we do not raise. A frame with its
+/// header is then little more than a TLS record.
 pub(crate) const PAYLOAD_MAX: usize = 1 << 14;
 
-/// What a client sends first (RFC 9113 section 3.4).
+/// The connection preface of a client (RFC 9113 section 3.4).
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The largest stream identifier.
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Unknown,
 }
 
-/// Flags of frames; which of them count depends on the type.
+/// Flags of frames; which of them apply depends on the type.
 pub(crate) mod flag {
     /// Of SETTINGS and PING.
     pub(crate) const ACK: u8 = 0x1;
@@ -67,12 +67,12 @@ pub(crate) struct FrameHeader {
     pub(crate) length: usize,
     pub(crate) kind: Kind,
     pub(crate) flags: u8,
-    /// 0: the connection.
+    /// 0 for the connection.
     pub(crate) stream: u32,
 }
 
 impl FrameHeader {
-    /// Reads a header from the start of `input`; `None`: it is not complete.
+    /// Parses a header at the start of `input`; `None` if it is not complete.
     pub(crate) fn read(input: &[u8]) -> Option<Self> {
         let &[l0, l1, l2, kind, flags, s0, s1, s2, s3] = input.first_chunk::<HEADER_LENGTH>()?;
         let kind = match kind {
@@ -93,7 +93,7 @@ impl FrameHeader {
         Some(Self { length: u32::from_be_bytes([0, l0, l1, l2]) as usize, kind, flags, stream })
     }
 
-    /// As it is sent.
+    /// The encoded header.
     pub(crate) fn to_bytes(self) -> [u8; HEADER_LENGTH] {
         let [_, l0, l1, l2] = (self.length as u32).to_be_bytes();
         let [s0, s1, s2, s3] = self.stream.to_be_bytes();
@@ -130,7 +130,7 @@ fn push(out: &mut Vec<u8>, kind: Kind, flags: u8, stream: u32, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Appends a header block as HEADERS and, where it is longer than a frame, CONTINUATION frames.
+/// Appends a header block as HEADERS and, if it exceeds a frame, CONTINUATION frames.
 pub(crate) fn push_headers(out: &mut Vec<u8>, stream: u32, block: &[u8], is_last: bool) {
     let end_stream = if is_last { flag::END_STREAM } else { 0 };
     let (first, mut rest) = block.split_at(block.len().min(PAYLOAD_MAX));
@@ -165,7 +165,7 @@ pub(crate) fn push_reset(out: &mut Vec<u8>, stream: u32, code: ErrorCode) {
     push(out, Kind::Reset, 0, stream, &(code as u32).to_be_bytes());
 }
 
-/// Appends a WINDOW_UPDATE; `stream` 0: of the connection.
+/// Appends a WINDOW_UPDATE; `stream` 0 is the connection.
 pub(crate) fn push_window_update(out: &mut Vec<u8>, stream: u32, increment: u32) {
     push(out, Kind::WindowUpdate, 0, stream, &increment.to_be_bytes());
 }
@@ -187,7 +187,7 @@ mod tests {
             assert_eq!(FrameHeader::read(&header.to_bytes()), Some(header));
         }
         assert_eq!(FrameHeader::read(&[0; 8]), None);
-        // The reserved bit, and a type that nobody knows.
+        // The reserved bit, and an unknown type.
         let header = FrameHeader::read(&[0, 0, 0, 0x42, 0, 0x80, 0, 0, 7]).unwrap();
         assert_eq!((header.kind, header.stream), (Kind::Unknown, 7));
     }

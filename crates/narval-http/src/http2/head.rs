@@ -1,5 +1,6 @@
-//! Request heads from header lists (RFC 9113 sections 8.2 and 8.3), read as strictly as HTTP/1's: what two parties read differently is
-//! how requests are smuggled. A head has the same format as in HTTP/1, so handlers see no difference.
+//! Request heads from header lists (RFC 9113 sections 8.2 and 8.3), parsed as strictly as those of HTTP/1, because
+//! request smuggling exploits what two parties parse differently. A head has the same format as in HTTP/1, so handlers
+//! see no difference.
 
 use http::{Method, StatusCode, Version};
 
@@ -8,7 +9,7 @@ use crate::http1::head::{FIELDS_MAX, Framing, HeadLimits, ParsedHead, Target, co
 use crate::http2::hpack::Field;
 use crate::{HeadParts, Span};
 
-/// Why a header list is no request.
+/// Why a header list is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadError {
     /// It is malformed (RFC 9113 section 8.1.1): its stream is reset.
@@ -27,7 +28,7 @@ struct Pseudo {
     protocol: Option<Span>,
 }
 
-/// A request head in the making. It is used again for the next one, with its memory.
+/// Builds request heads. It is reused for the next one, with its memory.
 #[derive(Debug, Default)]
 pub(crate) struct HeadBuilder {
     /// The bytes of all values and names.
@@ -40,7 +41,7 @@ pub(crate) struct HeadBuilder {
     length: Option<u64>,
     expect_continue: bool,
     has_fields: bool,
-    /// Field lines, crumbs included.
+    /// Field lines, including crumbs.
     count: usize,
     fields_max: usize,
     error: Option<HeadError>,
@@ -50,7 +51,7 @@ const TOO_MANY: HeadError =
     HeadError::Answered(ProtoError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too many field lines"));
 
 impl HeadBuilder {
-    /// Begins a head.
+    /// Starts a head.
     pub(crate) fn begin(&mut self, limits: &HeadLimits) {
         self.bytes.clear();
         self.fields.clear();
@@ -73,7 +74,7 @@ impl HeadBuilder {
     fn take(&mut self, name: &[u8], value: &[u8]) -> Result<(), HeadError> {
         if !is_field_value(value) {
             return Err(HeadError::Malformed(
-                "a field value holds a control character, or begins or ends with a space",
+                "a field value contains a control character, or starts or ends with a space",
             ));
         }
         if let [b':', pseudo @ ..] = name {
@@ -146,7 +147,7 @@ impl HeadBuilder {
             _ => return Err(HeadError::Malformed("an unknown pseudo-field")),
         };
         if place.replace(span).is_some() {
-            return Err(HeadError::Malformed("a pseudo-field is there twice"));
+            return Err(HeadError::Malformed("a pseudo-field is repeated"));
         }
         Ok(())
     }
@@ -157,7 +158,7 @@ impl HeadBuilder {
         Span { start, end: self.bytes.len() as u32 }
     }
 
-    /// All fields are there; `is_last`: no body follows. The head's spans are places in [`bytes`](Self::bytes).
+    /// Completes a head; `is_last`: no body follows. The head's spans are offsets into [`bytes`](Self::bytes).
     ///
     /// # Errors
     /// The first rule that is broken.
@@ -200,7 +201,7 @@ impl HeadBuilder {
         Ok(ParsedHead { parts, head_len: self.bytes.len(), framing, keep_alive: true, expect_continue })
     }
 
-    /// The request target: the path, or of CONNECT the authority.
+    /// The request target: the path, or the authority for CONNECT.
     fn target(
         &self,
         method: &Method,
@@ -214,7 +215,7 @@ impl HeadBuilder {
             (Some(_), Some(path)) if *method != Method::CONNECT => Some(path),
             _ => None,
         };
-        let target = target.ok_or(HeadError::Malformed("a pseudo-field is missing, or one too many"))?;
+        let target = target.ok_or(HeadError::Malformed("a pseudo-field is missing or not allowed"))?;
         let bytes = target.of(&self.bytes);
         if bytes.len() > limits.request_line_bytes_max {
             let error = ProtoError::new(StatusCode::URI_TOO_LONG, "the request target is too long");
@@ -222,7 +223,7 @@ impl HeadBuilder {
         }
         let is_path = matches!(bytes, [b'/', ..]) || (bytes == b"*" && *method == Method::OPTIONS);
         if !is_path && *method != Method::CONNECT {
-            return Err(HeadError::Malformed("the path does not begin with a slash"));
+            return Err(HeadError::Malformed("the path does not start with a slash"));
         }
         Ok(target)
     }
@@ -252,23 +253,23 @@ impl HeadBuilder {
         Ok(host)
     }
 
-    /// What the spans of the head are places in.
+    /// The bytes that the spans of the head refer to.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Whether the request is one of HEAD, as far as was read.
+    /// Whether the request is a HEAD, as far as it was parsed.
     pub(crate) fn is_head(&self) -> bool {
         self.pseudo.method.is_some_and(|method| method.of(&self.bytes) == b"HEAD")
     }
 
-    /// Gives the memory of a head back that is used no more.
+    /// Returns the memory of a head that is no longer used.
     pub(crate) fn give_back(&mut self, head: ParsedHead) {
         self.fields = head.parts.fields;
     }
 }
 
-/// What HTTP/1 answers with 400 is malformed here.
+/// Errors that HTTP/1 answers with 400 make a request malformed here.
 fn answered_or_malformed(error: ProtoError) -> HeadError {
     if error.status == StatusCode::BAD_REQUEST {
         HeadError::Malformed(error.reason)
@@ -277,7 +278,7 @@ fn answered_or_malformed(error: ProtoError) -> HeadError {
     }
 }
 
-/// Whether it is a field value (RFC 9113 section 8.2.1), of the bytes that HTTP/1's may have.
+/// Whether this is a field value (RFC 9113 section 8.2.1) of bytes that HTTP/1 allows.
 pub(crate) fn is_field_value(value: &[u8]) -> bool {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let has_control = value.iter().fold(false, |bad, &byte| bad | (byte < 0x20 && byte != b'\t') | (byte == 0x7f));

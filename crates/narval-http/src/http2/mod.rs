@@ -1,6 +1,7 @@
 //! HTTP/2 without I/O (RFC 9113): frames, header compression, flow control, and a connection as a state machine.
 //!
-//! A connection ([`conn`]) stands beside HTTP/1's: requests become the same heads, and the same handlers answer them.
+//! A connection ([`conn`]) is the counterpart of HTTP/1's: requests become the same heads, and the same handlers answer
+//! them.
 
 #![forbid(unsafe_code)]
 

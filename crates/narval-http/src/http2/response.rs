@@ -1,6 +1,6 @@
-//! Header blocks of answers.
+//! Header blocks of responses.
 //!
-//! The encoder keeps no table, so that a block may be made on any thread and used again on any connection.
+//! The encoder has no table, so a block can be encoded on any thread and reused on any connection.
 
 use std::cell::RefCell;
 
@@ -11,8 +11,8 @@ use super::hpack::{encode_field, encode_status};
 use crate::http1::date;
 use crate::http1::response_head::{BodyLength, Prepared, has_content};
 
-/// The header block of a response, as [`encode_head`](crate::http1::response_head::encode_head) makes HTTP/1's; without what belongs to
-/// HTTP/1 connections.
+/// The header block of a response, like [`encode_head`](crate::http1::response_head::encode_head) for HTTP/1, but
+/// without the fields of HTTP/1 connections.
 pub(crate) fn block(
     status: StatusCode,
     fields: &[(HeaderName, HeaderValue)],
@@ -56,7 +56,7 @@ pub(crate) fn prepared_block(prepared: &Prepared) -> Vec<u8> {
     out
 }
 
-/// What [`Prepared`] keeps: all but the date.
+/// The part that [`Prepared`] keeps: all but the date.
 pub(crate) fn encode_prepared(prepared: &Prepared) -> Vec<u8> {
     let mut out = Vec::new();
     encode_status(prepared.status.as_u16(), &mut out);
@@ -81,12 +81,12 @@ pub(crate) fn informational_block(status: StatusCode, fields: &[(HeaderName, Hea
     out
 }
 
-/// That of `100 Continue`.
+/// The header block of `100 Continue`.
 pub(crate) fn continue_block() -> Vec<u8> {
     informational_block(StatusCode::CONTINUE, &[])
 }
 
-/// The header block of trailers; none where there are none.
+/// The header block of trailers; empty if there are none.
 pub(crate) fn trailers_block(trailers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in trailers.iter().filter(|(name, _)| !is_of_connection(name)) {
@@ -101,7 +101,7 @@ fn is_of_connection(name: &HeaderName) -> bool {
         || matches!(name.as_str(), "keep-alive" | "proxy-connection")
 }
 
-/// A date as it was last encoded.
+/// The last encoded date.
 type Dated = ([u8; date::LENGTH], Vec<u8>);
 
 thread_local! {

@@ -1,4 +1,4 @@
-//! Settings (RFC 9113 section 6.5): what we say, and what the client has said.
+//! Settings (RFC 9113 section 6.5): ours, and the client's.
 
 use super::frame::ErrorCode;
 use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
@@ -13,12 +13,12 @@ const MAX_HEADER_LIST_SIZE: u16 = 0x6;
 /// The largest flow-control window.
 pub(crate) const WINDOW_MAX: i64 = (1 << 31) - 1;
 
-/// What a client wants to be sent.
+/// The client's settings for what we send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerSettings {
-    /// The window that each stream begins with.
+    /// The initial window of each stream.
     pub(crate) initial_window: i64,
-    /// The header table may be smaller than HPACK's initial 4096 bytes: the next block has to say that we keep none.
+    /// The header table may be smaller than HPACK's initial 4096 bytes: the next block must announce that we use none.
     pub(crate) lowers_table: bool,
 }
 
@@ -29,10 +29,9 @@ impl Default for PeerSettings {
 }
 
 impl PeerSettings {
-    /// Takes the payload of a SETTINGS frame, in order; unknown parameters are ignored.
+    /// Applies the payload of a SETTINGS frame, in order; unknown parameters are ignored.
     ///
-    /// # Errors
-    /// Those of the connection.
+    /// # Errors Connection errors.
     pub(crate) fn apply(&mut self, payload: &[u8]) -> Result<(), ErrorCode> {
         let (parameters, []) = payload.as_chunks::<6>() else { return Err(ErrorCode::FrameSizeError) };
         for &[i0, i1, v0, v1, v2, v3] in parameters {
@@ -51,7 +50,7 @@ impl PeerSettings {
     }
 }
 
-/// The parameters that we send. `list_max`: of a header list.
+/// The parameters that we send. `list_max`: the limit of header lists.
 pub(crate) fn ours(list_max: usize) -> [(u16, u32); 3] {
     [
         (MAX_CONCURRENT_STREAMS, HTTP2_STREAMS_MAX as u32),

@@ -57,7 +57,7 @@ impl Socket {
         }
     }
 
-    /// Sends without blocking. `more` says that a file or the connection's end follows at once.
+    /// Sends without blocking. `more` says that a file or the connection's end follows immediately.
     #[inline(always)]
     pub(crate) fn send(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
         match self {
@@ -139,7 +139,7 @@ impl Socket {
         }
     }
 
-    /// Waits until there may be something to receive, for so long at most. False: there is nothing.
+    /// Waits until there may be something to receive, at most this long. Returns `false` if there is nothing.
     pub(crate) fn await_readable(&self, at_most: Duration) -> bool {
         match self {
             #[cfg(any(test, feature = "sim"))]

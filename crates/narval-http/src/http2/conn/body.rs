@@ -1,4 +1,4 @@
-//! Request bodies: into memory up to a limit, above it to a handler that reads them while they come.
+//! Request bodies: received into memory up to a limit, and streamed to their handler above it.
 
 use std::io;
 
@@ -15,14 +15,14 @@ use crate::http2::response;
 use crate::io::clock::Millis;
 use crate::limits::{BODY_SMALL, HTTP2_STREAM_WINDOW_MAX, Limits};
 
-/// How often a window is widened before it is made larger.
+/// How many WINDOW_UPDATEs are sent for a stream before its window grows.
 const CREDITS_BEFORE_GROWTH: u32 = 4;
 
-/// What is to be done with a body that is being received into memory.
+/// The next step for a body that is being received into memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NextStep {
     Receive,
-    /// A handler is to read the rest while it comes.
+    /// Stream the rest to a handler.
     Stream,
     /// There is no memory for it.
     Refuse,
@@ -43,9 +43,9 @@ fn next_step<X: Exchange>(body: &Buffered, limits: &Limits, service: &impl Servi
 }
 
 impl<X: Exchange> Conn<X> {
-    /// Part of a request body came in.
+    /// Handles a received part of a request body.
     pub(super) fn body_data(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
-        // What a stream holds is bounded by its own window: one whose handler is slow does not stop the others.
+        // A stream's buffer is bounded by its own window: a slow handler does not stop the other streams.
         self.credit_connection(data.len());
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
         let fed = match &mut stream.receiving {
@@ -73,7 +73,7 @@ impl<X: Exchange> Conn<X> {
             Receiving::Piped { incoming, pipe } => {
                 let fed = incoming.feed(data, service.limits(), |data| pipe.push(data));
                 if let Err(error) = fed {
-                    // The handler finds out, and answers what it wants.
+                    // The handler gets the error, and may answer as it likes.
                     pipe.refuse(error);
                     stream.receiving = Receiving::Unread;
                     return;
@@ -87,12 +87,12 @@ impl<X: Exchange> Conn<X> {
         };
         match fed {
             Ok((consumed, ..)) if consumed < data.len() => self.break_body(id, service),
-            // With what was withheld before: the handler has read since, but not so much that it says so.
+            // Plus what was withheld before: the handler has read since, but not enough to report it.
             Ok((_, NextStep::Receive, true)) => {
                 let withheld = self.streams.get_mut(&id).map_or(0, |stream| std::mem::take(&mut stream.withheld));
                 self.credit_stream(id, data.len() + withheld);
             }
-            // The client may send more when the handler has read.
+            // The client may send more once the handler has read.
             Ok((_, NextStep::Receive, false)) => {
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.withheld += data.len();
@@ -140,13 +140,14 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The answer is sent, and the client goes on for too long with a body that nobody reads (RFC 9113 section 8.1).
+    /// The response is sent, and the client continues for too long with a body that nobody reads (RFC 9113 section
+    /// 8.1).
     fn stop_discarding(&mut self, id: u32, service: &mut impl Service<X>) {
         frame::push_reset(&mut self.out, id, ErrorCode::NoError);
         self.drop_stream(id, How::ByUs, Ending::Complete, service);
     }
 
-    /// A body is not as long as was announced: the request is malformed (RFC 9113 section 8.1.1).
+    /// A body does not have the announced length: the request is malformed (RFC 9113 section 8.1.1).
     fn break_body(&mut self, id: u32, service: &mut impl Service<X>) {
         service.count_malformed();
         if let Err(error) = self.reset(id, ErrorCode::ProtocolError, service) {
@@ -154,7 +155,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Has a handler read the rest of a body while it comes.
+    /// Streams the rest of a body to a handler.
     fn stream_body(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Some(InMemory { incoming, body, bytes, head }) = stream.take_memory() else { return };
@@ -173,7 +174,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The handler wants the body that the client holds back.
+    /// The handler wants the body; the client waits for `100 Continue`.
     pub(crate) fn continue_wanted(&mut self, id: u32) {
         let is_open = self.streams.get(&id).is_some_and(|stream| !stream.is_reset && !stream.is_received());
         if is_open {
@@ -181,15 +182,15 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Bytes of the connection's window were used.
+    /// Returns used bytes to the connection's window.
     pub(super) fn credit_connection(&mut self, bytes: usize) {
         if let Some(by) = self.receive.use_up(bytes) {
             frame::push_window_update(&mut self.out, 0, by);
         }
     }
 
-    /// Bytes of a stream's window were used. A window that is used up again and again without its handler being behind is too
-    /// small for the way to the client.
+    /// Returns used bytes to a stream's window. A window that is used up again and again although its handler keeps up
+    /// is too small for the round trip to the client, and grows.
     pub(super) fn credit_stream(&mut self, id: u32, bytes: usize) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_received()) else { return };
         if let Some(mut by) = stream.receive.use_up(bytes) {

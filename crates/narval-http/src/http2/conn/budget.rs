@@ -1,7 +1,7 @@
 use crate::io::clock::Millis;
 use crate::limits::{HTTP2_IDLE_FRAMES_MAX, HTTP2_IDLE_FRAMES_PER_SECOND, HTTP2_RESETS_MAX, HTTP2_RESETS_PER_SECOND};
 
-/// What may happen so often at once, and so often per second in the long run.
+/// A rate limit: a burst, and a number per second in the long run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     left: u32,
@@ -25,7 +25,7 @@ impl Budget {
         Self::new(HTTP2_IDLE_FRAMES_MAX, HTTP2_IDLE_FRAMES_PER_SECOND)
     }
 
-    /// Spends one; false: there was none left.
+    /// Spends one; `false` if none is left.
     pub(super) fn spend(&mut self, now: Millis) -> bool {
         let seconds = now.saturating_sub(self.filled) / 1000;
         if seconds > 0 {

@@ -13,7 +13,7 @@ use crate::limits::HTTP2_GOAWAY_GRACE;
 impl<X: Exchange> Conn<X> {
     /// Resets a stream because of what the client did.
     pub(super) fn reset(&mut self, id: u32, code: ErrorCode, service: &mut impl Service<X>) -> Result<(), ConnError> {
-        // The client can make us do that as cheaply as it can do it itself (CVE-2025-8671).
+        // The client can provoke that as cheaply as it can reset streams itself (CVE-2025-8671).
         self.spend_reset(service)?;
         frame::push_reset(&mut self.out, id, code);
         self.drop_stream(id, How::ByUs, Ending::Aborted, service);
@@ -28,7 +28,7 @@ impl<X: Exchange> Conn<X> {
         Err(ConnError(ErrorCode::EnhanceYourCalm, "too many streams are reset"))
     }
 
-    /// A stream was reset. It counts until what is away of it is back.
+    /// A stream was reset. It counts until everything that is away is back.
     pub(super) fn drop_stream(&mut self, id: u32, how: How, ending: Ending<'_>, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
         stream.is_reset = true;
@@ -55,14 +55,14 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Ends the connection once all is done that can be.
+    /// Ends the connection once nothing is left to do.
     pub(super) fn look_for_end(&mut self) {
         if self.streams.is_empty() && (self.has_ended || self.going == Going::Told) && self.end.is_none() {
             self.end = Some(Close::Clean { large: true });
         }
     }
 
-    /// The client broke a rule of the connection: it is told which, and the connection ends.
+    /// A connection error: sends a GOAWAY with the reason, and ends the connection.
     pub(super) fn fail(&mut self, code: ErrorCode, reason: &'static str, service: &mut impl Service<X>) {
         if self.end.is_some() {
             return;
@@ -82,7 +82,8 @@ impl<X: Exchange> Conn<X> {
         self.turns.clear();
     }
 
-    /// The server stops. The client is told not to open streams, but those that it has opened before it knows are handled.
+    /// The server stops: tells the client not to open streams. Those that it opens before it has received that are
+    /// handled.
     pub(crate) fn stop(&mut self, service: &mut impl Service<X>) {
         if self.going != Going::No || self.end.is_some() {
             return;
@@ -106,7 +107,7 @@ impl<X: Exchange> Conn<X> {
         self.look_for_end();
     }
 
-    /// A body that would go on for ever ends with what it still has.
+    /// Ends an endless body after the data it still has.
     pub(super) fn hang_up(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Sending::Waiting(body, _) = &mut stream.sending
@@ -116,13 +117,13 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The deadline has come.
+    /// The deadline has passed.
     pub(crate) fn tick(&mut self, service: &mut impl Service<X>) {
         let (now, limits) = (service.now(), service.limits().clone());
-        // What is waited for is found again. Where that is a job alone, it is looked at from time to time.
+        // The next deadline is determined below. If only a job is waited for, it is checked periodically.
         self.deadline = now + millis(limits.keep_alive_timeout);
         if self.end.is_some() {
-            // The last words were not taken.
+            // The client did not take the last frames.
             self.end = Some(Close::Abort);
             self.out.clear();
             self.out_sent = 0;
@@ -166,7 +167,7 @@ impl<X: Exchange> Conn<X> {
             match &stream.sending {
                 Sending::Waiting(_, until) if *until <= now => self.body_ready(id),
                 Sending::Waiting(_, until) => self.deadline = self.deadline.min(*until),
-                // A client that has closed this stream's window, and keeps it closed.
+                // The client keeps this stream's window closed.
                 Sending::Body(_) if stream.window.is_closed() => {
                     let (had, began) = stream.progress;
                     if began + stall > now {
@@ -210,12 +211,12 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The connection is gone: whoever waits for it hears of it.
+    /// The connection is gone: notifies whoever waits for it.
     pub(crate) fn release(&mut self, service: &mut impl Service<X>) {
         let ids: Vec<u32> = self.streams.keys().copied().collect();
         for id in ids {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
-            // A stream that goes on until the client leaves is not cut short by that.
+            // An endless stream ends when the client leaves: that is no abort.
             let is_endless = match &mut stream.sending {
                 Sending::Waiting(body, _) | Sending::Body(body) => body.hang_up(),
                 _ => false,

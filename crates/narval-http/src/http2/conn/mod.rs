@@ -1,8 +1,9 @@
-//! An HTTP/2 connection without a socket: it is told of bytes, of answers, of room to write and of the time, and says what it
-//! wants: to read, to write, work to be done elsewhere, to be called at a deadline, to end.
+//! An HTTP/2 connection without a socket. Its inputs are bytes, answers, writability and the time; its outputs say what
+//! it wants: to read, to write, to have other threads do work, to be called at a deadline, to end.
 //!
-//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]. The connection alone
-//! writes: what workers make of an answer comes back to it, and goes out frame by frame, the streams taking turns.
+//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]. Only the
+//! connection writes: pieces of responses from workers return to it, and are sent frame by frame, with the streams
+//! taking turns.
 //!
 //! ```text
 //!            received          Work::Request         answered            gather
@@ -39,12 +40,12 @@ const HEADER_TABLE_SIZE: usize = 4096;
 
 /// An HTTP/2 connection.
 pub(crate) struct Conn<X: Exchange> {
-    /// Received and not yet used: part of a frame.
+    /// Received bytes that are not used yet: part of a frame.
     input: Vec<u8>,
     phase: Phase,
-    /// The rest of a DATA frame whose header was read.
+    /// The rest of a DATA frame whose header was parsed.
     data: Option<DataLeft>,
-    /// A header block that goes on.
+    /// An incomplete header block.
     block: Option<Block>,
     decoder: Decoder,
     streams: BTreeMap<u32, Box<Stream<X>>>,
@@ -58,43 +59,43 @@ pub(crate) struct Conn<X: Exchange> {
     receive: ReceiveWindow,
     /// Frames that wait to be sent, before all DATA.
     out: Vec<u8>,
-    /// How much of them was.
+    /// How much of `out` was sent.
     out_sent: usize,
-    /// Streams that have something to send, in turn.
+    /// Streams with something to send, in turn.
     turns: VecDeque<u32>,
-    /// The same, of those that have little left.
+    /// The same for streams with little left.
     small_turns: VecDeque<u32>,
     is_small_turn: bool,
-    /// Streams whose next piece is not made while that much is held.
+    /// Streams whose next piece is not produced while too much is held.
     hungry: VecDeque<u32>,
-    /// One of them is to be made all the same.
+    /// One of these pieces must be produced anyway.
     is_starved: bool,
     work: VecDeque<Work<X>>,
-    /// Pieces of bodies that are being made.
+    /// Pieces of bodies that are being produced.
     making: usize,
-    /// Bytes that were made and are not sent, and those that are being made.
+    /// Bytes that are produced but not sent, plus those being produced.
     held: usize,
     resets: Budget,
     idle_frames: Budget,
     going: Going,
-    /// The client sends no more.
+    /// The client has ended its input.
     has_ended: bool,
-    /// How the connection ends, once all is sent that waits.
+    /// How the connection ends, once all queued bytes are sent.
     end: Option<Close>,
     /// When [`tick`](Self::tick) is to be called.
     deadline: Millis,
-    /// Since when nothing was asked.
+    /// Since when there was no request.
     idle_since: Millis,
-    /// When the present frame or header block has to be complete; 0: none has begun.
+    /// When the current frame or header block must be complete; 0 if none has started.
     frame_until: Millis,
-    /// Bytes gathered so far; what had been when the window of the write deadline began, and when that was.
+    /// Bytes gathered so far; those at the start of the write deadline's window, and when it started.
     gathered: u64,
     progress: (u64, Millis),
-    /// What was gathered last waits for the socket.
+    /// The bytes gathered last wait for the socket.
     is_blocked: bool,
 }
 
-/// How far the client has introduced itself.
+/// Progress of the connection preface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Preface,
@@ -102,15 +103,15 @@ enum Phase {
     Open,
 }
 
-/// How far the connection is to its end.
+/// Progress of a graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Going {
     No,
-    /// The client was told to open no more streams; those that were under way are taken until then (RFC 9113 section 6.8).
+    /// The client was told to open no more streams; those in flight are accepted until then (RFC 9113 section 6.8).
     Warned {
         until: Millis,
     },
-    /// It was told which stream is the last.
+    /// The client was told which stream is the last.
     Told,
 }
 
@@ -123,7 +124,7 @@ struct DataLeft {
     is_last: bool,
 }
 
-/// A header block that goes on in CONTINUATION frames.
+/// A header block that continues in CONTINUATION frames.
 struct Block {
     stream: u32,
     bytes: Vec<u8>,
@@ -143,12 +144,12 @@ pub(crate) struct Wants {
     pub(crate) write: bool,
     /// [`Conn::tick`] at this time.
     pub(crate) deadline: Millis,
-    /// It ends, once nothing is to be written.
+    /// The connection ends, once there is nothing to write.
     pub(crate) end: Option<Close>,
 }
 
 impl<X: Exchange> Conn<X> {
-    /// A connection that begins now.
+    /// A new connection.
     pub(crate) fn new(now: Millis, limits: &Limits) -> Self {
         let list_max = limits.head.bytes_max;
         let mut out = Vec::new();
@@ -194,7 +195,7 @@ impl<X: Exchange> Conn<X> {
 
     /// What it waits for now.
     pub(crate) fn wants(&self) -> Wants {
-        // A client that does not take what it asked for is not asked for more.
+        // Nothing more is received from a client that does not read its responses.
         let is_full = self.out.len() - self.out_sent > HTTP2_QUEUED_MAX;
         Wants {
             read: !self.has_ended && self.end.is_none() && !is_full,
@@ -204,23 +205,23 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Whether something is to be done elsewhere.
+    /// Whether there is work for other threads.
     pub(crate) fn has_work(&self) -> bool {
         !self.work.is_empty()
     }
 
-    /// Whether an answer is being made or sent.
+    /// Whether a response is being produced or sent.
     pub(crate) fn is_busy(&self) -> bool {
         !self.streams.is_empty()
     }
 
-    /// About how many bytes the next [`gather`](Self::gather) comes to, at least.
+    /// A lower estimate of the bytes that the next [`gather`](Self::gather) yields.
     pub(crate) fn output_hint(&self) -> usize {
         let frames = self.out.len() - self.out_sent;
         if self.turns.is_empty() && self.small_turns.is_empty() { frames } else { frames + SEAL_IN_PLACE_QUANTUM }
     }
 
-    /// Whether something waits to be sent, or could be made.
+    /// Whether something is queued, or can be produced.
     pub(crate) fn has_output(&self) -> bool {
         self.out_sent < self.out.len()
             || !self.turns.is_empty()
@@ -228,12 +229,12 @@ impl<X: Exchange> Conn<X> {
             || self.is_hungry_alone()
     }
 
-    /// Whether all that is left waits for memory that nothing else will give.
+    /// Whether all remaining streams wait for memory that nothing else will free.
     fn is_hungry_alone(&self) -> bool {
         self.making == 0 && !self.hungry.is_empty()
     }
 
-    /// Something to be done elsewhere.
+    /// Takes the next piece of work for another thread.
     pub(crate) fn take_work(&mut self) -> Option<Work<X>> {
         self.work.pop_front()
     }
@@ -243,24 +244,24 @@ impl<X: Exchange> Conn<X> {
         self.has_ended
     }
 
-    /// Calls [`tick`](Self::tick) no later than that.
+    /// Schedules [`tick`](Self::tick) no later than `at`.
     fn look_at(&mut self, at: Millis) {
         self.deadline = self.deadline.min(at);
     }
 
-    /// Streams that count.
+    /// The number of streams that count.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn streams_len(&self) -> usize {
         self.streams.len()
     }
 
-    /// Bytes of bodies that are made, or are being made, and are not sent.
+    /// Bytes of bodies that are produced or being produced, and not sent.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 
-    /// What it is doing, for the log of a simulation.
+    /// Its state, for the log of a simulation.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn describe(&self) -> String {
         format!(

@@ -1,4 +1,4 @@
-//! Frames come in.
+//! Handles received frames.
 
 use super::service::{Ending, Exchange, Service};
 use super::stream::{How, Sending};
@@ -10,16 +10,16 @@ use crate::limits::{HTTP2_CONTINUATIONS_MAX, HTTP2_HEADER_BLOCK_MAX, HTTP2_SMALL
 
 type Taken = Result<(), ConnError>;
 
-/// What is behind a step through the input.
+/// The result of one step through the input.
 enum Step {
-    /// So many bytes were used.
+    /// This many bytes were used.
     Used(usize),
-    /// More has to come.
+    /// More input is needed.
     More,
 }
 
 impl<X: Exchange> Conn<X> {
-    /// Bytes came in.
+    /// Handles received bytes.
     pub(crate) fn received(&mut self, bytes: &[u8], service: &mut impl Service<X>) {
         if self.end.is_some() {
             return;
@@ -44,7 +44,7 @@ impl<X: Exchange> Conn<X> {
         if !has_begun {
             self.frame_until = 0;
         } else if self.frame_until == 0 {
-            // Absolute: bytes that trickle in do not move it.
+            // Absolute: trickling bytes do not postpone it.
             self.frame_until = service.now() + millis(service.limits().head_timeout);
             self.look_at(self.frame_until);
         }
@@ -104,7 +104,7 @@ impl<X: Exchange> Conn<X> {
         Ok(Step::Used(there))
     }
 
-    /// Checks what can be known from a frame's header alone.
+    /// Checks a frame's header.
     fn check(&mut self, header: &FrameHeader) -> Taken {
         if header.length > PAYLOAD_MAX {
             return Err(ConnError(ErrorCode::FrameSizeError, "a frame is longer than SETTINGS_MAX_FRAME_SIZE"));
@@ -120,14 +120,14 @@ impl<X: Exchange> Conn<X> {
         let of_connection = matches!(header.kind, Kind::Settings | Kind::Ping | Kind::GoAway);
         let of_any = matches!(header.kind, Kind::WindowUpdate | Kind::Unknown);
         if !of_any && of_connection != (header.stream == 0) {
-            return Err(ConnError(ErrorCode::ProtocolError, "a frame is on a stream that it can't be on"));
+            return Err(ConnError(ErrorCode::ProtocolError, "a frame is on a stream where it is not allowed"));
         }
         Ok(())
     }
 
     fn frame(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
         match header.kind {
-            // They are taken as they come.
+            // Handled piece by piece as they arrive.
             Kind::Data => Ok(()),
             Kind::Headers => self.headers(header, payload, service),
             Kind::Continuation => self.continuation(header, payload, service),
@@ -145,7 +145,7 @@ impl<X: Exchange> Conn<X> {
             Kind::GoAway if payload.len() < 8 => {
                 Err(ConnError(ErrorCode::FrameSizeError, "a GOAWAY frame is too short"))
             }
-            // What it has asked is still answered; it leaves when it has that.
+            // Its open requests are still answered; then it closes the connection.
             Kind::GoAway => self.spend_frame("GOAWAY frames", service),
             Kind::WindowUpdate => self.window_update(header, payload, service),
             Kind::Unknown => self.spend_frame("unknown frames", service),
@@ -158,7 +158,7 @@ impl<X: Exchange> Conn<X> {
             return Ok(());
         }
         service.count_abuse(what);
-        Err(ConnError(ErrorCode::EnhanceYourCalm, "too many frames that ask for nothing"))
+        Err(ConnError(ErrorCode::EnhanceYourCalm, "too many frames that do nothing for a request"))
     }
 
     fn headers(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
@@ -198,7 +198,7 @@ impl<X: Exchange> Conn<X> {
             return Ok(());
         }
         match self.closed.how(stream) {
-            // The client did not know when it sent that.
+            // The client sent this before it knew.
             Some(How::ByUs) => Ok(()),
             Some(_) => Err(ConnError(ErrorCode::StreamClosed, "a header block on a closed stream")),
             None => Err(ConnError(ErrorCode::ProtocolError, "the numbers of streams do not ascend")),
@@ -265,7 +265,7 @@ impl<X: Exchange> Conn<X> {
         if !header.has(flag::ACK) {
             frame::push_ping(&mut self.out, true, payload);
         } else if matches!(self.going, Going::Warned { .. }) {
-            // What the client sent before it knew has come.
+            // Everything that the client sent before it knew has arrived.
             self.tell_last(service);
         }
         Ok(())
@@ -281,7 +281,7 @@ impl<X: Exchange> Conn<X> {
         }
         if header.stream == 0 {
             if increment == 0 {
-                return Err(ConnError(ErrorCode::ProtocolError, "a WINDOW_UPDATE of nothing"));
+                return Err(ConnError(ErrorCode::ProtocolError, "a WINDOW_UPDATE of zero"));
             }
             let changed = self.window.change(i64::from(increment));
             changed.map_err(|_| ConnError(ErrorCode::FlowControlError, "the connection's window is too large"))?;
@@ -336,7 +336,7 @@ impl<X: Exchange> Conn<X> {
         Ok(Step::Used(HEADER_LENGTH + prefix))
     }
 
-    /// Whether DATA may be on this stream. What is left of one that was reset is received and dropped.
+    /// Whether DATA may be on this stream. The rest of a stream that was reset is received and discarded.
     fn may_have_data(&mut self, header: &FrameHeader, service: &mut impl Service<X>) -> Taken {
         let Some(stream) = self.streams.get_mut(&header.stream).filter(|stream| !stream.is_reset) else {
             return match self.closed.how(header.stream) {
@@ -380,7 +380,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The client sends no more. It may still read.
+    /// The client has ended its input. It may still read.
     pub(crate) fn input_ended(&mut self, is_broken: bool, service: &mut impl Service<X>) {
         self.has_ended = true;
         self.input = Vec::new();
@@ -401,7 +401,7 @@ impl<X: Exchange> Conn<X> {
     }
 }
 
-/// A stream can't depend on itself (RFC 7540 section 5.3.1); all else about priorities is ignored.
+/// A stream cannot depend on itself (RFC 7540 section 5.3.1); priorities are otherwise ignored.
 fn check_dependency(stream: u32, dependency: [u8; 4]) -> Taken {
     if u32::from_be_bytes(dependency) & frame::STREAM_MAX == stream {
         return Err(ConnError(ErrorCode::ProtocolError, "a stream depends on itself"));

@@ -1,4 +1,4 @@
-//! Header blocks become requests, and trailers.
+//! Turns header blocks into requests and trailers.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
@@ -54,10 +54,10 @@ impl<X: Exchange> Conn<X> {
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "the request head is too large",
             ))),
-            Err(_) => return Err(ConnError(ErrorCode::CompressionError, "a header block can't be decoded")),
+            Err(_) => return Err(ConnError(ErrorCode::CompressionError, "a header block cannot be decoded")),
         };
         if self.going == Going::Told {
-            // It was told that this one would not be handled.
+            // The client was told that this stream would not be handled.
             return self.spend_frame("streams after GOAWAY", service);
         }
         self.last = id;
@@ -89,7 +89,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A request begins.
+    /// Starts a request.
     fn begin(
         &mut self,
         id: u32,
@@ -137,7 +137,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A request with a body begins.
+    /// Starts a request with a body.
     fn begin_body(&mut self, id: u32, parsed: ParsedHead, head: &HeadBuilder, service: &mut impl Service<X>) {
         let limits = service.limits();
         let window_end = service.now() + millis(limits.body_stall_timeout);
@@ -159,7 +159,7 @@ impl<X: Exchange> Conn<X> {
         let body = service.buffer();
         if parsed.expect_continue {
             if service.has_spare_streams() {
-                // It gets its `100 Continue` when the handler wants the body, and not before.
+                // The client gets `100 Continue` only when the handler wants the body.
                 let pipe = service.pipe(id, body, true);
                 let piped = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
                 self.set_receiving(id, piped);
@@ -192,7 +192,7 @@ impl<X: Exchange> Conn<X> {
         match decoded {
             Ok(()) => {}
             Err(HpackError::TooLarge) => trailers = Err("the trailers are too large"),
-            Err(_) => return Err(ConnError(ErrorCode::CompressionError, "a header block can't be decoded")),
+            Err(_) => return Err(ConnError(ErrorCode::CompressionError, "a header block cannot be decoded")),
         }
         let Some(stream) = self.streams.get(&id).filter(|stream| !stream.is_reset) else {
             return self.spend_frame("HEADERS frames on closed streams", service);
@@ -213,7 +213,8 @@ impl<X: Exchange> Conn<X> {
     }
 }
 
-/// Adds a trailer field. Fields for framing and routing do not belong there (RFC 9110 section 6.5.1), and are left out as HTTP/1's are.
+/// Adds a trailer field. Fields for framing and routing are not allowed there (RFC 9110 section 6.5.1), and are left
+/// out as for HTTP/1.
 fn add_trailer(map: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), &'static str> {
     let is_name = !name.is_empty() && name.iter().all(|&byte| is_token_byte(byte) && !byte.is_ascii_uppercase());
     if !is_name || !is_field_value(value) {

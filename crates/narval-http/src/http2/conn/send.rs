@@ -1,4 +1,4 @@
-//! Answers go out, frame by frame: what is small first, then the streams in turn.
+//! Sends responses frame by frame: small ones first, then the streams in turn.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::limits::{
 use crate::tls::layout::Gather;
 
 impl<X: Exchange> Conn<X> {
-    /// The answer to a request, from wherever it was made.
+    /// Sends the answer to a request.
     pub(crate) fn answer(&mut self, id: u32, answer: Answer<X>, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
@@ -31,8 +31,8 @@ impl<X: Exchange> Conn<X> {
         stream.sent = (HEADER_LENGTH + answer.block.len()) as u64;
         stream.progress = (stream.sent, service.now());
         if !stream.is_received() {
-            // What the handler has not read is received and dropped. The client has to know before the answer ends, as some then read
-            // no more until all is sent (curl 7.88).
+            // The unread rest of the request body is received and discarded. The client must learn that before the
+            // response ends: some clients then stop reading until everything is sent (curl 7.88).
             let by = stream.receive.grant(service.limits().linger_bytes_max);
             frame::push_window_update(&mut self.out, id, by);
         }
@@ -51,7 +51,7 @@ impl<X: Exchange> Conn<X> {
         if overtakes && self.out.len() - self.out_sent < HTTP2_QUEUED_MAX {
             let mut out = std::mem::take(&mut self.out);
             self.turn(id, &mut out, usize::MAX, service);
-            // What follows it may have been queued meanwhile.
+            // Later frames may have been queued meanwhile.
             out.append(&mut self.out);
             self.out = out;
         } else {
@@ -59,7 +59,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Sends an informational response, if the answer has not begun.
+    /// Sends an informational response, if the response has not started.
     pub(crate) fn inform(&mut self, id: u32, block: &[u8]) {
         let is_open = self.streams.get(&id).is_some_and(|s| !s.is_reset && matches!(s.sending, Sending::Nothing));
         if is_open {
@@ -77,7 +77,7 @@ impl<X: Exchange> Conn<X> {
         frame::push_headers(&mut self.out, id, &block, is_last);
     }
 
-    /// Nobody answers the request: too many wait.
+    /// The request was not queued, because the queue is full.
     pub(crate) fn refused(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
@@ -89,7 +89,7 @@ impl<X: Exchange> Conn<X> {
         self.answer(id, answer, service);
     }
 
-    /// Whoever had the request is gone, and there will be no answer.
+    /// The job of the request is gone, and there will be no answer.
     pub(crate) fn lost(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
@@ -100,7 +100,7 @@ impl<X: Exchange> Conn<X> {
         self.drop_stream(id, How::ByUs, Ending::Aborted, service);
     }
 
-    /// The next piece of a body was made, of which about `quantum` bytes were asked for.
+    /// The next piece of a body was produced; about `quantum` bytes were requested.
     pub(crate) fn made(&mut self, id: u32, made: io::Result<X::Made>, quantum: usize, service: &mut impl Service<X>) {
         self.held = self.held.saturating_sub(quantum);
         self.making -= 1;
@@ -120,7 +120,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The source of a body has more.
+    /// The source of a body has more data.
     pub(crate) fn body_ready(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         match std::mem::replace(&mut stream.sending, Sending::Done) {
@@ -133,7 +133,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// What was gathered waits for the socket, or does not any more.
+    /// Sets whether the gathered bytes wait for the socket.
     pub(crate) fn set_blocked(&mut self, is_blocked: bool, now: Millis, service: &impl Service<X>) {
         if is_blocked && !self.is_blocked {
             self.progress = (self.gathered, now);
@@ -142,7 +142,7 @@ impl<X: Exchange> Conn<X> {
         self.is_blocked = is_blocked;
     }
 
-    /// Gathers up to about `quantum` bytes of what there is to send.
+    /// Gathers up to about `quantum` bytes to send.
     pub(crate) fn gather(&mut self, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
         let before = into.gathered();
         loop {
@@ -171,7 +171,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Small bodies and others take turns, so that neither waits for all of the other.
+    /// Small and large bodies take turns, so that neither waits for all of the others.
     fn next_turn(&mut self) -> Option<u32> {
         self.is_small_turn = !self.is_small_turn;
         let (first, second) = match self.is_small_turn {
@@ -181,7 +181,7 @@ impl<X: Exchange> Conn<X> {
         if let Some(id) = first.pop_front().or_else(|| second.pop_front()) {
             return Some(id);
         }
-        // Nothing else can be sent, and nothing is being made: what is held elsewhere must not stop this one.
+        // Nothing else can be sent, and nothing is being produced: memory held elsewhere must not block this stream.
         if self.is_hungry_alone()
             && let Some(id) = self.hungry.pop_front()
         {
@@ -191,7 +191,7 @@ impl<X: Exchange> Conn<X> {
         None
     }
 
-    /// Gives a stream a place among those that have something to send, if it has.
+    /// Queues a stream if it has something to send.
     pub(super) fn queue(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &stream.sending else { return };
@@ -208,7 +208,7 @@ impl<X: Exchange> Conn<X> {
         ids.into_iter().for_each(|id| self.queue(id));
     }
 
-    /// Streams that wait for room to be made in may be asked again.
+    /// Queues the streams that waited for memory.
     fn feed_hungry(&mut self) {
         while self.held < HTTP2_HELD_MAX
             && let Some(id) = self.hungry.pop_front()
@@ -220,7 +220,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// One stream's turn: a frame, or what it takes to have one.
+    /// One stream's turn: sends a frame, or produces the data for one.
     fn turn(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_queued = false;
@@ -254,7 +254,7 @@ impl<X: Exchange> Conn<X> {
         let ready = body.ready();
         let window = stream.window.open().min(self.window.open());
         if window == 0 {
-            // A WINDOW_UPDATE gives it its place again.
+            // A WINDOW_UPDATE queues it again.
             stream.progress = (stream.sent, service.now());
             self.look_at(service.now() + millis(service.limits().write_stall_timeout));
             return;
@@ -282,7 +282,7 @@ impl<X: Exchange> Conn<X> {
         self.feed_hungry();
     }
 
-    /// Brings what a stream counts for in `held` up to date.
+    /// Updates what a stream counts for in `held`.
     fn count_held(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &stream.sending else { return };
@@ -291,8 +291,8 @@ impl<X: Exchange> Conn<X> {
         stream.held = held;
     }
 
-    /// How much may be made for a body now: no more than the client takes, so that nothing is held for one that pauses. `None`:
-    /// too much is held; the stream has another turn when less is, if it has nothing to send.
+    /// How much to produce for a body now: no more than the client takes, so that nothing is held for a client that
+    /// pauses. `None` if too much is held; a stream without anything to send gets another turn once less is.
     fn quantum(&mut self, id: u32) -> Option<usize> {
         let stream = self.streams.get_mut(&id)?;
         let Sending::Body(body) = &stream.sending else { return None };
@@ -306,7 +306,7 @@ impl<X: Exchange> Conn<X> {
         Some(stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, HTTP2_QUANTUM))
     }
 
-    /// Makes the next piece of a body that does not block.
+    /// Produces the next piece of a body that does not block.
     fn make_here(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(quantum) = self.quantum(id) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -320,7 +320,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Has a worker make the next piece of a body.
+    /// Has a worker produce the next piece of a body.
     fn make(&mut self, id: u32) {
         let Some(quantum) = self.quantum(id) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -332,7 +332,7 @@ impl<X: Exchange> Conn<X> {
         self.work.push_back(Work::Make { stream: id, maker, quantum });
     }
 
-    /// Lets a body wait for its source to have more.
+    /// Makes a body wait for its source.
     fn wait(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(mut body) = std::mem::replace(&mut stream.sending, Sending::Done) else { return };
@@ -345,13 +345,13 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// A body can't be completed: the stream is reset, so that it does not end cleanly.
+    /// A body cannot be completed: resets the stream, so that it does not end cleanly.
     fn fail_body(&mut self, id: u32, error: &io::Error, service: &mut impl Service<X>) {
         frame::push_reset(&mut self.out, id, ErrorCode::InternalError);
         self.drop_stream(id, How::ByUs, Ending::Failed(error), service);
     }
 
-    /// An answer is sent.
+    /// A response is sent.
     fn finish(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         service.over(stream.status, stream.sent, stream.note.take(), Ending::Complete);
@@ -366,7 +366,8 @@ impl<X: Exchange> Conn<X> {
                 if let Receiving::Piped { pipe, .. } = unread {
                     pipe.abort(io::ErrorKind::Other);
                 }
-                // Clients that are still sending take a reset for a failure, even one without an error (RFC 9113 section 8.1).
+                // Clients that are still sending treat any reset as a failure, even with NO_ERROR (RFC 9113 section
+                // 8.1).
                 let limits = service.limits();
                 let until = if service.is_stopping() { limits.linger_timeout } else { limits.body_stall_timeout };
                 let until = service.now() + millis(until);
@@ -382,8 +383,8 @@ fn is_at_end(body: &impl Body) -> bool {
     body.ready() == 0 && body.rest() == Rest::End { trailers: false }
 }
 
-/// Puts one frame of at most `most` bytes of a body behind what was gathered. It ends with its TLS record, if it is long enough for
-/// that. Returns how many bytes of the body that were; 0: they have to be made first, and there is no frame.
+/// Appends one frame with at most `most` bytes of a body. If it is long enough, it ends with its TLS record. Returns
+/// the number of bytes of the body; 0 if they must be produced first, and there is no frame.
 fn put_frame(id: u32, body: &mut impl Body, most: usize, into: &mut impl Gather) -> io::Result<usize> {
     let ready = body.ready();
     let left = into.record_left();

@@ -11,23 +11,23 @@ use crate::http1::head::ParsedHead;
 use crate::io::clock::Millis;
 use crate::limits::Limits;
 
-/// What a connection carries for its server, and does not look into.
+/// Types that a connection carries for its server without looking into them.
 pub(crate) trait Exchange {
-    /// The body of an answer.
+    /// The body of a response.
     type Body: Body<Maker = Self::Maker, Made = Self::Made>;
-    /// What makes the next piece of a body and may block meanwhile.
+    /// Produces the next piece of a body; may block.
     type Maker;
-    /// What it has made, with itself.
+    /// The piece, together with its maker.
     type Made;
-    /// An answer that comes later.
+    /// An answer that follows later.
     type Later;
-    /// What a handler reads a streamed request body from.
+    /// The pipe from which a handler reads a streamed request body.
     type Pipe: Pipe;
-    /// What is to be noted at an answer's end.
+    /// What to record at the end of a response.
     type Note;
 }
 
-/// The body of an answer, on its way.
+/// The body of a response being sent.
 pub(crate) trait Body {
     type Maker;
     type Made;
@@ -35,55 +35,53 @@ pub(crate) trait Body {
     /// Bytes that can be taken now.
     fn ready(&self) -> u64;
 
-    /// What comes behind them.
+    /// What follows them.
     fn rest(&self) -> Rest;
 
-    /// Bytes of memory that were made for what is ready: not what the handler gave as a whole, nor what is still in files.
+    /// Bytes of memory produced for the ready part; bodies that the handler supplied as a whole and ranges of files do
+    /// not count.
     fn held(&self) -> usize;
 
-    /// Takes bytes that are ready, one at least. 0: they have to be made after all.
+    /// Takes ready bytes, at least one; 0 if they must be produced after all.
     ///
-    /// # Errors
-    /// The body can't be completed.
+    /// # Errors The body cannot be completed.
     fn take(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Makes about `quantum` bytes where that does not block.
+    /// Produces about `quantum` bytes, for bodies where that does not block.
     ///
-    /// # Errors
-    /// The body can't be completed.
+    /// # Errors The body cannot be completed.
     fn make(&mut self, quantum: usize) -> io::Result<()>;
 
-    /// What makes the next piece elsewhere; it comes back with [`made`](Self::made).
+    /// Takes the maker of the next piece, for another thread; it returns with [`made`](Self::made).
     fn maker(&mut self) -> Option<Self::Maker>;
 
-    /// The next piece was made.
+    /// The next piece was produced.
     ///
-    /// # Errors
-    /// The body can't be completed.
+    /// # Errors The body cannot be completed.
     fn made(&mut self, made: Self::Made) -> io::Result<()>;
 
-    /// Its source has more: to be asked again.
+    /// Its source has more data.
     fn resume(&mut self);
 
-    /// The header block of the trailers, once all is taken; none where it is empty.
+    /// The header block of the trailers, once everything is taken; empty if there are none.
     fn trailers(&mut self) -> Vec<u8>;
 
-    /// The client or the server would rather have it end. True: it does.
+    /// Asks it to end, for the client or the server; returns whether it does.
     fn hang_up(&mut self) -> bool;
 }
 
-/// What comes behind the bytes of a body that are ready.
+/// What follows the ready bytes of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
-    /// Nothing but trailers, where `true`.
+    /// The end, after trailers if `true`.
     End { trailers: bool },
-    /// It is [made here](Body::make).
+    /// The next piece is [produced here](Body::make).
     Here,
-    /// It may block: its [maker](Body::maker) is for a worker.
+    /// It may block, so a worker runs its [maker](Body::maker).
     Worker,
-    /// It is being made.
+    /// It is being produced.
     Making,
-    /// Its source has no more for now.
+    /// Its source has no data now.
     Waiting,
 }
 
@@ -92,18 +90,18 @@ pub(crate) struct Answer<X: Exchange> {
     pub(crate) status: u16,
     /// Its header block.
     pub(crate) block: Vec<u8>,
-    /// None where it has none, or an empty one.
+    /// `None` without a body, or with an empty one.
     pub(crate) body: Option<X::Body>,
     pub(crate) note: Option<X::Note>,
 }
 
-/// What is to be done elsewhere.
+/// Work for another thread.
 pub(crate) enum Work<X: Exchange> {
-    /// A worker is to answer this request: [`refused`](super::Conn::refused) where none will.
+    /// A worker must answer this request; report [`refused`](super::Conn::refused) if the queue is full.
     Request { stream: u32, request: Box<Request<X>> },
-    /// The answer comes later.
+    /// The answer follows later.
     Later { stream: u32, later: X::Later },
-    /// About so many bytes are to be made.
+    /// Produce about this many bytes.
     Make { stream: u32, maker: X::Maker, quantum: usize },
 }
 
@@ -121,36 +119,37 @@ pub(crate) enum RequestBody<X: Exchange> {
     Streamed(X::Pipe),
 }
 
-/// What [`Service::inline`] came to.
+/// The result of [`Service::inline`].
 pub(crate) enum Inline<X: Exchange> {
     Answer(Answer<X>),
     Later(X::Later),
-    /// A worker is to answer it.
+    /// A worker must answer it.
     Job,
 }
 
-/// What a connection asks of its server. None of it blocks.
+/// What a connection needs from its server. None of it blocks.
 pub(crate) trait Service<X: Exchange> {
-    /// The present time.
+    /// The current time.
     fn now(&self) -> Millis;
 
     fn limits(&self) -> &Limits;
 
-    /// No connection is kept for another request.
+    /// Whether connections are closed after the current requests.
     fn is_stopping(&self) -> bool;
 
-    /// A request head in the making, to be given back.
+    /// A builder for a request head, to be returned afterwards.
     fn head(&mut self) -> HeadBuilder;
 
     fn give_head_back(&mut self, head: HeadBuilder);
 
-    /// Answers a request without a body from memory, if it can. `for_engine`: it is `OPTIONS *`, which asks the server as such.
+    /// Answers a request without a body inline, if possible. `for_engine`: it is `OPTIONS *`, which is about the server
+    /// as a whole.
     fn inline(&mut self, head: &ParsedHead, bytes: &[u8], for_engine: bool) -> Inline<X>;
 
-    /// The answer to what breaks a rule.
+    /// The answer to an invalid request.
     fn reject(&mut self, error: ProtoError, is_head: bool) -> Answer<X>;
 
-    /// A request was malformed, and is not answered.
+    /// Counts a malformed request that is not answered.
     fn count_malformed(&self);
 
     /// The 503 of an overloaded server.
@@ -159,22 +158,22 @@ pub(crate) trait Service<X: Exchange> {
     /// The memory for a request body.
     fn buffer(&self) -> Buffered;
 
-    /// A pipe that begins with what was received. `continue_due`: the client waits for `100 Continue`.
+    /// A pipe that starts with the received bytes. `continue_due`: the client waits for `100 Continue`.
     fn pipe(&self, stream: u32, begun: Buffered, continue_due: bool) -> X::Pipe;
 
-    /// Whether a handler may begin although nothing of its body is there.
+    /// Whether a handler may start before any of its body has arrived.
     fn has_spare_streams(&self) -> bool;
 
-    /// Whether a thread is free for a body that has no room in memory.
+    /// Whether a thread is free for a body that does not fit into memory.
     fn has_free_stream(&self) -> bool;
 
-    /// Whether bodies that come slowly keep threads or memory from others.
+    /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
 
-    /// Gives the source of an answer the means to say that it has more; returns how long to wait for that at most.
+    /// Registers a waker with the source of a response; returns the longest wait.
     fn wait(&mut self, stream: u32, body: &mut X::Body) -> Duration;
 
-    /// An answer is over, of which so many bytes were sent.
+    /// Records the end of a response of which this many bytes were sent.
     fn over(&mut self, status: u16, bytes: u64, note: Option<X::Note>, ending: Ending<'_>);
 
     /// A deadline was missed.
@@ -184,11 +183,11 @@ pub(crate) trait Service<X: Exchange> {
     fn count_abuse(&self, what: &'static str);
 }
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ending<'a> {
     Complete,
-    /// The client does not want it, or does not take it.
+    /// The client does not want it, or does not read it.
     Aborted,
     /// Its body failed.
     Failed(&'a io::Error),

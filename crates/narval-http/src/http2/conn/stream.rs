@@ -13,26 +13,26 @@ pub(super) struct Stream<X: Exchange> {
     pub(super) window: SendWindow,
     /// What the client may send.
     pub(super) receive: ReceiveWindow,
-    /// Received bytes whose room the client is not told of, because the handler has not read.
+    /// Received bytes that are not returned to the client's window yet, because the handler has not read them.
     pub(super) withheld: usize,
-    /// How often its window was widened.
+    /// How many WINDOW_UPDATEs were sent for it.
     pub(super) credits: u32,
     pub(super) receiving: Receiving<X>,
     pub(super) sending: Sending<X>,
-    /// Something of it is elsewhere, and comes back: the stream counts until then, even when it was reset.
+    /// Part of it is with another thread, and will return: the stream counts until then, even if it was reset.
     pub(super) is_away: bool,
-    /// It was reset, and only waits for what is away.
+    /// It was reset, and only waits for the part that is away.
     pub(super) is_reset: bool,
-    /// It has a place among the streams that have something to send.
+    /// It is queued among the streams with something to send.
     pub(super) is_queued: bool,
     pub(super) is_head: bool,
     pub(super) status: u16,
     pub(super) note: Option<X::Note>,
-    /// Bytes of its body that were made elsewhere and are not sent.
+    /// Bytes of its body that were produced elsewhere and are not sent.
     pub(super) held: usize,
-    /// Bytes of the answer that were sent.
+    /// Sent bytes of the response.
     pub(super) sent: u64,
-    /// What had been sent when the window of the write deadline began, and when that was.
+    /// The bytes sent by the start of the write deadline's window, and when it started.
     pub(super) progress: (u64, Millis),
 }
 
@@ -40,13 +40,13 @@ pub(super) struct Stream<X: Exchange> {
 pub(super) enum Receiving<X: Exchange> {
     /// Its body is complete, or there is none.
     Done,
-    /// Into memory, before a worker is asked.
+    /// Into memory, before a worker gets the request.
     Memory(Box<InMemory>),
     /// The handler reads it from a pipe.
     Piped { incoming: Box<IncomingBody>, pipe: X::Pipe },
-    /// Nobody reads it any more.
+    /// Nobody reads it any longer.
     Unread,
-    /// The same, and the answer is sent: so much is still received, until then.
+    /// The same, and the response is sent: this much is still received, until that time.
     Discarded { left: usize, until: Millis },
 }
 
@@ -60,13 +60,13 @@ pub(super) struct InMemory {
 
 /// Our side of a stream.
 pub(super) enum Sending<X: Exchange> {
-    /// The answer has not come.
+    /// There is no answer yet.
     Nothing,
     /// The head is sent.
     Body(Box<X::Body>),
-    /// The source has nothing; it is asked again at the given time.
+    /// The source has no data; it is asked again at the given time.
     Waiting(Box<X::Body>, Millis),
-    /// All is sent.
+    /// Everything is sent.
     Done,
 }
 
@@ -96,7 +96,7 @@ impl<X: Exchange> Stream<X> {
         matches!(self.receiving, Receiving::Done)
     }
 
-    /// The request whose body was received into memory; the client's side is done.
+    /// Takes the request whose body was received into memory; the client's side is done.
     pub(super) fn take_memory(&mut self) -> Option<InMemory> {
         match std::mem::replace(&mut self.receiving, Receiving::Done) {
             Receiving::Memory(memory) => Some(*memory),
@@ -108,18 +108,18 @@ impl<X: Exchange> Stream<X> {
     }
 }
 
-/// Streams that were closed lately, so that what was still under way when that happened is understood.
+/// Recently closed streams, to handle frames that were in flight then.
 #[derive(Debug, Default)]
 pub(super) struct Closed(VecDeque<(u32, How)>);
 
 /// How a stream was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// Both sides had ended it.
+    /// Both sides ended it.
     Ended,
-    /// We have reset it: the client may not know yet.
+    /// We reset it: the client may not know yet.
     ByUs,
-    /// The client has reset it.
+    /// The client reset it.
     ByClient,
 }
 

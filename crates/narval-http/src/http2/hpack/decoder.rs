@@ -9,7 +9,7 @@ use super::{FIELD_OVERHEAD, HpackError, huffman, integer, static_table};
 /// decoded 8/5 of its length.
 pub(crate) struct Decoder {
     table: DynamicTable,
-    /// What we announced; a size update may not exceed it.
+    /// The size that we announced; a size update may not exceed it.
     table_size_max: usize,
     list_size_max: usize,
 }
@@ -21,11 +21,11 @@ pub(crate) struct Field<'a> {
     pub(crate) name: &'a [u8],
     /// As sent: nothing is known about its octets.
     pub(crate) value: &'a [u8],
-    /// An intermediary must not put it into a table either (RFC 7541 §6.2.3).
+    /// An intermediary must not index it either (RFC 7541 §6.2.3).
     pub(crate) never_indexed: bool,
 }
 
-/// What the first octet of a representation says (RFC 7541 §6).
+/// The types of representations, by their first octet (RFC 7541 §6).
 enum Representation {
     Indexed,
     Literal { prefix_bits: u32, incremental: bool, never_indexed: bool },
@@ -46,7 +46,7 @@ impl Representation {
 
 impl Decoder {
     /// A decoder with a dynamic table of up to `table_size` octets, the SETTINGS_HEADER_TABLE_SIZE that we announce (or
-    /// its default, 4,096), which refuses header lists of more than `max_list` octets, SETTINGS_MAX_HEADER_LIST_SIZE.
+    /// its default, 4,096), that rejects header lists of more than `max_list` octets, SETTINGS_MAX_HEADER_LIST_SIZE.
     pub(crate) fn new(table_size: usize, max_list: usize) -> Self {
         Self { table: DynamicTable::new(table_size), table_size_max: table_size, list_size_max: max_list }
     }
@@ -56,8 +56,7 @@ impl Decoder {
     /// `each` gets the fields in order, up to the first one that exceeds the limit on the list: a field counts its name,
     /// its value and [`FIELD_OVERHEAD`], so there are at most `max_list / 32`.
     ///
-    /// # Errors
-    /// [`HpackError::TooLarge`] after the whole block was decoded; any other error at once.
+    /// # Errors [`HpackError::TooLarge`] after the whole block was decoded; any other error immediately.
     pub(crate) fn decode(&mut self, block: &[u8], mut each: impl FnMut(Field<'_>)) -> Result<(), HpackError> {
         let mut rest = block;
         let mut at_start = true;

@@ -6,8 +6,8 @@ use super::FIELD_OVERHEAD;
 
 /// The most recent fields, up to a size in octets.
 ///
-/// The octets stand in one buffer, oldest first. It has at most twice the octets of the table: evicted ones are removed
-/// when there are as many of them as others. Nothing is allocated before the first insertion.
+/// The octets are in one buffer, oldest first, which has at most twice the octets of the table: evicted ones are
+/// removed when there are as many of them as live ones. Nothing is allocated before the first insertion.
 pub(super) struct DynamicTable {
     octets: Vec<u8>,
     /// The newest entry is the first.
@@ -17,7 +17,7 @@ pub(super) struct DynamicTable {
     size_max: usize,
 }
 
-/// One after the other in `octets`: the name, then the value.
+/// The name and then the value in `octets`.
 #[derive(Clone, Copy)]
 struct Entry {
     start: usize,
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The table against a list of whole entries.
+        /// Compares the table with a list of whole entries.
         #[test]
         fn as_a_plain_list(
             fields in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..60), 0..40_usize), 0..200),

@@ -1,12 +1,12 @@
 //! Encodes header blocks with the static table alone.
 //!
-//! Responses of a server share little that a dynamic table would keep, and a field that depends on nothing else can be
-//! encoded once for all connections, on any thread.
+//! A server's responses repeat little that a dynamic table would keep, and a field encoded without one can be reused
+//! for all connections, on any thread.
 
 use super::{huffman, integer, static_table};
 
 /// Appends the size update that a block starts with to acknowledge that the other side announced a smaller table (RFC
-/// 7541 §4.2): we use none, so this need not be said again.
+/// 7541 §4.2): we use none, so once is enough.
 pub(crate) fn encode_no_table(out: &mut Vec<u8>) {
     integer::encode(0, 5, 0x20, out);
 }
@@ -30,9 +30,10 @@ pub(crate) fn encode_status(status: u16, out: &mut Vec<u8>) {
     integer::encode(index, 7, 0x80, out);
 }
 
-/// Appends a field. The name has to be in lower case (RFC 9113 §8.2).
+/// Appends a field. The name must be in lower case (RFC 9113 §8.2).
 pub(crate) fn encode_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
-    // A secret stays out of every table on the way: it could be guessed by what a guess compresses to (RFC 7541 §7.1).
+    // Secrets are kept out of every table on the way: compressed sizes would reveal whether a guess is right (RFC 7541
+    // §7.1).
     let never_indexed = matches!(name, b"set-cookie" | b"cookie" | b"authorization" | b"proxy-authorization");
     let flags = if never_indexed { 0x10 } else { 0 };
     match static_table::find_name(name) {
@@ -45,7 +46,7 @@ pub(crate) fn encode_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     encode_string(value, out);
 }
 
-/// Appends a string, by the Huffman code where that is shorter.
+/// Appends a string, Huffman-coded if that is shorter.
 fn encode_string(string: &[u8], out: &mut Vec<u8>) {
     let encoded_len = huffman::encoded_len(string);
     if encoded_len < string.len() {

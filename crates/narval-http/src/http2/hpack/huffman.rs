@@ -30,7 +30,7 @@ const LENGTHS: [u8; SYMBOLS] = [
 const SYMBOLS: usize = 257;
 const END_OF_STRING: usize = 256;
 const LENGTH_MAX: usize = 30;
-/// Codes up to this length are found by one look at [`SHORT`].
+/// Codes up to this length are found with one lookup in [`SHORT`].
 const SHORT_BITS: u32 = 8;
 
 /// The code of each symbol, right-aligned.
@@ -41,11 +41,11 @@ static LONG: LongCodes = long_codes();
 
 /// Codes longer than [`SHORT_BITS`], by their length.
 struct LongCodes {
-    /// The last 32-bit window that begins with a code of this length; 0 where there are none.
+    /// The last 32-bit window that starts with a code of this length; 0 if there are none.
     last_window: [u32; LENGTH_MAX + 1],
     /// The first code of this length, right-aligned.
     first_code: [u32; LENGTH_MAX + 1],
-    /// Where that code's symbol stands in `symbols`.
+    /// The index of that code's symbol in `symbols`.
     first_symbol: [u16; LENGTH_MAX + 1],
     /// The symbols in the order of their codes.
     symbols: [u16; SYMBOLS],
@@ -67,7 +67,7 @@ pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackError> 
         if available == 0 {
             return Ok(());
         }
-        // Ones are the padding, so what follows the end looks like more padding.
+        // Padding is ones, so the bits after the end look like more padding.
         let window = (bits >> 32) as u32 | u32::MAX.checked_shr(available).unwrap_or(0);
         let (symbol, length) = next_symbol(window);
         if length > available {
@@ -81,7 +81,7 @@ pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackError> 
     }
 }
 
-/// The symbol that the left-aligned bits of `window` begin with, and the length of its code.
+/// The symbol at the start of the left-aligned bits of `window`, and the length of its code.
 fn next_symbol(window: u32) -> (u16, u32) {
     if let Some(&(symbol, length @ 1..)) = SHORT.get((window >> (u32::BITS - SHORT_BITS)) as usize) {
         return (u16::from(symbol), u32::from(length));

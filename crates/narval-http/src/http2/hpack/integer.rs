@@ -2,10 +2,10 @@
 
 use super::HpackError;
 
-/// Octets after the prefix. Four carry 28 bits, more than any length or index that a limit lets through.
+/// Octets after the prefix. Four carry 28 bits, more than any permitted length or index.
 const CONTINUATION_MAX: usize = 4;
 
-/// Reads an integer whose first octet is `first`, and whose further octets are taken from `rest`.
+/// Parses an integer with `first` as its first octet; further octets are taken from `rest`.
 pub(super) fn decode(first: u8, prefix_bits: u32, rest: &mut &[u8]) -> Result<usize, HpackError> {
     let prefix_max = prefix_max(prefix_bits);
     let mut value = usize::from(first) & prefix_max;

@@ -15,12 +15,12 @@ mod tests;
 pub(crate) use decoder::{Decoder, Field};
 pub(crate) use encoder::{encode_field, encode_no_table, encode_status};
 
-/// What an entry of a header list or of the dynamic table counts beside its name and value (RFC 7541 §4.1).
+/// What an entry of a header list or of the dynamic table counts besides its name and value (RFC 7541 §4.1).
 pub(crate) const FIELD_OVERHEAD: usize = 32;
 
-/// Why a header block was not accepted.
+/// Why a header block was rejected.
 ///
-/// All but [`TooLarge`](Self::TooLarge) leave the dynamic table unknown, so the connection has to be closed with
+/// All but [`TooLarge`](Self::TooLarge) leave the dynamic table unknown, so the connection must be closed with
 /// COMPRESSION_ERROR (RFC 9113 §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HpackError {
@@ -37,9 +37,9 @@ pub(crate) enum HpackError {
     #[error("a string of the header block is not valid Huffman code")]
     Huffman,
     /// A size update after a field, or beyond the announced size.
-    #[error("the header block changes the size of the dynamic table where or as it must not")]
+    #[error("the header block has an invalid size update of the dynamic table")]
     SizeUpdate,
-    /// The header list exceeds its limit. The dynamic table is in step, and the connection may continue.
+    /// The header list exceeds its limit. The dynamic table is intact, and the connection may continue.
     #[error("the header list is too large")]
     TooLarge,
 }

@@ -177,7 +177,7 @@ fn invalid_blocks_are_refused() {
     assert_eq!(decode(&mut Decoder::new(TABLE, 1000), &hex("20 3f e1 1f 82")), Ok(owned(&[(":method", "GET")])));
 }
 
-/// The list that is too large is decoded nevertheless, and what it put into the table can be referred to.
+/// A list that is too large is still decoded, and later blocks can refer to what it added to the table.
 #[test]
 fn a_list_that_is_too_large_keeps_the_table_in_step() {
     let mut decoder = Decoder::new(TABLE, 100);
@@ -188,8 +188,8 @@ fn a_list_that_is_too_large_keeps_the_table_in_step() {
     assert_eq!(decode(&mut decoder, &hex("be c0")), Ok(owned(&[("c", "3"), ("a", "1")])));
 }
 
-/// One large entry, then thousands of references to it: a megabyte from a few kilobytes, of which no more is delivered
-/// than the limit says. A thousand empty fields count as well.
+/// One large entry, then thousands of references to it: a megabyte from a few kilobytes, of which no more than the
+/// limit is delivered. A thousand empty fields count as well.
 #[test]
 fn a_bomb_delivers_no_more_than_the_limit() {
     let mut decoder = Decoder::new(TABLE, 16 * 1024);
@@ -261,8 +261,8 @@ proptest! {
     }
 }
 
-/// A block of representations whose parts are chosen at random. Size updates stand at its start only, since the peer takes
-/// them anywhere, and a field follows, since the peer refuses them alone.
+/// A block of representations whose parts are chosen at random. Size updates are only at its start, since the peer
+/// accepts them anywhere, and a field follows, since the peer rejects them alone.
 fn any_block() -> impl Strategy<Value = Vec<u8>> {
     let string = prop_oneof![
         4 => prop::collection::vec(any::<u8>(), 0..100).prop_map(|text| plain_string(&text)),
