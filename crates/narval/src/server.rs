@@ -1,7 +1,6 @@
 //! From a service and options to a running server: shared by `nix-serve`, `narval serve` and `narval demo`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{Limits, ListenAddress, ServerHandle};
 use narval_store::{Access, Environment, Store, StoreConfig};
+use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
@@ -65,9 +65,10 @@ fn look_up(name: &str, port: u16) -> Result<Vec<IpAddr>, Failure> {
     Ok(addresses)
 }
 
-/// Whether the kernel has IPv6: containers often have not.
+/// Whether there is IPv6: in containers there often is none. `/proc/net` does not tell where only processes are shown of
+/// `/proc` (`ProcSubset=pid`).
 fn has_ipv6() -> bool {
-    Path::new("/proc/net/if_inet6").exists()
+    rustix::net::socket(AddressFamily::INET6, SocketType::STREAM, None).is_ok()
 }
 
 /// The sockets passed by systemd (or a compatible parent), if any.
@@ -206,11 +207,19 @@ fn on_hangup(mut reload: impl FnMut() -> Result<String, Failure> + Send + 'stati
                 Ok(now) => notify_systemd(&[NotifyState::Reloading, now]),
                 Err(error) => tracing::warn!("cannot notify systemd: {error}"),
             }
-            match reload() {
-                Ok(done) => tracing::info!("SIGHUP: {done}"),
-                Err(failure) => tracing::error!("SIGHUP: {failure}"),
-            }
-            notify_systemd(&[NotifyState::Ready]);
+            // `systemctl status` shows it; systemd has no other way to learn that a reload failed.
+            let status = match reload() {
+                Ok(done) => {
+                    tracing::info!("SIGHUP: {done}");
+                    done
+                }
+                Err(failure) => {
+                    tracing::error!("SIGHUP: {failure}");
+                    format!("last reload failed: {failure}")
+                }
+            };
+            let line = status.lines().next().unwrap_or_default();
+            notify_systemd(&[NotifyState::Status(line), NotifyState::Ready]);
         }
     })?;
     Ok(())

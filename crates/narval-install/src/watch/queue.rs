@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -70,11 +70,21 @@ impl Queue {
             file => file,
         };
         let file = file.map_err(failed)?;
+        self.give_to_owner(file.file()).map_err(failed)?;
         file.file().write_all(text.as_bytes()).and_then(|()| file.file().sync_data()).map_err(failed)?;
         // In the order of time; the rest of the name keeps two of one moment apart.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         file.persist(&self.folder.join(temporary_name(format_args!("{now:024}-")))).map_err(failed)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+
+    /// The daemon runs a hook as root, and the watcher may be another user: that of the folder.
+    fn give_to_owner(&self, file: &File) -> io::Result<()> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        let owner = fs::metadata(&self.folder)?;
+        fchown(file, Some(owner.uid()), Some(owner.gid()))
     }
 
     /// The oldest files. What can't be read as one is removed.
@@ -175,6 +185,21 @@ mod tests {
         assert_eq!(all(&queue), [path(1)]);
         queue.remove_leftovers().unwrap();
         assert_eq!(fs::read_dir(queue.folder()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_root_queues_belongs_to_the_owner_of_the_folder() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("note: skipped: only root can give files away");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let queue = Queue::new(dir.path());
+        queue.make().unwrap();
+        std::os::unix::fs::chown(queue.folder(), Some(12345), Some(12346)).unwrap();
+        queue.add(&[path(1)]).unwrap();
+        let file = fs::metadata(&queue.oldest().unwrap()[0].file).unwrap();
+        assert_eq!((file.uid(), file.gid(), file.mode() & 0o007), (12345, 12346, 0));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The data folder of a cache that is written, and what in it.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,6 +8,7 @@ use narval_cache::Wanted;
 use narval_cache::written::{Cache, CacheName, Data, DataOptions, Grant};
 use narval_nix::HashPart;
 use narval_nix::StoreDir;
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 use crate::Failure;
 
@@ -38,6 +40,7 @@ impl DataArgs {
     /// # Errors
     /// When it can't be used.
     pub fn create(&self) -> Result<Data, Failure> {
+        self.create_files_as_owner()?;
         Data::open(&self.data, DataOptions::default()).map_err(Failure::runtime)
     }
 
@@ -46,8 +49,26 @@ impl DataArgs {
     /// # Errors
     /// When it is missing or can't be used.
     pub fn open(&self) -> Result<Data, Failure> {
+        self.create_files_as_owner()?;
         let options = DataOptions { must_exist: true, ..DataOptions::default() };
         Data::open(&self.data, options).map_err(Failure::usage)
+    }
+
+    /// Has root's files belong to the owner of the folder: a server that runs as that user could not write to them otherwise.
+    ///
+    /// Only the owner of new files changes, and root may go on to open all others, such as keys and archives elsewhere: the
+    /// capabilities for that, which the kernel takes away with the user ID (capabilities(7)), are put back.
+    fn create_files_as_owner(&self) -> Result<(), Failure> {
+        let Ok(folder) = std::fs::metadata(&self.data) else { return Ok(()) };
+        if !rustix::process::geteuid().is_root() || folder.uid() == 0 {
+            return Ok(());
+        }
+        let failed =
+            |error| Failure::runtime(format!("cannot act for the owner of '{}': {error}", self.data.display()));
+        let capabilities = rustix::thread::capabilities(None).map_err(failed)?;
+        setfsgid(Gid::from_raw(folder.gid()));
+        setfsuid(Uid::from_raw(folder.uid()));
+        rustix::thread::set_capabilities(None, capabilities).map_err(failed)
     }
 }
 

@@ -29,6 +29,9 @@ Example:
         /// Configuration file
         #[arg(value_name = "FILE")]
         file: PathBuf,
+        /// Do not read the keys and certificates: for a file that is meant for another machine
+        #[arg(long)]
+        no_files: bool,
     },
 }
 
@@ -37,9 +40,12 @@ Example:
 /// # Errors
 /// A file that can't be read, or says what it may not.
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Command::Check { file } = args.command;
+    let Command::Check { file, no_files } = args.command;
     let config = ServeConfig::load(&file).map_err(Failure::usage)?;
-    let mut wrong = files(&file, &config);
+    let mut wrong = sections(&file, &config);
+    if !no_files {
+        wrong.extend(files(&file, &config));
+    }
     wrong.sort_by_key(|error| error.line);
     if !wrong.is_empty() {
         return Err(Failure::usage(ConfigErrors(wrong)));
@@ -64,6 +70,11 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     };
     let of_caches = config.caches.iter().flat_map(|cache| cache.sign_keys.iter().flatten());
     let keys = config.sign_keys.iter().chain(of_caches).filter_map(sign_key);
+    keys.chain(config.tls.certificates.iter().filter_map(certificate)).collect()
+}
+
+/// What is wrong with the file itself, and each of its keys could be right.
+fn sections(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let of_caches = config.caches.iter().flat_map(|cache| &cache.upstreams);
     // Each alone, so that each has its line.
     let upstream = |section: &UpstreamSection| {
@@ -71,5 +82,5 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     };
     let upstreams = config.upstreams.iter().chain(of_caches).filter_map(upstream);
     let oidc = issuers(&file.display().to_string(), &config.oidc).err();
-    keys.chain(upstreams).chain(oidc).chain(config.tls.certificates.iter().filter_map(certificate)).collect()
+    upstreams.chain(oidc).collect()
 }

@@ -1,5 +1,6 @@
 //! `narval token`, `pin` and `cache` beside a server, which notices what they do at once.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Output};
 
 use crate::lab::Lab;
@@ -119,4 +120,33 @@ fn without_a_data_folder() {
         assert!(error.starts_with("narval: ") && error.lines().count() == 1 && error.contains("none"), "{error}");
     }
     assert!(!data.exists());
+}
+
+/// As with systemd's `StateDirectory=`: the folder belongs to the server's user, and root makes the first token in it.
+#[test]
+fn what_root_makes_in_the_folder_of_another_user_is_theirs() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("note: skipped: only root can act for others");
+        return;
+    }
+    const OWNER: u32 = 12345;
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(OWNER), Some(OWNER)).unwrap();
+    // Somebody who could not even reach it by themselves.
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let create = Command::new(NARVAL).args(["token", "create", "--push", "ci", "--data"]).arg(folder.path()).output();
+    let output = create.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (mut folders, mut seen) = (vec![folder.path().to_owned()], 0);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let meta = entry.metadata().unwrap();
+            assert_eq!((meta.uid(), meta.gid()), (OWNER, OWNER), "{:?}", entry.path());
+            seen += 1;
+            if meta.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    assert!(seen > 3, "{seen}");
 }
