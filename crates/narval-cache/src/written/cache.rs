@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
 use narval_store::TemporaryFile;
 
-use super::data::{DataError, Shared};
+use super::elsewhere::Elsewhere;
+use super::error::{DataError, io_error};
 use super::index::{CacheId, Index, IndexError, PathRecord, Usage};
 use super::retention::Subject;
-use super::small::SmallBytes;
+use super::shared::{CacheState, Shared};
+use super::small_bytes::SmallBytes;
 use super::storage::{self, CacheDirectory, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
@@ -21,12 +23,6 @@ const QUESTION_MAX: usize = 1 << 20;
 /// see. To be taken before what is remembered is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp(pub(super) u64);
-
-/// Where paths may be that are referred to and not in the cache: its upstreams.
-pub trait Elsewhere: Send + Sync {
-    /// For each hash part, whether a client that uses this cache can have the path.
-    fn have(&self, cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool>;
-}
 
 /// A NAR's file, opened.
 #[derive(Debug)]
@@ -59,31 +55,6 @@ pub struct Cache {
     state: Arc<CacheState>,
 }
 
-/// What the handles of one cache share.
-pub(super) struct CacheState {
-    id: CacheId,
-    name: CacheName,
-    settings: RwLock<Arc<CacheSettings>>,
-    sign_keys: RwLock<Arc<[SecretKey]>>,
-    elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
-    directory: CacheDirectory,
-    small_bytes: SmallBytes,
-}
-
-impl CacheState {
-    pub(super) fn new(id: CacheId, name: CacheName, settings: CacheSettings, directory: CacheDirectory) -> Self {
-        Self {
-            id,
-            name,
-            settings: RwLock::new(Arc::new(settings)),
-            sign_keys: RwLock::new(Arc::from([])),
-            elsewhere: RwLock::new(None),
-            directory,
-            small_bytes: SmallBytes::default(),
-        }
-    }
-}
-
 impl Cache {
     pub(super) fn new(shared: Arc<Shared>, state: Arc<CacheState>) -> Self {
         Self { shared, state }
@@ -107,7 +78,7 @@ impl Cache {
         self.index().set_settings(self.id(), &settings.to_json())?;
         *self.state.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings.clone());
         let path = self.directory().path();
-        self.write_cache_info().map_err(|source| super::data::io_error("write 'nix-cache-info' in", path, source))
+        self.write_cache_info().map_err(|source| io_error("write 'nix-cache-info' in", path, source))
     }
 
     /// The keys that sign what is uploaded by those who may have it signed. Kept in memory only.
@@ -257,11 +228,6 @@ impl Cache {
     /// Records what was noted, for those who look at it next.
     pub(super) fn record_uses(&self) {
         self.shared.record();
-    }
-
-    /// Makes files as the index says, for somebody who has the exclusive lock.
-    pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
-        self.shared.reconcile_now()
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {

@@ -102,7 +102,7 @@ impl Data {
     pub fn import(&self, text: &str) -> Result<Imported, DataError> {
         let invalid = |reason: String| {
             let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
-            super::data::io_error("take back an export to", self.path(), source)
+            super::error::io_error("take back an export to", self.path(), source)
         };
         let saved: Saved = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
         if saved.version != VERSION {

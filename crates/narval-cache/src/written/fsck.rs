@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher, StorePath};
 
-use super::data::io_error;
+use super::error::io_error;
 use super::index::{Commit, PathRecord};
 use super::storage::{self, file_len};
 use super::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, NarFileName, Refusal};

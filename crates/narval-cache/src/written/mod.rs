@@ -33,12 +33,15 @@ mod batch;
 mod cache;
 mod commit;
 mod data;
+mod elsewhere;
+mod error;
 mod export;
 mod fsck;
 mod grant;
 mod index;
 mod name;
 pub mod oidc;
+mod open;
 mod oversized;
 mod receive;
 mod recompress;
@@ -46,17 +49,22 @@ mod reconcile;
 mod refusal;
 mod retention;
 mod settings;
+mod shared;
 mod small;
+mod small_bytes;
 mod storage;
 mod tokens;
+mod tokens_used;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use audit::Audit;
 pub use batch::read_commit;
-pub use cache::{Cache, Elsewhere, Listed, NarFile, Stamp};
+pub use cache::{Cache, Listed, NarFile, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
-pub use data::{Data, DataError, DataOptions};
+pub use data::Data;
+pub use elsewhere::Elsewhere;
+pub use error::DataError;
 pub use export::Imported;
 pub use fsck::{FsckOptions, FsckReport};
 pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
@@ -64,6 +72,7 @@ pub use index::{IndexError, Usage};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
+pub use open::DataOptions;
 #[doc(hidden)]
 pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::data::collect;
 use super::{Cache, CacheName, Data};
 
 /// A cache is collected for its size no sooner than this after the last time.
@@ -40,7 +39,7 @@ impl Oversized {
             }
         }
         if now > size_max {
-            collect(cache);
+            cache.collect_in_background();
             let after = bytes(cache).unwrap_or(now);
             self.0.insert(cache.name().clone(), (Instant::now(), after));
         }

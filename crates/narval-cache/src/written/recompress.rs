@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use narval_nix::{Compression, NarInfo};
 
-use super::data::{Data, Shared};
+use super::data::Data;
 use super::index::{Commit, NarRecord, PathRecord};
 use super::receive::{Stored, Upload};
+use super::shared::Shared;
 use super::{Cache, Grant, NarTarget, Refusal, RefusalKind};
 use crate::decode::Decoder;
 use crate::encode::FrameEncoder;

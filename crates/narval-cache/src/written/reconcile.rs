@@ -3,10 +3,11 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::data::{Data, DataError, io_error};
+use super::data::Data;
+use super::error::{DataError, io_error};
 use super::index::{CacheId, Pending};
 use super::storage::{self, file_len};
-use super::{Cache, DataError as Error};
+use super::{Cache, Refusal, RefusalKind};
 
 impl Data {
     /// Looks at everything that the index has as pending. Waits for those who are writing files: what they have not finished is
@@ -38,8 +39,16 @@ impl Data {
 }
 
 impl Cache {
+    /// Makes files as the index says, for somebody who has the exclusive lock.
+    pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
+        self.data().reconcile_locked().map_err(|error| {
+            tracing::error!("{error}");
+            Refusal::new(RefusalKind::Failed, "the cache cannot put its files in order; its log says why")
+        })
+    }
+
     /// Makes one thing as the index says.
-    pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), Error> {
+    pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), DataError> {
         let path = self.directory().path();
         let fail = |source: io::Error| io_error("put in order", path, source);
         match pending {

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use narval_nix::listing::LISTING_LEN_MAX;
 use narval_nix::{HashPart, StorePath};
@@ -229,31 +228,6 @@ impl Cache {
 
 /// Folders of a cache whose files no narinfo names.
 pub(super) const SMALL_FOLDERS: [&str; 5] = ["log", "realisations", "build-trace-v2", "debuginfo", OTHER_FOLDER];
-
-/// Bytes of small files: counted once, then kept in step. Other processes that write the same folder are seen with the next
-/// collection.
-#[derive(Debug, Default)]
-pub(super) struct SmallBytes(Mutex<Option<u64>>);
-
-impl SmallBytes {
-    fn get(&self, count: impl FnOnce() -> io::Result<u64>) -> io::Result<u64> {
-        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match *bytes {
-            Some(bytes) => Ok(bytes),
-            None => Ok(*bytes.insert(count()?)),
-        }
-    }
-
-    fn change(&self, old: u64, new: u64) {
-        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *bytes = bytes.map(|bytes| bytes.saturating_sub(old).saturating_add(new));
-    }
-
-    /// To be counted again.
-    pub(super) fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
 
 /// Bytes of all files below a folder, which may be absent.
 fn bytes_below(folder: &Path) -> io::Result<u64> {

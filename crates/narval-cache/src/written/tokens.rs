@@ -1,15 +1,14 @@
 //! Tokens: who may do what.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use narval_nix::{Sha256, nix32};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use super::data::Shared;
 use super::grant::{CachePatterns, Grant, PatternError, Scopes, UnknownScope};
 use super::index::{IndexError, TokenRecord};
+use super::shared::Shared;
 
 /// What every token begins with.
 pub const TOKEN_PREFIX: &str = "nv1_";
@@ -22,9 +21,6 @@ const SECRET_LEN: usize = 32;
 
 /// The longest label, in bytes.
 pub const LABEL_LEN_MAX: usize = 128;
-
-/// Last uses that wait to be recorded; more are not.
-const USED_MAX: usize = 4096;
 
 /// The tokens of a data folder.
 #[derive(Clone)]
@@ -172,23 +168,6 @@ impl Tokens {
             expires: record.expires,
             peer: None,
         }))
-    }
-}
-
-/// Last uses of tokens that are not recorded yet.
-#[derive(Debug, Default)]
-pub(super) struct TokensUsed(Mutex<HashMap<String, u64>>);
-
-impl TokensUsed {
-    fn note(&self, id: &str, now: u64) {
-        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if used.len() < USED_MAX || used.contains_key(id) {
-            used.insert(id.to_owned(), now);
-        }
-    }
-
-    pub(super) fn take(&self) -> Vec<(String, u64)> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
     }
 }
 

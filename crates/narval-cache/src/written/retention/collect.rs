@@ -114,6 +114,21 @@ impl Cache {
         Ok(collected)
     }
 
+    /// As [`Cache::collect`], when nobody waits for it: the outcome goes to the log.
+    pub(in crate::written) fn collect_in_background(&self) {
+        match self.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
+            Ok(collected) => tracing::info!(
+                "cache '{}': forgot {} paths, kept {}; removed {} NARs with {} bytes",
+                self.name(),
+                collected.forgotten.len(),
+                collected.kept,
+                collected.files,
+                collected.bytes
+            ),
+            Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", self.name()),
+        }
+    }
+
     /// Why a path is kept; `None` if it is not here.
     ///
     /// # Errors

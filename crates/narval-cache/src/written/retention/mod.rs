@@ -9,13 +9,14 @@ mod delete;
 mod mark;
 mod pins;
 mod room;
+mod shortage;
 mod used;
 
 pub use collect::{COLLECT_GRACE, CollectOptions, Collected, Forgotten, UNFINISHED_GRACE};
 pub use delete::Deleted;
 pub use mark::{Hold, Why};
 pub use pins::{Pin, PinFor};
-pub(super) use room::Shortage;
+pub(super) use shortage::Shortage;
 pub(super) use used::{Subject, Uses};
 
 /// How long a lease of a path lasts that a client was told exists, in seconds: a day.

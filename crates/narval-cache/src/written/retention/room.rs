@@ -4,8 +4,7 @@
 //! there is none, those that nobody has used for [`UNFINISHED_GRACE`] are removed: before a large upload, after one that failed for
 //! want of room, and then every minute for as long as the shortage is recent.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::statvfs;
 
@@ -15,38 +14,6 @@ use crate::written::{Cache, Refusal, RefusalKind};
 
 /// Room that is left beside an upload, for the index and the audit log, in bytes.
 const RESERVE_BYTES: u64 = 16 << 20;
-
-/// Room is made at most this often: however many uploads fail at the same time.
-const AGAIN_AFTER: Duration = Duration::from_secs(5);
-
-/// How long after it was noticed a shortage counts as recent: long enough for what was in use then.
-const RECENT: Duration = Duration::from_secs(2 * UNFINISHED_GRACE);
-
-/// When there was no room. Times are seconds since 1970.
-#[derive(Debug, Default)]
-pub(in crate::written) struct Shortage {
-    noticed: AtomicU64,
-    swept: AtomicU64,
-}
-
-impl Shortage {
-    fn is_recent(&self, now: u64) -> bool {
-        now.saturating_sub(self.noticed.load(Ordering::Relaxed)) < RECENT.as_secs()
-    }
-
-    /// Lets the next caller make room at once.
-    #[cfg(test)]
-    pub(in crate::written) fn forget_sweep(&self) {
-        self.swept.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether it is this caller's turn to make room.
-    fn begin(&self, now: u64) -> bool {
-        let last = self.swept.load(Ordering::Relaxed);
-        now.saturating_sub(last) >= AGAIN_AFTER.as_secs()
-            && self.swept.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-}
 
 impl Data {
     /// Whether a disk or a quota was full lately: what can wait to be kept should not be.

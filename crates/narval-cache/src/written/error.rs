@@ -1,0 +1,39 @@
+//! Why a data folder can't be used.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::index::IndexError;
+use super::{CacheName, SettingsError};
+
+/// Why a data folder can't be used.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// A file can't be used.
+    #[error("cannot {action} '{}': {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The index fails.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// The settings of a cache can't be read.
+    #[error("cache '{cache}': {source}")]
+    Settings {
+        /// The cache.
+        cache: CacheName,
+        /// Why.
+        source: SettingsError,
+    },
+}
+
+pub(super) fn io_error(action: &'static str, path: &Path, source: io::Error) -> DataError {
+    DataError::Io { action, path: path.to_owned(), source }
+}

@@ -1,0 +1,38 @@
+//! When there was no room.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::collect::UNFINISHED_GRACE;
+
+/// Room is made at most this often: however many uploads fail at the same time.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// How long after it was noticed a shortage counts as recent: long enough for what was in use then.
+const RECENT: Duration = Duration::from_secs(2 * UNFINISHED_GRACE);
+
+/// When there was no room. Times are seconds since 1970.
+#[derive(Debug, Default)]
+pub(in crate::written) struct Shortage {
+    pub(super) noticed: AtomicU64,
+    swept: AtomicU64,
+}
+
+impl Shortage {
+    pub(super) fn is_recent(&self, now: u64) -> bool {
+        now.saturating_sub(self.noticed.load(Ordering::Relaxed)) < RECENT.as_secs()
+    }
+
+    /// Lets the next caller make room at once.
+    #[cfg(test)]
+    pub(in crate::written) fn forget_sweep(&self) {
+        self.swept.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether it is this caller's turn to make room.
+    pub(super) fn begin(&self, now: u64) -> bool {
+        let last = self.swept.load(Ordering::Relaxed);
+        now.saturating_sub(last) >= AGAIN_AFTER.as_secs()
+            && self.swept.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}

@@ -1,0 +1,102 @@
+//! What the handles of one data folder share, and those of one cache.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::atomic::AtomicI64;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, RwLock};
+
+use narval_nix::SecretKey;
+
+use super::elsewhere::Elsewhere;
+use super::error::{DataError, io_error};
+use super::index::{CacheId, Index};
+use super::retention::{Shortage, Uses};
+use super::small_bytes::SmallBytes;
+use super::storage::{CacheDirectory, Storage};
+use super::tokens_used::TokensUsed;
+use super::{Audit, CacheName, CacheSettings};
+
+/// Locks that uploads of one NAR share.
+pub(super) const NAR_LOCKS: usize = 64;
+
+/// What the handles of one folder share.
+pub(super) struct Shared {
+    pub(super) storage: Storage,
+    pub(super) index: Box<dyn Index>,
+    pub(super) audit: Audit,
+    pub(super) tokens_used: TokensUsed,
+    pub(super) uses: Uses,
+    pub(super) shortage: Shortage,
+    pub(super) unsafe_no_verify: bool,
+    /// Up to which change files are known to be as the index says.
+    pub(super) reconciled: AtomicI64,
+    pub(super) nar_locks: [Mutex<()>; NAR_LOCKS],
+    pub(super) caches: RwLock<HashMap<CacheName, Arc<CacheState>>>,
+    /// Ends the thread that keeps house.
+    pub(super) _stop: Sender<()>,
+}
+
+/// What the handles of one cache share.
+pub(super) struct CacheState {
+    pub(super) id: CacheId,
+    pub(super) name: CacheName,
+    pub(super) settings: RwLock<Arc<CacheSettings>>,
+    pub(super) sign_keys: RwLock<Arc<[SecretKey]>>,
+    pub(super) elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
+    pub(super) directory: CacheDirectory,
+    pub(super) small_bytes: SmallBytes,
+}
+
+impl CacheState {
+    pub(super) fn new(id: CacheId, name: CacheName, settings: CacheSettings, directory: CacheDirectory) -> Self {
+        Self {
+            id,
+            name,
+            settings: RwLock::new(Arc::new(settings)),
+            sign_keys: RwLock::new(Arc::from([])),
+            elsewhere: RwLock::new(None),
+            directory,
+            small_bytes: SmallBytes::default(),
+        }
+    }
+}
+
+impl Shared {
+    /// Records who was asked for, and by which tokens.
+    pub(super) fn record(&self) {
+        let uses = self.uses.take();
+        if !uses.is_empty()
+            && let Err(error) = self.index.used(uses)
+        {
+            tracing::warn!("{error}");
+        }
+        let used = self.tokens_used.take();
+        if !used.is_empty()
+            && let Err(error) = self.index.tokens_used(used)
+        {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Makes durable what is pending, so that it need not be looked at again.
+    pub(super) fn settle(&self) {
+        let settle = || -> Result<(), DataError> {
+            let Some(up_to) = self.index.pending_max()? else { return Ok(()) };
+            let path = self.storage.path();
+            // One call for all files, in place of one for each.
+            let folder = File::open(path).map_err(|source| io_error("open", path, source))?;
+            rustix::fs::syncfs(&folder).map_err(|error| io_error("synchronise", path, error.into()))?;
+            Ok(self.index.settle(up_to)?)
+        };
+        if let Err(error) = settle() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.record();
+    }
+}

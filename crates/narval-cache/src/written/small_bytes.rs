@@ -1,0 +1,29 @@
+//! How many bytes the small files of a cache have.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of small files: counted once, then kept in step. Other processes that write the same folder are seen with the next
+/// collection.
+#[derive(Debug, Default)]
+pub(super) struct SmallBytes(Mutex<Option<u64>>);
+
+impl SmallBytes {
+    pub(super) fn get(&self, count: impl FnOnce() -> io::Result<u64>) -> io::Result<u64> {
+        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *bytes {
+            Some(bytes) => Ok(bytes),
+            None => Ok(*bytes.insert(count()?)),
+        }
+    }
+
+    pub(super) fn change(&self, old: u64, new: u64) {
+        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *bytes = bytes.map(|bytes| bytes.saturating_sub(old).saturating_add(new));
+    }
+
+    /// To be counted again.
+    pub(super) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

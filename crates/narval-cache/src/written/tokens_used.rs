@@ -1,0 +1,24 @@
+//! When tokens were last used, collected in memory and recorded from time to time.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Last uses that wait to be recorded; more are not.
+const USED_MAX: usize = 4096;
+
+/// Last uses of tokens that are not recorded yet.
+#[derive(Debug, Default)]
+pub(super) struct TokensUsed(Mutex<HashMap<String, u64>>);
+
+impl TokensUsed {
+    pub(super) fn note(&self, id: &str, now: u64) {
+        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.len() < USED_MAX || used.contains_key(id) {
+            used.insert(id.to_owned(), now);
+        }
+    }
+
+    pub(super) fn take(&self) -> Vec<(String, u64)> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
+    }
+}
