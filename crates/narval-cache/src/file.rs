@@ -105,6 +105,12 @@ impl FolderFile {
     }
 }
 
+impl Read for FolderFile {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.read_some(out).map_err(io::Error::other)
+    }
+}
+
 /// Reads a small file (narinfo, listing, `nix-cache-info`) whole: `None` if the cache does not have it. A request that
 /// fails is tried again as the client's policy says.
 ///
@@ -132,6 +138,18 @@ pub fn read_small_once(client: &Client, url: &Url, len_max: u64) -> Result<Optio
         filled += file.read_some(bytes.get_mut(filled..).unwrap_or_default())?;
     }
     Ok(Some(bytes))
+}
+
+/// Opens a small file to be read as a stream, without the content coding that it may have been sent in: `None` if the cache does not have
+/// it. There is one attempt, and a download that breaks is not resumed.
+///
+/// # Errors
+/// As [`CacheFile::open`].
+pub fn open_small_once(client: &Client, url: &Url) -> Result<Option<Box<dyn Read + Send>>, HttpError> {
+    if url.scheme() != Scheme::File {
+        return client.metadata_reader(url);
+    }
+    Ok(FolderFile::open(url)?.map(|file| Box::new(file) as Box<dyn Read + Send>))
 }
 
 /// The bytes of a file from an offset on; `None` if the cache does not have it, or gives out whole files only. A download

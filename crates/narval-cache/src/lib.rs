@@ -49,7 +49,7 @@ pub mod written;
 pub use cache::{BATCH_MAX, Cache};
 pub use client::client;
 pub use error::CacheError;
-pub use file::{CacheFile, read_from, read_small, read_small_once};
+pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
 pub use folder_sink::FolderSink;
 pub use lookup::{Caches, Found, HEDGE_AFTER};

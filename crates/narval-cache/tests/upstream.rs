@@ -564,9 +564,16 @@ fn listings_logs_and_what_else_is_small() {
     let listing = Small::Listing(path.hash_part());
     upstream.put(&format!("/{}.ls", path.hash_part()), File::Bytes(b"{}".to_vec()));
     let upstreams = open(folder.path(), vec![upstream.options()]);
+    let read = |small: &Small| {
+        upstreams.small(small).unwrap().map(|(file, length)| {
+            let mut bytes = vec![0; length as usize];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            bytes
+        })
+    };
     for _ in 0..3 {
-        assert_eq!(upstreams.small(&listing).unwrap().as_deref(), Some(&b"{}"[..]));
-        assert_eq!(upstreams.small(&log).unwrap(), None);
+        assert_eq!(read(&listing).as_deref(), Some(&b"{}"[..]));
+        assert_eq!(read(&log), None);
     }
     assert_eq!(upstream.asked_in_all(), 2);
     let trace = BuildTraceKey {
@@ -581,13 +588,13 @@ fn listings_logs_and_what_else_is_small() {
     ];
     for (url, small) in &others {
         upstream.put(url, File::Bytes(url.clone().into_bytes()));
-        assert_eq!(upstreams.small(small).unwrap().as_deref(), Some(url.as_bytes()));
+        assert_eq!(read(small).as_deref(), Some(url.as_bytes()));
     }
     assert_eq!(["", "a", "../x", "ab/c", "AB"].map(Small::debug_info), [const { None }; 5]);
     drop(upstream);
-    assert!(upstreams.small(&listing).unwrap().is_some());
+    assert!(read(&listing).is_some());
     for (url, small) in &others {
-        assert_eq!(upstreams.small(small).unwrap().as_deref(), Some(url.as_bytes()));
+        assert_eq!(read(small).as_deref(), Some(url.as_bytes()));
     }
 }
 
@@ -653,6 +660,63 @@ fn nars_of_a_closure_that_is_walked_are_fetched_ahead() {
     (0..5).for_each(|at| drop(name(&upstreams, &paths[at])));
     std::thread::sleep(Duration::from_millis(500));
     assert!(fetched(&upstream).iter().sum::<usize>() <= 1, "{:?}", fetched(&upstream));
+}
+
+/// A reload may lower the budget below what is being fetched ahead. That is then not kept: it would take the place of what clients use.
+#[test]
+fn a_lower_budget_holds_for_what_is_being_fetched_ahead() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("up-1");
+    let mut paths: Vec<_> = (0..4).map(|at| TestPath::new(&format!("p-{at}"), &noise(40_000 + at), false)).collect();
+    for at in 0..3 {
+        paths[at].references = vec![paths[at + 1].path.clone()];
+    }
+    let used = TestPath::new("used", &noise(20_000), false);
+    let url = |path: &TestPath| format!("/nar/{}.nar", Sha256::of(&path.file).to_nix32());
+    let mut gates = Vec::new();
+    for path in &paths {
+        upstream.offer(path);
+        let (open, gate) = channel();
+        upstream.put(&url(path), File::Gated(path.file.clone(), 1_000, Arc::new(Mutex::new(gate))));
+        gates.push(open);
+    }
+    upstream.offer(&used);
+    let upstreams = open_with(folder.path(), vec![upstream.options()], 1 << 30, Vec::new()).unwrap();
+    let used_name = name(&upstreams, &used);
+    read(upstreams.nar(&used_name).unwrap().unwrap()).unwrap();
+    until_kept(&upstreams, &used_name);
+    paths[..3].iter().for_each(|path| drop(name(&upstreams, path)));
+    let until = Instant::now() + PATIENCE;
+    while paths[..3].iter().any(|path| upstream.asked(&url(path)) == 0) {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // Each of them fits, and all three are far more than a quarter.
+    upstreams.replace(vec![upstream.options()], 100_000);
+    gates.iter().for_each(|gate| gate.send(()).unwrap());
+    let incoming = || {
+        let entries = std::fs::read_dir(folder.path()).unwrap();
+        entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("incoming-")).count()
+    };
+    while incoming() > 0 {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(upstreams.kept_bytes() <= 100_000, "{}", upstreams.kept_bytes());
+    assert_eq!(std::fs::read_dir(folder.path().join("nar")).unwrap().count(), 1, "none of them is kept");
+    read(upstreams.nar(&used_name).unwrap().unwrap()).unwrap();
+    assert_eq!(upstream.asked(&url(&used)), 1, "what a client uses has stayed");
+    // Whoever asks for one of them gets it, and then it is kept.
+    upstream.put(&url(&paths[0]), File::Bytes(paths[0].file.clone()));
+    let first = name(&upstreams, &paths[0]);
+    assert_eq!(read(upstreams.nar(&first).unwrap().unwrap()).unwrap(), paths[0].nar);
+    until_kept(&upstreams, &first);
+    // Nothing fits, and then everything does again.
+    upstreams.replace(vec![upstream.options()], 1);
+    assert_eq!(upstreams.kept_bytes(), 0);
+    upstreams.replace(vec![upstream.options()], 1 << 30);
+    read(upstreams.nar(&name(&upstreams, &used)).unwrap().unwrap()).unwrap();
+    until_kept(&upstreams, &used_name);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Requests: one attempt each, redirects followed, connections reused.
 
-use std::io;
+use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -325,6 +325,27 @@ impl Client {
     pub fn metadata_once(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
         let request = Request { accepts_coding: true, ..Request::get(url) };
         self.small_answer(&request, limit.min(METADATA_LEN_MAX))
+    }
+
+    /// As [`metadata_once`](Self::metadata_once), but returns a reader that decodes the answer while it arrives. How much is read is for the
+    /// caller to bound.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, answers another status, or used a coding that is not known.
+    pub fn metadata_reader(&self, url: &Url) -> Result<Option<Box<dyn Read + Send>>, HttpError> {
+        let Response { head, body } = self.send(&Request { accepts_coding: true, ..Request::get(url) })?;
+        match head.status {
+            200 => self.options.codings.reader(body, &names(&head)?).map(Some),
+            404 | 403 | 410 => {
+                body.drain();
+                Ok(None)
+            }
+            status => {
+                let retry_after = head.retry_after();
+                body.drain();
+                Err(HttpError::Status { status, retry_after })
+            }
+        }
     }
 
     /// Sends a request whose answer is small, and reads it.

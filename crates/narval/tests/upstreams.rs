@@ -224,6 +224,56 @@ fn a_stalling_upstream_does_not_hold_up_what_is_here() {
     });
 }
 
+/// An upstream that answers a path with these bytes and everything else with 404, as often as it is asked.
+fn answering(at: &'static str, body: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let body: std::sync::Arc<[u8]> = body.into();
+    thread::spawn(move || {
+        for socket in listener.incoming() {
+            let (mut socket, body) = (socket.unwrap(), std::sync::Arc::clone(&body));
+            thread::spawn(move || {
+                let mut request = [0; 4096];
+                let len = socket.read(&mut request).unwrap_or(0);
+                let is_asked = request[..len].starts_with(format!("GET {at} ").as_bytes());
+                let (status, body) = if is_asked { ("200 OK", &body[..]) } else { ("404 Not Found", &b""[..]) };
+                let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                drop(socket.write_all(&[head.as_bytes(), body].concat()));
+            });
+        }
+    });
+    url
+}
+
+/// A build log of an upstream may be long. Clients that ask for it and read slowly hold none of it in memory.
+#[test]
+fn slow_readers_of_a_long_log_hold_no_memory() {
+    const LOG: &str = "/log/00bgd045z0d4icpbc2yyz4gx48ak44la-long.drv";
+    const LEN: usize = 16 << 20;
+    let store = Store::new();
+    let (_, key) = store.key("upstream-1");
+    let url = answering(LOG, (0..LEN).map(|at| (at % 251) as u8).collect());
+    let cache = serve(&store, &["--upstream", &url, "--upstream-key", &key]);
+    let mut readers: Vec<_> = (0..16)
+        .map(|_| {
+            let mut reader = cache.connect();
+            let request = format!("GET {LOG} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+            reader.write_all(request.as_bytes()).unwrap();
+            // Its answer has begun.
+            reader.read_exact(&mut [0; 16 * 1024]).unwrap();
+            reader
+        })
+        .collect();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", cache.pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak_kib: usize = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak_kib < 6 * LEN / 1024, "{peak_kib} KiB for {} readers of {} KiB", readers.len(), LEN / 1024);
+    let mut rest = Vec::new();
+    readers.pop().unwrap().read_to_end(&mut rest).unwrap();
+    let end: Vec<u8> = (LEN - 1000..LEN).map(|at| (at % 251) as u8).collect();
+    assert!(rest.ends_with(&end), "the log came whole");
+}
+
 #[test]
 fn a_private_cache_asks_its_upstreams_for_nobody_without_a_token() {
     let lab = Lab::new();

@@ -82,8 +82,9 @@ impl Kept {
 
     /// Changes the budget; what is too much is removed at once.
     pub(super) fn set_bytes_max(&self, bytes_max: u64) {
+        let mut state = self.lock();
         self.bytes_max.store(bytes_max, Ordering::Release);
-        self.make_room(&mut self.lock());
+        self.make_room(&mut state);
     }
 
     fn bytes_max(&self) -> u64 {
@@ -135,20 +136,27 @@ impl Kept {
         self.name(name, file)
     }
 
+    /// Names a file that is not brought to the disk at once, and makes room: a crash may leave it empty, and whoever reads it must find that
+    /// out.
+    pub(super) fn keep_unsynced(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
+        self.name(name, file)
+    }
+
     fn name(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         let size = file.file().metadata()?.len();
+        // Under the lock: were the budget lowered after this look at it, everything else would be removed for a file that does not fit.
+        let mut state = self.lock();
         if size.next_multiple_of(BLOCK) > self.bytes_max() {
             return Ok(());
         }
         file.persist(&self.folder.join(name))?;
-        let mut state = self.lock();
         state.remove(name);
         state.add(name.into(), size, ms(SystemTime::now()));
         self.make_room(&mut state);
         Ok(())
     }
 
-    /// Keeps a small file. It is not brought to the disk at once: a crash may leave it empty, and whoever reads it must find that out.
+    /// As [`keep_unsynced`](Self::keep_unsynced), of bytes in memory.
     pub(super) fn keep_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let file = self.create()?;
         io::Write::write_all(&mut file.file(), bytes)?;

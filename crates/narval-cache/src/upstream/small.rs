@@ -1,11 +1,18 @@
 //! Listings, build logs, realisations, debug information: small, signed by nobody or checked by clients, and kept all the same.
 
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath};
+use narval_store::TemporaryFile;
 
 use super::lookup::{Shared, Upstreams};
 use super::{SMALL_LEN_MAX, Unavailable};
-use crate::read_small_once;
+use crate::open_small_once;
+
+/// What is held in memory of a small file while it is fetched, in bytes.
+const BUFFER_LEN: usize = 64 * 1024;
 
 /// A small file of a binary cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,15 +69,17 @@ impl Small {
 }
 
 impl Upstreams {
-    /// A small file, from what is kept or from the first upstream that has it. It is decoded if it came encoded.
+    /// A small file and its length, from what is kept or from the first upstream that has it. It is decoded if it came encoded.
+    ///
+    /// It is a file because it may have up to [`SMALL_LEN_MAX`] bytes: neither fetching it nor a client that reads it slowly holds it in memory.
     ///
     /// # Errors
     /// [`Unavailable`]: no upstream has it that could be asked, and not all could.
-    pub fn small(&self, small: &Small) -> Result<Option<Vec<u8>>, Unavailable> {
+    pub fn small(&self, small: &Small) -> Result<Option<(File, u64)>, Unavailable> {
         let shared = &*self.shared;
         // An empty one was not on the disk yet when the machine went down.
-        if let Some(bytes) = shared.kept.read(&small.kept()).filter(|bytes| !bytes.is_empty()) {
-            return Ok(Some(bytes));
+        if let Some(kept) = shared.kept.get(&small.kept()).filter(|(_, length)| *length > 0) {
+            return Ok(Some(kept));
         }
         if shared.is_absent(&small.url()) {
             return Ok(None);
@@ -84,19 +93,37 @@ impl Upstreams {
             }
             let url = remote.url().child(&small.url());
             let Ok(url) = url else { continue };
-            match read_small_once(remote.cache.client(), &url, SMALL_LEN_MAX) {
-                Ok(answer) => {
+            let opened = match open_small_once(remote.cache.client(), &url) {
+                Ok(Some(opened)) => opened,
+                Ok(None) => {
                     remote.cache.breaker.succeeded();
-                    let Some(bytes) = answer else { continue };
-                    if let Err(error) = shared.kept.keep_bytes(&small.kept(), &bytes) {
-                        tracing::warn!("upstreams: '{}' is not kept: {error}", small.kept());
-                    }
-                    return Ok(Some(bytes));
+                    continue;
                 }
                 Err(error) => {
                     remote.cache.breaker.failed();
                     failed = Some(format!("{}: {error}", remote.url()));
+                    continue;
                 }
+            };
+            let disk = |error: io::Error| {
+                tracing::error!("upstreams: '{}' cannot be written: {error}", small.kept());
+                Unavailable::new(5, format!("'{}' cannot be written", small.kept()))
+            };
+            let file = shared.kept.create().map_err(disk)?;
+            match receive(opened, &file) {
+                Ok(length) => {
+                    remote.cache.breaker.succeeded();
+                    let opened = file.file().try_clone().map_err(disk)?;
+                    if let Err(error) = shared.kept.keep_unsynced(&small.kept(), file) {
+                        tracing::warn!("upstreams: '{}' is not kept: {error}", small.kept());
+                    }
+                    return Ok(Some((opened, length)));
+                }
+                Err(ReceiveError::Upstream(error)) => {
+                    remote.cache.breaker.failed();
+                    failed = Some(format!("{}: {error}", remote.url()));
+                }
+                Err(ReceiveError::Disk(error)) => return Err(disk(error)),
             }
         }
         match failed {
@@ -106,5 +133,29 @@ impl Upstreams {
                 Ok(None)
             }
         }
+    }
+}
+
+/// Why a small file was not received.
+enum ReceiveError {
+    Upstream(io::Error),
+    Disk(io::Error),
+}
+
+/// Writes what an upstream sends to a file; its length.
+fn receive(mut from: Box<dyn Read + Send>, to: &TemporaryFile) -> Result<u64, ReceiveError> {
+    let (mut buffer, mut length) = (vec![0; BUFFER_LEN], 0);
+    loop {
+        let read = match from.read(&mut buffer) {
+            Ok(0) => return Ok(length),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(ReceiveError::Upstream(error)),
+        };
+        length += read as u64;
+        if length > SMALL_LEN_MAX {
+            return Err(ReceiveError::Upstream(io::Error::other(format!("it is larger than {SMALL_LEN_MAX} bytes"))));
+        }
+        to.file().write_all(buffer.get(..read).unwrap_or_default()).map_err(ReceiveError::Disk)?;
     }
 }
