@@ -152,6 +152,7 @@ impl Upstreams {
         *shared.remotes.write().unwrap_or_else(PoisonError::into_inner) = remotes(upstreams, &shared.store_dir);
         shared.narinfos.clear();
         shared.absent.clear();
+        shared.walks.set_budget(bytes_max);
         shared.kept.set_bytes_max(bytes_max);
         shared.forgotten.fetch_add(1, Ordering::AcqRel);
     }
@@ -284,8 +285,12 @@ impl Shared {
         if !self.walks.may_fetch(&known.name.file, bytes) {
             return None;
         }
-        // Whoever asks for it hears of what is wrong.
-        self.begin(&known, &kept, &mut fills).ok()
+        let begun = self.begin(&known, &kept, &mut fills);
+        if begun.is_err() {
+            // Whoever asks for it hears of what is wrong.
+            self.walks.claimed(&known.name.file);
+        }
+        begun.ok()
     }
 
     /// What memory or the disk knows.
@@ -483,6 +488,7 @@ impl Shared {
         let run = move || {
             let _permit = permit;
             match fetch.run(&file) {
+                Ok(()) if !shared.walks.may_keep(&known.name.file) => {}
                 Ok(()) => {
                     if let Err(error) = shared.kept.keep(&name, file) {
                         tracing::error!("upstreams: the NAR of {} is not kept: {error}", known.info.path);

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -29,7 +30,12 @@ pub(super) struct Walks {
     queue: SyncSender<HashPart>,
     /// NARs that were fetched ahead and that no client has asked for yet, by the name of their file.
     unclaimed: Mutex<HashMap<String, (u64, Instant)>>,
-    bytes_max: u64,
+    bytes_max: AtomicU64,
+}
+
+/// How much of a budget may be fetched ahead.
+fn share_of(budget: u64) -> u64 {
+    AHEAD_NAR_BYTES_MAX.min(budget / 4)
 }
 
 impl Walks {
@@ -54,8 +60,21 @@ impl Walks {
     }
 
     fn new(queue: SyncSender<HashPart>, budget: u64) -> Self {
-        let bytes_max = AHEAD_NAR_BYTES_MAX.min(budget / 4);
-        Self { expected: Memory::new(EXPECTED_MAX), queue, unclaimed: Mutex::default(), bytes_max }
+        Self {
+            expected: Memory::new(EXPECTED_MAX),
+            queue,
+            unclaimed: Mutex::default(),
+            bytes_max: AtomicU64::new(share_of(budget)),
+        }
+    }
+
+    /// Changes the budget. What is being fetched ahead continues; see [`may_keep`](Self::may_keep).
+    pub(super) fn set_budget(&self, budget: u64) {
+        self.bytes_max.store(share_of(budget), Ordering::Release);
+    }
+
+    fn bytes_max(&self) -> u64 {
+        self.bytes_max.load(Ordering::Acquire)
     }
 
     /// Notes that a client was told of a path.
@@ -82,10 +101,20 @@ impl Walks {
     pub(super) fn may_fetch(&self, file: &str, bytes: u64) -> bool {
         let mut unclaimed = self.lock();
         unclaimed.retain(|_, (_, since)| since.elapsed() < WALK_SOON);
-        let waiting: u64 = unclaimed.values().map(|(bytes, _)| bytes).sum();
-        let fits = waiting.saturating_add(bytes) <= self.bytes_max && !unclaimed.contains_key(file);
+        let fits = total(&unclaimed).saturating_add(bytes) <= self.bytes_max() && !unclaimed.contains_key(file);
         if fits {
             unclaimed.insert(file.to_owned(), (bytes, Instant::now()));
+        }
+        fits
+    }
+
+    /// Whether a NAR that has been fetched is kept: it is if a client has asked for it, or if what nobody has asked for still fits. The budget
+    /// may have been lowered meanwhile, and then what clients use must not make room for it.
+    pub(super) fn may_keep(&self, file: &str) -> bool {
+        let mut unclaimed = self.lock();
+        let fits = !unclaimed.contains_key(file) || total(&unclaimed) <= self.bytes_max();
+        if !fits {
+            unclaimed.remove(file);
         }
         fits
     }
@@ -93,6 +122,10 @@ impl Walks {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (u64, Instant)>> {
         self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn total(unclaimed: &HashMap<String, (u64, Instant)>) -> u64 {
+    unclaimed.values().fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
 }
 
 fn run(begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>>, receiver: &Mutex<Receiver<HashPart>>) {
