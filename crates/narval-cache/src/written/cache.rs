@@ -10,7 +10,6 @@ use narval_store::TemporaryFile;
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Index, IndexError, PathRecord, Usage};
-use super::retention::Subject;
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
 use super::storage::{self, CacheDirectory, Storage};
@@ -222,7 +221,7 @@ impl Cache {
 
     /// As [`Cache::note_used`], by the name of a NAR's file.
     pub fn note_nar_used(&self, name: &NarFileName) {
-        self.shared.uses.note(self.id(), Subject::File(name.to_string()), self.now());
+        self.shared.uses.note_file(self.id(), name, self.now());
     }
 
     /// Records what was noted, for those who look at it next.

@@ -17,7 +17,7 @@ pub use delete::Deleted;
 pub use mark::{Hold, Why};
 pub use pins::{Pin, PinFor};
 pub(super) use shortage::Shortage;
-pub(super) use used::{Subject, Uses};
+pub(super) use used::Uses;
 
 /// How long a lease of a path lasts that a client was told exists, in seconds: a day.
 pub const LEASE_SECONDS: u64 = 24 * 60 * 60;

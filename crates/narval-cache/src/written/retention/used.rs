@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use narval_nix::HashPart;
 
 use crate::written::index::{CacheId, Used};
+use crate::written::name::NarFileName;
 
 /// What can wait to be recorded, in each part. Uses of more different things within one period are not noted.
 const WAITING_MAX: usize = 1 << 14;
@@ -17,15 +18,15 @@ const PARTS: usize = 16;
 /// A use is recorded to the minute: of many within one, the first is noted.
 const RESOLUTION_SECONDS: u64 = 60;
 
-/// Paths whose last use is remembered, so that another one within the same minute takes one load: 32 KiB in all. Two that share a
-/// place displace each other, which costs the lock of a part.
-const RECENT: usize = 4096;
+/// Paths and NARs whose last use is remembered, so that another one within the same minute takes one load: 64 KiB in all. Two that
+/// share a place displace each other, which costs the lock of a part.
+const RECENT: usize = 8192;
 
 /// Uses that are not recorded yet.
 pub(in crate::written) struct Uses {
     parts: [Mutex<HashMap<(CacheId, Subject), u64>>; PARTS],
-    /// Each names a path and the minute of its last use, by a hash of both. Should two be the same, a use is not noted, and the next
-    /// one a minute later is.
+    /// Each is a hash of a path or a NAR and of the minute of its last use. Should two be the same, a use is not noted, and the next one
+    /// a minute later is.
     recent: Box<[AtomicU64]>,
 }
 
@@ -36,7 +37,7 @@ impl Default for Uses {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(in crate::written) enum Subject {
+enum Subject {
     Path(HashPart),
     File(String),
 }
@@ -44,17 +45,31 @@ pub(in crate::written) enum Subject {
 impl Uses {
     /// Notes that a path was used. Cheap for one that was used within the same minute: narinfos are answered from memory.
     pub(in crate::written) fn note_path(&self, cache: CacheId, part: &HashPart, now: u64) {
-        let minute = now / RESOLUTION_SECONDS;
-        let (place, name) = recent(cache, part, minute);
-        if let Some(place) = self.recent.get(place)
-            && place.load(Ordering::Relaxed) != name
-        {
-            place.store(name, Ordering::Relaxed);
+        // Half of the hash part will do, which is a hash already: 5 of 8 bits are random.
+        if self.is_first(cache, part.as_bytes(), now) {
             self.note(cache, Subject::Path(*part), now);
         }
     }
 
-    pub(in crate::written) fn note(&self, cache: CacheId, subject: Subject, now: u64) {
+    /// As [`note_path`](Self::note_path), of a NAR's file: each range of a NAR that is asked for is a use.
+    pub(in crate::written) fn note_file(&self, cache: CacheId, name: &NarFileName, now: u64) {
+        if self.is_first(cache, name.file_hash().as_bytes(), now) {
+            self.note(cache, Subject::File(name.to_string()), now);
+        }
+    }
+
+    /// Whether this is the first use within the minute, as far as is remembered.
+    fn is_first(&self, cache: CacheId, hash: &[u8], now: u64) -> bool {
+        let (place, name) = recent(cache, hash, now / RESOLUTION_SECONDS);
+        let Some(place) = self.recent.get(place) else { return true };
+        let is_first = place.load(Ordering::Relaxed) != name;
+        if is_first {
+            place.store(name, Ordering::Relaxed);
+        }
+        is_first
+    }
+
+    fn note(&self, cache: CacheId, subject: Subject, now: u64) {
         let now = now - now % RESOLUTION_SECONDS;
         // Hash parts and hashes of files: any of their characters are spread well.
         let last = match &subject {
@@ -82,18 +97,17 @@ impl Uses {
     }
 }
 
-/// Where the last use of a path is remembered, and what stands there after one within `minute`.
-fn recent(cache: CacheId, part: &HashPart, minute: u64) -> (usize, u64) {
-    // Half of the hash part will do, which is a hash already: 5 of 8 bits are random.
-    let (a, b) = (word(part, 0), word(part, 8));
+/// Where the last use of what has this hash is remembered, and what stands there after one within `minute`. The first 16 bytes are looked at.
+fn recent(cache: CacheId, hash: &[u8], minute: u64) -> (usize, u64) {
+    let (a, b) = (word(hash, 0), word(hash, 8));
     let mixed = (a ^ b.rotate_left(29) ^ cache.0.cast_unsigned().rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let name = (mixed ^ mixed >> 32).wrapping_add(minute).wrapping_mul(0xff51_afd7_ed55_8ccd);
     // Nothing was used at first.
-    ((mixed >> 52) as usize % RECENT, name | 1)
+    ((mixed >> 51) as usize % RECENT, name | 1)
 }
 
-fn word(part: &HashPart, at: usize) -> u64 {
-    part.as_bytes().get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_le_bytes)
+fn word(hash: &[u8], at: usize) -> u64 {
+    hash.get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_le_bytes)
 }
 
 #[cfg(test)]
@@ -102,6 +116,33 @@ mod tests {
 
     fn part(number: usize) -> HashPart {
         HashPart::from_digest(&std::array::from_fn(|at| (number * 7 + at * number) as u8))
+    }
+
+    /// A client that reads a NAR in many ranges, and many clients that read the same one, take no lock.
+    #[test]
+    fn uses_of_a_nar_within_a_minute_take_no_lock() {
+        let uses = Uses::default();
+        let nar = NarFileName::new(narval_nix::Sha256::of(b"nar"), narval_nix::Compression::Zstd);
+        uses.note_file(CacheId(1), &nar, 60);
+        let locked: Vec<_> = uses.parts.iter().map(|part| part.lock().unwrap()).collect();
+        std::thread::scope(|scope| {
+            // On a thread of its own: it would wait for ever if it wanted a lock that this one has.
+            let (done, is_done) = std::sync::mpsc::channel();
+            let (uses, nar) = (&uses, &nar);
+            scope.spawn(move || {
+                (0..1000).for_each(|second| uses.note_file(CacheId(1), nar, 60 + second % 60));
+                done.send(()).unwrap();
+            });
+            let in_time = is_done.recv_timeout(std::time::Duration::from_secs(60));
+            drop(locked);
+            in_time.unwrap();
+        });
+        uses.note_file(CacheId(2), &nar, 60);
+        uses.note_file(CacheId(1), &nar, 120);
+        let mut taken: Vec<_> = uses.take().into_iter().map(|used| (used.cache.0, used.time, used.file)).collect();
+        taken.sort();
+        let name = || Some(nar.to_string());
+        assert_eq!(taken, [(1, 120, name()), (2, 60, name())]);
     }
 
     #[test]
