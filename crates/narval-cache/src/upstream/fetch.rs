@@ -1,4 +1,8 @@
 //! Fetches a NAR: from the upstream into the file that its readers follow, verified on the way.
+//!
+//! [`VerifiedNar`](narval_store::VerifiedNar) is not used here, although it verifies NARs in passing, too. It pulls an uncompressed NAR out of
+//! a source that has checked its file, and holds back the end of the NAR. Here it is the *file* that is passed on as it came, compressed, and
+//! its last byte that is held back ([`Fill`]); the NAR is decoded only to be verified, and no byte of it goes anywhere.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
