@@ -192,6 +192,15 @@ impl Upstreams {
         Ok(Lookup::Found(Arc::clone(&known.text)))
     }
 
+    /// As [`narinfo`](Self::narinfo), for somebody who looks at paths and will not fetch their NARs: it is no walk of a closure.
+    ///
+    /// # Errors
+    /// As [`narinfo`](Self::narinfo).
+    pub fn narinfo_to_look_at(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
+        let known = self.shared.lookup(hash_part)?;
+        Ok(known.map_or(Lookup::Absent, |known| Lookup::Found(Arc::clone(&known.text))))
+    }
+
     /// The length of a NAR, as its narinfo says it, without fetching the NAR: `None` for no such NAR, `Some(None)` for an unknown length.
     ///
     /// # Errors

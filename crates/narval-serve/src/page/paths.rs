@@ -95,7 +95,7 @@ pub(super) fn path(places: &Places, hash_part: HashPart) -> Result<PathAnswer, S
 
 /// The narinfo of a path, from whichever source has it.
 pub(super) fn look_up(places: &Places, hash_part: HashPart) -> Result<Option<NarInfo>, ServeError> {
-    match places.narinfos.look_up(hash_part)? {
+    match places.narinfos.look_at(hash_part)? {
         Answer::Absent => Ok(None),
         Answer::Present(present) => match NarInfo::parse(&present.text, &places.store_dir) {
             Ok(info) => Ok(Some(info)),

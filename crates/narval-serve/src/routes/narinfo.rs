@@ -67,7 +67,7 @@ impl Narinfos {
 
     /// The narinfo or the absence of a hash part: of each source from memory, else read.
     pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        let answer = self.look_up_here(hash_part)?;
+        let answer = self.look_up_own(hash_part)?;
         match (&answer, &self.upstream) {
             (Answer::Absent, Some(upstream)) => {
                 upstream.remembered(&hash_part).map_or_else(|| upstream.read(hash_part), Ok)
@@ -76,8 +76,28 @@ impl Narinfos {
         }
     }
 
-    /// The same without the upstreams: a question for presence makes nobody fetch.
+    /// The same for the page: to look at a path is not to fetch its closure.
+    pub(crate) fn look_at(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        let answer = self.look_up_own(hash_part)?;
+        match (&answer, &self.upstream) {
+            (Answer::Absent, Some(upstream)) => {
+                upstream.remembered(&hash_part).map_or_else(|| upstream.look_at(&hash_part), Ok)
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    /// The same with what is kept of the upstreams: a question for presence makes nobody fetch.
     pub(crate) fn look_up_here(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        let answer = self.look_up_own(hash_part)?;
+        Ok(match (&answer, &self.upstream) {
+            (Answer::Absent, Some(upstream)) => upstream.kept(&hash_part),
+            _ => answer,
+        })
+    }
+
+    /// Of the live store and the cache that is written.
+    fn look_up_own(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let mut answer = Answer::Absent;
         if let Some(live) = &self.live {
             answer = live.remembered(&hash_part).map_or_else(|| live.read(hash_part), Ok)?;

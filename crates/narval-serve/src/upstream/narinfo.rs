@@ -32,6 +32,27 @@ impl UpstreamNarinfos {
         Some(answer)
     }
 
+    /// What is remembered or kept of a hash part. No upstream is asked.
+    pub(crate) fn kept(&self, hash_part: &HashPart) -> Answer {
+        match self.remembered(hash_part) {
+            Some(answer) => answer,
+            None => self.upstreams.kept(hash_part).map_or(Answer::Absent, |text| Self::found(&text)),
+        }
+    }
+
+    /// As [`read`](Self::read), for the page: whoever looks at a closure there fetches none of its NARs. Not remembered here, so that the
+    /// first client that asks is seen.
+    pub(crate) fn look_at(&self, hash_part: &HashPart) -> Result<Answer, ServeError> {
+        Ok(match self.upstreams.narinfo_to_look_at(hash_part)? {
+            Lookup::Absent => Answer::Absent,
+            Lookup::Found(text) => Self::found(&text),
+        })
+    }
+
+    fn found(text: &[u8]) -> Answer {
+        Answer::Present(Arc::new(present(Face::Narval, text.to_vec())))
+    }
+
     /// Takes up what is kept, or asks the upstreams. It waits for them.
     pub(crate) fn read(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         self.metrics.narinfo_memo_misses.inc();
@@ -40,7 +61,7 @@ impl UpstreamNarinfos {
             // Remembered by the upstreams themselves, who know for how long.
             Lookup::Absent => Answer::Absent,
             Lookup::Found(text) => {
-                let answer = Answer::Present(Arc::new(present(Face::Narval, text.to_vec())));
+                let answer = Self::found(&text);
                 self.memo.insert(forgotten, hash_part, answer.clone());
                 answer
             }

@@ -13,5 +13,6 @@ mod lab;
 mod limits;
 mod nix;
 mod protocol;
+mod sources;
 #[path = "../support/mod.rs"]
 mod support;
