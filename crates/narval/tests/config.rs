@@ -241,6 +241,39 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     assert_eq!(lines.len(), 2, "{said}");
     assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{said}");
     assert!(lines[1].starts_with(&(at(4) + "upstream: 'https://cache.example.org' needs its public keys")), "{said}");
+    // Credentials of an upstream: a file that is not there, or has none for it, and nothing else.
+    let upstream = "[[upstream]]\nurl = 'https://cache.nixos.org'\nnetrc-file = 'netrc'\n";
+    fs::write(&file, upstream).unwrap();
+    let netrc = folder.path().join("netrc");
+    for (entries, wrong) in [
+        (None, format!("{}: No such file or directory", netrc.display())),
+        (Some(""), format!("'{}' has no entry for 'cache.nixos.org'", netrc.display())),
+        (
+            Some("machine other.example login a password b"),
+            "has no entry for 'cache.nixos.org': add 'machine ".to_owned(),
+        ),
+        (Some("machine cache.nixos.org login me"), "the entry for 'cache.nixos.org' in ".to_owned()),
+        (Some("machine cache.nixos.org login me password x"), String::new()),
+        (Some("default login me password x"), String::new()),
+    ] {
+        if let Some(entries) = entries {
+            fs::write(&netrc, entries).unwrap();
+        }
+        let output = check(&file);
+        let said = String::from_utf8(output.stderr).unwrap();
+        if wrong.is_empty() {
+            assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{entries:?}");
+        } else {
+            assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{entries:?}: {said}");
+            assert!(
+                said.starts_with(&(at(3) + "upstream.netrc-file: ")) && said.contains(&wrong),
+                "{entries:?}: {said}"
+            );
+        }
+    }
+    fs::write(&netrc, [0xff, 0xfe]).unwrap();
+    let said = String::from_utf8(check(&file).stderr).unwrap();
+    assert!(said.starts_with(&(at(3) + "upstream.netrc-file: ")) && said.contains("UTF-8"), "{said}");
     let text = "data = 'd'\npublic = false\n[[cache]]\nname = 'team'\nhost = 'Team.example.org'\nsign-keys = 'a.sec'\n";
     fs::write(&file, text).unwrap();
     let summary = String::from_utf8(check(&file).stdout).unwrap();

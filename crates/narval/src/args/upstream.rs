@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use narval_cache::upstream::UpstreamOptions;
-use narval_client::{Netrc, Url};
+use narval_client::{Netrc, Scheme, Url};
 use narval_nix::{PublicKey, TrustedKeys};
 
 use super::client::CACHE_NIXOS_ORG_KEY;
 use super::nar_cache::parse_size;
 use crate::Failure;
-use crate::config::{ConfigError, UpstreamSection};
+use crate::config::{At, ConfigError, UpstreamSection};
 
 /// What is kept of upstreams unless said otherwise, in bytes.
 const SIZE_DEFAULT: u64 = 20 << 30;
@@ -44,15 +44,20 @@ pub struct UpstreamSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Upstream {
-    /// What named it, for errors.
-    place: String,
     url: Url,
     /// `None`: signatures are not asked for.
     keys: Option<Vec<PublicKey>>,
     priority: i64,
-    netrc_file: Option<PathBuf>,
+    netrc_file: Option<NetrcFile>,
     timeout: Duration,
     stall_timeout: Duration,
+}
+
+/// A netrc file, and where the configuration names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NetrcFile {
+    path: At<PathBuf>,
+    named_in: String,
 }
 
 impl UpstreamArgs {
@@ -90,17 +95,21 @@ impl UpstreamSettings {
         self.list.is_empty()
     }
 
+    /// Checks the credentials of all upstreams.
+    ///
+    /// # Errors
+    /// A netrc file that cannot be read, or has no entry for its upstream.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.list.iter().try_for_each(|upstream| upstream.credentials().map(drop))
+    }
+
     /// What upstreams are opened with.
     ///
     /// # Errors
-    /// A netrc file that can't be read.
+    /// As [`check`](Self::check).
     pub fn options(&self) -> Result<Vec<UpstreamOptions>, Failure> {
         let options = |upstream: &Upstream| {
-            let credentials = match &upstream.netrc_file {
-                None => Netrc::default(),
-                Some(path) => Netrc::load(Some(path), None)
-                    .map_err(|error| Failure::usage(format!("{}: netrc-file: {error}", upstream.place)))?,
-            };
+            let credentials = upstream.credentials().map_err(Failure::usage)?;
             let keys = upstream.keys.as_ref().map(|keys| keys.iter().cloned().collect::<TrustedKeys>());
             Ok(UpstreamOptions {
                 credentials,
@@ -124,7 +133,6 @@ impl Upstream {
             )));
         }
         Ok(Self {
-            place: "option --upstream".to_owned(),
             url: url.clone(),
             keys: Some(keys),
             priority: defaults.priority,
@@ -137,7 +145,6 @@ impl Upstream {
     fn of_file(section: &UpstreamSection, file: &str) -> Result<Self, ConfigError> {
         let url = &section.url;
         let defaults = UpstreamOptions::new(url.clone(), None);
-        let place = format!("{file}:{}", section.line);
         let signed = section.require_signatures.unwrap_or(true);
         let keys = signed.then(|| with_known(url, &section.keys));
         if keys.as_ref().is_some_and(Vec::is_empty) {
@@ -148,14 +155,37 @@ impl Upstream {
             return Err(ConfigError { file: file.to_owned(), line: Some(section.line), message });
         }
         Ok(Self {
-            place,
             url: url.clone(),
             keys,
             priority: section.priority.unwrap_or(defaults.priority),
-            netrc_file: section.netrc_file.clone(),
+            netrc_file: section.netrc_file.clone().map(|path| NetrcFile { path, named_in: file.to_owned() }),
             timeout: section.timeout.unwrap_or(defaults.timeout),
             stall_timeout: section.stall_timeout.unwrap_or(defaults.stall_timeout),
         })
+    }
+}
+
+impl Upstream {
+    /// Login and password, from its netrc file.
+    fn credentials(&self) -> Result<Netrc, ConfigError> {
+        let Some(NetrcFile { path, named_in }) = &self.netrc_file else { return Ok(Netrc::default()) };
+        let wrong = |reason: String| ConfigError {
+            file: named_in.clone(),
+            line: Some(path.line),
+            message: format!("upstream.netrc-file: {reason}"),
+        };
+        let netrc = Netrc::load(Some(&path.value), None).map_err(|error| wrong(error.to_string()))?;
+        let (shown, host) = (path.value.display(), &self.url.origin().host);
+        // A folder has no host, and a bucket's requests are signed.
+        let needs_entry = matches!(self.url.scheme(), Scheme::Http | Scheme::Https);
+        match netrc.login(host) {
+            // Without a password the upstream would refuse everything, which looks as if it had nothing.
+            None if needs_entry => Err(wrong(format!(
+                "'{shown}' has no entry for '{host}': add 'machine {host} login NAME password PASSWORD'"
+            ))),
+            Some((_, "")) => Err(wrong(format!("the entry for '{host}' in '{shown}' has no password"))),
+            _ => Ok(netrc),
+        }
     }
 }
 

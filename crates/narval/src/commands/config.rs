@@ -19,7 +19,7 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Check a configuration file, and the keys and certificates that it names
+    /// Check a configuration file, and the keys, certificates and netrc files that it names
     ///
     /// Prints a summary. Errors are printed one per line, with their line of the file; the exit code is then 2.
     #[command(after_help = "\
@@ -78,7 +78,8 @@ fn sections(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let of_caches = config.caches.iter().flat_map(|cache| &cache.upstreams);
     // Each alone, so that each has its line.
     let upstream = |section: &UpstreamSection| {
-        UpstreamSettings::of_file(std::slice::from_ref(section), &file.display().to_string(), None).err()
+        let settings = UpstreamSettings::of_file(std::slice::from_ref(section), &file.display().to_string(), None);
+        settings.and_then(|settings| settings.check()).err()
     };
     let upstreams = config.upstreams.iter().chain(of_caches).filter_map(upstream);
     let oidc = issuers(&file.display().to_string(), &config.oidc).err();

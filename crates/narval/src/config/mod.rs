@@ -113,7 +113,7 @@ pub struct UpstreamSection {
     /// Lower is asked first.
     pub priority: Option<i64>,
     /// A netrc file with its login and password.
-    pub netrc_file: Option<PathBuf>,
+    pub netrc_file: Option<At<PathBuf>>,
     /// How long connecting may take, and each wait for a narinfo.
     pub timeout: Option<Duration>,
     /// How long a NAR may stand still.
@@ -283,7 +283,7 @@ fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {
     let keys = section.list("keys", &Kind::parsed("a public key, NAME:BASE64,"));
     let require_signatures = section.get("require-signatures", &Kind::boolean());
     let priority = section.get("priority", &Kind::integer(0..=1_000_000));
-    let netrc_file = section.path("netrc-file").map(|at| at.value);
+    let netrc_file = section.path("netrc-file");
     let (timeout, stall_timeout) = (section.get("timeout", &timeout()), section.get("stall-timeout", &timeout()));
     let keys = keys.into_iter().map(|at| at.value).collect();
     Some(UpstreamSection { line, url: url?, keys, require_signatures, priority, netrc_file, timeout, stall_timeout })
