@@ -155,6 +155,12 @@ fn a_private_cache_cannot_be_told_from_none() {
         "/_narval/v1/oidc".to_owned(),
         format!("/_narval/v1{}", nar.url()),
         "/a/b/c".to_owned(),
+        "/unknown/folder/".to_owned(),
+        "/other/x".to_owned(),
+        "/incoming/x".to_owned(),
+        "/index.html".to_owned(),
+        "/.hidden/x".to_owned(),
+        "/x%2fy".to_owned(),
         "/%6eix-cache-info".to_owned(),
     ];
     for caller in &callers {

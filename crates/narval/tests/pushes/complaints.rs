@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::Command;
 
 use crate::lab::{Lab, Nar};
-use crate::support::{Answer, Nix, hash_part};
+use crate::support::{Answer, NARVAL, Nix, Store, hash_part};
 
 const PATH: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-test";
 
@@ -258,6 +259,112 @@ fn uploads_are_uncompressed() {
     assert!(size < 10_000, "{}", narinfo.text());
     let url = crate::support::value(narinfo.text(), "URL").unwrap().to_owned();
     assert_eq!(lab.get(&format!("/{url}")).body.len() as u64, size);
+}
+
+/// Bytes that a process has passed to `write` and its like.
+fn written(lab: &Lab) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{}/io", lab.server.pid())).unwrap();
+    io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
+}
+
+/// attic#139, attic#156: a NAR was cut into chunks, each with its rows in the database, and each download wrote to it, too.
+#[test]
+fn attic_139_attic_156_writes_are_amplified_by_chunks_and_sqlite() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    publish(&lab, &token, &Nar::of(b"the first one makes folders and tables"));
+    let mut state = 1_u64;
+    let contents = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_le_bytes()[7]
+    });
+    let nar = Nar::of(&contents.take(32 << 20).collect::<Vec<_>>());
+    let files = || {
+        let blobs = std::fs::read_dir(lab.data_path().join("blobs")).unwrap();
+        let files = blobs.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+        files.filter(|file| !file.as_ref().unwrap().file_name().to_string_lossy().ends_with(".ls")).count()
+    };
+    let (before, files_before) = (written(&lab), files());
+    assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
+    let (took, len) = (written(&lab) - before, nar.bytes.len() as u64);
+    assert_eq!(files() - files_before, 1, "one NAR, one file");
+    assert!(took >= len && took - len < INDEX_BYTES_MAX, "{took} bytes were written for {len}");
+    // Downloads are noted in memory.
+    let before = written(&lab);
+    for _ in 0..200 {
+        assert_eq!(lab.send("HEAD", &nar.url(), "", &[], b"").status, 200);
+        assert_eq!(lab.get(&narinfo_url()).status, 200);
+    }
+    let took = written(&lab) - before;
+    assert!(took < INDEX_BYTES_MAX, "{took} bytes were written for 400 requests");
+}
+
+/// What the index may write for one upload, or for all uses within a few seconds.
+const INDEX_BYTES_MAX: u64 = 200_000;
+
+/// attic#250, attic#308, attic#322: the client is linked with Nix's libraries, and each version of Nix breaks it.
+#[test]
+fn attic_250_attic_308_attic_322_clients_break_with_each_nix() {
+    let linked = Command::new("ldd").arg(NARVAL).output().unwrap();
+    let linked = String::from_utf8_lossy(&linked.stdout).into_owned();
+    assert!(linked.contains("libc") && !linked.contains("nix"), "{linked}");
+    for nix in Nix::BOTH {
+        let lab = Lab::of(Store::made_by(nix));
+        let path = lab.store.add_tree("tree");
+        let token = lab.store.path("token");
+        std::fs::write(&token, lab.token("push")).unwrap();
+        let mut push = Command::new(NARVAL);
+        push.args(["push", "--quiet", "--store", &lab.store.uri(), "--to", &lab.server.url(), "--token-file"])
+            .arg(&token);
+        let pushed = push.arg(&path).env("HOME", lab.store.dir.path()).env_remove("NARVAL_STORE").output().unwrap();
+        assert!(pushed.status.success(), "{nix:?}: {}", String::from_utf8_lossy(&pushed.stderr));
+        Nix::BOTH.iter().for_each(|puller| lab.pull(*puller, &path));
+    }
+}
+
+/// A client that sends all of its body before it reads the refusal must get to read it: a server that closes on what it has not read resets
+/// the connection, and the client reports that and not the reason.
+#[test]
+fn refusals_reach_clients_that_are_still_sending() {
+    let lab = Lab::new();
+    let (push, pull) = (lab.token("push"), lab.token("pull"));
+    let nar = Nar::of(&vec![4; 24 << 20]);
+    publish(&lab, &push, &Nar::of(b"another one"));
+    let wrong = format!("{}0", &push[..push.len() - 1]);
+    let too_long = vec![b'x'; (16 << 20) + 100_000];
+    let narinfo = nar.narinfo(PATH, &[]);
+    for round in 0..50 {
+        for (status, method, path, token, body) in [
+            (401, "PUT", nar.url(), "", &nar.bytes[..]),
+            (401, "PUT", nar.url(), &wrong, &nar.bytes[..3_000_000]),
+            (403, "PUT", nar.url(), &pull, &nar.bytes[..]),
+            (403, "PUT", narinfo_url(), &pull, narinfo.as_bytes()),
+            (405, "PUT", "/metrics".to_owned(), &push, &nar.bytes[..1_000_000]),
+            (409, "PUT", narinfo_url(), &push, narinfo.as_bytes()),
+            (413, "POST", "/_narval/v1/commit".to_owned(), &push, &too_long[..]),
+        ] {
+            // Wrong tokens make the address wait, which is 401, too.
+            let mut stream = lab.server.connect();
+            let credentials =
+                if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
+            let head = format!(
+                "{method} {path} HTTP/1.1\r\nHost: test\r\n{credentials}Content-Length: {}\r\n\r\n",
+                body.len()
+            );
+            let sent = stream.write_all(&[head.as_bytes(), body].concat());
+            let mut raw = Vec::new();
+            let mut piece = [0; 4096];
+            while Answer::parse(&raw).is_none_or(|answer| !answer.complete) {
+                match stream.read(&mut piece) {
+                    Ok(0) => break,
+                    Ok(got) => raw.extend_from_slice(&piece[..got]),
+                    Err(error) => panic!("round {round}: {status} {path}: {error} (sent: {sent:?})"),
+                }
+            }
+            let answer = Answer::parse(&raw).unwrap_or_else(|| panic!("round {round}: no answer for {status} {path}"));
+            assert_eq!(answer.status, status, "round {round}: {path}: {}", answer.text());
+        }
+    }
 }
 
 /// Slow uploads must not hold the threads that answer reads: 100 clients begin one, and send hardly anything.

@@ -26,6 +26,12 @@ impl Lab {
         Self { store, server }
     }
 
+    /// Beside a store that is there already.
+    pub fn of(store: Store) -> Self {
+        let server = serve(&store, &[]);
+        Self { store, server }
+    }
+
     /// A server with this configuration file, over the same folder of data.
     pub fn configured(store: Store, text: &str) -> Self {
         let server = configured(&store, text);

@@ -20,8 +20,9 @@ fn closure(store: &Store) -> (String, String) {
     (base, stdout(output).trim_matches('"').to_owned())
 }
 
+/// harmonia#739, attic#7: what users want is `nix copy --to`, without a client of the cache's own.
 #[test]
-fn a_closure_is_pushed_and_pulled_by_both_nixes_in_every_compression() {
+fn harmonia_739_attic_7_a_closure_is_pushed_and_pulled_by_both_nixes_in_every_compression() {
     for nix in Nix::BOTH {
         for compression in ["none", "zstd", "xz", "bzip2", "br"] {
             let lab = Lab::new();
@@ -191,9 +192,10 @@ fn the_live_store_is_served_first_and_the_cache_beside_it() {
     assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(&added))).status, 404);
 }
 
-/// Nix remembers the narinfo of a file that is another one now: it gets what it remembers. Whoever asks now gets zstd.
+/// ncps#937: NARs that are kept as xz are slow to decompress for ever after. Nix remembers the narinfo of a file that is another one now: it
+/// gets what it remembers. Whoever asks now gets zstd.
 #[test]
-fn recompressed_nars_reach_clients_that_remember_the_old_ones() {
+fn ncps_937_recompressed_nars_reach_clients_that_remember_the_old_ones() {
     let config = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(config.path(), "[[cache]]\nname = 'default'\nrecompress = 'zstd'\n").unwrap();
     let lab = Lab::with(&["--config", config.path().to_str().unwrap()]);
