@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use narval_nix::StorePath;
-use narval_store::{DaemonError, LocalStoreError, StoreError, UnpackError};
+use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError, UnpackError};
 
 use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::UrlError;
@@ -154,7 +154,8 @@ impl Error {
                 _ => 1,
             },
             Self::Locked { .. } => 7,
-            Self::Usage(_) | Self::Store(StoreError::Nar { .. } | StoreError::Changed { .. }) => 2,
+            Self::Usage(_) => 2,
+            Self::Store(error) if is_not_as_registered(error) => 4,
             Self::Interrupted => 130,
             Self::Several { first, .. } => first.exit_code(),
             Self::Store(_) | Self::LocalStore { .. } | Self::Died => 1,
@@ -244,4 +245,16 @@ const fn folder_hint(error: &CacheFolderError) -> &'static str {
 
 fn space_hint(error: &LocalStoreError) -> &'static str {
     if is_full(error) { "; make room ('narval gc') and run the same command again" } else { "" }
+}
+
+/// Whether the files of a path in the store are not those that were registered.
+fn is_not_as_registered(error: &StoreError) -> bool {
+    match error {
+        StoreError::Changed { .. } => true,
+        StoreError::Nar { source, .. } => {
+            let source = source.get_ref().and_then(|source| source.downcast_ref::<NarIoError>());
+            matches!(source, Some(NarIoError::Changed { .. }))
+        }
+        _ => false,
+    }
 }

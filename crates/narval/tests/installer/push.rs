@@ -228,7 +228,7 @@ fn a_refusal_is_told_in_the_servers_words() {
     let real = lab.store.real(&lab.hello).join("bin/hello");
     Command::new("chmod").arg("u+w").arg(&real).status().unwrap();
     fs::OpenOptions::new().append(true).open(&real).unwrap().write_all(b"# more\n").unwrap();
-    let said = lab.fails(2, &["push", "--store", &store, "--to", &url, &lab.hello]);
+    let said = lab.fails(4, &["push", "--store", &store, "--to", &url, &lab.hello]);
     assert!(said.contains("its files have been changed"), "{said}");
     assert_eq!(assert_closed(Path::new(&to)), 1);
 }
