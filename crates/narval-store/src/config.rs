@@ -43,7 +43,7 @@ pub enum ConfigError {
     TooLong,
     /// A type of store that is not supported here.
     #[error(
-        "store '{uri}' is of a kind that is not supported: use 'auto', 'daemon', 'local', 'unix:///path/to/socket', a \
+        "store '{uri}' is of a type that is not supported: use 'auto', 'daemon', 'local', 'unix:///path/to/socket', a \
          directory, or 'local?root=DIR'"
     )]
     Unsupported {
@@ -55,7 +55,7 @@ pub enum ConfigError {
     NotAbsolute {
         /// The parameter or variable.
         what: String,
-        /// What it was set to.
+        /// Its value.
         path: String,
     },
     /// The logical store directory is not valid.
@@ -63,7 +63,7 @@ pub enum ConfigError {
     StoreDir {
         /// The parameter or variable.
         what: String,
-        /// What it was set to.
+        /// Its value.
         path: String,
         /// The reason.
         source: StoreDirError,

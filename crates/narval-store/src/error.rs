@@ -31,11 +31,11 @@ pub enum StoreError {
     /// A row has invalid contents.
     #[error("Nix database: {column} of '{path}' is invalid: {reason}")]
     Row {
-        /// The path the row is about.
+        /// The path of the row.
         path: String,
         /// The column.
         column: &'static str,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// The daemon returned an error, failed, or cannot be reached.

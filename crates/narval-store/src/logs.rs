@@ -27,16 +27,16 @@ impl LogCompression {
     const SUFFIXES: [(Self, &'static str); 3] = [(Self::None, ""), (Self::Bzip2, ".bz2"), (Self::Zstd, ".zst")];
 }
 
-/// A build log, open.
+/// An open build log.
 #[derive(Debug)]
 pub struct BuildLog {
-    /// The file as it lies on disk.
+    /// The file on disk.
     pub file: File,
-    /// Where it lies.
+    /// Its path.
     pub path: PathBuf,
-    /// Bytes on disk.
+    /// Its size on disk.
     pub size_bytes: u64,
-    /// How it is compressed there.
+    /// How it is compressed.
     pub compression: LogCompression,
 }
 
@@ -65,8 +65,7 @@ impl BuildLog {
 
     /// The text of the log.
     ///
-    /// # Errors
-    /// If the decoder cannot be set up.
+    /// # Errors If the decoder cannot be created.
     pub fn into_reader(self) -> io::Result<Box<dyn Read + Send>> {
         let file = BufReader::new(self.file);
         Ok(match self.compression {

@@ -1,8 +1,8 @@
-//! Which path an output of a content-addressed derivation turned out to be.
+//! Realisations: which path an output of a content-addressed derivation has.
 
 use narval_nix::{Signature, StorePath};
 
-/// What a store knows of one output of a content-addressed derivation.
+/// The realisation of one output of a content-addressed derivation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Realisation {
     /// The path that was built.

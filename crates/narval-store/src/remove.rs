@@ -1,4 +1,4 @@
-//! Removing a tree below a directory handle, as deep as it may be, following nothing.
+//! Removes a tree of any depth below a directory handle, without following symlinks.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::mem::MaybeUninit;
@@ -10,17 +10,17 @@ use rustix::io::Errno;
 
 use crate::temporary::{TemporaryDirectory, is_temporary_name, take_leftover};
 
-/// Bytes of directory entries read at once.
+/// Size of the buffer for directory entries.
 const DIRECTORY_BUFFER_LEN: usize = 16 * 1024;
 
-/// Directories held open at once; deeper ones are moved up, see [`Removal::move_up`].
+/// The maximum number of open directories; deeper ones are moved up, see [`Removal::move_up`].
 const DEPTH_MAX: usize = 200;
 
-/// What the names of directories begin with that hold what was too deep.
+/// The prefix of temporary directories for subtrees that were too deep.
 const DEEP: &str = ".tmp-deep-";
 
-/// Removes a file, symlink or directory with all that is in it. Returns the bytes that its files took on disk, those
-/// with other names not counted. What is not there is removed already.
+/// Removes a file, symlink or directory with its contents. Returns the bytes freed on disk; files with other links do
+/// not count. Succeeds if it does not exist.
 pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64, Errno> {
     let mut removal = Removal { top: directory, deep: None, freed: 0 };
     removal.remove(directory, name, 0)?;
@@ -28,12 +28,12 @@ pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64,
     Ok(removal.freed)
 }
 
-/// Removes what killed processes have left of deep trees in this directory; bytes freed.
+/// Removes the leftovers of killed processes that were removing deep trees in this directory. Returns the bytes freed.
 pub(crate) fn remove_deep_leftovers(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
     remove_leftover_directories(directory, DEEP)
 }
 
-/// Removes the temporary directories whose owners are gone, with all that is in them; bytes freed.
+/// Removes the temporary directories of processes that have ended, with their contents. Returns the bytes freed.
 pub(crate) fn remove_leftover_directories(directory: BorrowedFd<'_>, prefix: &str) -> Result<u64, Errno> {
     let mut freed = 0;
     for (name, _) in list(directory)? {
@@ -48,13 +48,13 @@ pub(crate) fn remove_leftover_directories(directory: BorrowedFd<'_>, prefix: &st
 
 struct Removal<'a> {
     top: BorrowedFd<'a>,
-    /// Beside the tree, with what was too deep, under numbers.
+    /// A directory beside the tree for subtrees that were too deep, with numbers as names.
     deep: Option<(TemporaryDirectory<'a>, u64)>,
     freed: u64,
 }
 
 impl Removal<'_> {
-    /// Another process may be removing the same: what is gone meanwhile is as good as removed here.
+    /// Another process may be removing the same tree: files that are already gone count as removed.
     fn remove(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
         gone(self.remove_one(at, name, depth))
     }
@@ -69,14 +69,15 @@ impl Removal<'_> {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = match rustix::fs::openat(at, name, flags, Mode::empty()) {
-            // Unreadable to its owner: there is no other way than by name, and a symlink put here meanwhile is not followed.
+            // Unreadable to its owner: it can only be changed by name, and a symlink put here meanwhile is not
+            // followed.
             Err(Errno::ACCESS) => {
                 rustix::fs::chmodat(at, name, Mode::RWXU, AtFlags::SYMLINK_NOFOLLOW)?;
                 rustix::fs::openat(at, name, flags, Mode::empty())?
             }
             opened => opened?,
         };
-        // Store directories are read-only; to root that is no matter.
+        // Store directories are read-only, which only root can ignore.
         if stat.st_mode & 0o700 != 0o700 {
             rustix::fs::fchmod(&handle, Mode::RWXU)?;
         }
@@ -92,7 +93,7 @@ impl Removal<'_> {
         rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR)
     }
 
-    /// Moves a directory that is too deep up beside the tree, to be removed from there.
+    /// Moves a directory that is too deep beside the tree, to be removed there.
     fn move_up(&mut self, from: &OwnedFd, name: &CStr) -> Result<(), Errno> {
         let (deep, moved) = match &mut self.deep {
             Some(deep) => deep,
@@ -103,7 +104,7 @@ impl Removal<'_> {
         rustix::fs::renameat(from, name, deep.handle(), moved.to_string())
     }
 
-    /// Removes what was moved up. What is too deep there is moved up again.
+    /// Removes the directories that were moved up. Those that are too deep again are moved up again.
     fn remove_deep(&mut self) -> Result<(), Errno> {
         let Some((deep, _)) = &self.deep else { return Ok(()) };
         let handle = deep.handle().try_clone_to_owned().map_err(|error| errno(&error))?;
@@ -130,14 +131,14 @@ fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// The names in a directory, with their kinds as far as the file system says. The handle may be listed again, and by
-/// several threads: where a listing has got to is kept in a handle of its own.
+/// The names in a directory, with their types if the file system provides them. A handle may be listed repeatedly and
+/// by several threads: each listing has its own position.
 pub(crate) fn list(directory: BorrowedFd<'_>) -> Result<Vec<(CString, FileType)>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     list_once(rustix::fs::openat(directory, c".", flags, Mode::empty())?.as_fd())
 }
 
-/// As [`list`] of a handle that was never listed.
+/// Like [`list`], for a handle that was never listed.
 fn list_once(directory: BorrowedFd<'_>) -> Result<Vec<(CString, FileType)>, Errno> {
     let mut buffer: Vec<u8> = Vec::with_capacity(DIRECTORY_BUFFER_LEN);
     let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();
@@ -165,7 +166,7 @@ mod tests {
         let handle = std::fs::File::open(dir.path()).unwrap();
         let tree = dir.path().join("tree");
         let mut at = tree.clone();
-        // Deeper than a process may usually have files open.
+        // Deeper than the usual limit of open files.
         for _ in 0..6 * DEPTH_MAX {
             at.push("d");
         }
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!(remove_tree(handle.as_fd(), c"tree"), Ok(0));
     }
 
-    /// Two that clear up at once find the same tree left behind.
+    /// Two processes that remove leftovers at the same time find the same tree.
     #[test]
     fn two_remove_one_tree() {
         let dir = tempfile::tempdir().unwrap();
@@ -204,8 +205,8 @@ mod tests {
         }
     }
 
-    /// What is too deep is moved into a directory that is locked: whoever clears up meanwhile leaves it alone, and takes what a
-    /// killed process left.
+    /// Subtrees that are too deep are moved into a locked directory: another process leaves it alone, but removes what
+    /// a killed process left.
     #[test]
     fn what_is_moved_up_is_its_removers_as_long_as_that_lives() {
         let dir = tempfile::tempdir().unwrap();
@@ -216,10 +217,10 @@ mod tests {
         removal.move_up(&tree, c"deep").unwrap();
         remove_deep_leftovers(handle.as_fd()).unwrap();
         assert_eq!(list(handle.as_fd()).unwrap().len(), 2);
-        // As if it was killed: what is locked is closed, and not emptied before.
+        // As if it was killed: the lock is released without emptying the directory.
         drop(removal);
         assert_eq!(list(handle.as_fd()).unwrap().len(), 2);
-        // Not one that has another name.
+        // A directory with another name stays.
         std::fs::create_dir(dir.path().join(".tmp-deep-123-4")).unwrap();
         remove_deep_leftovers(handle.as_fd()).unwrap();
         assert_eq!(list(handle.as_fd()).unwrap().len(), 2);

@@ -7,18 +7,18 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Files that include each other are followed this deep.
+/// The maximum depth of files that include each other.
 const DEPTH_MAX: usize = 16;
 
-/// The largest file of settings that is read.
+/// The maximum size of a settings file.
 const FILE_LEN_MAX: u64 = 1 << 20;
 
-/// What a garbage collection has to know.
+/// The settings for garbage collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GarbageSettings {
-    /// Outputs of derivations that are kept stay.
+    /// Whether outputs of live derivations are kept.
     pub keep_outputs: bool,
-    /// Derivations of paths that are kept stay.
+    /// Whether derivers of live paths are kept.
     pub keep_derivations: bool,
 }
 
@@ -29,7 +29,7 @@ impl Default for GarbageSettings {
 }
 
 impl GarbageSettings {
-    /// The settings of this process's environment. What cannot be read is not set.
+    /// The settings of this process's environment. Files that cannot be read are ignored.
     pub fn of_process() -> Self {
         Self::of(&Assignments::of(&of_process))
     }
@@ -58,38 +58,38 @@ fn boolean(value: &str) -> Option<bool> {
     }
 }
 
-/// What Nix's files say of binary caches: which are asked, whose signatures count, with which credentials.
+/// Nix's settings for binary caches: which are queried, which keys are trusted, and the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CacheSettings {
-    /// The caches that are asked; `None` as long as no file sets them, and then it is cache.nixos.org.
+    /// The caches to query; `None` if no file sets them: cache.nixos.org.
     pub substituters: Option<Vec<String>>,
-    /// Caches that are asked besides (`extra-substituters`).
+    /// Additional caches (`extra-substituters`).
     pub extra_substituters: Vec<String>,
-    /// Caches that users whom the daemon does not trust may ask for.
+    /// Caches that untrusted users may request.
     pub trusted_substituters: Vec<String>,
     /// Public keys, `name:base64`, without that of cache.nixos.org if no file sets them.
     pub trusted_public_keys: Vec<String>,
     /// The file with credentials, if one is set. Nix's own default is `netrc` beside the system's `nix.conf`.
     pub netrc_file: Option<PathBuf>,
-    /// Users, `@group`s or `*` that the daemon trusts; `None` as long as no file sets them, and then it is root.
+    /// Users, `@group`s or `*` that the daemon trusts; `None` if no file sets them: root.
     pub trusted_users: Option<Vec<String>>,
 }
 
 impl CacheSettings {
-    /// The settings of this process's environment: the system's file, the user's files, `NIX_CONFIG`. What cannot be read is
-    /// not set.
+    /// The settings of this process's environment: the system's file, the user's files, `NIX_CONFIG`. Files that cannot
+    /// be read are ignored.
     pub fn of_process() -> Self {
         Self::of(&Assignments::of(&of_process))
     }
 
-    /// The settings that the daemon starts with: those of the system's `nix.conf` alone.
+    /// The settings that the daemon starts with: only those of the system's `nix.conf`.
     pub fn of_system() -> Self {
         let mut assignments = Assignments::default();
         assignments.read(&system_folder(&of_process).join("nix.conf"), 0);
         Self::of(&assignments)
     }
 
-    /// The caches that are asked, as far as files name them: `substituters`, then `extra-substituters`.
+    /// The caches that files set: `substituters`, then `extra-substituters`.
     pub fn caches(&self) -> impl Iterator<Item = &String> {
         self.substituters.iter().flatten().chain(&self.extra_substituters)
     }
@@ -99,7 +99,7 @@ impl CacheSettings {
         for (name, values) in &assignments.0 {
             let values = || values.iter().cloned();
             match name.as_str() {
-                // What was added before is replaced, too.
+                // This also replaces what was added before.
                 "substituters" | "binary-caches" => {
                     settings.substituters = Some(values().collect());
                     settings.extra_substituters.clear();
@@ -123,8 +123,8 @@ impl CacheSettings {
     }
 }
 
-/// The `nix.conf` of this user that counts most, which need not exist: the first of `NIX_USER_CONF_FILES`, otherwise
-/// `$XDG_CONFIG_HOME/nix/nix.conf`. `None` without a home.
+/// This user's `nix.conf` with the highest precedence, which need not exist: the first of `NIX_USER_CONF_FILES`,
+/// otherwise `$XDG_CONFIG_HOME/nix/nix.conf`. `None` without a home directory.
 pub fn user_nix_conf() -> Option<PathBuf> {
     user_files(&of_process).into_iter().next()
 }
@@ -142,7 +142,7 @@ fn system_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     variable("NIX_CONF_DIR").map_or_else(|| PathBuf::from("/etc/nix"), PathBuf::from)
 }
 
-/// The user's files. The first one counts most.
+/// The user's files. The first one has the highest precedence.
 fn user_files(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let split = |list: OsString| std::env::split_paths(&list).collect::<Vec<_>>();
     variable("NIX_USER_CONF_FILES").map(split).unwrap_or_else(|| {
@@ -153,7 +153,7 @@ fn user_files(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     })
 }
 
-/// `name = values`, in the order in which Nix takes them.
+/// `name = values`, in the order in which Nix applies them.
 #[derive(Default)]
 struct Assignments(Vec<(String, Vec<String>)>);
 

@@ -41,7 +41,7 @@ impl Source for Store {
     }
 }
 
-/// The files of a path, as a NAR.
+/// The files of a path as a NAR.
 struct Files<'a> {
     nar: NarReader,
     info: &'a PathInfo,

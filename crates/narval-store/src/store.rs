@@ -1,4 +1,4 @@
-//! A store that is read: the database first, the daemon where the database cannot be read, or either alone.
+//! Reads a store: from the database, from the daemon if the database cannot be read, or from only one of them.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::error::StoreError;
 use crate::logs::BuildLog;
 use crate::realisation::Realisation;
 
-/// A Nix store, read-only. Shared by threads.
+/// A read-only Nix store. Can be shared between threads.
 ///
 /// ```no_run
 /// use narval_store::{Environment, Store, StoreConfig};
@@ -28,11 +28,11 @@ pub struct Store {
     daemon: Option<Daemon>,
 }
 
-/// Paths that [`Store::check`] looks for: some may have been deleted by hand or by a collection that is at work.
+/// The number of paths that [`Store::check`] looks for: some may have been deleted by hand or by a running collection.
 const CHECKED_PATHS: u32 = 16;
 
 impl Store {
-    /// The store that this configuration names. Nothing is opened before the first query.
+    /// The store of this configuration. Nothing is opened before the first query.
     pub fn new(config: StoreConfig) -> Self {
         let database = || Database::new(&config.database(), config.store_dir.clone());
         let daemon = || Daemon::new(&config.daemon_socket, config.store_dir.clone());
@@ -44,7 +44,7 @@ impl Store {
         Self { config, database, daemon }
     }
 
-    /// What it was made from.
+    /// Its configuration.
     pub fn config(&self) -> &StoreConfig {
         &self.config
     }
@@ -54,7 +54,7 @@ impl Store {
         &self.config.store_dir
     }
 
-    /// Where the files of a store path lie.
+    /// The location of a store path's files.
     pub fn real_path(&self, path: &StorePath) -> PathBuf {
         self.config.real_store_dir.join(path.base_name())
     }
@@ -67,28 +67,26 @@ impl Store {
         self.database.as_ref()?.stamp()
     }
 
-    /// The database, where it is asked at all.
+    /// The database, if it is used at all.
     pub fn database(&self) -> Option<&Database> {
         self.database.as_ref()
     }
 
-    /// The daemon, where it is asked at all.
+    /// The daemon, if it is used at all.
     pub fn daemon(&self) -> Option<&Daemon> {
         self.daemon.as_ref()
     }
 
-    /// The valid path with this hash part.
+    /// Returns the valid path with this hash part.
     ///
-    /// # Errors
-    /// [`StoreError`] when the store cannot be asked; never for a path that is not there.
+    /// # Errors [`StoreError`] if the store cannot be read. An absent path is not an error.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
         self.ask(|database| database.path_from_hash_part(hash_part), |daemon| daemon.path_from_hash_part(hash_part))
     }
 
-    /// Everything known of the valid path with this hash part.
+    /// Returns the metadata of the valid path with this hash part.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn path_info_by_hash_part(&self, hash_part: &HashPart) -> Result<Option<PathInfo>, StoreError> {
         self.ask(
             |database| database.path_info_by_hash_part(hash_part),
@@ -99,18 +97,16 @@ impl Store {
         )
     }
 
-    /// Everything known of a valid path.
+    /// Returns the metadata of a valid path.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, StoreError> {
         self.ask(|database| database.path_info(path), |daemon| daemon.path_info(path))
     }
 
-    /// Everything known of several paths, in their order.
+    /// Returns the metadata of several paths, in order.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn path_infos(&self, paths: &[StorePath]) -> Result<Vec<Option<PathInfo>>, StoreError> {
         self.ask(
             |database| database.path_infos(paths),
@@ -118,11 +114,10 @@ impl Store {
         )
     }
 
-    /// These paths and all that they refer to, each once: what is known of those that are valid, and those that are not. In
-    /// a sound store only roots can be of the latter kind.
+    /// Returns the closure of these paths, each path once: the metadata of the valid ones, and those that are not
+    /// valid. In a consistent store, only the given paths can be invalid.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn closure(
         &self,
         roots: impl IntoIterator<Item = StorePath>,
@@ -139,11 +134,10 @@ impl Store {
         Ok((valid, invalid))
     }
 
-    /// Checks that the store is usable: it answers a query, its folder can be opened, and of the paths registered last at
-    /// least one exists. A folder that is empty because nothing is mounted on it fails.
+    /// Checks that the store is usable: it answers a query, its folder can be opened, and at least one of the paths
+    /// registered last exists. This detects a folder that is empty because nothing is mounted there.
     ///
-    /// # Errors
-    /// [`StoreError`] saying what cannot be used.
+    /// # Errors [`StoreError`] with what is not usable.
     pub fn check(&self) -> Result<(), StoreError> {
         let newest = self.ask(
             |database| database.newest_paths(CHECKED_PATHS),
@@ -166,24 +160,21 @@ impl Store {
 
     /// Whether a path is valid.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, StoreError> {
         self.ask(|database| database.is_valid(path), |daemon| daemon.is_valid(path))
     }
 
-    /// All valid paths, in no order.
+    /// Returns all valid paths, in no particular order.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, StoreError> {
         self.ask(Database::all_valid_paths, Daemon::all_valid_paths)
     }
 
-    /// The paths that a valid path refers to, sorted; empty for a path that is not valid.
+    /// Returns the references of a valid path, sorted; empty for a path that is not valid.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn references(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
         self.ask(
             |database| database.references(path),
@@ -191,34 +182,30 @@ impl Store {
         )
     }
 
-    /// The valid paths that refer to a path.
+    /// Returns the valid paths that refer to a path.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
         self.ask(|database| database.referrers(path), |daemon| daemon.referrers(path))
     }
 
-    /// The realisation of a derivation's output; none through a daemon.
+    /// Returns the realisation of a derivation's output; `None` if only the daemon is used.
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn realisation(&self, derivation: &StorePath, output: &str) -> Result<Option<Realisation>, StoreError> {
         self.ask(|database| database.realisation(derivation, output), |_| Ok(None))
     }
 
-    /// As [`Store::realisation`] by the derivation's hash, `sha256:<hex>` (Nix ≤ 2.34).
+    /// Like [`Store::realisation`], by the derivation's hash, `sha256:<hex>` (Nix ≤ 2.34).
     ///
-    /// # Errors
-    /// As [`Store::path_from_hash_part`].
+    /// # Errors See [`Store::path_from_hash_part`].
     pub fn realisation_by_hash(&self, derivation_hash: &str, output: &str) -> Result<Option<Realisation>, StoreError> {
         self.ask(|database| database.realisation_by_hash(derivation_hash, output), |_| Ok(None))
     }
 
-    /// The build log of a derivation.
+    /// Returns the build log of a derivation.
     ///
-    /// # Errors
-    /// [`StoreError::Io`] when it is there and cannot be opened.
+    /// # Errors [`StoreError::Io`] if it exists but cannot be opened.
     pub fn build_log(&self, derivation: &StorePath) -> Result<Option<BuildLog>, StoreError> {
         BuildLog::find(&self.config.log_dir, derivation)
     }
@@ -247,7 +234,7 @@ impl Store {
             // `new` sets at least one.
             (None, None) => Err(StoreError::DatabaseUnavailable {
                 path: self.config.database(),
-                reason: "no way to the store is configured".into(),
+                reason: "neither the database nor the daemon is configured".into(),
             }),
         }
     }

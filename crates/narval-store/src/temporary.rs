@@ -1,10 +1,11 @@
-//! Temporary files and directories, each owned by whoever has it locked.
+//! Temporary files and directories, each owned by the process that has it locked.
 //!
-//! A process number says nothing: in another PID namespace the same number is another process's, and in a container every
-//! process is number 1. So ownership is a lock (`flock(2)`), which the kernel ends with its process, and a name is random and
-//! never used again. Making something and locking it are two steps, and a cleaner may come between them. Therefore both sides
-//! follow the same rule: what a name leads to is locked first, and then must still have that name. Whoever makes something and
-//! does not get the lock, or has lost the name, makes another one; a cleaner that doesn't get the lock leaves it alone.
+//! A process id cannot identify the owner: in another PID namespace the same id is another process, and in a container
+//! every process is number 1. So ownership is a lock (`flock(2)`), which the kernel releases when its process ends, and
+//! names are random and never reused. Creating a file and locking it are two steps, and a cleaner may come between
+//! them. So both sides follow the same rule: lock the file that a name refers to, then check that it still has that
+//! name. A creator that does not get the lock, or has lost the name, creates another file; a cleaner that does not get
+//! the lock leaves the file alone.
 
 use std::ffi::{CString, OsStr};
 use std::fmt::Display;
@@ -21,35 +22,35 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-/// Names tried for one temporary file: each one that is lost was lost to a cleaner.
+/// The maximum number of names tried for one temporary file: each attempt fails only because of a cleaner.
 const ATTEMPTS_MAX: usize = 100;
 
-/// Names looked at in one directory for leftovers.
+/// The maximum number of names examined in one directory for leftovers.
 const NAMES_MAX: usize = 1 << 22;
 
 /// Characters of a temporary name after its prefix.
 const RANDOM_LEN: usize = 16;
 
-/// A number that nobody can foresee: the standard library takes its keys from the kernel.
+/// An unpredictable number: the standard library takes its keys from the kernel.
 pub(crate) fn random() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     RandomState::new().hash_one(NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A unique name: no other thread or process makes it, and this one not again.
+/// A unique name, which is never generated twice.
 pub fn temporary_name(prefix: impl Display) -> String {
     format!("{prefix}{:0width$x}", random(), width = RANDOM_LEN)
 }
 
-/// Whether [`temporary_name`] makes such names with this prefix.
+/// Whether [`temporary_name`] generates such names with this prefix.
 pub fn is_temporary_name(name: &OsStr, prefix: &str) -> bool {
     let random = name.as_bytes().strip_prefix(prefix.as_bytes());
     let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     random.is_some_and(|random| random.len() == RANDOM_LEN && random.iter().all(is_digit))
 }
 
-/// A file that is being written. It is removed when dropped, unless it was given its name by [`TemporaryFile::persist`]. If
-/// its process is killed, [`remove_leftovers`] removes it.
+/// A file that is being written. It is removed when dropped, unless [`TemporaryFile::persist`] has renamed it. If its
+/// process is killed, [`remove_leftovers`] removes it.
 #[derive(Debug)]
 pub struct TemporaryFile {
     /// Locked as long as it is open.
@@ -59,10 +60,9 @@ pub struct TemporaryFile {
 }
 
 impl TemporaryFile {
-    /// Makes a file in a directory, open for reading and writing, and locks it. `mode` is subject to the umask.
+    /// Creates a file in a directory, open for reading and writing, and locks it. `mode` is subject to the umask.
     ///
-    /// # Errors
-    /// If it cannot be made or locked.
+    /// # Errors If it cannot be created or locked.
     pub fn create(directory: &Path, prefix: &str, mode: u32) -> io::Result<Self> {
         for _ in 0..ATTEMPTS_MAX {
             let path = directory.join(temporary_name(prefix));
@@ -83,15 +83,14 @@ impl TemporaryFile {
         &self.file
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Renames the file to its final name atomically, replacing an existing file.
     ///
-    /// # Errors
-    /// If it cannot be renamed; then it is removed.
+    /// # Errors If it cannot be renamed; it is removed then.
     pub fn persist(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.path = PathBuf::new();
@@ -102,13 +101,14 @@ impl TemporaryFile {
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            // What can't be removed now is a leftover: the lock ends with this.
+            // If it cannot be removed now, it becomes a leftover: the lock is released with this.
             fs::remove_file(&self.path).ok();
         }
     }
 }
 
-/// A directory for what is to be removed or renamed. When dropped it is removed if it is empty; else it is a leftover.
+/// A directory for files that will be removed or renamed. When dropped, it is removed if it is empty, otherwise it
+/// becomes a leftover.
 #[derive(Debug)]
 pub(crate) struct TemporaryDirectory<'a> {
     at: BorrowedFd<'a>,
@@ -118,7 +118,7 @@ pub(crate) struct TemporaryDirectory<'a> {
 }
 
 impl<'a> TemporaryDirectory<'a> {
-    /// Makes a directory for nobody but its owner, and locks it.
+    /// Creates a directory that only its owner can access, and locks it.
     pub(crate) fn create(at: BorrowedFd<'a>, prefix: &str) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..ATTEMPTS_MAX {
@@ -147,18 +147,18 @@ impl<'a> TemporaryDirectory<'a> {
 
 impl Drop for TemporaryDirectory<'_> {
     fn drop(&mut self) {
-        // What can't be removed now is a leftover: the lock ends with this.
+        // If it cannot be removed now, it becomes a leftover: the lock is released with this.
         rustix::fs::unlinkat(self.at, &self.name, AtFlags::REMOVEDIR).ok();
     }
 }
 
-/// What came of an attempt to lock something.
+/// The result of an attempt to lock a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lock {
     Taken,
     /// Another process has it.
     Held,
-    /// This file system has no locks. So nobody can take anything there for a leftover either.
+    /// This file system has no locks, so nobody can take a file there for a leftover either.
     Unknown,
 }
 
@@ -174,7 +174,7 @@ fn lock(handle: impl AsFd) -> io::Result<Lock> {
     }
 }
 
-/// Whether something is its maker's: nobody else has locked it, and it still has its name.
+/// Whether its creator owns a file: nobody else has locked it, and it still has its name.
 fn is_owned(lock: Lock, at: BorrowedFd<'_>, name: impl Arg, handle: impl AsFd) -> io::Result<bool> {
     Ok(lock != Lock::Held && has_name(at, name, handle)?)
 }
@@ -189,29 +189,31 @@ pub(crate) fn has_name(at: BorrowedFd<'_>, name: impl Arg, handle: impl AsFd) ->
 }
 
 fn lost_too_often() -> io::Error {
-    io::Error::other("other processes remove temporary files while they are made")
+    io::Error::other("other processes remove temporary files while they are created")
 }
 
-/// Takes the lock of a temporary file or directory whose owner is gone. As long as the handle lives, nobody else has it, and
-/// the name leads to it. `None`: its owner lives, or another one is just removing it, or it is another user's.
+/// Takes the lock of a temporary file or directory whose owner has ended. As long as the handle lives, nobody else has
+/// the lock, and the name refers to this file. `None` if its owner lives, another process is removing it, or it belongs
+/// to another user.
 pub(crate) fn take_leftover(at: BorrowedFd<'_>, name: impl Arg + Copy) -> io::Result<Option<OwnedFd>> {
-    // Not waited for, whatever it is that has this name. NFS wants a file to be open for writing to lock it.
+    // Must not block, whatever has this name. NFS requires a file to be open for writing to lock it.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let open = |access| rustix::fs::openat(at, name, flags | access, Mode::empty());
-    // What can't be opened can't be known to be a leftover.
+    // A file that cannot be opened may not be a leftover.
     let Ok(handle) = open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY)) else { return Ok(None) };
     Ok((lock(&handle)? == Lock::Taken && has_name(at, name, &handle)?).then_some(handle))
 }
 
-/// Removes the temporary files in a directory whose owners are gone. `is_temporary` is asked about each name.
+/// Removes the temporary files in a directory whose owners have ended. `is_temporary` is called for each name.
 ///
-/// # Errors
-/// If the directory cannot be read, or a leftover cannot be removed. One that this user may not remove is left to others.
+/// # Errors If the directory cannot be read, or a leftover cannot be removed. One that this user is not permitted to
+/// remove is skipped.
 pub fn remove_leftovers(directory: &Path, is_temporary: impl Fn(&OsStr) -> bool) -> io::Result<()> {
     remove_leftovers_if(directory, is_temporary, |_| true)
 }
 
-/// As [`remove_leftovers`], of those files alone for which `is_leftover` returns `true`. It is asked once a file is locked.
+/// Like [`remove_leftovers`], but only for files for which `is_leftover` returns `true`. It is called once a file is
+/// locked.
 ///
 /// # Errors
 /// As [`remove_leftovers`].
@@ -232,11 +234,11 @@ pub fn remove_leftovers_if(
             continue;
         }
         match rustix::fs::unlinkat(&handle, &name, AtFlags::empty()) {
-            // Somebody may remove files without asking, and a directory is not ours.
+            // Another process may have removed it, and a directory is not ours.
             Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => {}
             Err(error @ (Errno::ACCESS | Errno::PERM)) => {
                 tracing::debug!(
-                    "'{}' is left to others: {error}",
+                    "cannot remove the leftover '{}': {error}",
                     directory.join(OsStr::from_bytes(name.as_bytes())).display()
                 );
             }
@@ -272,7 +274,8 @@ mod tests {
         }
     }
 
-    /// All that can happen between making a file and locking it: nothing, a cleaner has it, a cleaner has removed it.
+    /// Everything that can happen between creating a file and locking it: nothing, a cleaner has it, a cleaner has
+    /// removed it.
     #[test]
     fn what_a_cleaner_has_got_hold_of_is_nobody_elses() {
         let dir = tempfile::tempdir().unwrap();
@@ -283,8 +286,8 @@ mod tests {
         assert!(!owns(&file));
         fs::remove_file(&path).unwrap();
         drop(cleaner);
-        assert!(!owns(&file), "it has no name any more");
-        // And the cleaner's side: what has been given its name is another file than the one that was looked at.
+        assert!(!owns(&file), "it has no name any longer");
+        // And the cleaner's side: the name now refers to another file than the one that was examined.
         let file = TemporaryFile::create(dir.path(), PREFIX, 0o600).unwrap();
         assert!(take_leftover(CWD, file.path()).unwrap().is_none());
         let (opened, path) = (File::open(file.path()).unwrap(), file.path().to_owned());
@@ -293,7 +296,7 @@ mod tests {
         assert!(lock(&opened).unwrap() == Lock::Taken && !has_name(CWD, &path, &opened).unwrap());
     }
 
-    /// Locks are of an open file, not of a process: threads are to each other as processes are.
+    /// Locks belong to an open file, not to a process, so threads exclude each other like processes.
     #[test]
     fn writers_and_cleaners_at_once() {
         const FILES: usize = 300;

@@ -1,5 +1,5 @@
-//! Where store paths come from and where they go: sources and sinks. Installing, copying and pushing are a source, a sink, and
-//! one walk between them.
+//! Sources and sinks of store paths. Installing, copying and pushing each use a source, a sink, and one walk between
+//! them.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -11,12 +11,12 @@ use thiserror::Error;
 
 use crate::hashes::{Hashed, Hashes};
 
-/// Bytes of a NAR read at once.
+/// Size of the buffer for NARs.
 const BUFFER_LEN: usize = 256 * 1024;
 
-/// A place that store paths are taken from: a store, or binary caches. Shared by threads.
+/// A source of store paths: a store, or binary caches. Can be shared between threads.
 pub trait Source: Sync {
-    /// A path of this source: what is known of it, and where its NAR is.
+    /// A path of this source: its metadata, and where its NAR is.
     type Entry: Send + Sync;
     /// Why the source failed.
     type Error: Send;
@@ -26,37 +26,35 @@ pub trait Source: Sync {
 
     /// The path with this hash part, or `None` if the source does not have it.
     ///
-    /// # Errors
-    /// If the source cannot be asked, or its answer is not acceptable.
+    /// # Errors If the source cannot be queried, or its answer is not acceptable.
     fn find(&self, hash_part: &HashPart) -> Result<Option<Self::Entry>, Self::Error>;
 
-    /// What is known of a path.
+    /// The metadata of a path.
     fn info<'a>(&self, entry: &'a Self::Entry) -> &'a PathInfo;
 
-    /// The narinfo of a path whose NAR the source keeps in a file; `None` if the NAR is made when it is read.
+    /// The narinfo of a path whose NAR the source stores as a file; `None` if the NAR is generated when it is read.
     fn narinfo<'a>(&self, entry: &'a Self::Entry) -> Option<&'a NarInfo>;
 
     /// Opens the NAR of a path.
     ///
-    /// # Errors
-    /// If the source does not have the NAR any more, or cannot be asked.
+    /// # Errors If the source no longer has the NAR, or cannot be queried.
     fn nar<'a>(
         &'a self,
         entry: &'a Self::Entry,
         how: NarOptions<'a>,
     ) -> Result<Box<dyn NarInput<Error = Self::Error> + 'a>, Self::Error>;
 
-    /// The same path from elsewhere in this source, after `entry` failed; `None` if it is nowhere else.
+    /// The same path from elsewhere in this source, after `entry` failed; `None` if there is no other copy.
     fn instead_of(&self, _entry: &Self::Entry, _error: &Self::Error) -> Option<Self::Entry> {
         None
     }
 }
 
-/// How a NAR is read.
+/// Options for reading a NAR.
 pub struct NarOptions<'a> {
-    /// Threads that may decompress it; at least one.
+    /// The number of threads that may decompress it; at least one.
     pub threads: usize,
-    /// Receives the file in which the source keeps the NAR, byte for byte, as it is read. A source without
+    /// Receives the file in which the source stores the NAR, byte for byte, as it is read. A source without
     /// [`narinfo`](Source::narinfo) writes nothing to it.
     pub file: Option<&'a mut (dyn Write + Send)>,
 }
@@ -67,32 +65,30 @@ impl Default for NarOptions<'_> {
     }
 }
 
-/// A NAR that is being read, uncompressed. Whoever reads it computes its hashes and has them checked: no byte of it is
-/// verified before. [`VerifiedNar`] does both.
+/// A NAR that is being read, uncompressed. The reader must compute its hashes and call [`check`](Self::check): no byte
+/// is verified before. [`VerifiedNar`] does both.
 pub trait NarInput: Send {
     /// Why it cannot be read.
     type Error;
 
     /// Reads the next bytes; 0 at the end.
     ///
-    /// # Errors
-    /// If the source fails, or gives more bytes than the path's `NarSize`.
+    /// # Errors If the source fails, or returns more bytes than the path's `NarSize`.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Self::Error>;
 
-    /// Checks what was read, once it has been read to its end: its length in bytes, its hashes, and the file it came from.
+    /// Checks a NAR that was read to its end: its length in bytes, its hashes, and the file it came from.
     ///
-    /// # Errors
-    /// If any of them is not what the source says of the path.
+    /// # Errors If any of them does not match the path's metadata.
     fn check(&mut self, nar_len: u64, hashed: &Hashed) -> Result<(), Self::Error>;
 
-    /// The error for a NAR with which something else is wrong, such as a rule of the format that it breaks.
+    /// The error for a NAR that is invalid for another reason, such as a violation of the format.
     fn invalid(&self, reason: &dyn Display) -> Self::Error;
 }
 
 /// A NAR as a plain reader that returns the last bytes only if every check has passed.
 pub struct VerifiedNar<'a, E> {
     nar: Box<dyn NarInput<Error = E> + 'a>,
-    /// `None` once they were checked.
+    /// `None` once they are checked.
     hashes: Option<Hashes>,
     nar_size: u64,
     len: u64,
@@ -100,7 +96,7 @@ pub struct VerifiedNar<'a, E> {
 }
 
 impl<'a, E> VerifiedNar<'a, E> {
-    /// Reads the NAR of `info`. The error that makes a read fail is left in `failure`.
+    /// Reads the NAR of `info`. If a read fails, the error is stored in `failure`.
     pub fn new(
         nar: Box<dyn NarInput<Error = E> + 'a>,
         info: &PathInfo,
@@ -110,10 +106,10 @@ impl<'a, E> VerifiedNar<'a, E> {
         Self { failure: Some(failure), ..Self::begin(nar, info, store_dir) }
     }
 
-    /// Reads the NAR of `info` to its end, and checks that it is one. `take` gets each event, and the offset after it.
+    /// Reads the NAR of `info` to its end, and checks that it is valid. `take` gets each event, and the offset after
+    /// it.
     ///
-    /// # Errors
-    /// Whatever is wrong with the NAR, and the errors of `take`.
+    /// # Errors If the NAR is invalid, and the errors of `take`.
     pub fn read_events(
         nar: Box<dyn NarInput<Error = E> + 'a>,
         info: &PathInfo,
@@ -121,7 +117,7 @@ impl<'a, E> VerifiedNar<'a, E> {
         take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut nar = Self::begin(nar, info, store_dir);
-        let invalid = |nar: &Self, error: NarError| nar.nar.invalid(&format_args!("it is no valid NAR: {error}"));
+        let invalid = |nar: &Self, error: NarError| nar.nar.invalid(&format_args!("it is not a valid NAR: {error}"));
         let (mut decoder, mut offset) = (Decoder::with_nar_size(info.nar_size), 0);
         let mut buffer = vec![0; BUFFER_LEN];
         loop {
@@ -152,7 +148,7 @@ impl<'a, E> VerifiedNar<'a, E> {
         if (len == 0 || self.len >= self.nar_size)
             && let Some(hashes) = self.hashes.take()
         {
-            // The end is behind the last byte: a longer NAR shows only there.
+            // A NAR that is too long only shows when reading past its last byte.
             let more = if len == 0 { 0 } else { self.nar.read(&mut [0])? };
             self.nar.check(self.len + more as u64, &hashes.finish())?;
         }
@@ -174,20 +170,20 @@ impl<E> Read for VerifiedNar<'_, E> {
     }
 }
 
-/// When the paths that a [`Sink`] takes become visible.
+/// When the paths that are put into a [`Sink`] become visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visible {
-    /// As soon as they are put, and so they are put one after the other, each after what it refers to.
+    /// As soon as they are put, so they are put one after the other, each after its references.
     WhenPut,
-    /// When they are committed, each as soon as all that it refers to is visible.
+    /// When they are committed, each as soon as its references are visible.
     OnceReferencesAre,
-    /// By one commit of all of them.
+    /// With one commit of all of them.
     AtTheEnd,
 }
 
-/// A place that store paths are copied to: a store, its daemon, or a binary cache. Shared by threads.
+/// A destination of store paths: a store, its daemon, or a binary cache. Can be shared between threads.
 pub trait Sink: Sync {
-    /// A path whose NAR the sink has and that is not visible yet.
+    /// A path whose NAR the sink has, but which is not visible yet.
     type Put: Send;
     /// Why the sink failed.
     type Error: Send;
@@ -195,16 +191,14 @@ pub trait Sink: Sync {
     /// When paths become visible.
     const VISIBLE: Visible;
 
-    /// Which of these paths the sink does not have.
+    /// Returns those of the paths that the sink does not have.
     ///
-    /// # Errors
-    /// If the sink cannot be asked.
+    /// # Errors If the sink cannot be queried.
     fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Self::Error>;
 
-    /// Takes the NAR of one path, verified, on up to `threads` threads.
+    /// Stores the NAR of one path after verifying it, on up to `threads` threads.
     ///
-    /// # Errors
-    /// If the NAR cannot be read, is not what the source says it is, or cannot be written.
+    /// # Errors If the NAR cannot be read, does not match its metadata, or cannot be written.
     fn put<S: Source>(
         &self,
         source: &S,
@@ -212,7 +206,7 @@ pub trait Sink: Sync {
         threads: usize,
     ) -> Result<Self::Put, TransferError<S::Error, Self::Error>>;
 
-    /// Takes the NARs of several paths, each of which comes after what it refers to, and makes each visible at once.
+    /// Stores the NARs of several paths, each after its references, and makes each visible immediately.
     ///
     /// # Errors
     /// For the first path that fails. Those before it may be visible.
@@ -229,20 +223,20 @@ pub trait Sink: Sync {
         Ok(())
     }
 
-    /// Makes paths visible. Those that are committed together come in an order in which each follows what it refers to.
+    /// Makes paths visible. Within one commit, each path must follow its references.
     ///
-    /// Returns those that are not visible because another process changed them after they were put, in the same order:
-    /// they are to be [put in order](Sink::put_in_order).
+    /// Returns the paths that are not visible because another process changed them after they were put, in the same
+    /// order; [put them in order](Sink::put_in_order).
     ///
     /// # Errors
     /// If the sink cannot be written to, or a path refers to one that it does not have.
     fn commit(&self, put: Vec<Self::Put>) -> Result<Vec<StorePath>, Self::Error>;
 }
 
-/// Why a path did not get from a source to a sink.
+/// Why a path could not be copied from a source to a sink.
 #[derive(Debug, Error)]
 pub enum TransferError<S, K> {
-    /// The source failed, or what it gave is wrong.
+    /// The source failed, or returned invalid data.
     #[error(transparent)]
     Source(S),
     /// The sink failed.
@@ -260,7 +254,7 @@ impl<S, K> TransferError<S, K> {
     }
 }
 
-/// Why paths that were put in order did not all get to a sink.
+/// Why not all paths could be put in order.
 #[derive(Debug)]
 pub struct InOrderError<S, K> {
     /// The index of the path that failed, if it is known.

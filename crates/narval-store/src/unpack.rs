@@ -1,6 +1,7 @@
-//! A NAR onto the disk: streaming, below one directory handle, following nothing, in canonical form in one pass.
+//! Unpacks a NAR to disk: streaming, below one directory handle, without following symlinks, with canonical metadata in
+//! one pass.
 //!
-//! Canonical: files 0444 or 0555, directories 0555, every time 1 second after 1970 (Nix `posix-fs-canonicalise.cc`).
+//! Canonical: files 0444 or 0555, directories 0555, all times one second after 1970 (Nix `posix-fs-canonicalise.cc`).
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -15,16 +16,17 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Space is reserved before a file of this size is written; for smaller ones it costs more than it helps.
+/// Space is reserved for files of at least this size; for smaller ones that costs more than it gains.
 const RESERVE_MIN: u64 = 1 << 20;
 
-/// The longest path that the kernel takes (`PATH_MAX` without the NUL). Directory handles get deeper, other programs do not.
+/// The longest path that the kernel accepts (`PATH_MAX` without the NUL). Directory handles can go deeper, but other
+/// programs could not open such paths.
 pub const PATH_LEN_MAX: usize = 4095;
 
-/// The permissions that canonical modes have. A umask that takes any of them must be undone file by file.
+/// The permissions of canonical modes. If the umask removes any of them, modes are set file by file.
 const CANONICAL_BITS: u32 = 0o555;
 
-/// What every file, directory and symlink has for times: 1 second after 1970.
+/// The times of every file, directory and symlink: one second after 1970.
 const CANONICAL_TIMES: Timestamps = Timestamps {
     last_access: Timespec { tv_sec: 1, tv_nsec: 0 },
     last_modification: Timespec { tv_sec: 1, tv_nsec: 0 },
@@ -33,25 +35,26 @@ const CANONICAL_TIMES: Timestamps = Timestamps {
 /// Why a NAR could not be unpacked. What was unpacked stays under its temporary name.
 #[derive(Debug, Error)]
 pub enum UnpackError {
-    /// The NAR breaks a rule.
+    /// The NAR is invalid.
     #[error(transparent)]
     Nar(#[from] NarError),
-    /// A path that could not be opened by its name: Nix refuses to copy it, and its check of the store ends there.
+    /// A path that could not be opened by its name: Nix refuses to copy it, and its check of the store would stop
+    /// there.
     #[error("a path in the NAR would have more than {PATH_LEN_MAX} bytes below the store")]
     PathTooLong,
     /// The disk is full, a name cannot be represented, or the like.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The path below the destination's directory.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// What was unpacked.
+/// The number of files and bytes unpacked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unpacked {
     /// Regular files.
@@ -60,11 +63,11 @@ pub struct Unpacked {
     pub directories: u64,
     /// Symlinks.
     pub symlinks: u64,
-    /// Bytes of contents.
+    /// Length of all contents.
     pub contents_bytes: u64,
 }
 
-/// Unpacks one NAR to a name that does not exist yet, in a directory that is open.
+/// Unpacks one NAR to a name that does not exist yet, in an open directory.
 ///
 /// ```no_run
 /// # fn nar() -> Vec<u8> { Vec::new() }
@@ -87,8 +90,8 @@ pub struct Unpack {
 }
 
 impl Unpack {
-    /// Prepares to unpack to `name` in `directory`. Nothing is written yet. With `nar_size_bytes`, a NAR of another size
-    /// is refused, and a file that cannot fit before its first byte.
+    /// Prepares to unpack to `name` in `directory`. Nothing is written yet. With `nar_size_bytes`, a NAR of another
+    /// size is rejected, and a file that cannot fit is rejected before its first byte.
     ///
     /// # Errors
     /// If `name` is not one component of a path.
@@ -96,11 +99,10 @@ impl Unpack {
         Self::begin_as(directory, name, nar_size_bytes, true)
     }
 
-    /// Like [`Unpack::begin`], for a copy outside of a store: modes follow the umask, and times are left alone. `nix-store
+    /// Like [`Unpack::begin`], for a copy outside of a store: modes follow the umask, and times are not set. `nix-store
     /// --restore` does the same with the umask 022.
     ///
-    /// # Errors
-    /// As [`Unpack::begin`].
+    /// # Errors See [`Unpack::begin`].
     pub fn begin_writable(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Self, UnpackError> {
         Self::begin_as(directory, name, None, false)
     }
@@ -132,7 +134,7 @@ impl Unpack {
         Ok(Self { decoder, disk })
     }
 
-    /// Takes the next bytes of the NAR, in pieces of any size.
+    /// Unpacks the next bytes of the NAR, in pieces of any size.
     ///
     /// # Errors
     /// [`UnpackError`]; nothing more can be written then.
@@ -145,12 +147,12 @@ impl Unpack {
         }
     }
 
-    /// Bytes of the NAR taken so far, without those of a token that is not complete.
+    /// The number of bytes unpacked so far, without those of an incomplete token.
     pub fn offset(&self) -> u64 {
         self.decoder.offset()
     }
 
-    /// Says that the NAR is complete.
+    /// Ends the NAR.
     ///
     /// # Errors
     /// If it is not.
@@ -160,21 +162,21 @@ impl Unpack {
     }
 }
 
-/// Where the next thing goes.
+/// The current position in the tree on disk.
 #[derive(Debug)]
 struct Disk {
-    /// Bytes of the path of the directory given, and of a store path's name, however long this one is.
+    /// Length of the given directory's path plus the longest name of a store path.
     base_len: usize,
-    /// The directory given, then those that are being filled: the last one is where we are.
+    /// The given directory, then those that are being filled; the last one is the current one.
     directories: Vec<OwnedFd>,
     /// The names of those directories, without the first: for messages.
     names: Vec<CString>,
-    /// The name of what comes next.
+    /// The name of the next node.
     name: CString,
     file: Option<OwnedFd>,
     /// Whether modes and times are those of a store.
     canonical: bool,
-    /// Whether modes must be set again because of the umask.
+    /// Whether modes must be set explicitly because of the umask.
     chmod: bool,
     unpacked: Unpacked,
 }
@@ -188,9 +190,9 @@ impl Disk {
             Event::Symlink { target } => self.symlink(target),
             Event::Directory => self.enter(),
             Event::Entry { name } => {
-                // The decoder has checked the name; NUL can't be in it.
+                // The decoder has checked the name: it contains no NUL.
                 self.name = CString::new(name).map_err(|_| self.fail("create", Errno::INVAL))?;
-                // Without the root, whose name is counted already.
+                // Without the root, whose name is already counted.
                 let names = self.names.iter().skip(1).chain([&self.name]);
                 let len: usize = names.map(|name| name.count_bytes() + 1).sum();
                 if self.base_len + len > PATH_LEN_MAX { Err(UnpackError::PathTooLong) } else { Ok(()) }
@@ -214,7 +216,7 @@ impl Disk {
         }
         if size >= RESERVE_MIN {
             match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
-                // Not every file system can, and then the writes will tell.
+                // Not every file system supports it; then the writes report a full disk.
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
                 Err(error) => return Err(self.fail("reserve space for", error)),
             }
@@ -252,7 +254,7 @@ impl Disk {
         Ok(())
     }
 
-    /// A directory is ours alone and writable until it is complete.
+    /// A directory is accessible only to us, and writable, until it is complete.
     fn enter(&mut self) -> Result<(), UnpackError> {
         let mode = Mode::from_raw_mode(if self.canonical { 0o700 } else { 0o777 });
         rustix::fs::mkdirat(self.here(), &self.name, mode).map_err(|error| self.fail("create", error))?;
@@ -276,7 +278,7 @@ impl Disk {
     }
 
     fn here(&self) -> BorrowedFd<'_> {
-        // The directory given is never taken away: the decoder ends as many directories as it begins.
+        // The given directory is never popped: the decoder ends as many directories as it starts.
         self.directories.last().map_or(rustix::fs::CWD, AsFd::as_fd)
     }
 
@@ -287,14 +289,14 @@ impl Disk {
     }
 }
 
-/// Bytes of the path of an open directory. Where /proc does not say it, as few as a store can have.
+/// Length of the path of an open directory. Without /proc, the shortest that a store can have.
 fn path_len(directory: &OwnedFd) -> usize {
     let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
     std::fs::read_link(link).map_or(StoreDir::DEFAULT.len(), |path| path.as_os_str().len())
 }
 
-/// Whether the umask takes any of these bits. It can be read only by setting it, which is not for a library of a
-/// process with threads, or from here; when it cannot be read at all, modes are set again to be sure.
+/// Whether the umask removes any of these bits. Reads /proc, because umask(2) returns the umask only when setting it,
+/// which a library in a multi-threaded process must not do. If it is unknown, modes are set explicitly.
 fn umask_takes(bits: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -151,7 +151,7 @@ impl<E> Failure<E> {
         match self {
             Self::Source(error) => TransferError::Source(error),
             Self::Store(LocalStoreError::Unpack { source: UnpackError::Nar(error), .. }) => {
-                TransferError::Source(nar.invalid(&format_args!("it is no valid NAR: {error}")))
+                TransferError::Source(nar.invalid(&format_args!("it is not a valid NAR: {error}")))
             }
             Self::Store(LocalStoreError::Unpack { source: error @ UnpackError::PathTooLong, .. }) => {
                 TransferError::Source(nar.invalid(&error))

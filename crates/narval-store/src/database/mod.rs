@@ -29,12 +29,12 @@ pub struct Registered {
     pub is_built_here: bool,
 }
 
-/// A valid path as a list shows it.
+/// A valid path with what a list of paths displays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedPath {
-    /// Base name, as the database has it.
+    /// Base name, as in the database.
     pub path: String,
-    /// Bytes of its NAR; 0 where the database does not say.
+    /// Size of its NAR in bytes; 0 if the database has no size.
     pub nar_size: u64,
     /// When it was registered, in seconds since 1970.
     pub registration_time: u64,
@@ -161,7 +161,7 @@ impl Database {
         self.paths(&format!("select path from ValidPaths order by id desc limit {count}"), &[])
     }
 
-    /// The valid paths that were registered last, at most `count` of them, with what a list of them shows.
+    /// Returns the paths that became valid last, at most `count` of them, with what a list of them displays.
     ///
     /// # Errors
     /// See [`Database::path_from_hash_part`].
@@ -330,7 +330,7 @@ impl Database {
     }
 }
 
-/// Text of a column `sigs`.
+/// The text of a column `sigs`.
 pub(crate) fn join_signatures(signatures: &[Signature]) -> Option<String> {
     let texts: Vec<String> = signatures.iter().map(Signature::to_string).collect();
     if texts.is_empty() { None } else { Some(texts.join(" ")) }

@@ -1,30 +1,30 @@
-//! Noticing that a Nix database has changed, in a tenth of a microsecond and without SQLite.
+//! Detects changes of a Nix database in a tenth of a microsecond, without SQLite.
 //!
 //! In WAL mode a commit becomes visible when the writer has copied a new header into the first 48 bytes of the `-shm`
-//! file (the wal-index header, <https://www.sqlite.org/walformat.html#the_wal_index_header>: change counter, number of frames,
-//! checksum of the frames, salts), and `nix-store --add` returns after that. Readers believe that same header. So two
-//! equal headers mean the same contents, and reading the header through the page cache is as good as asking SQLite
-//! (`PRAGMA data_version` reads it too, but takes and drops locks around it).
+//! file (the wal-index header, <https://www.sqlite.org/walformat.html#the_wal_index_header>: change counter, number of
+//! frames, checksum of the frames, salts), and `nix-store --add` returns after that. Readers use that same header. So
+//! two equal headers mean equal contents, and reading the header through the page cache is as reliable as asking SQLite
+//! (`PRAGMA data_version` reads it too, but takes and releases locks around it).
 //!
-//! A [`Stamp`] must be taken *before* the database is read: a memo of what was read then is good as long as the stamp
-//! stays the same. A header caught half-written compares unequal later, which costs a read and no more.
+//! A [`Stamp`] must be taken *before* the database is read: cached results of that read are valid as long as the stamp
+//! stays the same. A half-written header compares unequal later, which only costs another read.
 //!
-//! Where there is no header to read (WAL files absent, as Nix 2.8 leaves them, or unreadable), the contents are those
-//! of `db.sqlite` alone as long as `-wal` is absent or empty; then size, inode and times tell, except while they are so
-//! fresh that a second change could carry the same time. In that case, and in every doubt, there is no stamp.
+//! Without a readable header (Nix 2.8 removes the WAL files), the contents are those of `db.sqlite` alone as long as
+//! `-wal` is absent or empty. Then its size, inode and times identify the contents, unless they are so recent that a
+//! second change could have the same time. In that case, and whenever there is doubt, there is no stamp.
 //!
-//! Looking costs 1.7 µs, an eighth of a narinfo's answer. So a look is good for later, too, as long as the kernel has
-//! no [`Events`] to tell, if it was taken in this order:
+//! Reading the state costs 1.7 µs, an eighth of answering a narinfo. So a state stays valid as long as the kernel
+//! reports no [`Events`], provided it was read in this order:
 //!
 //! 1. all events so far were taken;
 //! 2. nobody holds SQLite's writer lock;
 //! 3. the stamp is taken, from a header whose two copies are equal (a writer killed between them leaves a header that a
 //!    reader repairs, without an event).
 //!
-//! A commit that is not in the stamp takes the writer lock after step 2, then writes its frames to `-wal`, and only then
-//! changes the header: the event of that write is there before the change is, and was not taken in step 1. Everything
-//! else that could change what the path's contents are (recovery when the first process opens the database, a change of
-//! the journal mode, another file in its place) begins with an event as well.
+//! A commit that is not in the stamp takes the writer lock after step 2, then writes its frames to `-wal`, and only
+//! then changes the header: the event of that write comes before the change, and was not taken in step 1. Everything
+//! else that could change the contents (recovery when the first process opens the database, a change of the journal
+//! mode, another file in its place) starts with an event as well.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -39,35 +39,36 @@ use rustix::io::Errno;
 
 use super::events::{Events, Happened};
 
-/// Bytes of the wal-index header; it lies twice at the front of `-shm`, and the first copy is written last.
+/// Size of the wal-index header in bytes. There are two copies at the start of `-shm`, and the first is written last.
 const WAL_INDEX_HEADER_LEN: usize = 48;
 
-/// Where the header says that it is one (`isInit`).
+/// Offset of `isInit` in the wal-index header.
 const IS_INIT_AT: usize = 12;
 
-/// Where the number of valid frames (`mxFrame`) is in the wal-index header.
+/// Offset of the number of valid frames (`mxFrame`) in the wal-index header.
 const MAX_FRAME_AT: usize = 16;
 
-/// A file changed more recently than this could change again without a change of its time: kernels before 6.13 stamp
-/// files with the time of the last timer tick, 4 to 10 ms.
+/// A file that changed more recently than this could change again without a change of its time: kernels before 6.13
+/// stamp files with the time of the last timer tick, 4 to 10 ms.
 const FRESH: Duration = Duration::from_millis(25);
 
-/// Where SQLite locks one byte of `-shm` for the one writer (`WAL_WRITE_LOCK` at `UNIX_SHM_BASE`, os_unix.c).
+/// Offset of the byte in `-shm` that SQLite locks for the writer (`WAL_WRITE_LOCK` at `UNIX_SHM_BASE`, os_unix.c).
 const WRITER_LOCK_AT: libc::off_t = 120;
 
-/// Watching is begun at most this often: it takes some sixty system calls.
+/// The minimum time between two attempts to start watching, which takes about sixty system calls.
 const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The most `-shm` files one process will hold open, see [`hold_open`].
+/// The most `-shm` files that one process holds open, see [`hold_open`].
 const HELD_FILES_MAX: usize = 4096;
 
-/// Stands for the state of a database at one moment. Two equal stamps of one store: nothing was committed in between.
+/// Identifies the state of a database at one moment. If two stamps of one store are equal, nothing was committed in
+/// between.
 ///
-/// A number: each state that is seen has the next one, one that comes back too.
+/// A number: each new state gets the next one, even a state that was seen before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp(u64);
 
-/// What tells the contents of a database.
+/// Identifies the contents of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State {
     database: FileState,
@@ -75,7 +76,7 @@ pub(super) struct State {
     header: [u8; WAL_INDEX_HEADER_LEN],
 }
 
-/// What `stat` tells of a file's contents.
+/// Identifies a file's contents by its `stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FileState {
     device: u64,
@@ -91,8 +92,8 @@ impl FileState {
         Self { device: stat.st_dev as u64, inode: stat.st_ino as u64, size: stat.st_size as u64, modified }
     }
 
-    /// What a path means now. A network file system asks its server (`AT_STATX_FORCE_SYNC`): what it remembers of a file may
-    /// be seconds old, and Nix on another machine may have written meanwhile.
+    /// The current state of the file at a path. A network file system asks its server (`AT_STATX_FORCE_SYNC`): its
+    /// cache may be seconds old, and Nix on another machine may have written meanwhile.
     #[allow(clippy::unnecessary_cast, reason = "the fields' types differ between architectures")]
     fn of(path: &Path) -> Result<Self, Errno> {
         let wanted = StatxFlags::MTIME | StatxFlags::SIZE | StatxFlags::INO;
@@ -103,7 +104,7 @@ impl FileState {
                 size: found.stx_size,
                 modified: (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)),
             }),
-            // Older kernels, and containers whose rules are older than the call.
+            // Older kernels, and containers with seccomp rules older than this call.
             Err(Errno::NOSYS | Errno::PERM) => Ok(Self::of_open(&rustix::fs::stat(path)?)),
             Err(error) => Err(error),
         }
@@ -122,17 +123,17 @@ impl FileState {
         let modified = UNIX_EPOCH
             .checked_add(Duration::from_secs(self.modified.0.max(0).unsigned_abs()))
             .and_then(|time| time.checked_add(Duration::from_nanos(self.modified.1.max(0).unsigned_abs())));
-        // A time in the future says nothing about the order of events: fresh.
+        // A time in the future counts as fresh: it says nothing about the order of events.
         modified.and_then(|time| SystemTime::now().duration_since(time).ok()).is_none_or(|age| age < FRESH)
     }
 }
 
-/// Which file a path means: the numbers of its device and its inode.
+/// Identifies a file: the numbers of its device and its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity(u64, u64);
 
-/// Which files a database consists of: it changes when one of them is replaced, removed or made. They cannot have the
-/// numbers of files that a connection still has open.
+/// The files that a database consists of: changes when one of them is replaced, removed or created. New files cannot
+/// have the inode numbers of files that a connection still has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Files {
     database: Identity,
@@ -150,16 +151,16 @@ pub(super) struct Watch {
     /// The `-shm` file in use.
     open: RwLock<Option<(Identity, Arc<File>)>>,
     settled: RwLock<Settled>,
-    /// The last state that was seen, and its number.
+    /// The last state seen, and its number.
     last: Mutex<(Option<State>, u64)>,
 }
 
-/// The last look, while it holds.
+/// The last state, while it is valid.
 #[derive(Debug, Default)]
 struct Settled {
     stamp: Option<Stamp>,
     events: Option<Events>,
-    /// When watching was begun last.
+    /// When watching was last started.
     begun: Option<Instant>,
 }
 
@@ -185,8 +186,8 @@ impl Watch {
         }
     }
 
-    /// The state now; `None` when it cannot be told, and then nothing remembered may be used. One system call while
-    /// nothing changes; it never waits.
+    /// The current state; `None` if it is unknown, in which case cached results must not be used. Takes one system call
+    /// while nothing changes, and never waits.
     #[inline(always)]
     pub(super) fn stamp(&self) -> Option<Stamp> {
         if let Ok(settled) = self.settled.try_read()
@@ -198,10 +199,10 @@ impl Watch {
         self.settle()
     }
 
-    /// Looks, and sees to it that later stamps need not; the steps are those of the module's description.
+    /// Reads the state such that it stays valid until an event; the steps are those of the module's documentation.
     #[cold]
     fn settle(&self) -> Option<Stamp> {
-        // Another thread is at it: its answer may be from before this was asked.
+        // Another thread is doing this: its result may be older than this call.
         let Ok(mut settled) = self.settled.try_write() else { return Some(self.look()?.0) };
         settled.stamp = None;
         let watching = settled.events.as_ref().is_some_and(|events| match events.take() {
@@ -228,7 +229,7 @@ impl Watch {
         Some(stamp)
     }
 
-    /// The state now, by three or four system calls.
+    /// Reads the current state with three or four system calls.
     fn look(&self) -> Option<(Stamp, Option<Headers>)> {
         let (state, headers) = self.look_at_files()?;
         Some((self.stamp_of(state), headers))
@@ -248,8 +249,8 @@ impl Watch {
             return Some((self.quiet_state(database)?, None));
         };
         let [header, _] = headers;
-        // Without frames in the log the contents are those of the database file alone, and the header may be
-        // one that recovery writes each time: then the file's time must tell.
+        // Without frames in the log, the contents are those of the database file alone, and the header may be one that
+        // recovery writes each time: then only the file's time identifies them.
         let no_frames = header.get(MAX_FRAME_AT..MAX_FRAME_AT + 4) == Some(&[0; 4]);
         if no_frames && database.is_fresh() {
             return None;
@@ -257,10 +258,10 @@ impl Watch {
         Some((State { database, log: FileState::default(), header }, Some(headers)))
     }
 
-    /// The state of a database of which nothing is in the log or the journal, as an `immutable` connection needs it.
+    /// The state of a database whose log and journal are empty, as an `immutable` connection requires.
     pub(super) fn quiet(&self) -> Option<State> {
         let state = self.quiet_state(FileState::of(&self.database).ok()?)?;
-        // What is in the journal may be half overwritten in the database.
+        // Pages in the journal may be partly overwritten in the database.
         empty_or_absent(&self.journal)?;
         Some(state)
     }
@@ -270,7 +271,7 @@ impl Watch {
         if database.is_fresh() { None } else { Some(State { database, log, header: [0; _] }) }
     }
 
-    /// Which files the database consists of now, and what tells the contents of the first of them.
+    /// The files that the database consists of now, and the state of the first of them.
     pub(super) fn files(&self) -> Result<(Files, FileState), Errno> {
         let beside = |path| match FileState::of(path) {
             Ok(state) => Ok(Some(state.identity())),
@@ -287,13 +288,13 @@ impl Watch {
         self.files().is_ok_and(|(files, _)| files.log.is_some())
     }
 
-    /// The `-shm` file that is beside the database now.
+    /// The current `-shm` file beside the database.
     fn shared_file(&self) -> Option<Arc<File>> {
         let state = FileState::of(&self.shared).ok()?;
         let now = Identity(state.device, state.inode);
         {
             let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-            // It is held open, so that no other file can have its number.
+            // It is held open, so no other file can have its inode number.
             if let Some((identity, file)) = open.as_ref()
                 && *identity == now
             {
@@ -306,7 +307,7 @@ impl Watch {
     }
 }
 
-/// The state of a file that holds nothing; `None` if it holds something, or that cannot be told.
+/// The state of an empty or absent file; `None` if it has contents, or if that is unknown.
 fn empty_or_absent(path: &Path) -> Option<FileState> {
     match FileState::of(path) {
         Ok(state) if state.size == 0 => Some(state),
@@ -323,9 +324,9 @@ fn read_headers(file: &File) -> Option<Headers> {
     (read == bytes.len()).then_some([first.try_into().ok()?, second.try_into().ok()?])
 }
 
-/// Whether any process, this one included, is between the beginning and the end of a write transaction.
+/// Whether any process, including this one, has a write transaction open.
 fn has_writer(shared: &File) -> bool {
-    // As a lock of an open file, not of the process: one of ours would not be told of otherwise.
+    // Tested as an open file description lock: otherwise a lock of this process would not be reported.
     let mut lock = libc::flock {
         l_type: libc::F_RDLCK as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -339,7 +340,7 @@ fn has_writer(shared: &File) -> bool {
 
 /// Opens a file and never closes it: POSIX drops all locks that a process has on a file, those of SQLite's connections
 /// among them, when it closes *any* descriptor of that file (`fcntl(2)`, "Record locks"). One descriptor per file is
-/// held for the life of the process; there are as many as databases were ever open.
+/// kept for the life of the process, for every database that was ever open.
 fn hold_open(path: &Path) -> Option<(Identity, Arc<File>)> {
     static HELD: Mutex<Vec<(Identity, Arc<File>)>> = Mutex::new(Vec::new());
     let state = FileState::of(path).ok()?;
@@ -380,7 +381,7 @@ mod tests {
         connection.query_row("select n from t", (), |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
     }
 
-    /// Threads that remember what they read by its stamp never tell less than what was committed before they asked.
+    /// Threads that cache results by their stamp never return less than what was committed before they asked.
     #[test]
     fn what_is_remembered_is_never_older_than_the_last_commit() {
         let dir = tempfile::tempdir().unwrap();
@@ -415,7 +416,7 @@ mod tests {
             for number in 1..=COMMITS {
                 match number % 100 {
                     0 => writer.execute_batch("pragma wal_checkpoint(truncate)").unwrap(),
-                    // A transaction that wrote to the log and came to nothing.
+                    // A transaction that wrote to the log and was rolled back.
                     50 => {
                         writer.execute_batch("begin; pragma cache_size = 2").unwrap();
                         spill.execute(()).unwrap();
@@ -425,7 +426,7 @@ mod tests {
                 }
                 writer.execute("update t set n = ?1", [i64::try_from(number).unwrap()]).unwrap();
                 committed.store(number, Ordering::SeqCst);
-                // So that readers get to rely on their memory now and then.
+                // So that readers get to use their cached results now and then.
                 if number % 16 == 0 {
                     let before = hits.load(Ordering::Relaxed);
                     let until = Instant::now() + Duration::from_secs(1);
@@ -436,10 +437,10 @@ mod tests {
             }
             done.store(true, Ordering::SeqCst);
         });
-        assert!(hits.into_inner() > COMMITS / 16, "the memory was never used");
+        assert!(hits.into_inner() > COMMITS / 16, "the cached results were never used");
     }
 
-    /// While somebody writes, a look is good for that moment only.
+    /// While there is a writer, a state is only valid for that moment.
     #[test]
     fn nothing_settles_under_a_writer() {
         let dir = tempfile::tempdir().unwrap();
@@ -450,7 +451,7 @@ mod tests {
             watch.stamp().unwrap();
             watch.settled.read().unwrap().stamp.is_some()
         };
-        // The first commit is a moment ago.
+        // The first commit was a moment ago.
         let until = Instant::now() + Duration::from_secs(10);
         while !is_settled() && Instant::now() < until {
             std::thread::yield_now();

@@ -132,7 +132,7 @@ impl LocalStore {
         Ok(())
     }
 
-    /// Whether the path was not valid before.
+    /// Inserts a path; returns whether it was not valid before.
     fn insert(&self, connection: &Connection, info: &PathInfo) -> Result<bool, rusqlite::Error> {
         let full = self.full(&info.path);
         let hash = format!("sha256:{}", info.nar_hash.to_hex());

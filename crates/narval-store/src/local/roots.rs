@@ -1,4 +1,4 @@
-//! What keeps paths from being collected: links, temporary roots, running programs.
+//! The roots of garbage collection: links, temporary roots, running programs.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,43 +15,42 @@ use super::{LocalStore, LocalStoreError, temporary_roots};
 use crate::remove::remove_leftover_directories;
 use crate::temporary::{TemporaryDirectory, has_name};
 
-/// Directories below `gcroots` are walked this deep.
+/// The maximum depth of directories below `gcroots`.
 const DEPTH_MAX: usize = 64;
 
-/// The longest file of temporary roots that is read.
+/// The maximum size of a file of temporary roots.
 const TEMPORARY_ROOTS_LEN_MAX: u64 = 256 << 20;
 
-/// What the names of directories begin with in which links are made.
+/// The prefix of temporary directories in which links are created.
 const TEMPORARY_LINK: &str = ".tmp-link-";
 
-/// How often a file of temporary roots is opened that others make anew.
+/// How often opening a file of temporary roots is retried while others replace it.
 const ATTEMPTS_MAX: usize = 100;
 
-/// A root: what keeps a path, and the path.
+/// A root and the path that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Root {
     /// A link, a file of temporary roots, or a process (`/proc/<id>`).
     pub source: PathBuf,
-    /// The path that it keeps, with all that it refers to.
+    /// The path that it keeps, with its closure.
     pub path: StorePath,
 }
 
 impl LocalStore {
-    /// All roots there are now: links below `gcroots` and `profiles`, temporary roots of other processes, programs that
-    /// run. Links that lead nowhere any more are removed from `gcroots/auto`.
+    /// All current roots: links below `gcroots` and `profiles`, temporary roots of other processes, running programs.
+    /// Dangling links are removed from `gcroots/auto`.
     ///
-    /// # Errors
-    /// If a directory cannot be read: then nothing may be collected.
+    /// # Errors If a directory cannot be read; nothing must be collected then.
     pub fn roots(&self) -> Result<Vec<Root>, LocalStoreError> {
         for directory in ["gcroots", "gcroots/auto"] {
             match File::open(self.config.state_dir.join(directory)) {
                 Ok(directory) => clear_up_links(directory.as_fd()),
-                Err(error) => tracing::debug!("'{directory}' is not cleared up: {error}"),
+                Err(error) => tracing::debug!("cannot remove leftovers from '{directory}': {error}"),
             }
         }
         let mut roots = Vec::new();
-        // Temporary roots before links: whoever ends its temporary roots has made its link before. Read the other way round,
-        // a link made and temporary roots ended in between would both be missed.
+        // Temporary roots before links: a process creates its link before it drops its temporary roots. In the other
+        // order, both could be missed if that happens in between.
         self.temporary_roots(&mut roots)?;
         for below in ["gcroots", "profiles"] {
             self.roots_below(&self.config.state_dir.join(below), 0, &mut roots)?;
@@ -64,8 +63,7 @@ impl LocalStore {
 
     /// Creates a symlink to a store path, anywhere on disk, that keeps the path alive. An existing symlink is replaced.
     ///
-    /// # Errors
-    /// If it cannot be made, or something else is there.
+    /// # Errors If it cannot be created, or something else is in its place.
     pub fn add_root(&self, link: &Path, path: &StorePath) -> Result<(), LocalStoreError> {
         if fs::symlink_metadata(link).is_ok_and(|found| !found.is_symlink()) {
             return Err(LocalStoreError::io("replace", link, ErrorKind::AlreadyExists));
@@ -74,19 +72,18 @@ impl LocalStore {
         self.add_indirect_root(link)
     }
 
-    /// Registers the symlink at this absolute path as a root: it keeps the store path that it leads to alive.
+    /// Registers the symlink at this absolute path as a root: it keeps the store path that it points to alive.
     ///
-    /// # Errors
-    /// If it cannot be written down.
+    /// # Errors If it cannot be registered.
     pub fn add_indirect_root(&self, link: &Path) -> Result<(), LocalStoreError> {
         let link = std::path::absolute(link).map_err(|error| LocalStoreError::io("find", link, error))?;
-        // The name only has to be one of its own; Nix takes 160 bits of a hash of the link's path as well.
+        // The name only has to be unique; Nix uses 160 bits of a hash of the link's path, too.
         let hash = Sha256::of(link.as_os_str().as_bytes());
         let name = nix32::encode(hash.as_bytes().first_chunk::<20>().unwrap_or(&[0; 20]));
         replace_link(&self.config.state_dir.join("gcroots/auto").join(name), &link)
     }
 
-    /// As Nix `LocalStore::findRoots`.
+    /// Like Nix's `LocalStore::findRoots`.
     fn roots_below(&self, path: &Path, depth: usize, roots: &mut Vec<Root>) -> Result<(), LocalStoreError> {
         let found = match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -115,7 +112,7 @@ impl LocalStore {
         Ok(())
     }
 
-    /// A link to a link outside, made by `nix-build` and the like.
+    /// A link to a link elsewhere, created by `nix-build` and similar.
     fn indirect_root(&self, path: &Path, target: &Path, roots: &mut Vec<Root>) -> Result<(), LocalStoreError> {
         let target = path.parent().unwrap_or(path).join(target);
         match fs::symlink_metadata(&target) {
@@ -134,17 +131,18 @@ impl LocalStore {
                 }
                 Ok(())
             }
-            // Another user's directory: what it holds can't be known, so nothing may be collected.
+            // Another user's directory: its contents are unknown, so nothing must be collected.
             Err(error) => Err(LocalStoreError::io("read", &target, error)),
         }
     }
 
-    /// `temproots/<process>`: store paths, each with a NUL. A file that nobody has locked is of a process that is gone.
+    /// `temproots/<process>`: store paths, each terminated by a NUL. A file that nobody has locked belongs to a process
+    /// that has ended.
     fn temporary_roots(&self, roots: &mut Vec<Root>) -> Result<(), LocalStoreError> {
         let directory = self.config.state_dir.join("temproots");
         for entry in fs::read_dir(&directory).map_err(|error| LocalStoreError::io("list", &directory, error))? {
             let path = entry.map_err(|error| LocalStoreError::io("list", &directory, error))?.path();
-            // What keeps the folder from being removed where a package manager does so (Nix skips these too).
+            // Files such as `.keep`, which prevent a package manager from removing the folder (Nix skips these too).
             if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".")) {
                 continue;
             }
@@ -162,7 +160,7 @@ impl LocalStore {
         Ok(())
     }
 
-    /// The store path that this path is, or is in: by its logical name or by where it really lies.
+    /// The store path that this path is, or is in, by its logical or its real location.
     pub(super) fn store_path_of(&self, path: &OsStr) -> Option<StorePath> {
         let bytes = path.as_bytes();
         [self.config.store_dir.as_str().as_bytes(), self.config.real_store_dir.as_os_str().as_bytes()]
@@ -174,7 +172,7 @@ impl LocalStore {
     }
 }
 
-/// The file of temporary roots with this name, if its owner lives; else it is removed.
+/// The file of temporary roots with this name, if its owner lives; otherwise removes it.
 fn owned_roots(path: &Path) -> std::io::Result<Option<File>> {
     for _ in 0..ATTEMPTS_MAX {
         let file = match File::options().read(true).write(true).open(path) {
@@ -184,10 +182,10 @@ fn owned_roots(path: &Path) -> std::io::Result<Option<File>> {
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(Some(file));
         }
-        // A new process of this number removes what an old one left, and makes its own file.
+        // A new process with the same number removes the old file, and creates its own.
         if has_name(rustix::fs::CWD, path, &file)? {
             fs::remove_file(path)?;
-            // For a process that waits for this file, as Nix does it.
+            // Marks it as stale for a process that waits for this file, as Nix does.
             (&file).write_all(b"d")?;
             return Ok(None);
         }
@@ -199,7 +197,7 @@ fn read_link(path: &Path) -> Result<PathBuf, LocalStoreError> {
     fs::read_link(path).map_err(|error| LocalStoreError::io("read", path, error))
 }
 
-/// Puts a link in place, over another one if need be, in one step.
+/// Puts a link in place atomically, replacing another one.
 fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
     let replaced = match symlink(target, link) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => exchange_link(link, target),
@@ -208,7 +206,7 @@ fn replace_link(link: &Path, target: &Path) -> Result<(), LocalStoreError> {
     replaced.map_err(|error| LocalStoreError::io("create", link, error))
 }
 
-/// A link cannot be locked, so that a new one is made in a directory that is.
+/// A link cannot be locked, so a new one is created in a locked directory.
 fn exchange_link(link: &Path, target: &Path) -> std::io::Result<()> {
     if fs::read_link(link).is_ok_and(|found| found == target) {
         return Ok(());
@@ -222,17 +220,17 @@ fn exchange_link(link: &Path, target: &Path) -> std::io::Result<()> {
     rustix::fs::symlinkat(target, temporary.handle(), c"link")?;
     let renamed = rustix::fs::renameat(temporary.handle(), c"link", &parent, name);
     if renamed.is_err() {
-        // It is the other error that counts; what is left is cleared up by the next one.
+        // The other error is the one to report; the next call removes what is left.
         rustix::fs::unlinkat(temporary.handle(), c"link", AtFlags::empty()).ok();
     }
     Ok(renamed?)
 }
 
-/// Removes what killed processes left of links that they were making.
+/// Removes the temporary directories of processes that were killed while creating links.
 fn clear_up_links(directory: BorrowedFd<'_>) {
     if let Err(error) = remove_leftover_directories(directory, TEMPORARY_LINK) {
-        // A directory that can be written to and not read, say: what is left there keeps too much, never too little.
-        tracing::debug!("links are not cleared up: {error}");
+        // For example a directory that is writable but not readable: leftovers there keep too much, never too little.
+        tracing::debug!("cannot remove the leftovers of links: {error}");
     }
 }
 
@@ -241,8 +239,8 @@ mod tests {
     use super::*;
     use crate::temporary::temporary_name;
 
-    /// Links are exchanged in one step by any number of processes at once (locks are of an open file, so threads will do), and what
-    /// one that was killed left goes.
+    /// Any number of processes can replace links atomically at once (locks belong to an open file, so threads will do),
+    /// and leftovers of killed ones are removed.
     #[test]
     fn links_are_exchanged_and_nothing_stays_behind() {
         let dir = tempfile::tempdir().unwrap();
@@ -270,7 +268,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
-    /// A link whose maker was killed keeps nothing from the next collection on; one that is being made stays.
+    /// A link whose creator was killed keeps nothing from the next collection on; one that is being created stays.
     #[test]
     fn links_in_the_making() {
         let dir = tempfile::tempdir().unwrap();

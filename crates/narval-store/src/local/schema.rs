@@ -13,13 +13,13 @@ use super::locks::Waiting;
 use crate::config::StoreConfig;
 use crate::temporary::{TemporaryFile, is_temporary_name, remove_leftovers};
 
-/// The only schema there is since Nix 2.0.
+/// The only schema since Nix 2.0.
 const SCHEMA: &str = "10";
 
-/// What the temporary name of the file that says so begins with.
+/// The prefix of the temporary name of the file `schema`.
 const TEMPORARY_SCHEMA: &str = "schema.";
 
-/// Nix `libstore/schema.sql`. The migration is one of Nix 2.35, whose outcome this already is.
+/// Nix `libstore/schema.sql`, including the result of the migration in Nix 2.35.
 const TABLES: &str = "
     create table if not exists ValidPaths (
         id               integer primary key autoincrement not null,
@@ -56,7 +56,7 @@ const TABLES: &str = "
     insert or ignore into SchemaMigrations values ('20260309-drop-redundant-indexreferrer');
 ";
 
-/// Makes what is missing of a store's directories.
+/// Creates the missing directories of a store.
 pub(super) fn make_directories(config: &StoreConfig) -> Result<(), LocalStoreError> {
     make(&config.real_store_dir)?;
     make(&config.real_store_dir.join(".links"))?;
@@ -79,8 +79,8 @@ pub(super) fn open_database(config: &StoreConfig) -> Result<Connection, LocalSto
     let path = config.database();
     let mut wait = Waiting::of(config).begin(&path);
     loop {
-        // Whoever else makes the store now, or opens it in another journal mode, excludes us at moments when SQLite does not
-        // wait by itself: it can't, as both may hold a part of what the other one needs.
+        // Another process that creates the store, or opens it in another journal mode, can exclude us at moments when
+        // SQLite does not wait by itself, because each may hold a lock that the other one needs.
         match try_open(config, &path) {
             Err(OpenError::Database(error)) if is_busy(&error) => wait.pause()?,
             Err(OpenError::Database(error)) => return Err(database_error(config, error)),
@@ -90,7 +90,7 @@ pub(super) fn open_database(config: &StoreConfig) -> Result<Connection, LocalSto
     }
 }
 
-/// What SQLite says, and that it was locked for too long.
+/// Converts an error of SQLite, including a lock that was held for too long.
 pub(super) fn database_error(config: &StoreConfig, source: rusqlite::Error) -> LocalStoreError {
     let path = config.database();
     if is_busy(&source) {
@@ -118,7 +118,7 @@ fn try_open(config: &StoreConfig, path: &Path) -> Result<Connection, OpenError> 
     let schema = path.with_file_name("schema");
     let io = |action, path: &Path, error| OpenError::Other(LocalStoreError::io(action, path, error));
     let found = match fs::read_to_string(&schema) {
-        // Nix writes it in place, after the tables: an empty one is being written, or its writer was killed.
+        // Nix writes it in place, after the tables: an empty file is being written, or its writer was killed.
         Ok(found) if found.is_empty() => None,
         Ok(found) => Some(found.trim().to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -130,7 +130,7 @@ fn try_open(config: &StoreConfig, path: &Path) -> Result<Connection, OpenError> 
     let connection = prepare(Connection::open(path)?, config.lock_timeout)?;
     if found.is_none() {
         connection.execute_batch(&format!("begin immediate; {TABLES} commit"))?;
-        // Last: a store with this file has its tables.
+        // Written last: a store with this file has its tables.
         write_schema(&schema).map_err(|error| io("write", &schema, error))?;
     }
     Ok(connection)
@@ -149,7 +149,7 @@ fn prepare(connection: Connection, busy_timeout: Duration) -> Result<Connection,
     connection.busy_timeout(busy_timeout)?;
     connection.pragma_update(None, "foreign_keys", 1)?;
     connection.pragma_update(None, "synchronous", "normal")?;
-    // Only where it is not so already: a change needs the database alone.
+    // Only if necessary: changing it requires exclusive access to the database.
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     if mode != "wal" {
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;

@@ -1,10 +1,10 @@
-//! Temporary roots: what this process adds or uses is kept from every garbage collection, Nix's and our own, from before it
-//! is looked at until this is dropped.
+//! Temporary roots: protect what this process adds or uses from every garbage collection, Nix's and our own, from
+//! before it is examined until they are dropped.
 //!
-//! As Nix `LocalStore::addTempRoot` (`libstore/gc.cc`): the paths stand in a file of their own below `temproots`, which is
-//! locked as long as its owner lives. The lock is what counts. The file's name must be a number for Nix, which uses its
-//! process id; a process in another PID namespace may have the same one and would remove the file as one of its own past,
-//! so the number here is one that no process can have.
+//! As in Nix's `LocalStore::addTempRoot` (`libstore/gc.cc`), the paths are in a file below `temproots`, which is locked
+//! as long as its owner lives. Nix requires the file's name to be a number, and uses its process id. A process in
+//! another PID namespace may have the same id and would remove the file as its own leftover, so the number here is one
+//! that no process can have.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -24,13 +24,13 @@ use super::locks::{Waiting, open};
 use crate::config::StoreConfig;
 use crate::temporary::random;
 
-/// The kernel gives no process a larger number (`PID_MAX_LIMIT`).
+/// The kernel's maximum process id (`PID_MAX_LIMIT`).
 const PROCESS_MAX: u64 = 1 << 22;
 
 /// Numbers tried for the file's name.
 const ATTEMPTS_MAX: usize = 100;
 
-/// The temporary roots of one user of a store. Made when the first path is kept. Shared by threads.
+/// The temporary roots of one user of a store. Created when the first path is kept. Can be shared between threads.
 #[derive(Debug)]
 pub struct LocalRoots {
     directory: PathBuf,
@@ -45,16 +45,16 @@ pub struct LocalRoots {
 struct Roots {
     number: u64,
     path: PathBuf,
-    /// Locked alone as long as it is open.
+    /// Locked exclusively as long as it is open.
     file: File,
     gc_lock: File,
-    /// To a collection that is running.
+    /// The connection to a running collection.
     collector: Option<UnixStream>,
     kept: BTreeSet<StorePath>,
 }
 
 impl LocalRoots {
-    /// For this store. Nothing is made yet.
+    /// Temporary roots for this store. Nothing is created yet.
     pub fn new(config: &StoreConfig) -> Self {
         Self {
             directory: config.state_dir.join("temproots"),
@@ -66,11 +66,10 @@ impl LocalRoots {
         }
     }
 
-    /// Protects paths, valid or not. Ask for their validity only after this has returned: a running collection may be
+    /// Protects paths, valid or not. Check their validity only after this has returned: a running collection may be
     /// deleting them.
     ///
-    /// # Errors
-    /// If the roots cannot be written down.
+    /// # Errors If the roots cannot be written.
     pub fn keep<'a>(&self, paths: impl IntoIterator<Item = &'a StorePath>) -> Result<(), LocalStoreError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let roots = match &mut *state {
@@ -82,7 +81,7 @@ impl LocalRoots {
             return Ok(());
         }
         let full: Vec<String> = new.iter().map(|path| self.store_dir.display(path).to_string()).collect();
-        // The file first: a collection that begins from now on reads it, and one that is running is told.
+        // The file first: a collection that starts from now on reads it, and a running one is notified.
         let text: String = full.iter().map(|path| format!("{path}\0")).collect();
         roots.file.write_all(text.as_bytes()).map_err(|error| LocalStoreError::io("write", &roots.path, error))?;
         self.wait_for_collector(roots, &full)?;
@@ -112,7 +111,7 @@ impl LocalRoots {
                 file => file.map_err(fail)?,
             };
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // A collection has found the file before it was locked, and removes it.
+                // A collection found the file before it was locked, and removes it.
                 Err(Errno::WOULDBLOCK) => continue,
                 locked => locked.map_err(|error| fail(error.into()))?,
             }
@@ -124,7 +123,7 @@ impl LocalRoots {
         Err(LocalStoreError::io("create a file in", &self.directory, ErrorKind::AlreadyExists))
     }
 
-    /// Returns when no collection is running, or the one that is knows of these paths.
+    /// Returns when no collection is running, or the running one knows these paths.
     fn wait_for_collector(&self, roots: &mut Roots, full: &[String]) -> Result<(), LocalStoreError> {
         let mut wait = self.waiting.begin(&self.gc_lock);
         loop {
@@ -146,7 +145,7 @@ impl LocalRoots {
 }
 
 impl Roots {
-    /// Whether the collection that is running has taken these paths. `false`: it has ended, or takes none.
+    /// Whether the running collection has accepted these paths; `false` if it has ended, or accepts none.
     fn tell_collector(&mut self, socket: &Path, full: &[String]) -> Result<bool, LocalStoreError> {
         use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
         let told = (|| {
@@ -156,7 +155,7 @@ impl Roots {
             };
             for path in full {
                 stream.write_all(format!("{path}\n").as_bytes())?;
-                // It answers when it is not deleting this path, or has deleted it.
+                // It answers once it is not deleting this path, or has deleted it.
                 stream.read_exact(&mut [0])?;
             }
             Ok(())
@@ -173,7 +172,7 @@ impl Roots {
 
 impl Drop for Roots {
     fn drop(&mut self) {
-        // A file that stays behind keeps nothing: nobody has locked it.
+        // A leftover file keeps nothing: nobody has locked it.
         fs::remove_file(&self.path).ok();
     }
 }
@@ -183,7 +182,7 @@ pub(super) fn is_owned(state_dir: &Path, number: &str) -> Result<bool, LocalStor
     let path = state_dir.join("temproots").join(number);
     let file = match File::open(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        // Another user's: it can't be known, and a collection will tell.
+        // Another user's: unknown here; a collection can tell.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Ok(true),
         file => file.map_err(|error| LocalStoreError::io("open", &path, error))?,
     };
@@ -194,7 +193,7 @@ pub(super) fn is_owned(state_dir: &Path, number: &str) -> Result<bool, LocalStor
     }
 }
 
-/// The roots in a file's contents. What is not ended by a NUL is being written.
+/// The roots in a file's contents. An entry without a final NUL is still being written.
 pub(super) fn parse(contents: &[u8]) -> impl Iterator<Item = &std::ffi::OsStr> {
     let complete = contents.iter().rposition(|byte| *byte == 0).unwrap_or(0);
     let texts = contents.get(..complete).unwrap_or_default().split(|byte| *byte == 0);

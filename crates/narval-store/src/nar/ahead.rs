@@ -1,7 +1,7 @@
-//! Reading small files before they are asked for, by several threads, in the order of the NAR.
+//! Reads small files ahead, on several threads, in the order of the NAR.
 //!
-//! A stream puts the next batches into a queue, and takes their bytes in its own order. A batch that no thread has begun
-//! when its turn comes is read by the stream itself: a busy or absent pool costs nothing but the help.
+//! A stream queues its next batches, and takes their bytes in order. If no thread has started a batch when its turn
+//! comes, the stream reads it itself, so a busy or absent pool never blocks a stream.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use super::layout::NarLayout;
 use super::open::Root;
 use super::stream::read_batch;
 
-/// Batches that wait for a thread, over all streams.
+/// Batches queued for a thread, over all streams.
 const QUEUE_LEN_MAX: usize = 256;
 
 /// Entries that are read together.
@@ -26,7 +26,7 @@ pub(super) struct Batch {
     pub(super) entries: Range<usize>,
 }
 
-/// Threads that read ahead for any number of streams, and the memory they may fill.
+/// Threads that read ahead for any number of streams, within a limit on memory.
 #[derive(Debug)]
 pub struct ReadAhead {
     queue: Option<Sender<Arc<Slot>>>,
@@ -38,8 +38,7 @@ pub struct ReadAhead {
 impl ReadAhead {
     /// Starts threads that together buffer at most `bytes_max` bytes.
     ///
-    /// # Errors
-    /// If the system starts no thread.
+    /// # Errors If no thread can be started.
     pub fn start(threads: usize, bytes_max: usize) -> std::io::Result<Self> {
         let (queue, jobs) = bounded(QUEUE_LEN_MAX);
         let threads = (0..threads)
@@ -51,11 +50,11 @@ impl ReadAhead {
         Ok(Self { queue: Some(queue), threads, held: Arc::new(AtomicUsize::new(0)), bytes_max })
     }
 
-    /// Puts a batch into the queue; `None` when the queue or the memory is full.
+    /// Queues a batch; `None` if the queue or the memory is full.
     pub(super) fn schedule(&self, batch: Batch) -> Option<Arc<Slot>> {
         let span = batch.layout.span(&batch.entries);
         let bytes = usize::try_from(span.end - span.start).ok()?;
-        // A few streams may pass this line together: the limit is one for memory in the large.
+        // A few streams may pass this check at the same time: the limit is approximate.
         if self.held.load(Ordering::Relaxed).saturating_add(bytes) > self.bytes_max {
             return None;
         }
@@ -90,7 +89,7 @@ impl Drop for Hold {
     }
 }
 
-/// A batch on its way.
+/// A queued batch.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) batch: Batch,
@@ -109,7 +108,7 @@ enum State {
 }
 
 impl Slot {
-    /// The bytes; waits for a thread that is at it, and is `None` when none has begun.
+    /// Returns the bytes, after waiting for the thread that reads them; `None` if no thread has started.
     pub(super) fn take(&self) -> Option<Result<Vec<u8>, NarIoError>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while matches!(*state, State::Running) {
@@ -138,7 +137,7 @@ impl Slot {
 
 fn work(jobs: &Receiver<Arc<Slot>>) {
     while let Ok(slot) = jobs.recv() {
-        // Held by the queue alone: its stream is gone.
+        // Only the queue holds it: its stream is gone.
         if Arc::strong_count(&slot) > 1 {
             slot.read();
         }

@@ -1,4 +1,4 @@
-//! Where every file of a store path lies in its NAR.
+//! The positions of a store path's files in its NAR.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -9,8 +9,8 @@ use narval_nix::Listing;
 use narval_nix::listing::{ListingBuilder, ListingError};
 use narval_nix::nar::{Event, wire};
 
-/// The plan of a NAR: every file, directory and symlink in NAR order, with its offset. It takes 32 bytes and its name
-/// per entry, and no open file.
+/// The plan of a NAR: every file, directory and symlink in NAR order, with its offset. An entry takes 32 bytes plus its
+/// name, and no open file.
 #[derive(Debug)]
 pub struct NarLayout {
     pub(super) root: RootIdentity,
@@ -20,26 +20,26 @@ pub struct NarLayout {
     pub(super) size_bytes: u64,
 }
 
-/// What was at the root when the NAR was planned.
+/// Identifies the root as it was when the NAR was planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RootIdentity {
     pub(super) device: u64,
     pub(super) inode: u64,
-    /// Inode numbers come back at once on some file systems; their change time doesn't.
+    /// Some file systems reuse inode numbers immediately; the change time distinguishes them.
     pub(super) changed: (i64, i64),
 }
 
-/// An entry as it is kept. Its NAR bytes are: a head (name, kind, size or target), the contents with their padding, and
-/// the closing tokens of everything that ends with it, its directories included.
+/// A stored entry. Its NAR bytes are: a head (name, type, size or target), the contents with their padding, and the
+/// closing tokens of everything that ends with it, including its directories.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     /// Offset of the head in the NAR.
     pub(super) start: u64,
-    /// Bytes of the contents, or of the symlink's target.
+    /// Length of the contents, or of the symlink's target.
     pub(super) extent: u64,
-    /// The directory it is in; itself for the root.
+    /// Index of its directory; its own for the root.
     pub(super) parent: u32,
-    /// Where its name is in the text.
+    /// Offset of its name in `text`.
     pub(super) text: u32,
     pub(super) name_len: u8,
     pub(super) kind: Kind,
@@ -60,7 +60,7 @@ impl Record {
         matches!(self.kind, Kind::Regular | Kind::Executable)
     }
 
-    /// Bytes before the contents.
+    /// Length of the bytes before the contents.
     pub(super) fn head_len(&self) -> u64 {
         // Only the root has no name.
         let name =
@@ -73,12 +73,12 @@ impl Record {
         }
     }
 
-    /// Bytes of the contents without padding.
+    /// Length of the contents without padding.
     pub(super) fn contents_len(&self) -> u64 {
         if self.is_regular() { self.extent } else { 0 }
     }
 
-    /// Bytes in all.
+    /// Length of all its bytes.
     pub(super) fn len(&self) -> u64 {
         let closes = u64::from(self.closes) * wire::CLOSE.len() as u64;
         self.head_len().saturating_add(wire::padded_len(self.contents_len())).saturating_add(closes)
@@ -88,31 +88,31 @@ impl Record {
 /// An entry of a [`NarLayout`].
 #[derive(Debug, Clone, Copy)]
 pub struct NarEntry<'a> {
-    /// Its place in the layout; parents come before their children.
+    /// Its index in the layout; parents come before their children.
     pub index: usize,
-    /// The place of the directory it is in; its own for the root.
+    /// The index of its directory; its own for the root.
     pub parent: usize,
     /// Its name; empty for the root. Any bytes but NUL and `/`.
     pub name: &'a [u8],
-    /// What it is.
+    /// Its type, and the data of that type.
     pub node: NarNode<'a>,
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NarNode<'a> {
     /// A regular file.
     Regular {
         /// Whether its owner may execute it.
         executable: bool,
-        /// Bytes of contents.
+        /// Length of the contents.
         size_bytes: u64,
-        /// Where its contents are in the NAR (`narOffset` of a listing).
+        /// Offset of its contents in the NAR (`narOffset` of a listing).
         nar_offset: u64,
     },
     /// A symlink.
     Symlink {
-        /// Where it points.
+        /// Its target.
         target: &'a [u8],
     },
     /// A directory; its entries follow.
@@ -120,17 +120,17 @@ pub enum NarNode<'a> {
 }
 
 impl NarLayout {
-    /// Bytes of the NAR.
+    /// The size of the NAR in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// How many files, directories and symlinks there are, the root included.
+    /// The number of files, directories and symlinks, including the root.
     pub fn entry_count(&self) -> usize {
         self.records.len()
     }
 
-    /// Bytes of memory that this takes.
+    /// The memory used, in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.records) + self.text.len()
     }
@@ -153,10 +153,9 @@ impl NarLayout {
         })
     }
 
-    /// The listing of the NAR, with the offset of each file's contents: what is served as `<hash part>.ls`.
+    /// The listing of the NAR with the offset of each file's contents, as served at `<hash part>.ls`.
     ///
-    /// # Errors
-    /// [`ListingError`] for more nodes than a listing has.
+    /// # Errors [`ListingError`] for more nodes than a listing may have.
     pub fn listing(&self) -> Result<Listing, ListingError> {
         let mut builder = ListingBuilder::new();
         for entry in self.entries() {
@@ -178,7 +177,8 @@ impl NarLayout {
                     0
                 }
             };
-            // What closes beyond the node and its entry are directories, each with its entry but the root.
+            // The closing tokens beyond those of the node and its entry are those of directories and their entries; the
+            // root has no entry.
             let closes = self.records.get(entry.index).map_or(0, |record| record.closes);
             let own = if entry.name.is_empty() { u8::min(ends, 1) } else { ends };
             for _ in 0..closes.saturating_sub(own).div_ceil(2) {
@@ -192,12 +192,12 @@ impl NarLayout {
         self.records.get(index)
     }
 
-    /// Where an entry's bytes begin; the end of the NAR for the entry after the last.
+    /// Offset of an entry's bytes; the end of the NAR for the entry after the last.
     pub(super) fn start(&self, index: usize) -> u64 {
         self.records.get(index).map_or(self.size_bytes, |record| record.start)
     }
 
-    /// The entry that the byte at this offset belongs to.
+    /// The index of the entry with the byte at this offset.
     pub(super) fn index_at(&self, offset: u64) -> usize {
         self.records.partition_point(|record| record.start <= offset).saturating_sub(1)
     }
@@ -264,7 +264,7 @@ impl NarLayout {
         if below.is_empty() { root.to_owned() } else { root.join(OsStr::from_bytes(&below)) }
     }
 
-    /// The bytes of the NAR that the entries of a range make.
+    /// The range of the NAR that these entries cover.
     pub(super) fn span(&self, entries: &Range<usize>) -> Range<u64> {
         self.start(entries.start)..self.start(entries.end)
     }

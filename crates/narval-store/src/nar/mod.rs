@@ -20,26 +20,26 @@ pub use packed::PackedNar;
 pub use reader::NarReader;
 pub use stream::{FilePart, NarStream, Step};
 
-/// The most files, directories and symlinks in one store path.
+/// The maximum number of files, directories and symlinks in one store path.
 pub(crate) const ENTRIES_MAX: usize = 1 << 26;
 
-/// The most bytes of names and symlink targets in one store path.
+/// The maximum length of all names and symlink targets in one store path, in bytes.
 pub(crate) const TEXT_LEN_MAX: usize = u32::MAX as usize;
 
-/// Files of this size and larger are handed out as descriptors, to be sent without a copy. Smaller ones are read.
+/// Files of at least this size are passed on as descriptors, to be sent without a copy. Smaller ones are read.
 pub const WHOLE_FILE_MIN: u64 = 128 * 1024;
 
-/// Why the files of a store path make no NAR.
+/// Why the files of a store path cannot be read as a NAR.
 #[derive(Debug, Error)]
 pub enum NarIoError {
-    /// The system refuses.
+    /// An operation of the operating system failed.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// Neither a regular file, nor a directory, nor a symlink.
@@ -56,15 +56,15 @@ pub enum NarIoError {
         /// The limit, as the rest of a sentence.
         rule: &'static str,
     },
-    /// Something is not as it was when the NAR was planned.
+    /// Something has changed since the NAR was planned.
     #[error("'{}' changed while it was read: {change}", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
-        /// How.
+        /// What has changed.
         change: &'static str,
     },
-    /// A range that is not within the NAR.
+    /// A range that exceeds the NAR.
     #[error("a range beyond the end of the NAR")]
     Range,
 }

@@ -1,4 +1,4 @@
-//! Opening the files of a planned NAR: beneath the root, never through a symlink.
+//! Opens the files of a planned NAR: beneath the root, never through a symlink.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -13,22 +13,22 @@ use super::NarIoError;
 use super::layout::{Kind, NarLayout};
 use super::plan::{identity, open_root};
 
-/// A FIFO put in a file's place must not block, a terminal must not become ours.
+/// If a FIFO has replaced a file, opening it must not block; a terminal must not become our controlling terminal.
 const FILE_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// The root of a NAR, open.
+/// The open root of a NAR.
 #[derive(Debug)]
 pub(super) struct Root {
     pub(super) path: PathBuf,
-    /// Not for a NAR of one file or symlink.
+    /// `None` for a NAR of one file or symlink.
     directory: Option<OwnedFd>,
 }
 
 impl Root {
-    /// Opens what a layout was planned from, and checks that it is still that.
+    /// Opens the root that a layout was planned from, and checks that it is still the same.
     pub(super) fn open(layout: &NarLayout, path: &Path) -> Result<Self, NarIoError> {
         let changed = |change| NarIoError::Changed { path: path.to_owned(), change };
         let is_directory = layout.record(0).is_some_and(|root| root.kind == Kind::Directory);
@@ -44,7 +44,7 @@ impl Root {
         Ok(Self { path: path.to_owned(), directory })
     }
 
-    /// Opens a regular file by its path below the root, which ends in NUL.
+    /// Opens a regular file by its NUL-terminated path below the root.
     pub(super) fn open_file(&self, below: &[u8]) -> Result<File, Errno> {
         let file = match &self.directory {
             None => rustix::fs::open(&self.path, FILE_FLAGS, Mode::empty())?,
@@ -58,21 +58,19 @@ impl Root {
 }
 
 /// Opens a file of a folder for reading by its path below the folder, and never through a symlink. A FIFO or a terminal
-/// does not block; whether it is a regular file is for the caller to check. Uses `openat2(2)` where it is allowed; where an
-/// old container runtime forbids it, opens one directory after the other.
+/// does not block; the caller must check that it is a regular file. Uses `openat2(2)`; if an old container runtime
+/// forbids that, opens one directory after the other.
 ///
-/// # Errors
-/// `EXDEV` for a path that leads out of the folder, `ELOOP` for a symlink, and the errors of `open`.
+/// # Errors `EXDEV` for a path outside the folder, `ELOOP` for a symlink, and the errors of `open`.
 pub fn open_beneath(root: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
     open_resolved(root, below, FILE_FLAGS, BENEATH)
 }
 
 /// Opens a file of a folder for reading by its path below the folder. Symlinks are followed as long as they stay below
-/// the folder, and not at all where the kernel has no `openat2` or a container forbids it. A FIFO or a terminal does not
-/// block; whether it is a regular file is for the caller to check.
+/// the folder, and not at all if the kernel has no `openat2` or a container forbids it. A FIFO or a terminal does not
+/// block; the caller must check that it is a regular file.
 ///
-/// # Errors
-/// `EXDEV` for a path or a symlink that leads out of the folder, and the errors of `open`.
+/// # Errors `EXDEV` for a path or a symlink outside the folder, and the errors of `open`.
 pub fn open_in_folder(folder: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
     open_resolved(folder, below, FILE_FLAGS.difference(OFlags::NOFOLLOW), resolve)

@@ -1,7 +1,7 @@
-//! A NAR kept in a file, but for the contents of its large files.
+//! A NAR packed into one file, without the contents of its large files.
 //!
-//! What costs time to gather (small files, framing) is in there one after the other; what is sent by `sendfile(2)` anyhow
-//! stays where it is, unless all of it is wanted.
+//! The parts that take time to gather (small files, framing) are contiguous in the file. Large files, which
+//! `sendfile(2)` sends anyway, stay where they are, unless the whole NAR is packed.
 
 use std::fs::File;
 use std::io;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 
 use super::layout::{NarLayout, Record};
 
-/// See the module's description.
+/// A packed NAR: its small files and framing in one file, its large files where they are.
 #[derive(Debug)]
 pub struct PackedNar {
     file: Arc<File>,
-    /// What is not in there, in order.
+    /// The parts that are not packed, in order.
     holes: Box<[Hole]>,
     nar_size_bytes: u64,
-    /// What is still to be written, and where.
+    /// Bytes still to be written, and their offset.
     pending: Vec<u8>,
     pending_at: u64,
 }
 
-/// Bytes that are written at once, and at a multiple of that: then the kernel has the file in large folios, and `sendfile(2)`
-/// takes three quarters of the time.
+/// The size of a write, and the alignment of its offset: the kernel then caches the file in large folios, and
+/// `sendfile(2)` takes three quarters of the time.
 const WRITE_LEN: usize = 1024 * 1024;
 
-/// Files from this size on stay where they are: what is spared of one is a few percent of what it takes to send it.
+/// Files of at least this size are not packed: packing one would save a few percent of the time to send it.
 const HOLE_MIN: u64 = 1024 * 1024;
 
 fn stays(record: &Record) -> bool {
@@ -36,25 +36,26 @@ fn stays(record: &Record) -> bool {
 /// The contents of a large file.
 #[derive(Debug, Clone, Copy)]
 struct Hole {
-    /// Where it is in the NAR.
+    /// Its offset in the NAR.
     start: u64,
     length: u64,
-    /// Its entry.
+    /// The index of its entry.
     index: usize,
-    /// Bytes of this and all holes before.
+    /// Length of this hole and all before it.
     bytes_until: u64,
 }
 
-/// Where a byte of the NAR is.
+/// The location of a byte of the NAR.
 pub(super) enum Place {
-    /// In the packed file, here, and so many after it.
+    /// In the packed file at `offset`, followed by the rest of `length` bytes.
     Packed { offset: u64, length: u64 },
-    /// In the file of this entry, here, and so many after it.
+    /// In the file of this entry at `offset`, followed by the rest of `length` bytes.
     Large { index: usize, offset: u64, length: u64 },
 }
 
 impl PackedNar {
-    /// A NAR whose bytes are to be [put](Self::put) into this file, with the contents of large files if `whole` is set.
+    /// An empty packed NAR: [put](Self::put) its bytes, which go to `file`, including the contents of large files if
+    /// `whole` is set.
     pub fn new(layout: &NarLayout, file: File, whole: bool) -> Self {
         let mut holes = Vec::new();
         let mut bytes_until = 0;
@@ -68,17 +69,17 @@ impl PackedNar {
         Self { file: Arc::new(file), holes: holes.into(), nar_size_bytes: layout.size_bytes(), pending, pending_at }
     }
 
-    /// Bytes of memory that this takes.
+    /// The memory used, in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.holes)
     }
 
-    /// The file, if all of the NAR is in it.
+    /// The file, if the whole NAR is packed.
     pub fn whole(&self) -> Option<&Arc<File>> {
         self.holes.is_empty().then_some(&self.file)
     }
 
-    /// Puts the NAR's bytes from this offset on in their place; all of them are to be put, in order.
+    /// Stores the NAR's bytes at this offset. All bytes must be put, in order.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -119,7 +120,7 @@ impl PackedNar {
         &self.file
     }
 
-    /// Where the byte at this offset of the NAR is; the length is 0 behind the end only.
+    /// The location of the byte at this offset of the NAR; the length is 0 only at the end.
     pub(super) fn place(&self, at: u64) -> Place {
         let next = self.holes.partition_point(|hole| hole.start + hole.length <= at);
         let before = next.checked_sub(1).and_then(|last| self.holes.get(last)).map_or(0, |hole| hole.bytes_until);
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(layout.small_files(), (4, size - 3 * HOLE_MIN - 12));
         for whole in [false, true] {
             let mut packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), whole);
-            // In pieces that end anywhere.
+            // In pieces that end at arbitrary offsets.
             for (piece, at) in nar.chunks(77_777).zip((0..).step_by(77_777)) {
                 packed.put(at, piece).unwrap();
             }

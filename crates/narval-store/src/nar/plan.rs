@@ -1,4 +1,4 @@
-//! Walking the files of a store path: sorted by bytes, by directory handles, never through a symlink.
+//! Walks the files of a store path: in byte order of their names, by directory handles, never through a symlink.
 
 use std::ffi::{CStr, OsStr};
 use std::mem::MaybeUninit;
@@ -12,21 +12,20 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat};
 use super::layout::{Kind, NarLayout, Record, RootIdentity};
 use super::{ENTRIES_MAX, NarIoError, TEXT_LEN_MAX};
 
-/// How a directory is opened: only if it is one, and not through a symlink.
+/// Flags for opening a directory: fails for anything else, including a symlink to one.
 pub(super) const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The owner's execute bit: all that Nix takes of a mode (`archive.cc`).
+/// The owner's execute bit, the only one that Nix uses (`archive.cc`).
 const OWNER_EXECUTE: u32 = 0o100;
 
-/// Bytes of directory entries read at once.
+/// Size of the buffer for directory entries.
 const DIRECTORY_BUFFER_LEN: usize = 32 * 1024;
 
 impl NarLayout {
     /// Plans the NAR of the file, directory or symlink at this path. A symlink there is itself the NAR.
     ///
-    /// # Errors
-    /// [`NarIoError`] for what cannot be read, and for what cannot be in a NAR.
+    /// # Errors [`NarIoError`] for files that cannot be read, or cannot be in a NAR.
     pub fn plan(path: &Path) -> Result<Self, NarIoError> {
         let stat = rustix::fs::lstat(path).map_err(|error| NarIoError::io("read", path, error))?;
         let mut plan =
@@ -52,7 +51,7 @@ impl NarLayout {
     }
 }
 
-/// What tells one root from another.
+/// Identifies a root.
 #[allow(clippy::unnecessary_cast, reason = "the fields' types differ between architectures")]
 pub(super) fn identity(stat: &Stat) -> RootIdentity {
     let changed = (stat.st_ctime as i64, stat.st_ctime_nsec as i64);
@@ -63,7 +62,7 @@ struct Plan<'a> {
     root: &'a Path,
     records: Vec<Record>,
     text: Vec<u8>,
-    /// The directories that are being walked, the root first; never more than [`DEPTH_MAX`].
+    /// The directories being walked, the root first; at most [`DEPTH_MAX`].
     stack: Vec<OpenDirectory>,
     buffer: Vec<u8>,
 }
@@ -153,12 +152,12 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// How many `)` end a node at the top of the stack: its own and, below the root, that of its entry.
+    /// How many `)` close a node in the directory on top of the stack: its own and, below the root, that of its entry.
     fn closes_of_node(&self) -> u8 {
         if self.stack.is_empty() { 1 } else { 2 }
     }
 
-    /// The directory that was just taken off the stack ends with the last entry so far.
+    /// The directory that was just popped ends with the last entry so far.
     fn close_directory(&mut self) {
         let closes = self.closes_of_node();
         self.close(self.records.len().saturating_sub(1) as u32, closes);
@@ -179,7 +178,7 @@ impl Plan<'_> {
             return Err(limit("is nested deeper than a NAR allows (64)"));
         }
         if self.records.len() >= ENTRIES_MAX || self.text.len() + NAME_LEN_MAX + TARGET_LEN_MAX > TEXT_LEN_MAX {
-            return Err(limit("is one file too many for one store path"));
+            return Err(limit("exceeds the limit of files in a store path"));
         }
         let record = self.records.len() as u32;
         let parent = self.stack.last().map_or(record, |directory| directory.record);
@@ -258,7 +257,7 @@ impl Names {
         if matches!(bytes, b".\0" | b"..\0") {
             return;
         }
-        // Names of Linux have at most 255 bytes, and a directory of 4 GB of them does not exist.
+        // Names on Linux have at most 255 bytes, and no directory has 4 GB of them.
         let (Ok(from), Ok(len)) = (u32::try_from(self.text.len()), u16::try_from(bytes.len())) else { return };
         self.text.extend_from_slice(bytes);
         self.entries.push((from, len, kind));
@@ -266,7 +265,7 @@ impl Names {
 
     fn sort(&mut self) {
         let text = &self.text;
-        // The NUL at the end sorts below every byte a name can have.
+        // The final NUL sorts below every byte of a name.
         self.entries.sort_unstable_by(|a, b| bytes(text, a).cmp(bytes(text, b)));
     }
 
@@ -280,7 +279,7 @@ fn bytes<'a>(text: &'a [u8], (from, len, _): &(u32, u16, FileType)) -> &'a [u8] 
     text.get(*from as usize..*from as usize + usize::from(*len)).unwrap_or_default()
 }
 
-/// The root, for those that open what is below it.
+/// Opens the root directory.
 pub(super) fn open_root(path: &Path) -> Result<OwnedFd, NarIoError> {
     rustix::fs::openat(CWD, path, DIRECTORY_FLAGS, Mode::empty()).map_err(|error| NarIoError::io("open", path, error))
 }

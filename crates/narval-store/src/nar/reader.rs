@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use super::{FilePart, NarIoError, NarLayout, NarStream, Step};
 
-/// Bytes made at once.
+/// Size of the buffer.
 const BUFFER_LEN: usize = 128 * 1024;
 
-/// Reads the NAR of a path, without threads of its own.
+/// Reads the NAR of a path, without additional threads.
 #[derive(Debug)]
 pub struct NarReader {
     stream: NarStream,
@@ -22,15 +22,14 @@ pub struct NarReader {
 impl NarReader {
     /// Plans the NAR of the file, directory or symlink at this path.
     ///
-    /// # Errors
-    /// As [`NarLayout::plan`].
+    /// # Errors See [`NarLayout::plan`].
     pub fn open(path: &Path) -> Result<Self, NarIoError> {
         let layout = Arc::new(NarLayout::plan(path)?);
         let range = 0..layout.size_bytes();
         Ok(Self::of(NarStream::open(layout, path, range, None)?))
     }
 
-    /// Reads what a stream makes.
+    /// Reads from a stream.
     pub fn of(stream: NarStream) -> Self {
         Self { stream, buffer: Vec::new(), at: 0, file: None }
     }

@@ -1,4 +1,4 @@
-//! A NAR from any offset: framing and small files in memory, large files as they are.
+//! Produces a NAR from any offset: framing and small files as bytes, large files as ranges of files.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,19 +16,19 @@ use super::open::Root;
 use super::packed::{PackedNar, Place};
 use super::{NarIoError, WHOLE_FILE_MIN};
 
-/// A batch of small files ends when it has this many bytes. With one more file it stays below 256 KiB.
+/// A batch of small files ends when it has this many bytes, and so has less than 256 KiB.
 const BATCH_LEN_MIN: u64 = 64 * 1024;
 
 /// A batch has at most this many entries.
 const BATCH_ENTRIES_MAX: usize = 128;
 
-/// Batches that are read ahead for one stream at most.
+/// The maximum number of batches read ahead for one stream.
 const BATCHES_AHEAD_MAX: usize = 4;
 
-/// Of a packed NAR, shorter runs are read into memory: they go out with what is around them.
+/// Shorter runs of a packed NAR are read into memory and sent together with the bytes around them.
 const PACKED_RUN_MIN: u64 = 16 * 1024;
 
-/// A part of a file that is a part of a NAR.
+/// A range of a file that is part of a NAR.
 #[derive(Debug, Clone)]
 pub struct FilePart {
     /// The open file. Read it by position.
@@ -39,14 +39,14 @@ pub struct FilePart {
     pub length: u64,
 }
 
-/// What comes after the bytes that [`NarStream::fill`] appended.
+/// What follows the bytes that [`NarStream::fill`] appended.
 #[derive(Debug)]
 pub enum Step {
-    /// More: ask again.
+    /// More: call it again.
     More,
-    /// A part of a file, then more.
+    /// A range of a file, then more.
     File(FilePart),
-    /// Nothing: that was all.
+    /// Nothing: the NAR is complete.
     Done,
 }
 
@@ -74,24 +74,23 @@ pub struct NarStream {
     root: Arc<Root>,
     position: u64,
     end: u64,
-    /// The entry that `position` is in.
+    /// The entry at `position`.
     index: usize,
     /// A large file whose contents come next, already open.
     whole: Option<(usize, Arc<File>)>,
-    /// Where its small files are already.
+    /// The packed NAR with its small files, if there is one.
     packed: Option<Arc<PackedNar>>,
     ahead: Option<Arc<ReadAhead>>,
     slots: VecDeque<Arc<Slot>>,
-    /// Batches that were used: reading ahead begins slowly, most NARs are small.
+    /// Batches used so far: reading ahead starts slowly, because most NARs are small.
     batches_used: usize,
 }
 
 impl NarStream {
-    /// Opens the root and checks that it is what was planned. `range` is within `0..layout.size_bytes()`; `ahead` reads
-    /// small files before they are asked for.
+    /// Opens the root and checks that it is the planned one. `range` must be within `0..layout.size_bytes()`; `ahead`
+    /// reads small files ahead.
     ///
-    /// # Errors
-    /// [`NarIoError::Changed`] when the root was replaced since: plan anew.
+    /// # Errors [`NarIoError::Changed`] if the root was replaced since: plan it again.
     pub fn open(
         layout: Arc<NarLayout>,
         path: &Path,
@@ -117,22 +116,22 @@ impl NarStream {
         })
     }
 
-    /// Takes all but the contents of large files from a packed NAR of the same layout.
+    /// Reads everything except the contents of large files from a packed NAR of the same layout.
     #[must_use]
     pub fn packed(mut self, packed: Arc<PackedNar>) -> Self {
         self.packed = Some(packed);
         self
     }
 
-    /// Bytes still to come.
+    /// The number of remaining bytes.
     pub fn remaining_bytes(&self) -> u64 {
         self.end - self.position
     }
 
     /// Appends the next bytes: about `room` of them, fewer before a large file and at the end, up to 256 KiB more.
     ///
-    /// # Errors
-    /// [`NarIoError`] when a file cannot be read, or is no longer what was planned. The NAR cannot be completed then.
+    /// # Errors [`NarIoError`] if a file cannot be read, or has changed since it was planned. The NAR cannot be
+    /// completed then.
     pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<Step, NarIoError> {
         let full = out.len().saturating_add(room);
         if let Some(packed) = self.packed.clone() {
@@ -154,7 +153,7 @@ impl NarStream {
             } else if self.position == record.start {
                 self.fill_batch(out)?;
             } else {
-                // A range that begins within an entry.
+                // A range that starts within an entry.
                 let one = self.index..self.index + 1;
                 let mut bytes = Vec::new();
                 read_batch(&layout, &self.root, &one, &mut bytes)?;
@@ -194,13 +193,13 @@ impl NarStream {
         Ok(Step::Done)
     }
 
-    /// The head of a large file, or a part of it, or what follows it.
+    /// Produces the head of a large file, a part of its contents, or the bytes after it.
     fn fill_whole(&mut self, record: &Record, out: &mut Vec<u8>) -> Result<Option<FilePart>, NarIoError> {
         let head_len = record.head_len();
         let within = self.position - record.start;
         let mut bytes = Vec::new();
         let from = if within < head_len {
-            // Opened before its head is given out: a file that is gone shows as early as can be.
+            // Opened before its head is produced, to detect a missing file as early as possible.
             self.open_whole(record)?;
             self.layout.push_head(record, &mut bytes);
             within
@@ -235,7 +234,7 @@ impl NarStream {
             return Err(NarIoError::Changed { path: path(), change: "it is no longer a regular file" });
         }
         if u64::try_from(stat.st_size) != Ok(record.extent) {
-            return Err(NarIoError::Changed { path: path(), change: "its size is another" });
+            return Err(NarIoError::Changed { path: path(), change: "its size has changed" });
         }
         let file = Arc::new(file);
         self.whole = Some((self.index, file.clone()));
@@ -252,7 +251,7 @@ impl NarStream {
         self.read_ahead(entries.end);
         match slot.and_then(|slot| slot.take()) {
             Some(bytes) => self.take(&bytes?, out),
-            // Nobody has begun with it: read here, straight to where it belongs.
+            // No thread has started it: read it here, directly to its destination.
             None => {
                 let from = out.len();
                 read_batch(&self.layout, &self.root, &entries, out)?;
@@ -265,7 +264,7 @@ impl NarStream {
         Ok(())
     }
 
-    /// Has the batches after the last scheduled one read, as far as memory and the queue allow.
+    /// Schedules the next batches, as far as memory and the queue allow.
     fn read_ahead(&mut self, after: usize) {
         let Some(ahead) = &self.ahead else { return };
         let mut next = self.slots.back().map_or(after, |slot| slot.batch.entries.end);
@@ -286,7 +285,7 @@ impl NarStream {
         }
     }
 
-    /// Appends bytes that lie at the position, as far as the range goes.
+    /// Appends bytes at the current position, up to the end of the range.
     fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let wanted = usize::try_from(self.remaining_bytes()).unwrap_or(usize::MAX);
         let bytes = bytes.get(..wanted).unwrap_or(bytes);
@@ -299,7 +298,7 @@ pub(super) fn is_whole(record: &Record) -> bool {
     record.contents_len() >= WHOLE_FILE_MIN
 }
 
-/// The entries, from this one on, that are read together. Always the same ones for the same start.
+/// The batch of entries that starts with this one; always the same for the same start.
 fn plan_batch(layout: &NarLayout, first: usize, end: u64) -> Range<usize> {
     let start = layout.start(first);
     let mut next = first + 1;
@@ -322,7 +321,7 @@ pub(super) fn read_batch(
     out: &mut Vec<u8>,
 ) -> Result<(), NarIoError> {
     let span = layout.span(entries);
-    // One byte more than planned, so that a file that has grown shows itself.
+    // One byte more than planned, to detect a file that has grown.
     out.reserve(usize::try_from(span.end - span.start).unwrap_or(0) + 1);
     let mut path = Vec::new();
     let mut path_of: Option<(u32, usize)> = None;
@@ -330,7 +329,7 @@ pub(super) fn read_batch(
         let Some(record) = layout.record(index) else { break };
         layout.push_head(record, out);
         if record.is_regular() {
-            // Files of one directory come one after the other: only their names differ.
+            // Files of one directory are consecutive: only their names differ.
             match path_of {
                 Some((parent, len)) if parent == record.parent && record.name_len > 0 => path.truncate(len),
                 _ => {
@@ -375,7 +374,7 @@ fn read_small(
         }
         if read == 0 || out.len() > until {
             out.truncate(from);
-            return Err(NarIoError::Changed { path: path(), change: "its size is another" });
+            return Err(NarIoError::Changed { path: path(), change: "its size has changed" });
         }
     }
 }
