@@ -1,10 +1,10 @@
-//! Credentials: netrc, `user:password@` in the address, and extra fields (`--header`). All of them only ever go to the
+//! Credentials: netrc, `user:password@` in the address, and extra fields (`--header`). All of them are only sent to the
 //! origin they were given for: a redirect or an absolute `URL:` elsewhere gets none.
 //!
-//! A netrc names hosts, and no scheme or port. What it holds is given for the caches that the user has named: their scheme,
-//! host and port. An entry with the name of a host is given for that host's `https` on its usual port, too, where a cache
-//! may keep its NARs. The `default` entry goes to the named caches alone, and the password of a host of which an `https`
-//! cache is named never goes out over `http`.
+//! A netrc names hosts, without scheme or port. Its entries apply to the caches that the user has configured: their
+//! scheme, host and port. The entry of a host also applies to that host's `https` on the default port, where a cache
+//! may store its NARs. The `default` entry only applies to the configured caches, and if an `https` cache is configured
+//! for a host, its password is never sent over `http`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::url::{Origin, Scheme, Url};
 
-/// The largest netrc file read.
+/// The maximum size of a netrc file.
 const NETRC_LEN_MAX: u64 = 1024 * 1024;
 
 /// `machine`, `login` and `password` of a netrc file.
@@ -61,11 +61,10 @@ impl Netrc {
         }
     }
 
-    /// Reads the file named, which must exist, and nothing else. Without one: `$NETRC`, `~/.netrc`, the file that Nix is set to
-    /// (`netrc-file`) and `/etc/nix/netrc`, as far as they can be read; the first entry for a host counts.
+    /// Reads only the file `named`, which must exist. Without it: `$NETRC`, `~/.netrc`, Nix's `netrc-file` and
+    /// `/etc/nix/netrc`, if they can be read; the first entry for a host applies.
     ///
-    /// # Errors
-    /// If a file cannot be read, is too large or no text.
+    /// # Errors If a file cannot be read, is too large or is not text.
     pub fn load(named: Option<&Path>, of_nix: Option<&Path>) -> io::Result<Self> {
         if let Some(path) = named {
             return read(path);
@@ -83,7 +82,7 @@ impl Netrc {
         Ok(all)
     }
 
-    /// Adds the entries of another netrc for hosts that this one has none for.
+    /// Adds the entries of another netrc for hosts that this one does not have.
     #[must_use]
     pub fn or(mut self, other: Self) -> Self {
         for (host, login) in other.machines {
@@ -138,13 +137,13 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// The credentials that requests carry, and the origins that get them.
+/// The credentials for requests, and the origins that get them.
 #[derive(Default, Clone)]
 pub struct Credentials {
     netrc: Netrc,
     /// `Name: value` lines for the origins of the caches.
     headers: Vec<(String, String)>,
-    /// Of the caches that were named.
+    /// The origins of the configured caches.
     origins: Vec<Origin>,
     basic: HashMap<Origin, String>,
 }
@@ -242,7 +241,7 @@ mod tests {
         };
         for (url, expected) in [
             ("https://cache/nar/x", Some("a:b")),
-            // A redirect or a URL of the same host, in the clear or to another user's port.
+            // A redirect or URL of the same host, unencrypted or to another user's port.
             ("http://cache/nar/x", None),
             ("https://cache:8443/", None),
             ("https://cdn/nar/x", Some("c:d")),

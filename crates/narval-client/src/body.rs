@@ -1,4 +1,4 @@
-//! The body of an answer, read straight from the socket into the caller's buffer.
+//! The body of a response, read directly from the socket into the caller's buffer.
 
 use std::io::{self, Read};
 
@@ -16,9 +16,9 @@ const CHUNK_LINE_LEN_MAX: usize = 256;
 const TRAILER_LEN_MAX: usize = 8 * 1024;
 
 enum Framing {
-    /// Bytes to come.
+    /// The remaining bytes.
     Length(u64),
-    /// Bytes to come of the current chunk; none before the first.
+    /// The remaining bytes of the current chunk; `None` before the first.
     Chunked(Option<u64>),
     /// The end of the connection is the end of the body.
     UntilClose,
@@ -28,9 +28,9 @@ enum Framing {
 /// The body of a response. Reading it to its end returns the connection to the pool; dropping it earlier closes the
 /// connection.
 pub struct Body {
-    /// `None` once it was given back, and for a body that was made here.
+    /// `None` once it was returned, and for a body that did not come from a connection.
     connection: Option<Connection>,
-    /// Where the connection goes back to.
+    /// The pool to return the connection to.
     home: Option<(Arc<Pool>, Origin)>,
     framing: Framing,
     keeps_alive: bool,
@@ -53,7 +53,8 @@ impl Body {
             (true, false, Some(length)) => Framing::Length(length),
             (true, false, None) => Framing::UntilClose,
         };
-        // Both lengths at once is how requests are smuggled (RFC 9112 section 6.3): read it, but trust the connection no more.
+        // Both lengths at once may be request smuggling (RFC 9112 section 6.3): read the body, but do not reuse the
+        // connection.
         let keeps_alive = head.keeps_alive() && !(chunked && length.is_some());
         let expected = if chunked || !has_body { None } else { length };
         let (connection, home) = (Some(connection), Some((Arc::clone(pool), origin.clone())));
@@ -62,23 +63,23 @@ impl Body {
         Ok(body)
     }
 
-    /// A body without bytes, made here.
+    /// An empty body without a connection.
     pub(crate) const fn empty() -> Self {
         let (connection, home, framing) = (None, None, Framing::Done);
         Self { connection, home, framing, keeps_alive: true, received: 0, expected: Some(0) }
     }
 
-    /// The announced length, if there is one.
+    /// The announced length, if any.
     pub const fn expected_len(&self) -> Option<u64> {
         self.expected
     }
 
-    /// Bytes read.
+    /// The number of bytes read.
     pub const fn received_len(&self) -> u64 {
         self.received
     }
 
-    /// Whether a read would return at once, as far as can be told without reading.
+    /// Whether a read would probably not block.
     pub fn is_readable(&self) -> bool {
         self.connection.as_ref().is_none_or(Connection::is_readable)
     }
@@ -117,10 +118,10 @@ impl Body {
         Ok(len)
     }
 
-    /// Reads a chunk's size line, after the line end that closes the chunk before; at the last chunk, the trailer too.
+    /// Reads a chunk's size line, after the line end of the previous chunk; for the last chunk, the trailer too.
     fn next_chunk(&mut self, after_chunk: bool) -> Result<(), HttpError> {
         if after_chunk && !self.read_line(CHUNK_LINE_LEN_MAX)?.is_empty() {
-            return Err(HttpError::Malformed("a chunk is longer than it says"));
+            return Err(HttpError::Malformed("a chunk is longer than its size"));
         }
         let line = self.read_line(CHUNK_LINE_LEN_MAX)?;
         let digits = line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii_end();
@@ -173,7 +174,7 @@ impl Body {
         }
     }
 
-    /// At the end: the connection goes back, unless bytes that nobody asked for lie on it already.
+    /// At the end: returns the connection to the pool, unless it already has unexpected bytes.
     fn finish(&mut self) {
         let reusable = self.keeps_alive && !matches!(self.framing, Framing::UntilClose);
         self.framing = Framing::Done;
@@ -194,16 +195,16 @@ impl Body {
         let mut scratch = [0; 4096];
         while left > 0 {
             match self.read_some(&mut scratch) {
-                // An error here concerns bytes that nobody wants: the connection is closed, and that is all.
+                // An error only concerns unwanted bytes: the connection is closed.
                 Ok(0) | Err(_) => return,
                 Ok(len) => left = left.saturating_sub(len as u64),
             }
         }
     }
 
-    /// The whole body, which may have `limit` bytes at most.
+    /// Reads the whole body, up to `limit` bytes.
     pub fn read_all(mut self, limit: u64) -> Result<Vec<u8>, HttpError> {
-        // The announced length bounds what is reserved, never what is believed.
+        // The announced length is only a hint for the reserved capacity.
         let announced = usize::try_from(self.expected.unwrap_or(0).min(limit)).unwrap_or(0);
         let mut bytes = vec![0; announced.clamp(1024, 256 * 1024)];
         let mut len = 0;

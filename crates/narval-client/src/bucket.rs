@@ -1,37 +1,35 @@
-//! Requests for `s3://` addresses: somebody else knows where a bucket is and signs, the client sends.
+//! Requests for `s3://` addresses: a [`Buckets`] locates the bucket and signs, the client sends.
 
 use super::client::{Client, Method, Request, Response};
 use super::head::Head;
 use super::url::Url;
 use super::{Body, HttpError};
 
-/// What a request has besides the usual.
+/// Additional fields and parameters of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra<'a> {
-    /// Field lines: names in lower case, in their order.
+    /// Field lines in order, with names in lower case.
     pub fields: &'a [(&'a str, &'a str)],
-    /// Of a request to a bucket: query parameters, in their order, not encoded.
+    /// Query parameters of a request to a bucket, in order, not encoded.
     pub query: &'a [(&'a str, &'a str)],
-    /// Whether the address carries a signature, so that no credentials are sent.
+    /// Whether the URL contains a signature, so that no credentials are sent.
     pub is_signed: bool,
 }
 
-/// The longest error document that is read. S3's are below 1 KiB.
+/// The maximum size of an error document. S3's are below 1 KiB.
 const ERROR_LEN_MAX: u64 = 64 * 1024;
 
-/// Answers for `s3://` addresses (`ClientOptions::buckets`).
+/// Handles `s3://` addresses (`ClientOptions::buckets`).
 pub trait Buckets: Send + Sync {
-    /// The address over HTTP at which a request for an object is made, signed for this method, and for the fields and the
-    /// query of `extra`. Credentials that have to be fetched are fetched with `client`.
+    /// Returns the HTTP URL for a request for an object, signed for this method and for the fields and the query of
+    /// `extra`. Credentials that must be fetched are fetched with `client`.
     ///
-    /// # Errors
-    /// If the address names no bucket, or there is trouble with the credentials.
+    /// # Errors If the address names no bucket, or the credentials are not available.
     fn sign(&self, client: &Client, method: Method, url: &Url, extra: Extra<'_>) -> Result<Url, HttpError>;
 
-    /// What an answer that is not a success means: the status that it stands for, or why the request failed.
+    /// Interprets an unsuccessful response: returns the status that it means.
     ///
-    /// # Errors
-    /// If the answer is none to the question.
+    /// # Errors Why the request failed, if it was not answered.
     fn refusal(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError>;
 }
 

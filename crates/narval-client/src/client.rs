@@ -29,7 +29,7 @@ pub enum Method {
     Get,
     /// Asks whether a file exists.
     Head,
-    /// Sends a body and reads the answer.
+    /// Sends a body and reads the response.
     Post,
     /// Stores a file.
     Put,
@@ -58,13 +58,13 @@ pub struct Request<'a> {
     pub url: &'a Url,
     /// The body sent; empty for none.
     pub body: &'a [u8],
-    /// The offset of the first byte wanted.
+    /// The offset of the first requested byte.
     pub from: u64,
     /// With `from`: the entity tag that the file must still have.
     pub if_range: Option<&'a str>,
-    /// Whether the answer may have a content coding.
+    /// Whether the response may have a content coding.
     pub accepts_coding: bool,
-    /// What else it has.
+    /// Additional fields and parameters.
     pub extra: Extra<'a>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A response: its head, and its body to be read.
+/// A response: its head, and its unread body.
 pub struct Response {
     /// Status and fields.
     pub head: Head,
@@ -91,25 +91,25 @@ pub struct Response {
     pub body: Body,
 }
 
-/// How a [`Client`] behaves.
+/// Options of a [`Client`].
 pub struct ClientOptions {
     /// Credentials.
     pub credentials: Credentials,
     /// Proxies.
     pub proxies: Proxies,
-    /// How long connecting may take.
+    /// The timeout for connecting.
     pub connect_timeout: Duration,
     /// How long a read may wait without data.
     pub stall_timeout: Duration,
     /// Open connections per origin.
     pub connections_max: usize,
-    /// How long a server's first answer is waited for once another server has answered.
+    /// How long to wait for a server's first response once another server has responded.
     pub open_patience: Duration,
-    /// When to try again.
+    /// The retry policy.
     pub retry: RetryPolicy,
-    /// Whether every request fails: only folders are read, without network.
+    /// Whether every request fails, because only folders may be read.
     pub offline: bool,
-    /// The content codings that answers may have.
+    /// The content codings that responses may have.
     pub codings: Codings,
     /// Signs the requests for `s3://` URLs. If `None`, requests for them fail.
     pub buckets: Option<Arc<dyn Buckets>>,
@@ -132,7 +132,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// A client. Threads share it behind an `Arc`.
+/// A client. Shared between threads behind an `Arc`.
 pub struct Client {
     options: ClientOptions,
     pool: Arc<Pool>,
@@ -157,12 +157,12 @@ impl Client {
         &self.options.retry
     }
 
-    /// How long a server's first answer is waited for once another server has answered.
+    /// How long to wait for a server's first response once another server has responded.
     pub const fn open_patience(&self) -> Duration {
         self.options.open_patience
     }
 
-    /// The content codings that answers may have.
+    /// The content codings that responses may have.
     pub(crate) const fn codings(&self) -> &Codings {
         &self.options.codings
     }
@@ -172,7 +172,7 @@ impl Client {
         self.options.offline
     }
 
-    /// Requests sent, and connections opened, so far.
+    /// The number of requests sent and connections opened so far.
     pub fn counts(&self) -> (u64, u64) {
         (self.requests.load(Ordering::Relaxed), self.connections.load(Ordering::Relaxed))
     }
@@ -189,7 +189,7 @@ impl Client {
                 return Ok(response);
             }
             if matches!(request.method, Method::Put | Method::Post | Method::Delete) {
-                return Err(HttpError::Redirect("what was to be sent is not sent elsewhere"));
+                return Err(HttpError::Redirect("a request with a body is not sent elsewhere"));
             }
             let location = response.head.field("location").ok_or(HttpError::Redirect("it names no Location"))?;
             let next = url.join(location)?;
@@ -222,7 +222,8 @@ impl Client {
                     let body = Body::network(connection, &head, has_body, &self.pool, origin)?;
                     return Ok(Response { head, body });
                 }
-                // The server closed it while it was idle: this was no attempt. Its other idle connections are closed as well.
+                // The server closed it while it was idle, so this does not count as an attempt. Its other idle
+                // connections are closed as well.
                 Err(HttpError::Broken { .. }) if connection.reused && !connection.has_buffered() => {
                     drop(connection);
                     self.pool.forget_idle(origin);
@@ -321,7 +322,7 @@ impl Client {
         self.options.retry.run(|| self.metadata_once(url, limit))
     }
 
-    /// As [`metadata`](Self::metadata), but one attempt only.
+    /// Like [`metadata`](Self::metadata), with only one attempt.
     pub fn metadata_once(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
         let request = Request { accepts_coding: true, ..Request::get(url) };
         self.small_answer(&request, limit.min(METADATA_LEN_MAX))
@@ -348,7 +349,7 @@ impl Client {
         }
     }
 
-    /// Sends a request whose answer is small, and reads it.
+    /// Sends a request, and reads its small response.
     pub fn small_answer(&self, request: &Request<'_>, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
         let Response { head, body } = self.send(request)?;
         match head.status {
@@ -369,7 +370,7 @@ impl Client {
     }
 }
 
-/// Sends and waits for the head of the final answer.
+/// Sends a request and waits for the head of the final response.
 fn exchange(connection: &mut Connection, bytes: &[u8]) -> Result<Head, HttpError> {
     connection.send(bytes)?;
     loop {

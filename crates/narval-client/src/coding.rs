@@ -1,12 +1,12 @@
-//! Content codings: of metadata, which caches store compressed (Nix 2.32 `narinfo-compression`), and of NARs from servers
-//! that send one nobody asked for.
+//! Content codings: of metadata, which caches store compressed (Nix 2.32 `narinfo-compression`), and of NARs from
+//! servers that apply one without being asked.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::HttpError;
 use super::head::Head;
 
-/// The most codings on one answer.
+/// The maximum number of codings of one response.
 const CODINGS_MAX: usize = 4;
 /// The input buffer of one decoder.
 const INPUT_LEN: usize = 128 * 1024;
@@ -17,7 +17,7 @@ const INPUT_LEN: usize = 128 * 1024;
 pub struct Codings {
     /// The value of `Accept-Encoding` for requests that accept a content coding.
     pub accepted: &'static str,
-    /// Makes the decoder of a coding.
+    /// Creates the decoder of a coding.
     pub decoder: DecoderOf,
 }
 
@@ -49,7 +49,7 @@ impl Codings {
         Ok(reader)
     }
 
-    /// Decodes a whole answer, up to `limit` bytes.
+    /// Decodes a whole response, up to `limit` bytes.
     pub(super) fn decoded(&self, bytes: Vec<u8>, names: &[String], limit: u64) -> Result<Vec<u8>, HttpError> {
         if names.is_empty() {
             return Ok(bytes);
@@ -61,8 +61,8 @@ impl Codings {
     }
 }
 
-/// The codings of an answer in lower case, in the order in which they were applied. `identity`, which is none, is
-/// sometimes spelt `none`.
+/// The codings of a response in lower case, in the order in which they were applied, without `identity`, which some
+/// servers spell `none`.
 pub(super) fn names(head: &Head) -> Result<Vec<String>, HttpError> {
     let names = head.list("content-encoding").map(str::to_ascii_lowercase);
     let names: Vec<_> = names.filter(|name| !matches!(name.as_str(), "" | "identity" | "none")).collect();

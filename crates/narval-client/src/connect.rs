@@ -1,5 +1,5 @@
-//! Connecting to a host of several addresses (RFC 8305): one that takes long does not hold up the others, and the first to
-//! answer is used. The system's resolver is asked for both families at once, and its order is kept within each.
+//! Connects to a host with several addresses (RFC 8305): a slow address does not delay the others, and the first one
+//! that connects is used. The system's resolver is asked for both families at once, and its order is kept within each.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,10 +13,10 @@ use super::HttpError;
 
 /// The delay before the next address is tried in parallel (RFC 8305 section 5).
 pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// Addresses tried of one host.
+/// The maximum number of addresses tried per host.
 const ADDRESSES_MAX: usize = 16;
 
-/// Connects to a host within a time.
+/// Connects to a host within a timeout.
 pub(super) fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, HttpError> {
     let resolve_error = |source| HttpError::Resolve { host: host.to_owned(), source };
     let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve_error)?.collect();
@@ -24,7 +24,7 @@ pub(super) fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStr
     connected.map_err(|source| HttpError::Connect { host: format!("{host}:{port}"), source })
 }
 
-/// The addresses with their families in turn, the resolver's first choice first.
+/// The addresses with alternating families, starting with the resolver's first choice.
 fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut first, mut second): (VecDeque<_>, VecDeque<_>) =
@@ -79,7 +79,7 @@ fn race(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
     }
 }
 
-/// Begins to connect.
+/// Starts connecting.
 fn begin(address: &SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -109,7 +109,7 @@ enum Outcome {
 fn outcome(socket: &TcpStream) -> Outcome {
     match socket.take_error() {
         Ok(Some(error)) | Err(error) => Outcome::Failed(error),
-        // Connected is what has a peer.
+        // It is connected if it has a peer.
         Ok(None) => match socket.peer_addr() {
             Ok(_) => Outcome::Connected,
             Err(_) => Outcome::Pending,
@@ -125,7 +125,7 @@ mod tests {
     /// Longer than any test.
     const FOREVER: Duration = Duration::from_secs(600);
 
-    /// An address that answers nothing: its queue is full, so that the kernel drops what comes.
+    /// An address that never answers: its queue is full, so the kernel drops new connections.
     fn silent() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
         let socket =
             rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -146,7 +146,7 @@ mod tests {
         let good = TcpListener::bind("127.0.0.1:0").unwrap();
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let addresses = [silent, closed, silent, good.local_addr().unwrap(), silent];
-        // One after the other, it would be at it for twenty minutes.
+        // One after the other, this would take twenty minutes.
         let socket = race(&addresses, FOREVER).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), good.local_addr().unwrap());
         assert_eq!(race(&[closed], FOREVER).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);

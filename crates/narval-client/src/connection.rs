@@ -1,4 +1,4 @@
-//! One connection: TCP or TLS over it, and what has been read of the next bytes already.
+//! One connection: TCP, possibly with TLS, and bytes that are already buffered.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use super::proxy::Proxy;
 use super::url::{Origin, Scheme};
 use super::{HEAD_LEN_MAX, HttpError};
 
-/// Bytes asked of the socket for a head: most heads come whole, with little of the body copied twice.
+/// Size of a read for a head: most heads fit, and little of the body is copied twice.
 const HEAD_READ_LEN: usize = 4 * 1024;
 
 enum Stream {
@@ -27,18 +27,18 @@ enum Stream {
 /// An open connection to an origin; counts against the origin's limit until dropped.
 pub(crate) struct Connection {
     stream: Stream,
-    /// Bytes received and not taken yet, from `start` on.
+    /// Received bytes that are not consumed yet, from `start` on.
     buffer: Vec<u8>,
     start: usize,
     stall: Duration,
-    /// When it went idle.
+    /// When it became idle.
     pub(crate) idle_since: Instant,
-    /// Whether it has answered before: a failure then may be a connection that went stale.
+    /// Whether it was used before: a failure may then mean that it has become stale.
     pub(crate) reused: bool,
     _permit: Permit,
 }
 
-/// What [`Connection::open`] needs to know.
+/// Parameters of [`Connection::open`].
 pub(crate) struct Dial<'a> {
     pub(crate) origin: &'a Origin,
     pub(crate) proxy: Option<&'a Proxy>,
@@ -48,7 +48,7 @@ pub(crate) struct Dial<'a> {
 }
 
 impl Connection {
-    /// Connects, through the proxy if there is one, and makes the TLS handshake.
+    /// Connects, through the proxy if there is one, and performs the TLS handshake.
     pub(crate) fn open(dial: &Dial<'_>, permit: Permit) -> Result<Self, HttpError> {
         let (host, port) = match dial.proxy {
             Some(proxy) => (proxy.host.as_str(), proxy.port),
@@ -112,7 +112,7 @@ impl Connection {
         Ok(Self { stream: Stream::Tls(Box::new(StreamOwned::new(session, tcp))), ..self })
     }
 
-    /// Changes how long a read may wait without data, until [`Connection::reset_timeout`].
+    /// Changes the read timeout, until [`Connection::reset_timeout`].
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> Result<(), HttpError> {
         let tcp = match &self.stream {
             Stream::Plain(tcp) => tcp,
@@ -122,7 +122,7 @@ impl Connection {
         set.map_err(|source| HttpError::Broken { what: "setting a timeout", source })
     }
 
-    /// Lets reads wait as long as they may in any connection.
+    /// Restores the default read timeout.
     pub(crate) fn reset_timeout(&mut self) -> Result<(), HttpError> {
         self.set_timeout(self.stall)
     }
@@ -136,7 +136,7 @@ impl Connection {
         sent.map_err(|source| HttpError::from_socket(source, "sending the request", self.stall))
     }
 
-    /// Reads up to the end of a head; what came after it stays buffered.
+    /// Reads up to the end of a head; later bytes stay buffered.
     pub(crate) fn read_head(&mut self) -> Result<Head, HttpError> {
         loop {
             if let Some((head, len)) = Head::parse(self.buffered())? {
@@ -153,17 +153,17 @@ impl Connection {
         }
     }
 
-    /// Bytes received and not taken.
+    /// The buffered bytes.
     pub(crate) fn buffered(&self) -> &[u8] {
         self.buffer.get(self.start..).unwrap_or_default()
     }
 
-    /// Whether there are any.
+    /// Whether there are buffered bytes.
     pub(crate) fn has_buffered(&self) -> bool {
         self.start < self.buffer.len()
     }
 
-    /// Takes `len` of the buffered bytes away.
+    /// Consumes `len` of the buffered bytes.
     pub(crate) fn consume(&mut self, len: usize) {
         self.start = (self.start + len).min(self.buffer.len());
         if self.start == self.buffer.len() {
@@ -172,7 +172,7 @@ impl Connection {
         }
     }
 
-    /// Receives once into the buffer; 0 at the end.
+    /// Receives once into the buffer; returns 0 at the end.
     pub(crate) fn fill(&mut self, what: &'static str) -> Result<usize, HttpError> {
         let mut chunk = [0; HEAD_READ_LEN];
         let len = self.receive(&mut chunk, what)?;
@@ -180,7 +180,7 @@ impl Connection {
         Ok(len)
     }
 
-    /// Reads buffered bytes, or else straight from the socket into `out`; 0 at the end.
+    /// Reads buffered bytes, or directly from the socket into `out`; returns 0 at the end.
     pub(crate) fn read(&mut self, out: &mut [u8], what: &'static str) -> Result<usize, HttpError> {
         if !self.has_buffered() {
             return self.receive(out, what);
@@ -207,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// Whether a read would return at once.
+    /// Whether a read would not block.
     pub(crate) fn is_readable(&self) -> bool {
         self.has_buffered() || self.socket_is_readable()
     }
@@ -218,11 +218,11 @@ impl Connection {
             Stream::Tls(tls) => &tls.sock,
         };
         let mut fds = [PollFd::new(tcp, PollFlags::IN)];
-        // An error of poll itself is left for the read to report.
+        // If poll fails, the read reports the error.
         poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
 
-    /// Whether it may serve another request: nothing lies on it (bytes nobody asked for, or the server's goodbye).
+    /// Whether it may be reused: it has no unexpected bytes, and the server has not closed it.
     pub(crate) fn is_clean(&self) -> bool {
         !self.is_readable()
     }

@@ -1,4 +1,4 @@
-//! Why an HTTP exchange failed, and what that means for the next attempt.
+//! Why an HTTP exchange failed, and whether to retry.
 
 use std::io;
 use std::time::Duration;
@@ -11,9 +11,9 @@ pub enum HttpError {
     /// The name does not resolve.
     #[error("cannot find the host '{host}': {source}")]
     Resolve {
-        /// The host asked for.
+        /// The host name.
         host: String,
-        /// The resolver's words.
+        /// The resolver's error.
         source: io::Error,
     },
     /// No address accepted a connection.
@@ -25,25 +25,25 @@ pub enum HttpError {
         source: io::Error,
     },
     /// The TLS handshake failed, most often on a certificate.
-    #[error("TLS with {host} failed: {reason} (own certificates: set SSL_CERT_FILE)")]
+    #[error("TLS with {host} failed: {reason} (for a private CA, set SSL_CERT_FILE)")]
     Tls {
         /// The server's name.
         host: String,
-        /// rustls' words.
+        /// rustls' error.
         reason: String,
     },
-    /// The proxy refused, or is of a kind we do not speak.
+    /// The proxy refused the connection, or its protocol is not supported.
     #[error("proxy {proxy}: {reason}")]
     Proxy {
         /// Host and port of the proxy.
         proxy: String,
-        /// What it answered.
+        /// The reason.
         reason: String,
     },
-    /// Nothing came for as long as the limit allows.
+    /// No data arrived within the timeout.
     #[error("no data for {} s while waiting for {what}", .limit.as_secs())]
     Stalled {
-        /// What was waited for.
+        /// What it waited for.
         what: &'static str,
         /// The limit.
         limit: Duration,
@@ -51,7 +51,7 @@ pub enum HttpError {
     /// The connection broke.
     #[error("the connection broke while {what}: {source}")]
     Broken {
-        /// What was going on.
+        /// What was being done.
         what: &'static str,
         /// The socket's error.
         source: io::Error,
@@ -65,9 +65,9 @@ pub enum HttpError {
         expected: Option<u64>,
     },
     /// The response is not valid HTTP.
-    #[error("the server's answer is not valid HTTP: {0}")]
+    #[error("the server's response is not valid HTTP: {0}")]
     Malformed(&'static str),
-    /// The status is none of those that answer the question.
+    /// The status is neither success nor absence.
     #[error("the server answered {status}")]
     Status {
         /// The status code.
@@ -75,54 +75,54 @@ pub enum HttpError {
         /// From `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// A bucket (`s3://`) did not answer the question.
+    /// A request to a bucket (`s3://`) failed.
     #[error("{message}")]
     Bucket {
-        /// The status code; 0 where there was no answer.
+        /// The status code; 0 without a response.
         status: u16,
-        /// What the bucket answered, and what to do.
+        /// The bucket's error, and what to do.
         message: String,
         /// From `Retry-After`.
         retry_after: Option<Duration>,
         /// Whether another attempt can help.
         is_retryable: bool,
     },
-    /// A redirect that must not, or cannot, be followed.
+    /// A redirect that must not or cannot be followed.
     #[error("redirect refused: {0}")]
     Redirect(&'static str),
-    /// A redirect to something that is no URL.
+    /// A redirect to an invalid URL.
     #[error("redirect refused: {0}")]
     RedirectUrl(#[from] UrlError),
     /// The file changed during the download.
     #[error("the file changed on the server during the download")]
     Changed,
-    /// The content coding is not one we asked for, or does not decode.
-    #[error("cannot decode the answer's content coding: {0}")]
+    /// The content coding is unknown, or decoding failed.
+    #[error("cannot decode the response's content coding: {0}")]
     Coding(String),
-    /// The body is larger than this kind of file may be.
-    #[error("the answer is larger than {limit} bytes")]
+    /// The body is larger than this type of file may be.
+    #[error("the response is larger than {limit} bytes")]
     TooLarge {
         /// The limit.
         limit: u64,
     },
-    /// A file of this machine cannot be read: of a `file://` cache, or one that is sent.
+    /// A local file cannot be read: one of a `file://` cache, or one to be sent.
     #[error("cannot read {path}: {source}")]
     File {
         /// The file.
         path: String,
-        /// The system's words.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The cache was left out of this run.
-    #[error("not asked: it did not answer when this run began")]
+    /// The cache is skipped in this run.
+    #[error("not queried: it did not respond at the start of this run")]
     LeftOut,
     /// The client may not use the network.
-    #[error("not asked: --offline")]
+    #[error("not queried: --offline")]
     Offline,
 }
 
 impl HttpError {
-    /// Whether another attempt can help. 4xx other than 408 and 429 cannot, nor can 501, 505 and 511 (as Nix has it).
+    /// Whether another attempt can help: not for 4xx other than 408 and 429, and not for 501, 505 and 511 (as in Nix).
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Resolve { .. }
@@ -141,13 +141,13 @@ impl HttpError {
         }
     }
 
-    /// Whether credentials are missing or wrong (401, 407), which does not mean that the file is absent. A bucket's refusals
-    /// count as well: they are about credentials, or about the address.
+    /// Whether credentials are missing or wrong (401, 407), which does not mean that the file is absent. A bucket's
+    /// refusals count as well: they concern credentials or the address.
     pub const fn is_auth(&self) -> bool {
         matches!(self, Self::Status { status: 401 | 407, .. } | Self::Bucket { is_retryable: false, .. })
     }
 
-    /// How long the server asks to be left alone.
+    /// How long the server asks to wait.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } | Self::Bucket { retry_after, .. } => *retry_after,
@@ -155,12 +155,12 @@ impl HttpError {
         }
     }
 
-    /// Whether the server is overloaded (429, 503): a longer base for the back-off.
+    /// Whether the server is overloaded (429, 503), which makes the back-off longer.
     pub const fn is_overload(&self) -> bool {
         matches!(self, Self::Status { status: 429 | 503, .. } | Self::Bucket { status: 429 | 503, .. })
     }
 
-    /// A socket error: a timeout is told from a broken connection.
+    /// Converts a socket error: distinguishes a timeout from a broken connection.
     pub(crate) fn from_socket(source: io::Error, what: &'static str, limit: Duration) -> Self {
         match source.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Stalled { what, limit },

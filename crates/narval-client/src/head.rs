@@ -1,22 +1,22 @@
-//! The head of an answer: status and fields.
+//! The head of a response: status and fields.
 
 use std::time::{Duration, SystemTime};
 
 use super::{FIELDS_MAX, HttpError};
 
-/// Status code and fields of an answer.
+/// Status code and fields of a response.
 #[derive(Debug, Clone, Default)]
 pub struct Head {
     /// The status code.
     pub status: u16,
     /// Names in lower case, with their values.
     fields: Vec<(String, String)>,
-    /// HTTP/1.0: the connection closes unless it says otherwise.
+    /// Whether it is HTTP/1.0, where connections close by default.
     http_1_0: bool,
 }
 
 impl Head {
-    /// Parses a head if it is complete: the head, and its length in bytes.
+    /// Parses a head if it is complete. Returns the head and its length in bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, HttpError> {
         let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut response = httparse::Response::new(&mut fields);
@@ -35,7 +35,7 @@ impl Head {
         Ok(Some((head, len)))
     }
 
-    /// A head made here, in place of one that is understood to mean this.
+    /// A head with this status, in place of a response that means the same.
     pub(crate) fn local(status: u16) -> Self {
         Self { status, ..Self::default() }
     }
@@ -55,7 +55,7 @@ impl Head {
         self.list(name).any(|part| part.eq_ignore_ascii_case(token))
     }
 
-    /// Whether the connection stays open after this answer (RFC 9112 section 9.3).
+    /// Whether the connection stays open after this response (RFC 9112 section 9.3).
     pub(crate) fn keeps_alive(&self) -> bool {
         if self.has_token("connection", "close") {
             return false;
@@ -63,14 +63,14 @@ impl Head {
         !self.http_1_0 || self.has_token("connection", "keep-alive")
     }
 
-    /// The same head of an answer after which the connection is not used again.
+    /// The same head, but the connection is not reused after it.
     pub(crate) fn closing(&self) -> Self {
         let mut closing = self.clone();
         closing.fields.push(("connection".to_owned(), "close".to_owned()));
         closing
     }
 
-    /// Whether the body comes in chunks. An error for any other transfer coding.
+    /// Whether the body is chunked. An error for any other transfer coding.
     pub(crate) fn is_chunked(&self) -> Result<bool, HttpError> {
         match self.field("transfer-encoding") {
             None => Ok(false),
@@ -79,7 +79,7 @@ impl Head {
         }
     }
 
-    /// `Content-Length`; an error when it is no number or given twice with different values.
+    /// `Content-Length`; an error if it is not a number, or repeated with different values.
     pub(crate) fn content_length(&self) -> Result<Option<u64>, HttpError> {
         let mut found = None;
         for (_, value) in self.fields.iter().filter(|(field, _)| field == "content-length") {

@@ -3,14 +3,15 @@
 //! A [`Client`] keeps a pool of connections per origin, speaks TLS and through proxies, sends credentials only where they
 //! belong, and follows redirects. It is shared between threads behind an [`Arc`](std::sync::Arc):
 //!
-//! - [`Client::send`] makes one request, without a retry; the [`Body`] of its [`Response`] is read straight from the socket.
-//! - [`Client::metadata`] fetches a small file whole, and tries again as its [`RetryPolicy`] says.
+//! - [`Client::send`] makes one request, without a retry; the [`Body`] of its [`Response`] is read directly from the
+//!   socket.
+//! - [`Client::metadata`] fetches a small file whole, with retries according to its [`RetryPolicy`].
 //! - [`ResumingBody`] reads a large file, and continues where a connection broke.
 //! - [`Client::upload`] sends a body, from memory or from a file.
 //!
-//! Requests for `s3://` URLs are signed by what [`ClientOptions`] names for it.
-//! Content codings are decoded if [`ClientOptions`] says how: the client has no decoders of its own. A [`Url`] may name a
-//! folder (`file://`), which is not for the client: requests for it fail.
+//! Requests for `s3://` URLs are signed by [`ClientOptions::buckets`]. Content codings are decoded by
+//! [`ClientOptions::codings`]: the client has no decoders of its own. A [`Url`] may name a folder (`file://`), but the
+//! client cannot read it: requests for it fail.
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -38,9 +39,9 @@
 //!
 //! # Why not a general client
 //!
-//! These must be known here, and general clients do not tell them: that no read waits longer than a limit without data (a
-//! limit on the whole body would cut slow links), that a connection with bytes left on it is never reused, that the failure
-//! of a reused connection before the first byte of an answer does not count as an attempt, and how many connections are open.
+//! General clients do not guarantee all of these: no read waits longer than a limit without data (a limit on the whole
+//! body would break slow links), a connection with unread bytes is never reused, the failure of a reused connection
+//! before the first byte of a response does not count as an attempt, and the number of open connections is known.
 
 #![forbid(unsafe_code)]
 
@@ -80,13 +81,13 @@ use std::time::Duration;
 
 /// How long a TCP connection and the TLS handshake may each take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server's first answer is waited for once another server has answered. Slower servers are left out.
+/// How long to wait for a server's first response once another server has responded. Slower servers are skipped.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a single read or write may wait without progress.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// A connection that was idle for longer is not reused: load balancers drop idle ones silently.
+/// A connection that was idle for longer is not reused: load balancers silently drop idle ones.
 pub const IDLE_AGE_MAX: Duration = Duration::from_secs(15);
-/// Open connections per origin, in use and idle together.
+/// Open connections per origin, both in use and idle.
 pub const CONNECTIONS_PER_ORIGIN_MAX: usize = 64;
 /// The longest response head.
 pub const HEAD_LEN_MAX: usize = 64 * 1024;
@@ -96,5 +97,5 @@ pub const FIELDS_MAX: usize = 128;
 pub const REDIRECTS_MAX: usize = 10;
 /// How much of an unwanted body is read to keep its connection. If more is left, the connection is closed.
 pub const DRAIN_LEN_MAX: u64 = 64 * 1024;
-/// The longest answer read whole, after its content coding is decoded.
+/// The largest response that is read whole, after its content coding is decoded.
 pub const METADATA_LEN_MAX: u64 = 64 * 1024 * 1024;

@@ -1,5 +1,5 @@
-//! Idle connections, and the count of open ones: never more per origin than the limit, so that a server sees no more
-//! TLS handshakes than that either.
+//! Idle connections, and the number of open ones: never more per origin than the limit, which also limits a server's
+//! TLS handshakes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ struct PerOrigin {
     idle: Vec<Connection>,
 }
 
-/// The pool; shared by all threads of a client.
+/// A pool, shared by all threads of a client.
 pub(crate) struct Pool {
     limit: usize,
     origins: Mutex<HashMap<Origin, PerOrigin>>,
@@ -28,11 +28,11 @@ pub(crate) struct Permit {
     origin: Origin,
 }
 
-/// What [`Pool::take`] hands out.
+/// The result of [`Pool::take`].
 pub(crate) enum Taken {
     /// An idle connection.
     Idle(Box<Connection>),
-    /// Leave to open one.
+    /// The right to open one.
     Permit(Permit),
 }
 
@@ -42,11 +42,11 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Origin, PerOrigin>> {
-        // A panic elsewhere leaves counts and idle connections whole: each change is one step.
+        // A panic elsewhere leaves counts and idle connections consistent: each change is one step.
         self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an idle connection, or the right to open one; waits when the limit is reached.
+    /// Takes an idle connection, or the right to open one; waits while the limit is reached.
     pub(crate) fn take(self: &Arc<Self>, origin: &Origin) -> Taken {
         let mut stale = Vec::new();
         let mut origins = self.lock();
@@ -55,7 +55,7 @@ impl Pool {
             if let Some(connection) = next_idle(&mut entry.idle, &mut stale) {
                 break Taken::Idle(Box::new(connection));
             }
-            // Stale ones still count until they are dropped, below, outside the lock: make room for one of them.
+            // Stale connections count until they are dropped below, outside the lock: one of them makes room.
             if entry.open < self.limit + stale.len() {
                 entry.open += 1;
                 break Taken::Permit(Permit { pool: Arc::clone(self), origin: origin.clone() });
@@ -67,7 +67,7 @@ impl Pool {
         taken
     }
 
-    /// Gives a connection back for reuse.
+    /// Returns a connection for reuse.
     pub(crate) fn give_back(&self, origin: &Origin, mut connection: Connection) {
         connection.idle_since = Instant::now();
         connection.reused = true;
@@ -75,14 +75,14 @@ impl Pool {
         self.freed.notify_one();
     }
 
-    /// Drops the idle connections of an origin: when one was stale, its sisters are too.
+    /// Drops the idle connections of an origin: if one was stale, the others are, too.
     pub(crate) fn forget_idle(&self, origin: &Origin) {
         let idle = self.lock().get_mut(origin).map(|entry| std::mem::take(&mut entry.idle));
         drop(idle);
     }
 }
 
-/// The connection used last that is still good; the others go to `stale`.
+/// The most recently used connection that can be reused; stale ones go to `stale`.
 fn next_idle(idle: &mut Vec<Connection>, stale: &mut Vec<Connection>) -> Option<Connection> {
     while let Some(connection) = idle.pop() {
         if connection.idle_since.elapsed() < IDLE_AGE_MAX && connection.is_clean() {

@@ -1,4 +1,4 @@
-//! Proxies from the environment, as curl reads it: `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` (lower case
+//! Proxies from the environment, with curl's rules: `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` (lower case
 //! first; `HTTP_PROXY` in capitals is not read, because CGI programs get it from their client's `Proxy:` field).
 
 use std::fmt;
@@ -54,7 +54,7 @@ impl Proxies {
         }
     }
 
-    /// The address of the proxy for an origin, if it goes through one; without credentials, for messages.
+    /// The address of the proxy for an origin, if there is one; without credentials, for messages.
     pub fn describe(&self, origin: &Origin) -> Option<String> {
         self.find(origin).ok().flatten().map(|proxy| proxy.to_string())
     }
@@ -71,10 +71,10 @@ impl Proxies {
         }
         let refused = |reason: String| HttpError::Proxy { proxy: "from the environment".to_owned(), reason };
         let text = if address.contains("://") { address.clone() } else { format!("http://{address}") };
-        let url = Url::parse(&text).map_err(|error| refused(format!("{error}; only http:// proxies are spoken to")))?;
+        let url = Url::parse(&text).map_err(|error| refused(format!("{error}; only http:// proxies are supported")))?;
         if url.scheme() != Scheme::Http {
             return Err(refused(
-                "only http:// proxies are spoken to; unset the variable, or add the host to no_proxy".into(),
+                "only http:// proxies are supported; unset the variable, or add the host to no_proxy".into(),
             ));
         }
         let authorization = url.userinfo().map(|userinfo| format!("Basic {}", STANDARD.encode(userinfo)));

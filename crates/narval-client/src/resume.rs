@@ -1,4 +1,4 @@
-//! A body that survives broken connections: its reader does not notice them.
+//! A body that resumes after broken connections, transparently to its reader.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use super::coding::names;
 use super::url::Url;
 use super::{HttpError, RetryPolicy};
 
-/// Progress that makes the next failure a first one again: a server that cuts every connection after a megabyte must
-/// not end a download of gigabytes.
+/// After this much progress, the number of failures is reset: a server that closes every connection after a megabyte
+/// must not fail a download of gigabytes.
 const PROGRESS_LEN: u64 = 256 * 1024;
 
 enum State {
     /// The bytes as they are stored.
     Open(Body),
-    /// With a content coding that was not asked for: its bytes cannot be counted, so that nothing is fetched again.
+    /// With a content coding that was not requested: its bytes cannot be counted, so the download cannot be resumed.
     Coded(Box<dyn Read + Send>),
-    /// To be fetched again.
+    /// Must be requested again.
     Broken,
 }
 
@@ -27,7 +27,7 @@ pub struct ResumingBody {
     client: Arc<Client>,
     url: Url,
     body: State,
-    /// Total length, once a server has said it.
+    /// The total length, once it is known.
     total: Option<u64>,
     etag: Option<String>,
     position: u64,
@@ -60,12 +60,12 @@ impl ResumingBody {
         Ok(Some(Self { client, url, body, total, etag, position: 0, failures: 0, failed_at: 0, resumes: 0 }))
     }
 
-    /// The file's length, if the server said it.
+    /// The file's length, if the server has sent it.
     pub const fn total_len(&self) -> Option<u64> {
         self.total
     }
 
-    /// Bytes read.
+    /// The number of bytes read.
     pub const fn position(&self) -> u64 {
         self.position
     }
@@ -75,7 +75,7 @@ impl ResumingBody {
         self.resumes
     }
 
-    /// Whether a read would return at once.
+    /// Whether a read would not block.
     pub fn is_readable(&self) -> bool {
         match &self.body {
             State::Open(body) => body.is_readable(),
@@ -84,7 +84,7 @@ impl ResumingBody {
         }
     }
 
-    /// Reads some bytes; 0 at the file's end.
+    /// Reads some bytes; returns 0 at the file's end.
     pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
         loop {
             let read = match &mut self.body {
@@ -103,7 +103,7 @@ impl ResumingBody {
         }
     }
 
-    /// Waits before the next attempt, or gives the error back when there is to be none.
+    /// Waits before the next attempt, or returns the error if there is no further attempt.
     fn after_failure(&mut self, error: HttpError) -> Result<(), HttpError> {
         if self.position >= self.failed_at + PROGRESS_LEN {
             self.failures = 0;
@@ -117,12 +117,12 @@ impl ResumingBody {
         Ok(())
     }
 
-    /// Asks for the rest. A server without ranges sends all of it, of which the known part is read over.
+    /// Requests the rest. A server without ranges sends everything, and the known part is skipped.
     fn reopen(&mut self) -> Result<(), HttpError> {
         self.resumes += 1;
         let request = Request { from: self.position, if_range: self.etag.as_deref(), ..Request::get(&self.url) };
         let response = self.client.send(&request)?;
-        // The first answer had no coding; bytes of another form can't be put behind it.
+        // The first response had no coding; coded bytes cannot follow it.
         if !names(&response.head)?.is_empty() {
             return Err(HttpError::Changed);
         }
@@ -134,7 +134,7 @@ impl ResumingBody {
                     first == self.position && (total.is_none() || self.total.is_none() || total == self.total)
                 };
                 if !range.is_some_and(matches) {
-                    return Err(HttpError::Malformed("the Content-Range is not what was asked for"));
+                    return Err(HttpError::Malformed("the Content-Range is not the requested one"));
                 }
                 self.body = State::Open(response.body);
             }

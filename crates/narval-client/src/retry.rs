@@ -1,4 +1,4 @@
-//! When to retry: exponential back-off with full jitter, or when the server says.
+//! Retries: exponential back-off with full jitter, or `Retry-After`.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use super::HttpError;
 /// How often, and after how long, a failed exchange is retried.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included.
+    /// The number of attempts, including the first.
     pub attempts: u32,
-    /// The back-off doubles from here.
+    /// The initial back-off, which doubles.
     pub base: Duration,
     /// The same after 429 and 503 without `Retry-After`.
     pub overload_base: Duration,
@@ -37,7 +37,7 @@ impl RetryPolicy {
             return None;
         }
         if let Some(asked) = error.retry_after() {
-            // A little more than asked, so that all the clients told the same do not come at once.
+            // A little longer than asked, so that clients do not all return at the same time.
             return (asked <= self.cap).then(|| asked + self.base.mul_f64(random_fraction()));
         }
         let base = if error.is_overload() { self.overload_base } else { self.base };
@@ -62,7 +62,7 @@ impl RetryPolicy {
     }
 }
 
-/// From 0 up to, not including, 1. Each `RandomState` has fresh keys: no generator of our own is needed for jitter.
+/// A number from 0 up to, but not including, 1. Each `RandomState` has fresh keys, which is random enough for jitter.
 pub(crate) fn random_fraction() -> f64 {
     let bits = RandomState::new().hash_one(0u8) >> 11;
     bits as f64 / (1u64 << 53) as f64

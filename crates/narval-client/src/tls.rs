@@ -1,4 +1,4 @@
-//! TLS: rustls with Mozilla's certificates compiled in, so that it works in an empty container, or those of a file.
+//! TLS: rustls with Mozilla's certificates compiled in, so it works in an empty container, or with those of a file.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage};
 
 use super::HttpError;
 
-/// Looked at in this order, as Nix does.
+/// In order of precedence, as in Nix.
 const VARIABLES: [&str; 2] = ["NIX_SSL_CERT_FILE", "SSL_CERT_FILE"];
 
 /// Where the trusted certificates come from: a file named by the environment, which then replaces the compiled-in ones.
@@ -24,17 +24,17 @@ fn certificate_source() -> Option<(&'static str, String)> {
         .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()).map(|value| (*name, value)))
 }
 
-/// The certificates that servers are verified with.
+/// The certificates for verifying servers.
 #[derive(Debug)]
 pub struct TrustedCertificates {
     /// The file they were read from and the variable that names it, or `None` for Mozilla's certificates, which are
     /// compiled in.
     pub source: Option<(&'static str, String)>,
-    /// How many can be used.
+    /// The number of usable certificates.
     pub usable: usize,
-    /// The number of usable certificates that have expired, as far as is known. Those compiled in are not checked.
+    /// The number of usable certificates that are known to have expired. Compiled-in ones are not checked.
     pub expired: usize,
-    /// How many of the file are none, or are not understood.
+    /// The number of invalid or unsupported certificates in the file.
     pub unusable: usize,
     roots: RootCertStore,
     /// The certificates of the file.
@@ -42,10 +42,9 @@ pub struct TrustedCertificates {
 }
 
 impl TrustedCertificates {
-    /// Reads them, as every client does before its first HTTPS connection.
+    /// Loads them, as every client does before its first HTTPS connection.
     ///
-    /// # Errors
-    /// The file cannot be read, or holds no certificate that can be used.
+    /// # Errors The file cannot be read, or contains no usable certificate.
     pub fn load() -> Result<Self, HttpError> {
         let mut trusted = Self {
             source: certificate_source(),
@@ -68,14 +67,14 @@ impl TrustedCertificates {
         for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
             match certificate {
                 Ok(certificate) => self.listed.push(certificate),
-                // A file that cannot be read gives the same error for ever.
+                // A file that cannot be read would return the same error forever.
                 Err(error @ pem::Error::Io(_)) => return Err(unreadable(error)),
                 Err(_) => self.unusable += 1,
             }
         }
         let (added, ignored) = self.roots.add_parsable_certificates(self.listed.iter().cloned());
         if added == 0 {
-            return Err(failed(format!("{variable}={path} holds no certificate")));
+            return Err(failed(format!("{variable}={path} contains no certificate")));
         }
         self.unusable += ignored;
         let is_expired = |certificate: &&CertificateDer<'_>| {
@@ -104,9 +103,9 @@ pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
     Ok(Arc::new(config))
 }
 
-/// The usual verification; and a server whose own certificate is listed as trusted needs nobody else's word for it. Such a
-/// self-signed certificate is mostly marked as an authority's, and webpki refuses it for a server (`CaUsedAsEndEntity`);
-/// OpenSSL, and with it Nix, takes it.
+/// The usual verification, but a server whose own certificate is listed as trusted needs no other issuer. Such a
+/// self-signed certificate is usually marked as a CA, and webpki rejects it for a server (`CaUsedAsEndEntity`);
+/// OpenSSL, and with it Nix, accepts it.
 #[derive(Debug)]
 struct ListedVerifier {
     usual: Arc<WebPkiServerVerifier>,
@@ -159,13 +158,13 @@ impl ServerCertVerifier for ListedVerifier {
 fn check_use(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), CertificateError> {
     let parsed = EndEntityCert::try_from(certificate).map_err(|_| CertificateError::BadEncoding)?;
     let usage = KeyUsage::server_auth();
-    // Without trust anchors this cannot succeed: what webpki checks first, before it looks for the issuer, is what counts.
+    // Without trust anchors this cannot succeed: only webpki's checks before it looks for the issuer matter.
     match parsed.verify_for_usage(ALL_VERIFICATION_ALGS, &[], &[], now, usage, None, None) {
         Ok(_) | Err(webpki::Error::UnknownIssuer) => Ok(()),
         Err(webpki::Error::CertNotValidYet { .. }) => Err(CertificateError::NotValidYet),
         Err(webpki::Error::CertExpired { .. }) => Err(CertificateError::Expired),
         Err(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(CertificateError::InvalidPurpose),
-        // webpki checks the purpose after this; the validity before.
+        // webpki checks the validity before this, and the purpose after it.
         Err(webpki::Error::CaUsedAsEndEntity) => match is_for_servers(certificate) {
             Ok(true) => Ok(()),
             Ok(false) => Err(CertificateError::InvalidPurpose),
@@ -194,7 +193,7 @@ fn is_for_servers(certificate: &[u8]) -> Result<bool, EndOfInput> {
             if element(&mut extension)?.1.as_slice_less_safe() != EXTENDED_KEY_USAGE {
                 continue;
             }
-            // The value is the last field; whether the extension is critical may stand before it.
+            // The value is the last field; the `critical` flag may precede it.
             let mut value = element(&mut extension)?.1;
             while !extension.at_end() {
                 value = element(&mut extension)?.1;
@@ -216,7 +215,7 @@ fn element<'a>(der: &mut Reader<'a>) -> Result<(u8, Input<'a>), EndOfInput> {
     let first = der.read_byte()?;
     let mut len = usize::from(first);
     if first >= 0x80 {
-        // More than four bytes of length are more than any certificate has.
+        // No certificate needs more than four bytes of length.
         let bytes = if first > 0x84 { return Err(EndOfInput) } else { first & 0x7f };
         len = 0;
         for _ in 0..bytes {

@@ -1,4 +1,4 @@
-//! Requests that carry a body: sent from memory or from a file, and again from the start when a connection breaks.
+//! Requests with a body: sent from memory or from a file, and again from the start if a connection breaks.
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,17 +14,17 @@ use super::head::Head;
 use super::url::{Scheme, Url};
 use super::{HttpError, METADATA_LEN_MAX};
 
-/// Bodies of this length and more are announced with `Expect: 100-continue` (RFC 9110 section 10.1.1): a server that wants
-/// credentials, or has the file, says so before they are sent.
+/// Bodies of at least this length are announced with `Expect: 100-continue` (RFC 9110 section 10.1.1): a server that
+/// requires credentials, or has the file, responds before they are sent.
 const EXPECT_LEN_MIN: u64 = 256 * 1024;
-/// How long `100 Continue` is waited for: a server may not know the expectation.
+/// How long to wait for `100 Continue`, which not every server supports.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a server may take to answer once it has everything: it may have to verify and store all of it.
+/// How long a server may take to respond once it has everything: it may have to verify and store all of it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// Bytes of a file read and sent at once.
+/// Size of the pieces of a file that are read and sent.
 const BUFFER_LEN: usize = 256 * 1024;
 
-/// A request with a body. It must be one that may be repeated.
+/// A request with a body. It must be repeatable.
 #[derive(Clone, Copy)]
 pub struct Upload<'a> {
     /// PUT or POST.
@@ -33,24 +33,24 @@ pub struct Upload<'a> {
     pub url: &'a Url,
     /// `Content-Type`.
     pub content_type: &'a str,
-    /// What else it has.
+    /// Additional fields and parameters.
     pub extra: Extra<'a>,
     /// The body.
     pub payload: Payload<'a>,
-    /// Called with the number of bytes after each piece that was sent.
+    /// Called with the number of bytes after each sent piece.
     pub on_sent: &'a (dyn Fn(u64) + Sync),
-    /// The longest answer that is read.
+    /// The maximum size of the response body.
     pub answer_len_max: u64,
 }
 
-/// What is sent.
+/// The body of an [`Upload`].
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
     /// Bytes in memory.
     Bytes(&'a [u8]),
-    /// The first bytes of a file, so many.
+    /// This many bytes from the start of a file.
     File(&'a File, u64),
-    /// A section of a file: where it begins, and its length in bytes.
+    /// A section of a file: its offset and its length in bytes.
     Section(&'a File, u64, u64),
 }
 
@@ -69,7 +69,7 @@ impl Payload<'_> {
     }
 }
 
-/// The answer to an [`Upload`], whatever its status is.
+/// The response to an [`Upload`], with any status.
 #[derive(Debug)]
 pub struct Answer {
     /// Status and fields.
@@ -79,9 +79,9 @@ pub struct Answer {
 }
 
 impl Client {
-    /// Sends a body and reads the answer. Tried again as the [`RetryPolicy`](super::RetryPolicy) says when the connection
-    /// breaks, or the server answers that it cannot now (408, 429, 5xx). Any other status is an answer, also 4xx and 507
-    /// (no space).
+    /// Sends a body and reads the response. Retried according to the [`RetryPolicy`](super::RetryPolicy) if the
+    /// connection breaks, or the server cannot handle it now (408, 429, 5xx). Any other status is returned, also 4xx
+    /// and 507 (no space).
     ///
     /// # Errors
     /// If the last attempt failed; redirects are not followed.
@@ -122,9 +122,9 @@ impl Client {
             match exchange(&mut connection, head.as_bytes(), upload, expects) {
                 Ok((answer, sent_all)) => {
                     if matches!(answer.status, 301 | 302 | 303 | 307 | 308) {
-                        return Err(HttpError::Redirect("what was to be sent is not sent elsewhere"));
+                        return Err(HttpError::Redirect("a request with a body is not sent elsewhere"));
                     }
-                    // Without all of the body the server cannot tell the next request from it.
+                    // If the body is incomplete, the server cannot distinguish it from the next request.
                     let head = if sent_all { answer.clone() } else { answer.closing() };
                     let body = Body::network(connection, &head, answer.status != 204, self.pool(), origin)?;
                     let body = body.read_all(upload.answer_len_max.min(METADATA_LEN_MAX))?;
@@ -140,7 +140,7 @@ impl Client {
     }
 }
 
-/// Sends head and body: the final answer's head, and whether all of the body was sent before it came.
+/// Sends head and body. Returns the final response's head, and whether the whole body was sent before it arrived.
 fn exchange(
     connection: &mut Connection,
     head: &[u8],
@@ -148,7 +148,7 @@ fn exchange(
     expects: bool,
 ) -> Result<(Head, bool), HttpError> {
     match upload.payload {
-        // Head and body in one packet, where they fit.
+        // Head and body in one packet, if they fit.
         Payload::Bytes(bytes) if !expects => {
             connection.send(&[head, bytes].concat())?;
             (upload.on_sent)(bytes.len() as u64);
@@ -159,7 +159,7 @@ fn exchange(
                 return Ok((answer, false));
             }
             if let Err(error) = send_payload(connection, upload) {
-                // A server that refuses closes its side: its reason may lie there.
+                // A server that refuses closes its side, but its response may have arrived.
                 connection.set_timeout(CONTINUE_TIMEOUT)?;
                 return match final_head(connection) {
                     Ok(answer) => Ok((answer, false)),
@@ -174,7 +174,7 @@ fn exchange(
     Ok((answer, true))
 }
 
-/// Waits for `100 Continue`; the answer, if the server does not want the body.
+/// Waits for `100 Continue`; returns the response if the server does not want the body.
 fn early_answer(connection: &mut Connection) -> Result<Option<Head>, HttpError> {
     connection.set_timeout(CONTINUE_TIMEOUT)?;
     let answer = match connection.read_head() {
@@ -212,7 +212,7 @@ fn send_file(
         let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(BUFFER_LEN);
         let piece = buffer.get_mut(..wanted).unwrap_or_default();
         let read = file.read_exact_at(piece, range.start);
-        read.map_err(|source| HttpError::File { path: "what is to be sent".into(), source })?;
+        read.map_err(|source| HttpError::File { path: "the data to send".into(), source })?;
         connection.send(piece)?;
         (upload.on_sent)(piece.len() as u64);
         range.start += wanted as u64;

@@ -1,5 +1,5 @@
-//! Addresses of caches and of what lies in them: `http://`, `https://`, `s3://` and `file://`, and relative references as
-//! narinfo `URL:` fields and `Location:` headers hold them (RFC 3986 section 5, without fragments).
+//! URLs of caches and their files: `http://`, `https://`, `s3://` and `file://`, and relative references as in narinfo
+//! `URL:` fields and `Location:` headers (RFC 3986 section 5, without fragments).
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use url::Host;
 
-/// How a cache is reached.
+/// The type of a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// Plain HTTP.
     Http,
     /// HTTP over TLS.
     Https,
-    /// A folder of this machine.
+    /// A local folder.
     File,
-    /// A bucket of an object store. The query says how it is reached, and is kept by what lies below.
+    /// A bucket of an object store. The query says how to access it, and also applies to URLs below.
     S3,
 }
 
@@ -34,7 +34,7 @@ impl Scheme {
         }
     }
 
-    /// Schemes are compared without regard to case.
+    /// Schemes are case-insensitive.
     fn from_name(name: &str) -> Option<Self> {
         [Self::Http, Self::Https, Self::File, Self::S3]
             .into_iter()
@@ -49,24 +49,24 @@ impl Scheme {
     }
 }
 
-/// Scheme, host and port: what a credential is bound to, and what a connection can be reused for.
+/// Scheme, host and port. Credentials are bound to it, and connections are reused for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
     /// The scheme.
     pub scheme: Scheme,
-    /// The host, lower case; an IPv6 address without its brackets. Empty for `file`.
+    /// The host in lower case; an IPv6 address without its brackets. Empty for `file`.
     pub host: String,
     /// The port.
     pub port: u16,
 }
 
 impl Origin {
-    /// Whether the port is the scheme's own.
+    /// Whether the port is the scheme's default.
     pub(crate) const fn has_usual_port(&self) -> bool {
         self.port == self.scheme.default_port()
     }
 
-    /// The `Host` field: the port only where it is not the scheme's own.
+    /// The `Host` field, with the port if it is not the scheme's default.
     pub fn host_field(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         if self.has_usual_port() { host } else { format!("{host}:{}", self.port) }
@@ -79,7 +79,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A URL. Its [`Display`](fmt::Display) never shows user, password or query: both hold secrets too often to be printed.
+/// A URL. Its [`Display`](fmt::Display) never shows user, password or query, which often contain secrets.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Url {
     origin: Origin,
@@ -93,35 +93,35 @@ enum Place {
     Folder(Folder),
 }
 
-/// What follows the host of a `file` URL. The `url` crate would resolve `..` in it.
+/// The part of a `file` URL after the host. The `url` crate would resolve `..` in it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Folder {
-    /// As it was written, percent-encoded: what `..` means after a symlink, only the kernel knows.
+    /// As written, percent-encoded: only the kernel can resolve `..` after a symlink.
     path: String,
-    /// The bytes of the path that name the folder. What follows lies below that folder.
+    /// The length of the part that names the folder. The rest is below that folder.
     len: usize,
     query: Option<String>,
 }
 
-/// Why a text is not a URL we can use.
+/// Why a URL is not usable.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UrlError {
     /// Another scheme, or none.
     #[error("'{0}' is not a cache address: use http://, https://, s3:// or file://")]
     Scheme(String),
-    /// No host where one is needed, or an impossible one.
+    /// The host is missing or invalid.
     #[error("'{0}' has no valid host")]
     Host(String),
     /// The port is not a number below 65536.
     #[error("'{0}' has no valid port")]
     Port(String),
-    /// Control characters or blanks.
-    #[error("the address holds a blank or a control character")]
+    /// It contains control characters or blanks.
+    #[error("the address contains a blank or a control character")]
     Character,
-    /// What came over the network names a file of this machine, or a bucket that is read with its credentials.
+    /// A reference from the network names a local file, or a bucket that would be read with this machine's credentials.
     #[error("'{0}' names a local file or a bucket, and only http:// and https:// may be named over the network")]
     Local(String),
-    /// What lies in a folder or a bucket names something elsewhere.
+    /// A reference in a folder or bucket points outside of it.
     #[error("'{0}' does not name a file below the folder of the cache")]
     Outside(String),
     /// Longer than [`URL_LEN_MAX`].
@@ -129,14 +129,14 @@ pub enum UrlError {
     TooLong,
 }
 
-/// The longest URL accepted: presigned object-storage links stay below 2 KiB.
+/// The maximum length of a URL: presigned object-storage links stay below 2 KiB.
 pub const URL_LEN_MAX: usize = 8 * 1024;
 
-/// What is encoded in the path of a folder.
+/// The characters that are encoded in the path of a folder.
 const FOLDER_PATH: &AsciiSet = &CONTROLS.add(b' ').add(b'#').add(b'%').add(b'?');
 
 impl Url {
-    /// Parses an absolute URL, as the URL Standard says.
+    /// Parses an absolute URL according to the URL Standard.
     ///
     /// ```
     /// use narval_client::Url;
@@ -150,13 +150,13 @@ impl Url {
         let split = text.split_once("://").and_then(|(name, rest)| Some((Scheme::from_name(name)?, rest)));
         match split.ok_or_else(|| UrlError::Scheme(redacted(text)))? {
             (Scheme::File, rest) => Self::parse_folder(rest).ok_or_else(|| UrlError::Host(redacted(text))),
-            // The URL Standard overlooks further slashes, as browsers do, and would take the host from the path.
+            // The URL Standard ignores further slashes, like browsers, and would take the host from the path.
             (_, rest) if rest.starts_with(['/', '\\']) => Err(UrlError::Host(redacted(text))),
             _ => Self::from_network(url::Url::parse(text).map_err(|error| network_error(error, text))?, text),
         }
     }
 
-    /// A `file` URL from what follows its `file://`; `None` for another host than this one.
+    /// Parses the part of a `file` URL after `file://`; `None` for a host other than this one.
     fn parse_folder(rest: &str) -> Option<Self> {
         let rest = rest.split('#').next().unwrap_or_default();
         let (host, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -174,7 +174,7 @@ impl Url {
     fn from_network(mut url: url::Url, text: &str) -> Result<Self, UrlError> {
         let scheme = match Scheme::from_name(url.scheme()) {
             Some(Scheme::File) => return Err(UrlError::Local(redacted(text))),
-            // Where a bucket is reached is said by `endpoint=`.
+            // The port of a bucket belongs into `endpoint=`.
             Some(Scheme::S3) if url.port().is_some() => return Err(UrlError::Port(redacted(text))),
             Some(scheme) => scheme,
             None => return Err(UrlError::Scheme(redacted(text))),
@@ -190,18 +190,17 @@ impl Url {
         Ok(Self { origin, place: Place::Network(url) })
     }
 
-    /// The URL of a folder of this machine.
+    /// The URL of a local folder.
     pub fn from_folder(folder: &Path) -> Result<Self, UrlError> {
         let path = percent_encode(folder.as_os_str().as_bytes(), FOLDER_PATH);
         Self::parse(&format!("file://{path}"))
     }
 
-    /// Resolves a reference against this URL as RFC 3986 does: relative to the folder that holds it.
+    /// Resolves a reference against this URL according to RFC 3986, relative to its folder.
     ///
-    /// # Errors
-    /// [`UrlError::Local`] when a reference that came over the network leads to a `file` or `s3` URL, and
-    /// [`UrlError::Outside`] when one that lies in a folder or a bucket is anything but a relative path. That such a path stays below the folder, symlinks
-    /// included, is checked when it is opened.
+    /// # Errors [`UrlError::Local`] if a reference from the network leads to a `file` or `s3` URL, and
+    /// [`UrlError::Outside`] if one from a folder or a bucket is anything but a relative path. Opening such a path
+    /// checks that it stays below the folder, symlinks included.
     pub fn join(&self, reference: &str) -> Result<Self, UrlError> {
         check_characters(reference)?;
         match &self.place {
@@ -225,8 +224,8 @@ impl Url {
         }
     }
 
-    /// What lies below this URL taken as a cache's base, which may lack its final slash. The base's own query (`?priority=`)
-    /// is dropped.
+    /// The URL of a file of the cache whose base is this URL, with or without its final slash. The base's own query
+    /// (`?priority=`) is dropped.
     pub fn child(&self, reference: &str) -> Result<Self, UrlError> {
         let mut base = self.clone();
         match &mut base.place {
@@ -273,7 +272,7 @@ impl Url {
         }
     }
 
-    /// Path and query as they go into a request line.
+    /// Path and query for a request line.
     pub fn target(&self) -> String {
         match self.query() {
             Some(query) => format!("{}?{query}", self.path()),
@@ -287,7 +286,7 @@ impl Url {
         pairs.find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
     }
 
-    /// `user:password` from before the `@`, decoded. Without a password it ends with the colon (RFC 7617 section 2).
+    /// `user:password` before the `@`, decoded. Without a password it ends with the colon (RFC 7617 section 2).
     pub fn userinfo(&self) -> Option<String> {
         let Place::Network(url) = &self.place else { return None };
         if url.username().is_empty() && url.password().is_none() {
@@ -302,8 +301,8 @@ impl Url {
         decoded_path(self.path())
     }
 
-    /// The folder of a `file://` URL that is a [`child`](Self::child), and the path of the file below it. Of another one,
-    /// the file itself, and nothing below it.
+    /// The folder of a `file://` URL made by [`child`](Self::child), and the path of the file below it. For other URLs,
+    /// the file itself and an empty path.
     pub fn folder_and_below(&self) -> (PathBuf, PathBuf) {
         let len = match &self.place {
             Place::Network(_) => self.path().len(),
@@ -315,7 +314,7 @@ impl Url {
 }
 
 impl Folder {
-    /// `None` for a reference that is no relative path.
+    /// `None` for a reference that is not a relative path.
     fn join(&self, reference: &str) -> Option<Self> {
         let (below, query) = split_query(reference.split('#').next().unwrap_or_default());
         if below.starts_with('/') || below.contains("://") {
@@ -329,7 +328,7 @@ impl Folder {
 impl std::str::FromStr for Url {
     type Err = UrlError;
 
-    /// As [`Url::parse`].
+    /// See [`Url::parse`].
     fn from_str(text: &str) -> Result<Self, UrlError> {
         Self::parse(text)
     }
@@ -365,8 +364,8 @@ fn network_error(error: url::ParseError, text: &str) -> UrlError {
     }
 }
 
-/// Resolves a relative reference to what lies below the folder that holds `base`, in the same bucket. The base's query says
-/// how to reach the bucket, and stays.
+/// Resolves a relative reference below the folder of `base`, in the same bucket. The base's query says how to access
+/// the bucket, and is kept.
 fn join_in_bucket(base: &url::Url, reference: &str) -> Option<url::Url> {
     if reference.starts_with('/') {
         return None;
@@ -382,7 +381,7 @@ fn join_in_bucket(base: &url::Url, reference: &str) -> Option<url::Url> {
     Some(joined)
 }
 
-/// The text without its query and what stands before an `@`, for messages.
+/// The text without its query and user information, for messages.
 fn redacted(text: &str) -> String {
     let text = text.split(['?', '#']).next().unwrap_or_default();
     let host = |rest: &str| rest.rsplit_once('@').map_or(rest, |(_, host)| host).to_owned();

@@ -80,9 +80,9 @@ fn doctor_reads_the_certificates() {
         (valid.clone(), true, "1 of "),
         (format!("{valid}{broken}{expired}"), true, "2 of"),
         (expired.clone(), false, "1 expired"),
-        (broken.to_owned(), false, "holds no certificate"),
-        (String::new(), false, "holds no certificate"),
-        ("nothing of the kind".to_owned(), false, "holds no certificate"),
+        (broken.to_owned(), false, "contains no certificate"),
+        (String::new(), false, "contains no certificate"),
+        ("nothing of the kind".to_owned(), false, "contains no certificate"),
     ] {
         finds(&doctor(&file("ca.pem", &contents)), ok, said);
     }
