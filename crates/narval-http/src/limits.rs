@@ -256,6 +256,10 @@ pub(crate) const HTTP2_CONTINUATIONS_MAX: usize = 8;
 /// Bytes of one header block as sent, which are held until it is complete.
 pub(crate) const HTTP2_HEADER_BLOCK_MAX: usize = 64 * 1024;
 
+/// Bytes that a client may send on a WebSocket before it is accepted. Clients wait for that (RFC 6455 section 4.1), so one
+/// frame is enough.
+pub(crate) const HTTP2_AHEAD_MAX: usize = 16 * 1024;
+
 /// The initial window of a stream: how much of a request body a client may send before the handler reads it.
 pub(crate) const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
 

@@ -96,6 +96,11 @@ impl Handler for Caches {
             Found::Nobody(name) => self.root.handle_nobody(request, &name),
         }
     }
+
+    fn accepts_websockets(&self) -> bool {
+        // All caches have the page, or none has.
+        self.root.accepts_websockets()
+    }
 }
 
 /// The host of a `Host` field, without its port, in lower case.

@@ -443,6 +443,11 @@ impl Handler for Service {
             None => self.count(request, None, |shared, route, _, request| shared.answer(route, request)),
         }
     }
+
+    /// Only the page has one.
+    fn accepts_websockets(&self) -> bool {
+        self.shared.page.is_some()
+    }
 }
 
 impl Shared {

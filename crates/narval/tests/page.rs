@@ -149,16 +149,21 @@ fn a_private_cache_shows_nothing_of_itself() {
     assert_eq!(server.ask("GET", "/_narval/page/about", &[&bearer]).status, 200);
 }
 
-/// What a browser shows at an address, as HTML, and what it complained of.
-fn browse(server: &Server, store: &Store, at: &str, width: u32) -> Option<(String, String)> {
+/// What a browser shows at an address, as HTML, and what it complained of. `None`: there is no browser.
+fn browse(url: &str, store: &Store, width: u32) -> Option<(String, String)> {
     let mut command = Command::new("chromium");
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]);
     command.args(["--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]);
-    command.args(["--enable-logging=stderr", "--virtual-time-budget=8000", "--dump-dom"]);
+    command.args([
+        "--enable-logging=stderr",
+        "--virtual-time-budget=8000",
+        "--dump-dom",
+        "--ignore-certificate-errors",
+    ]);
     command
         .arg(format!("--window-size={width},800"))
         .arg(format!("--user-data-dir={}", store.path("browser").display()));
-    command.arg(format!("{}/{at}", server.url())).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg(url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // A browser that hangs must not hang the test.
     let mut timed = Command::new("timeout");
     timed.args(["--kill-after=5", "120"]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
@@ -191,10 +196,37 @@ fn a_browser_shows_every_view_without_a_complaint() {
     ];
     for (at, expected) in views {
         for width in [390, 1280] {
-            let Some((html, complaints)) = browse(&server, &store, &at, width) else { return };
+            let url = format!("{}/{at}", server.url());
+            let Some((html, complaints)) = browse(&url, &store, width) else { return };
             assert!(html.contains(&expected), "{at} at {width}: {html}");
             // A fetch that is answered 404 is told on the console.
             assert!(complaints.is_empty() || at.ends_with("nothing"), "{at}: {complaints}");
         }
+    }
+}
+
+/// The page's socket is a stream of the connection that the page came over (RFC 8441), or one of HTTP/1.1 where there is no HTTP/2.
+#[test]
+fn a_browser_opens_the_pages_socket_on_its_http_2_connection() {
+    for (http2, socket) in
+        [(true, "GET /_narval/page/now HTTP/2.0\" 200 "), (false, "GET /_narval/page/now HTTP/1.1\" 101 ")]
+    {
+        let store = Store::new();
+        let log = store.path("access.log");
+        let [cert, key] = support::certificate(store.dir.path()).map(|path| path.to_str().unwrap().to_owned());
+        let mut args = vec!["--tls-cert", &cert, "--tls-key", &key, "--access-log", log.to_str().unwrap()];
+        if !http2 {
+            args.push("--no-http2");
+        }
+        let server = Server::narval(&store, &args);
+        let url = format!("https://localhost:{}/#/now", server.address.port());
+        let Some((html, complaints)) = browse(&url, &store, 1280) else { return };
+        assert!(html.contains(" sent since the server started, 0 minutes ago"), "{complaints}: {html}");
+        // The log has every line once the server has ended.
+        assert_eq!(server.terminate(), Some(0));
+        let log = std::fs::read_to_string(log).unwrap();
+        assert!(log.contains(socket), "{log}");
+        let version = if http2 { " HTTP/2.0\" " } else { " HTTP/1.1\" " };
+        assert!(log.lines().all(|line| line.contains(version)), "{log}");
     }
 }

@@ -158,19 +158,30 @@ impl HeadBuilder {
         Span { start, end: self.bytes.len() as u32 }
     }
 
-    /// Completes a head; `is_last`: no body follows. The head's spans are offsets into [`bytes`](Self::bytes).
+    /// Completes a head; `is_last`: no body follows. `websockets`: whether extended CONNECT was offered. The head's spans
+    /// are offsets into [`bytes`](Self::bytes).
     ///
     /// # Errors
     /// The first rule that is broken.
-    pub(crate) fn finish(&mut self, is_last: bool, limits: &HeadLimits) -> Result<ParsedHead, HeadError> {
+    pub(crate) fn finish(
+        &mut self,
+        is_last: bool,
+        websockets: bool,
+        limits: &HeadLimits,
+    ) -> Result<ParsedHead, HeadError> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        let Pseudo { method: Some(method), scheme, authority, path, protocol: None } = self.pseudo else {
-            return Err(HeadError::Malformed("the method is missing, or a protocol is named"));
+        let Pseudo { method: Some(method), scheme, authority, path, protocol } = self.pseudo else {
+            return Err(HeadError::Malformed("the method is missing"));
         };
-        let method =
+        let mut method =
             Method::from_bytes(method.of(&self.bytes)).map_err(|_| HeadError::Malformed("the method is malformed"))?;
+        if let Some(protocol) = protocol {
+            self.check_protocol(protocol, &method, websockets)?;
+            // As in HTTP/1.1, so that a handler serves both.
+            method = Method::GET;
+        }
         let target = self.target(&method, scheme, authority, path, limits)?;
         let host = self.check_host(authority)?;
         let parsed = Target::parse(&method, target.of(&self.bytes), target, limits).map_err(answered_or_malformed)?;
@@ -184,6 +195,7 @@ impl HeadBuilder {
             return Err(HeadError::Malformed("the body is shorter than its Content-Length"));
         }
         let framing = match (is_last, self.length) {
+            _ if protocol.is_some() => Framing::None,
             (true, _) => Framing::None,
             (false, Some(length)) => Framing::Length(length),
             (false, None) => Framing::Chunked,
@@ -197,8 +209,28 @@ impl HeadBuilder {
             host: Some(host),
             fields: std::mem::take(&mut self.fields),
         };
-        let expect_continue = self.expect_continue && !is_last;
+        let expect_continue = self.expect_continue && framing != Framing::None;
         Ok(ParsedHead { parts, head_len: self.bytes.len(), framing, keep_alive: true, expect_continue })
+    }
+
+    /// Checks extended CONNECT (RFC 8441 section 4), and adds the fields of the corresponding HTTP/1.1 request. A client
+    /// cannot send these fields itself: over HTTP/2 they are malformed.
+    fn check_protocol(&mut self, protocol: Span, method: &Method, websockets: bool) -> Result<(), HeadError> {
+        if !websockets || *method != Method::CONNECT {
+            return Err(HeadError::Malformed("a protocol is named that was not offered, or not with CONNECT"));
+        }
+        if self.length.is_some() {
+            return Err(HeadError::Malformed("extended CONNECT has a Content-Length"));
+        }
+        if protocol.of(&self.bytes) != b"websocket" {
+            let error = ProtoError::new(StatusCode::NOT_IMPLEMENTED, "websocket is the only protocol for CONNECT");
+            return Err(HeadError::Answered(error));
+        }
+        for (name, value) in [("upgrade", "websocket"), ("connection", "upgrade")] {
+            let spans = (self.push(name.as_bytes()), self.push(value.as_bytes()));
+            self.fields.push(spans);
+        }
+        Ok(())
     }
 
     /// The request target: the path, or the authority for CONNECT.
@@ -258,6 +290,11 @@ impl HeadBuilder {
         &self.bytes
     }
 
+    /// Whether the request is an extended CONNECT, as far as it was parsed.
+    pub(crate) fn is_extended_connect(&self) -> bool {
+        self.pseudo.protocol.is_some()
+    }
+
     /// Whether the request is a HEAD, as far as it was parsed.
     pub(crate) fn is_head(&self) -> bool {
         self.pseudo.method.is_some_and(|method| method.of(&self.bytes) == b"HEAD")
@@ -298,7 +335,7 @@ mod tests {
         for (name, value) in fields {
             builder.field(Field { name: name.as_bytes(), value: value.as_bytes(), never_indexed: false });
         }
-        builder.finish(is_last, &limits).map(|head| (head, builder.bytes().to_vec()))
+        builder.finish(is_last, true, &limits).map(|head| (head, builder.bytes().to_vec()))
     }
 
     const GET: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "https"), (":authority", "h"), (":path", "/a?b")];
@@ -376,6 +413,50 @@ mod tests {
         assert!(built(&asterisk, true).is_ok());
         let connect = built(&[(":method", "CONNECT"), (":authority", "h:1")], true);
         assert!(matches!(connect, Err(HeadError::Answered(error)) if error.status == StatusCode::NOT_IMPLEMENTED));
+    }
+
+    const CONNECT: [(&str, &str); 5] = [
+        (":method", "CONNECT"),
+        (":protocol", "websocket"),
+        (":scheme", "https"),
+        (":authority", "h"),
+        (":path", "/a"),
+    ];
+
+    #[test]
+    fn rfc_8441_4_a_websocket_is_the_get_that_http_1_would_have() {
+        let peer = crate::Peer::Unix;
+        for is_last in [true, false] {
+            let (head, bytes) = built(&CONNECT, is_last).unwrap();
+            let view = crate::HeadRef::new(&bytes, &head.parts, &peer);
+            assert_eq!((view.method(), view.target(), head.framing), (&Method::GET, "/a", Framing::None));
+            let fields: Vec<_> = view.headers().collect();
+            let expected = [("host", "h"), ("upgrade", "websocket"), ("connection", "upgrade")];
+            assert_eq!(fields, expected.map(|(name, value)| (name, value.as_bytes())));
+        }
+    }
+
+    #[test]
+    fn rfc_8441_4_what_extended_connect_must_have() {
+        for left_out in &CONNECT[2..] {
+            let fields: Vec<_> = CONNECT.into_iter().filter(|field| field != left_out).collect();
+            assert!(is_malformed(&fields), "without {}", left_out.0);
+        }
+        let mut other = CONNECT;
+        other[0].1 = "GET";
+        assert!(is_malformed(&other), "a protocol with GET");
+        assert!(is_malformed(&[&CONNECT[..], &[("content-length", "0")]].concat()));
+        other = CONNECT;
+        other[1].1 = "connect-udp";
+        let unknown = built(&other, false);
+        assert!(matches!(unknown, Err(HeadError::Answered(error)) if error.status == StatusCode::NOT_IMPLEMENTED));
+        let mut builder = HeadBuilder::default();
+        builder.begin(&HeadLimits::default());
+        for (name, value) in CONNECT {
+            builder.field(Field { name: name.as_bytes(), value: value.as_bytes(), never_indexed: false });
+        }
+        let not_offered = builder.finish(false, false, &HeadLimits::default());
+        assert!(matches!(not_offered, Err(HeadError::Malformed(_))));
     }
 
     #[test]

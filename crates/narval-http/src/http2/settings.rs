@@ -9,6 +9,8 @@ const MAX_CONCURRENT_STREAMS: u16 = 0x3;
 const INITIAL_WINDOW_SIZE: u16 = 0x4;
 const MAX_FRAME_SIZE: u16 = 0x5;
 const MAX_HEADER_LIST_SIZE: u16 = 0x6;
+/// RFC 8441 section 3.
+const ENABLE_CONNECT_PROTOCOL: u16 = 0x8;
 
 /// The largest flow-control window.
 pub(crate) const WINDOW_MAX: i64 = (1 << 31) - 1;
@@ -50,13 +52,17 @@ impl PeerSettings {
     }
 }
 
-/// The parameters that we send. `list_max`: the limit of header lists.
-pub(crate) fn ours(list_max: usize) -> [(u16, u32); 3] {
-    [
+/// The parameters that we send. `list_max`: the limit of header lists; `websockets`: whether extended CONNECT is offered.
+pub(crate) fn ours(list_max: usize, websockets: bool) -> Vec<(u16, u32)> {
+    let mut settings = vec![
         (MAX_CONCURRENT_STREAMS, HTTP2_STREAMS_MAX as u32),
         (INITIAL_WINDOW_SIZE, HTTP2_STREAM_WINDOW),
         (MAX_HEADER_LIST_SIZE, u32::try_from(list_max).unwrap_or(u32::MAX)),
-    ]
+    ];
+    if websockets {
+        settings.push((ENABLE_CONNECT_PROTOCOL, 1));
+    }
+    settings
 }
 
 #[cfg(test)]

@@ -21,6 +21,12 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Answers on a worker thread. It may block.
     fn handle(&self, request: Request) -> Response;
+
+    /// Whether WebSockets over HTTP/2 are offered to clients (RFC 8441), which then open them on the connection that they have.
+    /// Asked once per connection. A handler without WebSockets returns `false`.
+    fn accepts_websockets(&self) -> bool {
+        true
+    }
 }
 
 impl<F, R> Handler for F

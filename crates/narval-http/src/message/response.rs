@@ -16,7 +16,7 @@ use crate::{Body, ws};
 #[derive(Debug)]
 pub struct Response {
     pub(crate) kind: ResponseKind,
-    /// With a 101: the new protocol of the connection.
+    /// With a 101, or the 200 to an extended CONNECT: the new protocol of the connection or stream.
     pub(crate) upgrade: Option<ws::Accepted>,
     /// The answer follows later.
     pub(crate) late: Option<Box<Later>>,

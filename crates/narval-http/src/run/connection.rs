@@ -100,8 +100,8 @@ impl Feeder for Connection {
 }
 
 impl ws::Carrier for Connection {
-    fn link(&self) -> &Link {
-        &self.link
+    fn link(&self) -> Option<&Link> {
+        Some(&self.link)
     }
 
     fn tell(&self) {

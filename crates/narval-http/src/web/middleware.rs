@@ -98,6 +98,10 @@ impl<H: Handler> Handler for Wrapped<H> {
     fn handle(&self, request: Request) -> Response {
         Next::new(&self.layers, &self.handler).run(request)
     }
+
+    fn accepts_websockets(&self) -> bool {
+        self.handler.accepts_websockets()
+    }
 }
 
 impl<H> fmt::Debug for Wrapped<H> {

@@ -1,4 +1,4 @@
-//! The opening handshake (RFC 6455 section 4.2).
+//! The opening handshake (RFC 6455 section 4.2; over HTTP/2, RFC 8441 section 5).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +22,7 @@ pub enum UpgradeError {
     /// The request has no Upgrade to WebSocket.
     #[error("this resource is a WebSocket: an Upgrade request is required")]
     NotAnUpgrade,
-    /// The request is not an HTTP/1.1 GET without a body.
+    /// The request is not a GET of HTTP/1.1 without a body, nor an extended CONNECT of HTTP/2.
     #[error("a WebSocket handshake is a GET request of HTTP/1.1 without a body")]
     NotAGet,
     /// The version is not 13.
@@ -68,26 +68,31 @@ impl From<UpgradeError> for Response {
 /// A valid handshake, and the parts of the answer that it determines.
 #[derive(Clone, Debug)]
 pub(crate) struct Handshake {
-    accept: HeaderValue,
+    /// The answer to the client's key; HTTP/2 has none.
+    accept: Option<HeaderValue>,
     protocol: Option<HeaderValue>,
 }
 
 impl Handshake {
-    /// Checks the request (RFC 6455 section 4.2.1).
+    /// Checks the request (RFC 6455 section 4.2.1). The engine gives an extended CONNECT the fields that HTTP/1.1 has for it.
     pub(crate) fn check(head: &HeadRef<'_>) -> Result<Self, UpgradeError> {
         if !lists_token(head, "upgrade", "websocket") || !lists_token(head, "connection", "upgrade") {
             return Err(UpgradeError::NotAnUpgrade);
         }
         let has_body = head.header_bytes("transfer-encoding").is_some()
             || head.header_all("content-length").any(|length| length.iter().any(|&digit| digit != b'0'));
-        if *head.method() != Method::GET || head.version() != Version::HTTP_11 || has_body {
+        let is_stream = head.version() == Version::HTTP_2;
+        if *head.method() != Method::GET || !(is_stream || head.version() == Version::HTTP_11) || has_body {
             return Err(UpgradeError::NotAGet);
         }
         if only(head, "sec-websocket-version") != Some(VERSION) {
             return Err(UpgradeError::Version);
         }
+        if is_stream {
+            return Ok(Self { accept: None, protocol: None });
+        }
         let accept = only(head, "sec-websocket-key").and_then(accept).ok_or(UpgradeError::Key)?;
-        Ok(Self { accept, protocol: None })
+        Ok(Self { accept: Some(accept), protocol: None })
     }
 
     /// Chooses the first of `supported` that the client offers.
@@ -113,12 +118,15 @@ impl Handshake {
         self.protocol.as_ref().and_then(|name| name.to_str().ok())
     }
 
-    /// The 101 response.
+    /// The 101 response, or the 200 of HTTP/2.
     pub(crate) fn response(&self, compression: Option<Agreement>) -> Response {
-        let mut response = Response::new(StatusCode::SWITCHING_PROTOCOLS)
-            .header(header::UPGRADE, HeaderValue::from_static("websocket"))
-            .header(header::CONNECTION, HeaderValue::from_static("Upgrade"))
-            .header(header::SEC_WEBSOCKET_ACCEPT, self.accept.clone());
+        let mut response = match &self.accept {
+            Some(accept) => Response::new(StatusCode::SWITCHING_PROTOCOLS)
+                .header(header::UPGRADE, HeaderValue::from_static("websocket"))
+                .header(header::CONNECTION, HeaderValue::from_static("Upgrade"))
+                .header(header::SEC_WEBSOCKET_ACCEPT, accept.clone()),
+            None => Response::new(StatusCode::OK),
+        };
         if let Some(protocol) = &self.protocol {
             response = response.header(header::SEC_WEBSOCKET_PROTOCOL, protocol.clone());
         }
@@ -213,7 +221,7 @@ pub(crate) mod tests {
 
     #[test]
     fn rfc_6455_1_3_example_key() {
-        assert_eq!(check(&[]).unwrap().accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(check(&[]).unwrap().accept.unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! WebSockets: RFC 6455, with compressed messages (RFC 7692).
+//! WebSockets: RFC 6455, with compressed messages (RFC 7692), also over HTTP/2 (RFC 8441).
 //!
-//! A handler makes the connection of a request a WebSocket by returning the response of [`Upgrade::accept`]. From then on a
+//! A handler makes the connection of a request (with HTTP/2: its stream) a WebSocket by returning the response of [`Upgrade::accept`]. From then on a
 //! [`WsHandler`] is called with the events of the connection, one after the other, on worker threads, and any thread that holds
 //! a [`WebSocket`] may send. An idle connection holds no buffer and no thread.
 //!
@@ -45,5 +45,5 @@ pub use upgrade::Upgrade;
 pub(crate) use outbox::Carrier;
 pub(crate) use run::Turn;
 pub(crate) use socket::Shared;
-pub(crate) use stream::{Runs, Stream, start};
+pub(crate) use stream::{Runs, Stream, start, start_on_stream};
 pub(crate) use upgrade::Accepted;

@@ -1,5 +1,6 @@
 //! The sending half of a WebSocket. Any thread sends at once, under the outbox's lock, as much as the socket takes; the
-//! connection's shard sends the rest when the socket is writable.
+//! connection's shard sends the rest when the socket is writable. On a stream of an HTTP/2 connection only the shard sends: it takes
+//! what is queued.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -46,10 +47,10 @@ impl From<Frame> for Encoded {
     }
 }
 
-/// The connection that carries a WebSocket.
+/// The connection that carries a WebSocket, or the stream of one.
 pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
-    /// What is sent on.
-    fn link(&self) -> &Link;
+    /// What is sent on at once, by any thread. `None`: only the shard sends.
+    fn link(&self) -> Option<&Link>;
 
     /// Tells its shard that there is something to look at.
     fn tell(&self);
@@ -59,11 +60,11 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     phase: Phase,
-    /// The connection: from when the 101 response goes out until it is closed.
+    /// The connection: from when the handshake's response goes out until it is closed.
     carrier: Option<Arc<dyn Carrier>>,
     queue: VecDeque<Bytes>,
     queued_bytes: usize,
-    /// Bytes the socket has taken from the queue.
+    /// Bytes the socket, or the stream, has taken from the queue.
     taken_bytes: u64,
     /// The shard was notified, and has not looked yet.
     told: bool,
@@ -79,7 +80,7 @@ pub(super) struct Outbox {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// Before and after the 101 response is sent: frames are accepted.
+    /// Before and after the handshake's response is sent: frames are accepted.
     #[default]
     Open,
     /// A Close frame is queued or sent: no frame may follow it.
@@ -109,10 +110,10 @@ impl Outbox {
     pub(super) fn start(&mut self, connection: Arc<dyn Carrier>, head: Bytes) {
         self.queued_bytes += head.len();
         self.queue.push_front(head);
-        if connection.link().tls.is_some() {
+        if let Some(link) = connection.link().filter(|link| link.tls.is_some()) {
             // Frames queued before are sealed after the head, in their order.
             let mut out = OutBuf { memory: self.queue.iter().flatten().copied().collect(), ..OutBuf::default() };
-            if connection.link().seal(&mut out).is_err() {
+            if link.seal(&mut out).is_err() {
                 return self.fail();
             }
             self.queued_bytes = out.memory.len();
@@ -121,6 +122,33 @@ impl Outbox {
         self.carrier = Some(connection);
         self.flush();
         // The shard sends the rest when it is told of the upgrade.
+    }
+
+    /// The head of the response is sent: what was and is queued, the shard [takes](Self::take).
+    pub(super) fn start_on_stream(&mut self, stream: Arc<dyn Carrier>) {
+        self.carrier = Some(stream);
+    }
+
+    /// Shard: takes queued bytes to send them on a stream; returns how many.
+    pub(super) fn take(&mut self, into: &mut [u8]) -> usize {
+        let mut rest = into;
+        let mut taken = 0;
+        for run in &self.queue {
+            let n = run.len().min(rest.len());
+            let (place, behind) = rest.split_at_mut(n);
+            place.copy_from_slice(run.get(..n).unwrap_or_default());
+            taken += n;
+            rest = behind;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        self.advance(taken);
+        if self.queue.is_empty() {
+            // An idle connection holds no buffer.
+            self.queue = VecDeque::new();
+        }
+        taken
     }
 
     /// Sends a message.
@@ -238,21 +266,21 @@ impl Outbox {
     }
 
     fn push(&mut self, mut frame: Encoded) {
-        if let Some(connection) = &self.carrier
-            && connection.link().tls.is_some()
-        {
+        let carrier = self.carrier.clone();
+        let link = carrier.as_ref().and_then(|carrier| carrier.link());
+        if let Some(link) = link.filter(|link| link.tls.is_some()) {
             let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, ..OutBuf::default() };
-            if connection.link().seal(&mut out).is_err() {
+            if link.seal(&mut out).is_err() {
                 return self.fail();
             }
             frame = Encoded { head: out.memory.into(), tail: out.tail };
         }
         if self.queue.is_empty()
-            && let Some(connection) = &self.carrier
+            && let Some(link) = link
         {
             let slices = [IoSlice::new(&frame.head), IoSlice::new(&frame.tail)];
             let slices = if frame.tail.is_empty() { slices.get(..1) } else { slices.get(..) };
-            match sent(connection.link().socket.send_slices(slices.unwrap_or_default(), false)) {
+            match sent(link.socket.send_slices(slices.unwrap_or_default(), false)) {
                 Ok(n) => {
                     let of_head = n.min(frame.head.len());
                     frame.head.advance(of_head);
@@ -266,15 +294,19 @@ impl Outbox {
         }
         self.queued_bytes += frame.len();
         self.queue.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
+        if link.is_none() {
+            self.tell();
+        }
     }
 
     /// Sends as much of the queue as the socket takes.
     fn flush(&mut self) {
-        let Some(connection) = self.carrier.clone() else { return };
+        let Some(carrier) = self.carrier.clone() else { return };
+        let Some(link) = carrier.link() else { return };
         while self.queued_bytes > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let runs = slices.iter_mut().zip(&self.queue).map(|(slice, run)| *slice = IoSlice::new(run)).count();
-            match sent(connection.link().socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
+            match sent(link.socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
                 Ok(0) => return,
                 Ok(n) => self.advance(n),
                 Err(_) => return self.fail(),

@@ -62,6 +62,16 @@ impl Stream {
         Self { shared, decoder, heard_at: now, pinged: false, stalled: None, close_by: None, input_ended: false }
     }
 
+    /// On a stream of an HTTP/2 connection, whose shard sends what is queued: bytes that are.
+    pub(crate) fn ready(&self) -> usize {
+        self.shared.out().queued_bytes()
+    }
+
+    /// The same: takes some of them; returns how many.
+    pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
+        self.shared.out().take(into)
+    }
+
     /// Handles received bytes.
     pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &impl Runs) {
         self.heard_at = now;
@@ -219,6 +229,16 @@ impl Stream {
             .map(|interval| self.heard_at + millis(interval) * if self.pinged { 2 } else { 1 });
         [self.close_by, stalled, ping].into_iter().flatten().min().unwrap_or(now + LOOK_MAX)
     }
+}
+
+/// Shard: a stream of an HTTP/2 connection is a WebSocket from now on. The head of the response goes out before what is queued.
+pub(crate) fn start_on_stream(shared: Arc<Shared>, carrier: Arc<dyn Carrier>, now: Millis, pool: &impl Runs) -> Stream {
+    let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
+    shared.out().start_on_stream(carrier);
+    if needs_worker {
+        pool.run(shared.clone());
+    }
+    Stream::new(shared, now)
 }
 
 /// Worker: sends the 101 response, whose head is `head`, and makes the connection a WebSocket.

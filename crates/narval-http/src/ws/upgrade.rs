@@ -85,7 +85,7 @@ impl<'a> Upgrade<'a> {
         self
     }
 
-    /// Returns the 101 response, to be returned by the request's handler. From then on `handler` gets the events of the
+    /// Returns the 101 response (over HTTP/2: 200), to be returned by the request's handler. From then on `handler` gets the events of the
     /// connection, [`WsHandler::open`] first.
     pub fn accept(self, handler: impl WsHandler) -> Response {
         self.accept_with_handle(handler).0
@@ -102,7 +102,7 @@ impl<'a> Upgrade<'a> {
     }
 }
 
-/// A WebSocket whose 101 response is not sent yet.
+/// A WebSocket whose response is not sent yet.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     shared: Option<Arc<Shared>>,

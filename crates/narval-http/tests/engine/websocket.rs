@@ -18,7 +18,7 @@ use tungstenite::protocol::frame::coding::CloseCode as ClientCode;
 use crate::harness::{PATIENCE, on_each_driver};
 
 type Client = tungstenite::WebSocket<TcpStream>;
-type Events = Receiver<(WebSocket, WsEvent)>;
+pub(crate) type Events = Receiver<(WebSocket, WsEvent)>;
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -39,18 +39,7 @@ impl Fixture {
         options: Options,
         on_event: impl Fn(&WebSocket, &WsEvent) + Send + Sync + Clone + 'static,
     ) -> Self {
-        let (sender, events) = channel();
-        let sender: Mutex<Sender<(WebSocket, WsEvent)>> = Mutex::new(sender);
-        let handler = move |request: Request| {
-            let upgrade = Upgrade::new(&request)?.compress(WsCompression::default())?.options(options);
-            let (on_event, sender) = (on_event.clone(), sender.lock().unwrap().clone());
-            let handler = move |socket: &WebSocket, event: WsEvent| {
-                on_event(socket, &event);
-                // The test may be over.
-                drop(sender.send((socket.clone(), event)));
-            };
-            Ok::<_, UpgradeError>(upgrade.accept(handler))
-        };
+        let (handler, events) = recorded(options, on_event);
         Self { handle: serve(driver, handler), events }
     }
 
@@ -68,6 +57,26 @@ impl Fixture {
         assert_eq!(event, WsEvent::Open);
         socket
     }
+}
+
+/// A handler of WebSockets whose events come out of a channel. `on_event` runs first, on the worker.
+pub(crate) fn recorded(
+    options: Options,
+    on_event: impl Fn(&WebSocket, &WsEvent) + Send + Sync + Clone + 'static,
+) -> (impl Handler, Events) {
+    let (sender, events) = channel();
+    let sender: Mutex<Sender<(WebSocket, WsEvent)>> = Mutex::new(sender);
+    let handler = move |request: Request| {
+        let upgrade = Upgrade::new(&request)?.compress(WsCompression::default())?.options(options);
+        let (on_event, sender) = (on_event.clone(), sender.lock().unwrap().clone());
+        let handler = move |socket: &WebSocket, event: WsEvent| {
+            on_event(socket, &event);
+            // The test may be over.
+            drop(sender.send((socket.clone(), event)));
+        };
+        Ok::<_, UpgradeError>(upgrade.accept(handler))
+    };
+    (handler, events)
 }
 
 impl Drop for Fixture {
@@ -107,7 +116,7 @@ fn text(text: &str) -> tungstenite::Message {
     tungstenite::Message::text(text)
 }
 
-fn closed(code: u16, reason: &str, is_clean: bool) -> WsEvent {
+pub(crate) fn closed(code: u16, reason: &str, is_clean: bool) -> WsEvent {
     WsEvent::Close(CloseReason { code, reason: reason.to_owned(), is_clean })
 }
 

@@ -215,6 +215,10 @@ impl Handler for Boxed {
     fn handle(&self, request: Request) -> Response {
         self.0.handle(request)
     }
+
+    fn accepts_websockets(&self) -> bool {
+        self.0.accepts_websockets()
+    }
 }
 
 /// A certificate for the names this machine goes by, that nobody but us has signed.

@@ -50,6 +50,8 @@ impl<X: Exchange> Conn<X> {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
         let fed = match &mut stream.receiving {
             Receiving::Done => return,
+            Receiving::Ahead { .. } => return self.keep_ahead(id, data, service),
+            Receiving::WebSocket => return self.websocket_data(id, data, service),
             Receiving::Unread => {
                 self.credit_stream(id, data.len());
                 return;
@@ -119,7 +121,12 @@ impl<X: Exchange> Conn<X> {
     /// The client has sent all of a request body.
     pub(super) fn body_end(&mut self, id: u32, trailers: Option<HeaderMap>, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
-        let is_whole = match &stream.receiving {
+        let is_whole = match &mut stream.receiving {
+            Receiving::Ahead { has_ended, .. } => {
+                *has_ended = true;
+                return;
+            }
+            Receiving::WebSocket => return self.websocket_end(id, service),
             Receiving::Memory(memory) => memory.incoming.is_whole(),
             Receiving::Piped { incoming, .. } => incoming.is_whole(),
             Receiving::Done | Receiving::Unread | Receiving::Discarded { .. } => true,
@@ -207,7 +214,7 @@ impl<X: Exchange> Conn<X> {
         let (now, short) = (service.now(), service.is_short_for_bodies());
         let stream = self.streams.get_mut(&id)?;
         let (incoming, is_paused, is_in_demand) = match &mut stream.receiving {
-            Receiving::Done | Receiving::Unread => return None,
+            Receiving::Done | Receiving::Unread | Receiving::Ahead { .. } | Receiving::WebSocket => return None,
             Receiving::Discarded { until, .. } if *until <= now => {
                 self.stop_discarding(id, service);
                 return None;

@@ -36,8 +36,12 @@ impl<X: Exchange> Conn<X> {
         if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.abort(io::ErrorKind::ConnectionReset);
         }
-        if let Sending::Body(_) | Sending::Waiting(..) = std::mem::replace(&mut stream.sending, Sending::Done) {
-            service.over(stream.status, stream.sent, stream.note.take(), ending);
+        match std::mem::replace(&mut stream.sending, Sending::Done) {
+            Sending::Body(_) | Sending::Waiting(..) => {
+                service.over(stream.status, stream.sent, stream.note.take(), ending);
+            }
+            Sending::WebSocket(socket) => socket.release(service.websocket_workers()),
+            Sending::Nothing | Sending::Done => {}
         }
         self.closed.push(id, how);
         if !stream.is_away {
@@ -98,6 +102,7 @@ impl<X: Exchange> Conn<X> {
         for stream in waiting {
             self.hang_up(stream);
         }
+        self.stop_websockets(service);
     }
 
     /// Tells the client which stream is the last one.
@@ -185,6 +190,7 @@ impl<X: Exchange> Conn<X> {
                     stream.progress = (stream.sent, now);
                     self.look_at(now + stall);
                 }
+                Sending::WebSocket(_) => self.look_at_websocket(id, service),
                 Sending::Nothing | Sending::Done => {}
             }
         }

@@ -20,6 +20,7 @@ mod request;
 mod send;
 mod service;
 mod stream;
+mod websocket;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -43,6 +44,8 @@ pub(crate) struct Conn<X: Exchange> {
     /// Received bytes that are not used yet: part of a frame.
     input: Vec<u8>,
     phase: Phase,
+    /// Whether WebSockets were offered.
+    websockets: bool,
     /// The rest of a DATA frame whose header was parsed.
     data: Option<DataLeft>,
     /// An incomplete header block.
@@ -149,17 +152,18 @@ pub(crate) struct Wants {
 }
 
 impl<X: Exchange> Conn<X> {
-    /// A new connection.
-    pub(crate) fn new(now: Millis, limits: &Limits) -> Self {
+    /// A new connection. `websockets`: whether they are offered.
+    pub(crate) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
         let list_max = limits.head.bytes_max;
         let mut out = Vec::new();
-        frame::push_settings(&mut out, &settings::ours(list_max));
+        frame::push_settings(&mut out, &settings::ours(list_max, websockets));
         let initial = PeerSettings::default();
         frame::push_window_update(&mut out, 0, HTTP2_CONNECTION_WINDOW - 65_535);
         let until = now + millis(limits.head_timeout);
         Self {
             input: Vec::new(),
             phase: Phase::Preface,
+            websockets,
             data: None,
             block: None,
             decoder: Decoder::new(HEADER_TABLE_SIZE, list_max),

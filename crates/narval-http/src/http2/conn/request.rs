@@ -49,7 +49,7 @@ impl<X: Exchange> Conn<X> {
         service: &mut impl Service<X>,
     ) -> Taken {
         let finished = match decoded {
-            Ok(()) => head.finish(is_last, &service.limits().head),
+            Ok(()) => head.finish(is_last, self.websockets, &service.limits().head),
             Err(HpackError::TooLarge) => Err(HeadError::Answered(ProtoError::new(
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "the request head is too large",
@@ -68,7 +68,10 @@ impl<X: Exchange> Conn<X> {
         }
         let window = SendWindow::new(self.peer.initial_window);
         let mut stream = Box::new(Stream::new(window, ReceiveWindow::new(HTTP2_STREAM_WINDOW), head.is_head()));
-        if !is_last {
+        stream.is_connect = head.is_extended_connect();
+        if stream.is_connect {
+            stream.receiving = Receiving::Ahead { bytes: Vec::new(), has_ended: is_last };
+        } else if !is_last {
             stream.receiving = Receiving::Unread;
         }
         stream.progress = (0, service.now());
@@ -201,7 +204,8 @@ impl<X: Exchange> Conn<X> {
             return self.reset(id, ErrorCode::StreamClosed, service);
         }
         match trailers {
-            Ok(trailers) if is_last && count <= fields_max => {
+            // A WebSocket has none (RFC 9113 section 8.5).
+            Ok(trailers) if is_last && count <= fields_max && !stream.is_connect => {
                 self.body_end(id, Some(trailers), service);
                 Ok(())
             }

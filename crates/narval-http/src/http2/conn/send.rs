@@ -2,9 +2,12 @@
 
 use std::io;
 
+use http::StatusCode;
+
 use super::Conn;
 use super::service::{Answer, Body, Ending, Exchange, Rest, Service, Work};
 use super::stream::{How, Receiving, Sending};
+use crate::http1::ProtoError;
 use crate::http1::conn::Pipe;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
@@ -17,15 +20,25 @@ use crate::tls::layout::Gather;
 
 impl<X: Exchange> Conn<X> {
     /// Sends the answer to a request.
-    pub(crate) fn answer(&mut self, id: u32, answer: Answer<X>, service: &mut impl Service<X>) {
+    pub(crate) fn answer(&mut self, id: u32, mut answer: Answer<X>, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
         if stream.is_reset {
             service.over(answer.status, 0, answer.note, Ending::Aborted);
             return self.forget(id, service);
         }
-        if let Receiving::Memory(_) = stream.receiving {
-            stream.receiving = Receiving::Unread;
+        if let Some(accepted) = answer.accepted.take() {
+            return self.accept(id, answer, accepted, service);
+        }
+        if stream.is_connect && (200..300).contains(&answer.status) {
+            // The client would take it for an accepted WebSocket.
+            let error = ProtoError::new(StatusCode::NOT_IMPLEMENTED, "this resource is not a WebSocket");
+            answer = service.reject(error, false);
+        }
+        match stream.receiving {
+            Receiving::Memory(_) | Receiving::Ahead { has_ended: false, .. } => stream.receiving = Receiving::Unread,
+            Receiving::Ahead { has_ended: true, .. } => stream.receiving = Receiving::Done,
+            _ => {}
         }
         (stream.status, stream.note) = (answer.status, answer.note);
         stream.sent = (HEADER_LENGTH + answer.block.len()) as u64;
@@ -67,7 +80,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    fn push_block(&mut self, id: u32, mut block: Vec<u8>, is_last: bool) {
+    pub(super) fn push_block(&mut self, id: u32, mut block: Vec<u8>, is_last: bool) {
         if std::mem::take(&mut self.peer.lowers_table) {
             let mut lowered = Vec::with_capacity(block.len() + 1);
             encode_no_table(&mut lowered);
@@ -194,12 +207,20 @@ impl<X: Exchange> Conn<X> {
     /// Queues a stream if it has something to send.
     pub(super) fn queue(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let Sending::Body(body) = &stream.sending else { return };
-        if stream.is_queued || (body.ready() > 0 && stream.window.is_closed()) {
+        let (ready, is_whole) = match &stream.sending {
+            Sending::Body(body) => (body.ready(), matches!(body.rest(), Rest::End { .. })),
+            // With the small bodies, so that messages do not wait for large ones. With the connection's window closed, it
+            // is queued again by a WINDOW_UPDATE.
+            Sending::WebSocket(socket) if socket.ready() > 0 && !self.window.is_closed() => {
+                (socket.ready() as u64, true)
+            }
+            _ => return,
+        };
+        if stream.is_queued || (ready > 0 && stream.window.is_closed()) {
             return;
         }
         stream.is_queued = true;
-        let is_small = body.ready() <= HTTP2_SMALL_BODY && matches!(body.rest(), Rest::End { .. });
+        let is_small = ready <= HTTP2_SMALL_BODY && is_whole;
         if is_small { self.small_turns.push_back(id) } else { self.turns.push_back(id) }
     }
 
@@ -224,6 +245,9 @@ impl<X: Exchange> Conn<X> {
     fn turn(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_queued = false;
+        if let Sending::WebSocket(_) = stream.sending {
+            return self.websocket_turn(id, into, quantum, service);
+        }
         let Sending::Body(body) = &mut stream.sending else { return };
         if body.ready() > 0 {
             return self.data(id, into, quantum, service);
@@ -355,6 +379,12 @@ impl<X: Exchange> Conn<X> {
     fn finish(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         service.over(stream.status, stream.sent, stream.note.take(), Ending::Complete);
+        self.all_sent(id, service);
+    }
+
+    /// We have ended our side of a stream.
+    pub(super) fn all_sent(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.sending = Sending::Done;
         self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
         match std::mem::replace(&mut stream.receiving, Receiving::Done) {
@@ -383,28 +413,41 @@ fn is_at_end(body: &impl Body) -> bool {
     body.ready() == 0 && body.rest() == Rest::End { trailers: false }
 }
 
-/// Appends one frame with at most `most` bytes of a body. If it is long enough, it ends with its TLS record. Returns
-/// the number of bytes of the body; 0 if they must be produced first, and there is no frame.
+/// Appends one frame with at most `most` bytes of a body. Returns the number of bytes of the body; 0 if they must be
+/// produced first, and there is no frame.
 fn put_frame(id: u32, body: &mut impl Body, most: usize, into: &mut impl Gather) -> io::Result<usize> {
-    let ready = body.ready();
+    debug_assert!(body.ready() > 0);
+    put_data(id, most, into, |place| {
+        let taken = body.take(place)?;
+        Ok((taken, is_at_end(body)))
+    })
+}
+
+/// Appends one DATA frame with at most `most` bytes. If it is long enough, it ends with its TLS record. `take` fills it, and
+/// returns the number of bytes and whether they are the last; without bytes there is no frame.
+pub(super) fn put_data(
+    id: u32,
+    most: usize,
+    into: &mut impl Gather,
+    take: impl FnOnce(&mut [u8]) -> io::Result<(usize, bool)>,
+) -> io::Result<usize> {
     let left = into.record_left();
     if left <= HEADER_LENGTH {
         // The record ends within the header.
         let mut piece = [0; 512];
         let piece = piece.get_mut(..most.min(512)).unwrap_or_default();
-        let taken = body.take(piece)?;
+        let (taken, is_last) = take(piece)?;
         if taken > 0 {
-            into.push(&frame::data_header(id, taken, is_at_end(body)));
+            into.push(&frame::data_header(id, taken, is_last));
             into.push(piece.get(..taken).unwrap_or_default());
         }
         return Ok(taken);
     }
-    debug_assert!(ready > 0);
     let count = most.min(left - HEADER_LENGTH);
     let place = into.room(HEADER_LENGTH + count);
     let Some((header, data)) = place.split_first_chunk_mut::<HEADER_LENGTH>() else { return Ok(0) };
-    let taken = body.take(data)?;
-    *header = frame::data_header(id, taken, is_at_end(body));
+    let (taken, is_last) = take(data)?;
+    *header = frame::data_header(id, taken, is_last);
     let unused = if taken == 0 { HEADER_LENGTH + count } else { count - taken };
     into.give_back(unused);
     Ok(taken)

@@ -1,4 +1,5 @@
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -10,6 +11,7 @@ use crate::http1::conn::body_memory::Buffered;
 use crate::http1::head::ParsedHead;
 use crate::io::clock::Millis;
 use crate::limits::Limits;
+use crate::ws;
 
 /// Types that a connection carries for its server without looking into them.
 pub(crate) trait Exchange {
@@ -93,6 +95,8 @@ pub(crate) struct Answer<X: Exchange> {
     /// `None` without a body, or with an empty one.
     pub(crate) body: Option<X::Body>,
     pub(crate) note: Option<X::Note>,
+    /// The stream becomes this WebSocket.
+    pub(crate) accepted: Option<ws::Accepted>,
 }
 
 /// Work for another thread.
@@ -172,6 +176,12 @@ pub(crate) trait Service<X: Exchange> {
 
     /// Registers a waker with the source of a response; returns the longest wait.
     fn wait(&mut self, stream: u32, body: &mut X::Body) -> Duration;
+
+    /// The threads that run the handlers of WebSockets.
+    fn websocket_workers(&self) -> &impl ws::Runs;
+
+    /// Tells the shard of what happens to the WebSocket on a stream.
+    fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier>;
 
     /// Records the end of a response of which this many bytes were sent.
     fn over(&mut self, status: u16, bytes: u64, note: Option<X::Note>, ending: Ending<'_>);

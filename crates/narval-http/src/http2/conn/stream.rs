@@ -6,6 +6,7 @@ use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::head::ParsedHead;
 use crate::http2::flow::{ReceiveWindow, SendWindow};
 use crate::io::clock::Millis;
+use crate::ws;
 
 /// A stream: a request and its answer.
 pub(super) struct Stream<X: Exchange> {
@@ -26,6 +27,8 @@ pub(super) struct Stream<X: Exchange> {
     /// It is queued among the streams with something to send.
     pub(super) is_queued: bool,
     pub(super) is_head: bool,
+    /// Its request is an extended CONNECT: a 2xx makes it a WebSocket.
+    pub(super) is_connect: bool,
     pub(super) status: u16,
     pub(super) note: Option<X::Note>,
     /// Bytes of its body that were produced elsewhere and are not sent.
@@ -44,6 +47,10 @@ pub(super) enum Receiving<X: Exchange> {
     Memory(Box<InMemory>),
     /// The handler reads it from a pipe.
     Piped { incoming: Box<IncomingBody>, pipe: X::Pipe },
+    /// Of a WebSocket that is not accepted yet: what the client sent all the same.
+    Ahead { bytes: Vec<u8>, has_ended: bool },
+    /// Of a WebSocket.
+    WebSocket,
     /// Nobody reads it any longer.
     Unread,
     /// The same, and the response is sent: this much is still received, until that time.
@@ -66,6 +73,8 @@ pub(super) enum Sending<X: Exchange> {
     Body(Box<X::Body>),
     /// The source has no data; it is asked again at the given time.
     Waiting(Box<X::Body>, Millis),
+    /// It is a WebSocket.
+    WebSocket(Box<ws::Stream>),
     /// Everything is sent.
     Done,
 }
@@ -83,6 +92,7 @@ impl<X: Exchange> Stream<X> {
             is_reset: false,
             is_queued: false,
             is_head,
+            is_connect: false,
             status: 0,
             note: None,
             held: 0,
@@ -93,7 +103,7 @@ impl<X: Exchange> Stream<X> {
 
     /// Whether the client has sent all of its request.
     pub(super) fn is_received(&self) -> bool {
-        matches!(self.receiving, Receiving::Done)
+        matches!(self.receiving, Receiving::Done | Receiving::Ahead { has_ended: true, .. })
     }
 
     /// Takes the request whose body was received into memory; the client's side is done.

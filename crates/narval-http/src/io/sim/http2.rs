@@ -6,19 +6,25 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use http::Method;
 
 use super::Random;
 use super::connection::Piped;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{BodyMemory, Buffered};
 use crate::http1::head::ParsedHead;
-use crate::http2::conn::{Answer, Body, Conn, Ending, Exchange, HeadBuilder, Inline, RequestBody, Rest, Service, Work};
+use crate::http2::conn::{
+    Answer, Body, Conn, Ending, Exchange, HeadBuilder, Inline, Request, RequestBody, Rest, Service, Work,
+};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
 use crate::http2::hpack::{encode_field, encode_status};
 use crate::io::clock::Millis;
 use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
+use crate::run::link::Link;
+use crate::{Peer, ws};
 
 /// The longest that a connection may want to wait: longer than every timeout.
 const WAIT_MAX: Millis = 24 * 3_600_000;
@@ -185,6 +191,54 @@ struct World {
     head: HeadBuilder,
     now: Millis,
     is_over: bool,
+    sockets: Arc<Sockets>,
+}
+
+/// The WebSockets that have something to do: for a worker, and for the connection.
+#[derive(Debug, Default)]
+struct Sockets {
+    to_run: Mutex<Vec<Arc<ws::Shared>>>,
+    told: Mutex<Vec<u32>>,
+}
+
+impl ws::Runs for Sockets {
+    fn run(&self, socket: Arc<ws::Shared>) {
+        lock(&self.to_run).push(socket);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The stream of one of them.
+#[derive(Debug)]
+struct SimCarrier {
+    sockets: Arc<Sockets>,
+    stream: u32,
+}
+
+impl ws::Carrier for SimCarrier {
+    fn link(&self) -> Option<&Link> {
+        None
+    }
+
+    fn tell(&self) {
+        lock(&self.sockets.told).push(self.stream);
+    }
+}
+
+/// Accepts a WebSocket that sends back what it gets, where the request is for one.
+fn accept(request: &crate::Request) -> Option<Answer<Carried>> {
+    let upgrade = ws::Upgrade::new(request).ok()?;
+    let mut response = upgrade.accept(|socket: &ws::WebSocket, event| {
+        if let ws::WsEvent::Message(message) = event {
+            assert!(socket.send(message).is_accepted());
+        }
+    });
+    let mut block = Vec::new();
+    encode_status(200, &mut block);
+    Some(Answer { status: 200, block, body: None, note: None, accepted: response.upgrade.take() })
 }
 
 fn number_of(head: &ParsedHead, bytes: &[u8]) -> u32 {
@@ -195,7 +249,7 @@ fn number_of(head: &ParsedHead, bytes: &[u8]) -> u32 {
 fn answer(number: u32) -> Answer<Carried> {
     let mut block = Vec::new();
     encode_status(200, &mut block);
-    Answer { status: 200, block, body: SimBody::new(number), note: None }
+    Answer { status: 200, block, body: SimBody::new(number), note: None, accepted: None }
 }
 
 impl Service<Carried> for World {
@@ -263,6 +317,14 @@ impl Service<Carried> for World {
         Duration::from_millis(self.random.below(50) as u64)
     }
 
+    fn websocket_workers(&self) -> &impl ws::Runs {
+        &*self.sockets
+    }
+
+    fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier> {
+        Arc::new(SimCarrier { sockets: self.sockets.clone(), stream })
+    }
+
     fn over(&mut self, _: u16, _: u64, _: Option<()>, _: Ending<'_>) {}
 
     fn count_timeout(&self) {}
@@ -309,10 +371,11 @@ impl Run {
             head: HeadBuilder::default(),
             now: 1,
             is_over: false,
+            sockets: Arc::default(),
             limits,
         };
         let client = Client { initial: 65_535, window: 65_535, ..Client::default() };
-        let conn = Conn::new(world.now, &world.limits);
+        let conn = Conn::new(world.now, true, &world.limits);
         Self { conn, world, work: Vec::new(), client, is_checked: false }
     }
 
@@ -363,6 +426,14 @@ impl Run {
 
     /// Something that is away comes back, or time passes.
     fn pass(&mut self) {
+        let to_run = std::mem::take(&mut *lock(&self.world.sockets.to_run));
+        for socket in to_run {
+            while socket.run() == ws::Turn::Again {}
+        }
+        let told = std::mem::take(&mut *lock(&self.world.sockets.told));
+        for stream in told {
+            self.conn.look_at_websocket(stream, &mut self.world);
+        }
         if !self.work.is_empty() && !self.world.random.one_in(3) {
             let at = self.world.random.below(self.work.len());
             let work = self.work.swap_remove(at);
@@ -379,10 +450,22 @@ impl Run {
     fn finish(&mut self, work: Work<Carried>) {
         match work {
             Work::Request { stream, request } => {
-                if let RequestBody::Streamed(pipe) = &request.body {
+                let Request { bytes, head, body } = *request;
+                if head.parts.method == Method::GET && self.world.random.below(20) > 2 {
+                    let request = crate::Request::new(
+                        bytes.clone(),
+                        head.parts.clone(),
+                        Peer::Unix,
+                        crate::RequestBody::default(),
+                    );
+                    if let Some(answer) = accept(&request) {
+                        return self.conn.answer(stream, answer, &mut self.world);
+                    }
+                }
+                if let RequestBody::Streamed(pipe) = &body {
                     drop(pipe.lock());
                 }
-                let number = number_of(&request.head, &request.bytes);
+                let number = number_of(&head, &bytes);
                 match self.world.random.below(20) {
                     0 if !self.is_checked => self.conn.lost(stream, &mut self.world),
                     1 if !self.is_checked => self.conn.refused(stream, &mut self.world),

@@ -10,18 +10,20 @@ use crate::observe::access_log::Watch;
 use crate::{Body, Response};
 
 /// Encodes a response for a stream. `is_head`: the request is a HEAD.
-pub(crate) fn encode(response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer<Streamed> {
+pub(crate) fn encode(mut response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer<Streamed> {
+    let accepted = response.upgrade.take();
     match response.kind {
         ResponseKind::Prepared(prepared) => {
             let has_body = !is_head && has_content(prepared.status) && !prepared.body.is_empty();
             let body = has_body.then(|| StreamBody::memory(prepared.body.clone()));
-            Answer { status: prepared.status.as_u16(), block: prepared_block(&prepared), body, note }
+            Answer { status: prepared.status.as_u16(), block: prepared_block(&prepared), body, note, accepted }
         }
         ResponseKind::Plain { status, headers, body } => {
-            let length = body.length().map_or(BodyLength::Unknown, BodyLength::Known);
+            // What follows the head of an accepted WebSocket is no body.
+            let length = body.length().filter(|_| accepted.is_none()).map_or(BodyLength::Unknown, BodyLength::Known);
             let block = block(status, &headers, length, is_head);
             let body = if is_head { None } else { body_of(status, body) };
-            Answer { status: status.as_u16(), block, body, note }
+            Answer { status: status.as_u16(), block, body, note, accepted }
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub(crate) use self::body::{Made, Maker, StreamBody};
 pub(crate) use self::encode::encode;
-pub(crate) use self::reply::{MakeJob, ReplyTo, StreamFeeder, StreamReply, StreamWakes};
+pub(crate) use self::reply::{MakeJob, ReplyTo, StreamCarrier, StreamFeeder, StreamReply, StreamWakes};
 use crate::http2::conn::{Answer, Exchange};
 use crate::message::body_pipe::BodyPipe;
 use crate::observe::access_log::Watch;
@@ -40,6 +40,8 @@ pub(crate) enum StreamEvent {
     ContinueWanted,
     /// The buffer of the request body has room again.
     BodyWanted,
+    /// A WebSocket has queued a frame, or its handler has caught up.
+    WebSocket,
     /// The source of the response body has more data.
     BodyReady,
     /// The next piece of the response body; about `quantum` bytes were requested.
@@ -54,6 +56,7 @@ impl std::fmt::Debug for StreamEvent {
             Self::Inform(_) => "Inform",
             Self::ContinueWanted => "ContinueWanted",
             Self::BodyWanted => "BodyWanted",
+            Self::WebSocket => "WebSocket",
             Self::BodyReady => "BodyReady",
             Self::Made { .. } => "Made",
         })

@@ -10,7 +10,9 @@ use crate::message::body_pipe::Feeder;
 use crate::message::body_source::Wakes;
 use crate::message::informational::Informational;
 use crate::run::connection::{Connection, TxLease};
+use crate::run::link::Link;
 use crate::run::mailbox::{Mailbox, Message};
+use crate::ws;
 
 /// The right to answer a request.
 #[derive(Debug)]
@@ -145,6 +147,30 @@ impl Feeder for StreamFeeder {
 
     fn want_body(&self) {
         self.post(StreamEvent::BodyWanted);
+    }
+}
+
+/// The stream that carries a WebSocket.
+#[derive(Debug)]
+pub(crate) struct StreamCarrier {
+    connection: Arc<Connection>,
+    stream: u32,
+}
+
+impl StreamCarrier {
+    pub(crate) fn new(connection: &Arc<Connection>, stream: u32) -> Self {
+        Self { connection: connection.clone(), stream }
+    }
+}
+
+impl ws::Carrier for StreamCarrier {
+    fn link(&self) -> Option<&Link> {
+        None
+    }
+
+    fn tell(&self) {
+        let event = StreamEvent::WebSocket;
+        self.connection.post(Message::Stream { token: self.connection.token, stream: self.stream, event });
     }
 }
 

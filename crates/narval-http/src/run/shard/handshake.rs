@@ -125,7 +125,9 @@ impl<D: Driver<Connection>> Shard<D> {
                 slot.protocol = match &connection.tls {
                     Some(tls) if tls.speaks_http2() => {
                         self.local.counters.connections_http2.add(1);
-                        Protocol::Http2(Box::new(Http2::new(self.local.now, &self.local.server.limits)))
+                        let server = &self.local.server;
+                        let websockets = server.handler.accepts_websockets();
+                        Protocol::Http2(Box::new(Http2::new(self.local.now, websockets, &server.limits)))
                     }
                     _ => Protocol::Http1(Conn::new(self.first_deadline(false))),
                 };

@@ -27,13 +27,13 @@ use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::http2::{
-    self, MakeJob, ReplyTo, StreamBody, StreamEvent, StreamFeeder, StreamReply, StreamWakes, Streamed,
+    self, MakeJob, ReplyTo, StreamBody, StreamCarrier, StreamEvent, StreamFeeder, StreamReply, StreamWakes, Streamed,
 };
 use crate::run::job::{Call, Job};
 use crate::run::late::{self, PendingLate};
 use crate::run::worker;
 use crate::tls::layout::Layout;
-use crate::{BodyWaker, HeadRef, Response};
+use crate::{BodyWaker, HeadRef, Response, ws};
 
 /// An HTTP/2 connection and its output.
 pub(super) struct Http2 {
@@ -45,8 +45,8 @@ pub(super) struct Http2 {
 }
 
 impl Http2 {
-    pub(super) fn new(now: Millis, limits: &Limits) -> Self {
-        Self { conn: Conn::new(now, limits), wire: OutBuf::default(), awaits_room: false }
+    pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
+        Self { conn: Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_room: false }
     }
 }
 
@@ -79,6 +79,7 @@ impl<D: Driver<Connection>> Shard<D> {
             StreamEvent::Inform(block) => conn.inform(stream, &block),
             StreamEvent::ContinueWanted => conn.continue_wanted(stream),
             StreamEvent::BodyWanted => conn.body_wanted(stream),
+            StreamEvent::WebSocket => conn.look_at_websocket(stream, at),
             StreamEvent::BodyReady => conn.body_ready(stream),
             StreamEvent::Made { made, quantum } => conn.made(stream, made, quantum, at),
         });
@@ -353,6 +354,14 @@ impl Service<Streamed> for At<'_> {
     fn wait(&mut self, stream: u32, body: &mut StreamBody) -> Duration {
         let home = Arc::new(StreamWakes::new(self.connection.home(), stream));
         body.wait(BodyWaker::new(home, self.connection.token))
+    }
+
+    fn websocket_workers(&self) -> &impl ws::Runs {
+        &self.local.server.pool
+    }
+
+    fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier> {
+        Arc::new(StreamCarrier::new(self.connection, stream))
     }
 
     fn over(&mut self, status: u16, bytes: u64, note: Option<Box<Watch>>, ending: Ending<'_>) {

@@ -198,6 +198,10 @@ impl Handler for Site {
             Response::text(StatusCode::INTERNAL_SERVER_ERROR, "The file cannot be read.\n")
         })
     }
+
+    fn accepts_websockets(&self) -> bool {
+        false
+    }
 }
 
 /// Whether a segment of the path starts with a dot, except `.well-known` at its start (RFC 8615).

@@ -27,6 +27,7 @@ pub(crate) const END_HEADERS: u8 = 0x4;
 pub(crate) const PADDED: u8 = 0x8;
 
 pub(crate) const INITIAL_WINDOW_SIZE: u16 = 0x4;
+pub(crate) const ENABLE_CONNECT_PROTOCOL: u16 = 0x8;
 
 /// RFC 9113 §7.
 pub(crate) mod code {
@@ -132,6 +133,8 @@ pub(crate) struct Client {
     next_stream: u32,
     /// SETTINGS_INITIAL_WINDOW_SIZE of the server.
     pub(super) initial_window: u32,
+    /// SETTINGS_ENABLE_CONNECT_PROTOCOL of the server.
+    pub(super) offers_websockets: bool,
 }
 
 impl Client {
@@ -156,7 +159,14 @@ impl Client {
             tls.conn.complete_io(&mut tls.sock).unwrap();
         }
         assert_eq!(tls.conn.alpn_protocol(), Some(&b"h2"[..]));
-        Self { tls, received: Vec::new(), hpack: loona_hpack::Decoder::new(), next_stream: 1, initial_window: 65_535 }
+        Self {
+            tls,
+            received: Vec::new(),
+            hpack: loona_hpack::Decoder::new(),
+            next_stream: 1,
+            initial_window: 65_535,
+            offers_websockets: false,
+        }
     }
 
     /// A connection with the default settings.
@@ -170,8 +180,11 @@ impl Client {
         let first = client.frame();
         assert_eq!((first.kind, first.flags & ACK, first.stream), (SETTINGS, 0, 0), "the server's preface");
         for parameter in first.payload.chunks(6) {
-            if parameter[..2] == INITIAL_WINDOW_SIZE.to_be_bytes() {
-                client.initial_window = u32::from_be_bytes(parameter[2..].try_into().unwrap());
+            let value = u32::from_be_bytes(parameter[2..].try_into().unwrap());
+            match u16::from_be_bytes(parameter[..2].try_into().unwrap()) {
+                INITIAL_WINDOW_SIZE => client.initial_window = value,
+                ENABLE_CONNECT_PROTOCOL => client.offers_websockets = value == 1,
+                _ => {}
             }
         }
         client.send(frame(SETTINGS, ACK, 0, []));

@@ -7,3 +7,4 @@ mod requests;
 mod server;
 mod slow;
 mod stopping;
+mod websocket;

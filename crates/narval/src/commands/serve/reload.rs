@@ -32,6 +32,10 @@ impl Handler for CurrentService {
         let caches = self.0.load_full();
         caches.handle(request)
     }
+
+    fn accepts_websockets(&self) -> bool {
+        self.0.load().accepts_websockets()
+    }
 }
 
 /// The access log that is written now.

@@ -1,0 +1,141 @@
+//! WebSockets on streams (RFC 8441). A stream whose extended CONNECT was accepted carries a [`ws::Stream`], as an HTTP/1.1
+//! connection does after an upgrade.
+
+use super::Conn;
+use super::send::put_data;
+use super::service::{Answer, Ending, Exchange, Service};
+use super::stream::{How, Receiving, Sending};
+use crate::http1::conn::Close;
+use crate::http2::frame::{self, ErrorCode, PAYLOAD_MAX};
+use crate::limits::{HTTP2_AHEAD_MAX, HTTP2_QUANTUM_MIN};
+use crate::tls::layout::Gather;
+use crate::ws;
+
+impl<X: Exchange> Conn<X> {
+    /// Sends the response of a handler that accepted a WebSocket, and makes the stream one.
+    pub(super) fn accept(&mut self, id: u32, answer: Answer<X>, accepted: ws::Accepted, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let (Receiving::Ahead { bytes, has_ended }, Some(shared)) =
+            (std::mem::replace(&mut stream.receiving, Receiving::WebSocket), accepted.into_shared())
+        else {
+            // The response belongs to another request.
+            return self.lost(id, service);
+        };
+        service.over(answer.status, answer.block.len() as u64, answer.note, Ending::Complete);
+        self.push_block(id, answer.block, false);
+        let carrier = service.websocket_carrier(id);
+        let mut socket = ws::start_on_stream(shared, carrier, service.now(), service.websocket_workers());
+        if service.is_stopping() {
+            socket.stop();
+        }
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.sending = Sending::WebSocket(Box::new(socket));
+        }
+        if !bytes.is_empty() {
+            self.websocket_received(id, &bytes, service);
+        }
+        if has_ended {
+            self.websocket_end(id, service);
+        }
+        self.look_at_websocket(id, service);
+    }
+
+    /// Buffers what a client sends before its WebSocket is accepted.
+    pub(super) fn keep_ahead(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Receiving::Ahead { bytes, .. } = &mut stream.receiving else { return };
+        if bytes.len() + data.len() <= HTTP2_AHEAD_MAX {
+            bytes.extend_from_slice(data);
+            stream.withheld += data.len();
+        } else if let Err(error) = self.reset(id, ErrorCode::EnhanceYourCalm, service) {
+            self.fail(error.0, error.1, service);
+        }
+    }
+
+    /// Received DATA of a WebSocket.
+    pub(super) fn websocket_data(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.withheld += data.len();
+        }
+        self.websocket_received(id, data, service);
+        self.look_at_websocket(id, service);
+    }
+
+    fn websocket_received(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+        if let Some(Sending::WebSocket(socket)) = self.streams.get_mut(&id).map(|stream| &mut stream.sending) {
+            socket.receive(data, service.now(), service.websocket_workers());
+        }
+    }
+
+    /// The client has ended its side of a WebSocket.
+    pub(super) fn websocket_end(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.receiving = Receiving::Done;
+        if let Sending::WebSocket(socket) = &mut stream.sending {
+            socket.receive_end(service.websocket_workers());
+        }
+        self.look_at_websocket(id, service);
+    }
+
+    /// Checks a WebSocket after anything that may have changed it: received data, queued frames, a handler that has caught
+    /// up, time.
+    pub(crate) fn look_at_websocket(&mut self, id: u32, service: &mut impl Service<X>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::WebSocket(socket) = &mut stream.sending else { return };
+        let wants = socket.look(false, service.now(), service.websocket_workers());
+        let takes_input = socket.wants_input();
+        match wants.end {
+            None => {
+                let used = if takes_input { std::mem::take(&mut stream.withheld) } else { 0 };
+                self.look_at(wants.deadline);
+                self.credit_stream(id, used);
+                self.queue(id);
+            }
+            Some(Close::Clean { .. }) => {
+                self.out.extend_from_slice(&frame::data_header(id, 0, true));
+                if let Sending::WebSocket(socket) = std::mem::replace(&mut stream.sending, Sending::Done) {
+                    socket.release(service.websocket_workers());
+                }
+                self.all_sent(id, service);
+            }
+            // Corresponds to a TCP reset (RFC 8441 section 5).
+            Some(Close::Abort) => {
+                frame::push_reset(&mut self.out, id, ErrorCode::Cancel);
+                self.drop_stream(id, How::ByUs, Ending::Aborted, service);
+            }
+        }
+    }
+
+    /// Sends one DATA frame of a WebSocket.
+    pub(super) fn websocket_turn(
+        &mut self,
+        id: u32,
+        into: &mut impl Gather,
+        quantum: usize,
+        service: &mut impl Service<X>,
+    ) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Sending::WebSocket(socket) = &mut stream.sending else { return };
+        let room = quantum.saturating_sub(into.gathered()).max(HTTP2_QUANTUM_MIN);
+        let window = stream.window.open().min(self.window.open());
+        let most = socket.ready().min(window).min(PAYLOAD_MAX).min(room);
+        if most > 0 {
+            let taken = put_data(id, most, into, |place| Ok((socket.take(place), false))).unwrap_or_default();
+            stream.window.sent(taken);
+            self.window.sent(taken);
+        }
+        // Queues the rest, if the windows are open.
+        self.look_at_websocket(id, service);
+    }
+
+    /// Sends close code 1001 to all WebSockets, because the server stops.
+    pub(super) fn stop_websockets(&mut self, service: &mut impl Service<X>) {
+        let ids: Vec<u32> = self.streams.keys().copied().collect();
+        for id in ids {
+            if let Some(Sending::WebSocket(socket)) = self.streams.get_mut(&id).map(|stream| &mut stream.sending) {
+                socket.stop();
+                self.look_at_websocket(id, service);
+            }
+        }
+    }
+}
