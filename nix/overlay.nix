@@ -1,0 +1,3 @@
+final: _: {
+  narval = final.callPackage ./package.nix { };
+}
