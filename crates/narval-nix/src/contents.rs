@@ -3,7 +3,6 @@
 //! Nix: `libstore/local-store.cc addToStore` ("ca hash mismatch"), `libutil/references.cc HashModuloSink`,
 //! `libutil/git.cc dump`.
 
-use crate::content_address::Method;
 use crate::hash::{Algorithm, Hash, Hasher};
 use crate::nar::{Decoder, Event};
 use crate::path_info::{ContentsCheck, HashedContents};
@@ -265,14 +264,6 @@ impl Git {
             // The hash does not cover the root's mode: only a plain file or a directory is unambiguous.
             None => self.root = matches!(mode, "100644" | "40000").then_some(hash),
         }
-    }
-}
-
-pub(crate) fn hashed_contents(method: Method) -> HashedContents {
-    match method {
-        Method::Nar => HashedContents::Nar,
-        Method::Text | Method::Flat => HashedContents::File,
-        Method::Git => HashedContents::Git,
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::content_address::ContentAddress;
-use crate::contents::hashed_contents;
+use crate::content_address::{ContentAddress, Method};
 use crate::hash::{Hash, Hasher, NarHash};
 use crate::signature::{Signature, fingerprint};
 use crate::store_path::{HashPart, StoreDir, StorePath};
@@ -46,7 +45,7 @@ impl PathInfo {
         if Hasher::new(ca.hash().algorithm()).is_none() {
             return ContentsClaim::Unsupported;
         }
-        let of = match hashed_contents(ca.method()) {
+        let of = match HashedContents::of(ca.method()) {
             HashedContents::Nar if self.references.contains(&self.path) => {
                 HashedContents::NarWithout(self.path.hash_part())
             }
@@ -110,6 +109,16 @@ pub enum HashedContents {
     File,
     /// The Git object.
     Git,
+}
+
+impl HashedContents {
+    fn of(method: Method) -> Self {
+        match method {
+            Method::Nar => Self::Nar,
+            Method::Text | Method::Flat => Self::File,
+            Method::Git => Self::Git,
+        }
+    }
 }
 
 #[cfg(test)]
