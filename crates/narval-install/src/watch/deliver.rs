@@ -7,8 +7,9 @@ use narval_cache::{CacheError, Wanted};
 use narval_client::Url;
 use narval_nix::{PathInfo, StorePath};
 
+use super::options::WatchOptions;
 use super::state::{DestinationId, State};
-use super::watcher::{Stop, WatchOptions};
+use super::stop::Stop;
 use crate::{Destination, Error, Target, push};
 
 /// Paths that are pushed together.

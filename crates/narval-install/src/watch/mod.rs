@@ -12,11 +12,15 @@
 
 mod deliver;
 mod filter;
+mod options;
 mod queue;
 mod state;
+mod stop;
 mod wake;
 mod watcher;
 
 pub use filter::Filter;
+pub use options::WatchOptions;
 pub use queue::Queue;
-pub use watcher::{Stop, WatchOptions, WatchReport, watch};
+pub use stop::Stop;
+pub use watcher::{WatchReport, watch};

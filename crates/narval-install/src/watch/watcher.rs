@@ -1,20 +1,19 @@
 //! The watcher: collects what is to be pushed, and has a thread for each cache deliver it.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use narval_client::{Client, Url};
+use narval_client::Url;
 use narval_nix::StorePath;
 use narval_store::{Access, Database, Store, StoreConfig};
 
 use super::deliver::{Delivered, Delivery};
-use super::filter::Filter;
+use super::options::WatchOptions;
 use super::queue::Queue;
 use super::state::{DestinationId, State};
+use super::stop::Stop;
 use super::wake::Waker;
-use crate::{Error, Progress, PushOptions};
+use crate::Error;
 
 /// The caches of one watcher.
 const TARGETS_MAX: usize = 16;
@@ -32,28 +31,6 @@ const LOOK_ANYWAY: Duration = Duration::from_secs(30);
 /// And how often where nothing can be told of.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What is watched, and where it goes.
-pub struct WatchOptions {
-    /// The store. Its database has to be readable.
-    pub store: StoreConfig,
-    /// The folder of the state, with the queue in it; made if it is missing.
-    pub state: PathBuf,
-    /// The caches to push to.
-    pub targets: Vec<Url>,
-    /// The client to reach them with.
-    pub client: Arc<Client>,
-    /// What is pushed.
-    pub filter: Filter,
-    /// How it is pushed.
-    pub push: PushOptions,
-    /// Whether only the queue is pushed, and what becomes valid besides is left out for good.
-    pub queue_only: bool,
-    /// Whether a cache that is new to the state also gets what is valid already.
-    pub existing: bool,
-    /// Whether to end once everything that is there now was delivered.
-    pub once: bool,
-}
-
 /// What a watcher did before it ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WatchReport {
@@ -63,77 +40,6 @@ pub struct WatchReport {
     pub left: u64,
     /// Why paths are left, for each cache where that is known.
     pub failures: Vec<String>,
-}
-
-/// Ends a watcher from another thread. What was not delivered is remembered.
-#[derive(Clone, Default)]
-pub struct Stop(Arc<Shared>);
-
-/// What the threads of a watcher share.
-#[derive(Default)]
-struct Shared {
-    is_stopped: AtomicBool,
-    progress: Progress,
-    /// Counts what has changed: collections, and the order to end.
-    changes: Mutex<Changes>,
-    changed: Condvar,
-    waker: OnceLock<Waker>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Changes {
-    count: u64,
-    /// Nothing more will be collected.
-    is_over: bool,
-}
-
-impl Stop {
-    /// Ends the watcher soon. May be called at any time, before it runs as well.
-    pub fn stop(&self) {
-        self.0.is_stopped.store(true, Ordering::Relaxed);
-        self.0.progress.interrupt();
-        if let Some(waker) = self.0.waker.get() {
-            waker.wake();
-        }
-        self.change(false);
-    }
-
-    /// Whether it was told to end.
-    pub fn is_stopped(&self) -> bool {
-        self.0.is_stopped.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn progress(&self) -> &Progress {
-        &self.0.progress
-    }
-
-    fn change(&self, is_over: bool) {
-        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        changes.count += 1;
-        changes.is_over |= is_over;
-        drop(changes);
-        self.0.changed.notify_all();
-    }
-
-    /// How much has changed so far, and whether nothing more will be collected.
-    pub(super) fn changes(&self) -> (u64, bool) {
-        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        (changes.count, changes.is_over)
-    }
-
-    /// Waits until more has changed than `seen`, for this long at most.
-    pub(super) fn wait(&self, seen: u64, timeout: Duration) {
-        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let more = |changes: &mut Changes| changes.count == seen && !self.is_stopped();
-        drop(self.0.changed.wait_timeout_while(changes, timeout, more).unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Does nothing for this long, or until the watcher is to end.
-    pub(super) fn pause(&self, timeout: Duration) {
-        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = |_: &mut Changes| !self.is_stopped();
-        drop(self.0.changed.wait_timeout_while(changes, timeout, goes_on).unwrap_or_else(PoisonError::into_inner));
-    }
 }
 
 /// Pushes what becomes valid in a store and what hooks have put into the queue, until it is stopped. `ready` is called when
@@ -157,7 +63,7 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
     let database_folder = options.store.database().parent().map(PathBuf::from).unwrap_or_default();
     let waker = Waker::new(&[&database_folder, queue.folder()]);
     let waker = waker.map_err(|error| Error::file("watch", &database_folder, error))?;
-    let waker = stop.0.waker.get_or_init(|| waker);
+    let waker = stop.wake_by(waker);
     collector.collect(&destinations)?;
     ready();
     let delivered: Vec<Delivered> = std::thread::scope(|scope| {

@@ -1,0 +1,85 @@
+//! Ending a watcher, and what its threads tell each other until then.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::wake::Waker;
+use crate::Progress;
+
+/// Ends a watcher from another thread. What was not delivered is remembered.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Shared>);
+
+/// What the threads of a watcher share.
+#[derive(Default)]
+struct Shared {
+    is_stopped: AtomicBool,
+    progress: Progress,
+    /// Counts what has changed: collections, and the order to end.
+    changes: Mutex<Changes>,
+    changed: Condvar,
+    waker: OnceLock<Waker>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Changes {
+    count: u64,
+    /// Nothing more will be collected.
+    is_over: bool,
+}
+
+impl Stop {
+    /// Ends the watcher soon. May be called at any time, before it runs as well.
+    pub fn stop(&self) {
+        self.0.is_stopped.store(true, Ordering::Relaxed);
+        self.0.progress.interrupt();
+        if let Some(waker) = self.0.waker.get() {
+            waker.wake();
+        }
+        self.change(false);
+    }
+
+    /// Whether it was told to end.
+    pub fn is_stopped(&self) -> bool {
+        self.0.is_stopped.load(Ordering::Relaxed)
+    }
+
+    /// What wakes the thread that collects.
+    pub(super) fn wake_by(&self, waker: Waker) -> &Waker {
+        self.0.waker.get_or_init(|| waker)
+    }
+
+    pub(super) fn progress(&self) -> &Progress {
+        &self.0.progress
+    }
+
+    /// Says that something was collected, or that nothing more will be.
+    pub(super) fn change(&self, is_over: bool) {
+        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.count += 1;
+        changes.is_over |= is_over;
+        drop(changes);
+        self.0.changed.notify_all();
+    }
+
+    /// How much has changed so far, and whether nothing more will be collected.
+    pub(super) fn changes(&self) -> (u64, bool) {
+        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        (changes.count, changes.is_over)
+    }
+
+    /// Waits until more has changed than `seen`, for this long at most.
+    pub(super) fn wait(&self, seen: u64, timeout: Duration) {
+        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = |changes: &mut Changes| changes.count == seen && !self.is_stopped();
+        drop(self.0.changed.wait_timeout_while(changes, timeout, more).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Does nothing for this long, or until the watcher is to end.
+    pub(super) fn pause(&self, timeout: Duration) {
+        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = |_: &mut Changes| !self.is_stopped();
+        drop(self.0.changed.wait_timeout_while(changes, timeout, goes_on).unwrap_or_else(PoisonError::into_inner));
+    }
+}
