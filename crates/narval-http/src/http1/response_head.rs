@@ -10,7 +10,6 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, StatusCode, Version};
 
 use crate::http1::date;
-use crate::http2;
 
 /// The properties of the request that determine how its response is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,9 +219,10 @@ impl Prepared {
         &self.body
     }
 
-    /// The header block for HTTP/2, without the date.
-    pub(crate) fn block(&self) -> &[u8] {
-        self.block.get_or_init(|| http2::response::encode_prepared(self).into())
+    /// The header block for HTTP/2, without the date. `encode` makes it when it is first asked for.
+    #[inline]
+    pub(crate) fn block_or_encode(&self, encode: impl FnOnce(&Self) -> Vec<u8>) -> &[u8] {
+        self.block.get_or_init(|| encode(self).into())
     }
 
     /// The field lines, parsed from the encoded head; without `Content-Length`, which follows from the body.
