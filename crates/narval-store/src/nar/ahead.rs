@@ -3,7 +3,6 @@
 //! A stream queues its next batches, and takes their bytes in order. If no thread has started a batch when its turn
 //! comes, the stream reads it itself, so a busy or absent pool never blocks a stream.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,20 +10,10 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::NarIoError;
-use super::layout::NarLayout;
-use super::open::Root;
-use super::stream::read_batch;
+use super::batch::{Batch, read_batch};
 
 /// Batches queued for a thread, over all streams.
 const QUEUE_LEN_MAX: usize = 256;
-
-/// Entries that are read together.
-#[derive(Debug)]
-pub(super) struct Batch {
-    pub(super) layout: Arc<NarLayout>,
-    pub(super) root: Arc<Root>,
-    pub(super) entries: Range<usize>,
-}
 
 /// Threads that read ahead for any number of streams, within a limit on memory.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! The files of a store path as a NAR: planned once, then produced from any offset.
 
 mod ahead;
+mod batch;
 mod layout;
 mod open;
 mod packed;
