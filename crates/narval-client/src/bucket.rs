@@ -1,37 +1,13 @@
 //! Requests for `s3://` addresses: a [`Buckets`] locates the bucket and signs, the client sends.
 
-use super::client::{Client, Method, Request, Response};
+use super::client::Client;
 use super::head::Head;
+use super::request::{Extra, Method, Request, Response};
 use super::url::Url;
 use super::{Body, HttpError};
 
-/// Additional fields and parameters of a request.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Extra<'a> {
-    /// Field lines in order, with names in lower case.
-    pub fields: &'a [(&'a str, &'a str)],
-    /// Query parameters of a request to a bucket, in order, not encoded.
-    pub query: &'a [(&'a str, &'a str)],
-    /// Whether the URL contains a signature, so that no credentials are sent.
-    pub is_signed: bool,
-}
-
 /// The maximum size of an error document. S3's are below 1 KiB.
 const ERROR_LEN_MAX: u64 = 64 * 1024;
-
-/// Handles `s3://` addresses (`ClientOptions::buckets`).
-pub trait Buckets: Send + Sync {
-    /// Returns the HTTP URL for a request for an object, signed for this method and for the fields and the query of
-    /// `extra`. Credentials that must be fetched are fetched with `client`.
-    ///
-    /// # Errors If the address names no bucket, or the credentials are not available.
-    fn sign(&self, client: &Client, method: Method, url: &Url, extra: Extra<'_>) -> Result<Url, HttpError>;
-
-    /// Interprets an unsuccessful response: returns the status that it means.
-    ///
-    /// # Errors Why the request failed, if it was not answered.
-    fn refusal(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError>;
-}
 
 impl Client {
     /// Sends a request for an `s3` address.

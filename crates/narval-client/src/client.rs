@@ -9,87 +9,18 @@ use rustls::ClientConfig;
 
 use super::auth::Credentials;
 use super::body::Body;
-use super::bucket::{Buckets, Extra};
 use super::coding::{Codings, names};
 use super::connection::{Connection, Dial};
 use super::head::Head;
 use super::pool::{Pool, Taken};
 use super::proxy::{Proxies, Proxy};
+use super::request::{Extra, Method, Request, Response};
 use super::retry::RetryPolicy;
 use super::url::{Origin, Scheme, Url};
 use super::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
     STALL_TIMEOUT, tls,
 };
-
-/// The method of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// Fetches a file.
-    Get,
-    /// Asks whether a file exists.
-    Head,
-    /// Sends a body and reads the response.
-    Post,
-    /// Stores a file.
-    Put,
-    /// Removes a file.
-    Delete,
-}
-
-impl Method {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Get => "GET",
-            Self::Head => "HEAD",
-            Self::Post => "POST",
-            Self::Put => "PUT",
-            Self::Delete => "DELETE",
-        }
-    }
-}
-
-/// One request.
-#[derive(Clone, Debug)]
-pub struct Request<'a> {
-    /// The method.
-    pub method: Method,
-    /// The target.
-    pub url: &'a Url,
-    /// The body sent; empty for none.
-    pub body: &'a [u8],
-    /// The offset of the first requested byte.
-    pub from: u64,
-    /// With `from`: the entity tag that the file must still have.
-    pub if_range: Option<&'a str>,
-    /// Whether the response may have a content coding.
-    pub accepts_coding: bool,
-    /// Additional fields and parameters.
-    pub extra: Extra<'a>,
-}
-
-impl<'a> Request<'a> {
-    /// A plain GET of the bytes as they are stored.
-    pub const fn get(url: &'a Url) -> Self {
-        Self {
-            method: Method::Get,
-            url,
-            body: &[],
-            from: 0,
-            if_range: None,
-            accepts_coding: false,
-            extra: Extra { fields: &[], query: &[], is_signed: false },
-        }
-    }
-}
-
-/// A response: its head, and its unread body.
-pub struct Response {
-    /// Status and fields.
-    pub head: Head,
-    /// The body.
-    pub body: Body,
-}
 
 /// Options of a [`Client`].
 pub struct ClientOptions {
@@ -130,6 +61,20 @@ impl Default for ClientOptions {
             buckets: None,
         }
     }
+}
+
+/// Handles `s3://` addresses (`ClientOptions::buckets`).
+pub trait Buckets: Send + Sync {
+    /// Returns the HTTP URL for a request for an object, signed for this method and for the fields and the query of
+    /// `extra`. Credentials that must be fetched are fetched with `client`.
+    ///
+    /// # Errors If the address names no bucket, or the credentials are not available.
+    fn sign(&self, client: &Client, method: Method, url: &Url, extra: Extra<'_>) -> Result<Url, HttpError>;
+
+    /// Interprets an unsuccessful response: returns the status that it means.
+    ///
+    /// # Errors Why the request failed, if it was not answered.
+    fn refusal(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError>;
 }
 
 /// A client. Shared between threads behind an `Arc`.

@@ -4,8 +4,9 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::body::Body;
-use super::client::{Client, Request, Response};
+use super::client::Client;
 use super::coding::names;
+use super::request::{Request, Response};
 use super::url::Url;
 use super::{HttpError, RetryPolicy};
 

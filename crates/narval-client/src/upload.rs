@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::body::Body;
-use super::bucket::Extra;
-use super::client::{Client, Method};
+use super::client::Client;
 use super::connection::Connection;
 use super::head::Head;
+use super::request::{Extra, Method};
 use super::url::{Scheme, Url};
 use super::{HttpError, METADATA_LEN_MAX};
 
