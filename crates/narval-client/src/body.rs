@@ -2,9 +2,8 @@
 
 use std::io::{self, Read};
 
-use super::connection::Connection;
 use super::head::Head;
-use super::pool::Pool;
+use super::pool::{Pool, Pooled};
 use super::url::Origin;
 use super::{DRAIN_LEN_MAX, HttpError};
 use std::sync::Arc;
@@ -29,7 +28,7 @@ enum Framing {
 /// connection.
 pub struct Body {
     /// `None` once it was returned, and for a body that did not come from a connection.
-    connection: Option<Connection>,
+    connection: Option<Pooled>,
     /// The pool to return the connection to.
     home: Option<(Arc<Pool>, Origin)>,
     framing: Framing,
@@ -40,7 +39,7 @@ pub struct Body {
 
 impl Body {
     pub(crate) fn network(
-        connection: Connection,
+        connection: Pooled,
         head: &Head,
         has_body: bool,
         pool: &Arc<Pool>,
@@ -81,7 +80,7 @@ impl Body {
 
     /// Whether a read would probably not block.
     pub fn is_readable(&self) -> bool {
-        self.connection.as_ref().is_none_or(Connection::is_readable)
+        self.connection.as_ref().is_none_or(|connection| connection.is_readable())
     }
 
     /// Reads some bytes. Returns 0 only at the end of the body; a premature end is an error.

@@ -12,7 +12,7 @@ use super::body::Body;
 use super::coding::{Codings, names};
 use super::connection::{Connection, Dial};
 use super::head::Head;
-use super::pool::{Pool, Taken};
+use super::pool::{Pool, Pooled, Taken};
 use super::proxy::{Proxies, Proxy};
 use super::request::{Extra, Method, Request, Response};
 use super::retry::RetryPolicy;
@@ -187,7 +187,7 @@ impl Client {
     }
 
     /// A connection for one more request.
-    pub(crate) fn connection(&self, origin: &Origin, proxy: Option<&Proxy>) -> Result<Connection, HttpError> {
+    pub(crate) fn connection(&self, origin: &Origin, proxy: Option<&Proxy>) -> Result<Pooled, HttpError> {
         let connection = match self.pool.take(origin) {
             Taken::Idle(connection) => *connection,
             Taken::Permit(permit) => {
@@ -199,7 +199,7 @@ impl Client {
                     connect_timeout: self.options.connect_timeout,
                     stall_timeout: self.options.stall_timeout,
                 };
-                Connection::open(&dial, permit)?
+                permit.hold(Connection::open(&dial)?)
             }
         };
         self.requests.fetch_add(1, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustls::pki_types::ServerName;
@@ -11,7 +11,6 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::connect::connect;
 use super::head::Head;
-use super::pool::Permit;
 use super::proxy::Proxy;
 use super::url::{Origin, Scheme};
 use super::{HEAD_LEN_MAX, HttpError};
@@ -24,18 +23,13 @@ enum Stream {
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
-/// An open connection to an origin; counts against the origin's limit until dropped.
+/// An open connection to an origin.
 pub(crate) struct Connection {
     stream: Stream,
     /// Received bytes that are not consumed yet, from `start` on.
     buffer: Vec<u8>,
     start: usize,
     stall: Duration,
-    /// When it became idle.
-    pub(crate) idle_since: Instant,
-    /// Whether it was used before: a failure may then mean that it has become stale.
-    pub(crate) reused: bool,
-    _permit: Permit,
 }
 
 /// Parameters of [`Connection::open`].
@@ -49,7 +43,7 @@ pub(crate) struct Dial<'a> {
 
 impl Connection {
     /// Connects, through the proxy if there is one, and performs the TLS handshake.
-    pub(crate) fn open(dial: &Dial<'_>, permit: Permit) -> Result<Self, HttpError> {
+    pub(crate) fn open(dial: &Dial<'_>) -> Result<Self, HttpError> {
         let (host, port) = match dial.proxy {
             Some(proxy) => (proxy.host.as_str(), proxy.port),
             None => (dial.origin.host.as_str(), dial.origin.port),
@@ -59,15 +53,8 @@ impl Connection {
         tcp.set_nodelay(true).map_err(socket_error)?;
         tcp.set_read_timeout(Some(dial.stall_timeout)).map_err(socket_error)?;
         tcp.set_write_timeout(Some(dial.stall_timeout)).map_err(socket_error)?;
-        let mut connection = Self {
-            stream: Stream::Plain(tcp),
-            buffer: Vec::new(),
-            start: 0,
-            stall: dial.stall_timeout,
-            idle_since: Instant::now(),
-            reused: false,
-            _permit: permit,
-        };
+        let mut connection =
+            Self { stream: Stream::Plain(tcp), buffer: Vec::new(), start: 0, stall: dial.stall_timeout };
         if dial.origin.scheme == Scheme::Https {
             if let Some(proxy) = dial.proxy {
                 connection.tunnel(dial.origin, proxy)?;

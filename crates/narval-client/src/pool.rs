@@ -2,6 +2,7 @@
 //! TLS handshakes.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use super::url::Origin;
 #[derive(Default)]
 struct PerOrigin {
     open: usize,
-    idle: Vec<Connection>,
+    idle: Vec<Pooled>,
 }
 
 /// A pool, shared by all threads of a client.
@@ -28,10 +29,20 @@ pub(crate) struct Permit {
     origin: Origin,
 }
 
+/// An open connection; counts against its origin's limit until dropped.
+pub(crate) struct Pooled {
+    connection: Connection,
+    /// When it became idle.
+    idle_since: Instant,
+    /// Whether it was used before: a failure may then mean that it has become stale.
+    pub(crate) reused: bool,
+    _permit: Permit,
+}
+
 /// The result of [`Pool::take`].
 pub(crate) enum Taken {
     /// An idle connection.
-    Idle(Box<Connection>),
+    Idle(Box<Pooled>),
     /// The right to open one.
     Permit(Permit),
 }
@@ -68,7 +79,7 @@ impl Pool {
     }
 
     /// Returns a connection for reuse.
-    pub(crate) fn give_back(&self, origin: &Origin, mut connection: Connection) {
+    pub(crate) fn give_back(&self, origin: &Origin, mut connection: Pooled) {
         connection.idle_since = Instant::now();
         connection.reused = true;
         self.lock().entry(origin.clone()).or_default().idle.push(connection);
@@ -83,7 +94,7 @@ impl Pool {
 }
 
 /// The most recently used connection that can be reused; stale ones go to `stale`.
-fn next_idle(idle: &mut Vec<Connection>, stale: &mut Vec<Connection>) -> Option<Connection> {
+fn next_idle(idle: &mut Vec<Pooled>, stale: &mut Vec<Pooled>) -> Option<Pooled> {
     while let Some(connection) = idle.pop() {
         if connection.idle_since.elapsed() < IDLE_AGE_MAX && connection.is_clean() {
             return Some(connection);
@@ -91,6 +102,27 @@ fn next_idle(idle: &mut Vec<Connection>, stale: &mut Vec<Connection>) -> Option<
         stale.push(connection);
     }
     None
+}
+
+impl Permit {
+    /// The connection opened with it.
+    pub(crate) fn hold(self, connection: Connection) -> Pooled {
+        Pooled { connection, idle_since: Instant::now(), reused: false, _permit: self }
+    }
+}
+
+impl Deref for Pooled {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Pooled {
+    fn deref_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
 }
 
 impl Drop for Permit {
