@@ -14,14 +14,14 @@ use crate::unpack::ToStore;
 use crate::watchers::Unwatched;
 use crate::{Destination, Error, PushOptions, Target, UPLOADS_MAX, Wanted};
 
-/// The level of zstd.
+/// The zstd level.
 const LEVEL: i32 = 3;
 
-/// Copies closures from caches into another cache. The file of a path is taken over as it is, and published once it has been
-/// decompressed and its NAR found to be the one of the narinfo. Returns how many paths were missing.
+/// Copies closures from caches into another cache. The file of a path is copied unchanged, and published once it was
+/// decompressed and its NAR matches the narinfo. Returns how many paths were missing.
 ///
 /// # Errors
-/// The first path that failed; what was copied before stays.
+/// The first path that failed; paths copied before it are kept.
 pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &Target) -> Result<usize, Error> {
     let entries = closure(caches, roots, &|_| Ok(false))?.into_iter().map(Into::into).collect();
     let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
@@ -33,7 +33,7 @@ pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &Target) -> Resul
 /// Copies paths of a store into a cache. Returns how many were missing.
 ///
 /// # Errors
-/// The first path that failed; what was copied before stays.
+/// The first path that failed; paths copied before it are kept.
 pub fn copy_from_store(
     from: &Destination,
     infos: Vec<PathInfo>,
@@ -47,12 +47,12 @@ pub fn copy_from_store(
     send(from.store(), infos, to, &options, Unwatched::default().watchers())
 }
 
-/// Copies paths of a store into another one. Returns how many were missing. `infos` is closed: all that a path refers to is
-/// among them, or in the other store. With `keys` a path must be signed by one of them, or be named by its contents.
+/// Copies paths of a store into another one. Returns how many were missing. `infos` must be closed: every reference of
+/// a path is among them, or in the other store. With `keys`, a path must be signed by one of them, or be
+/// content-addressed.
 ///
-/// # Errors
-/// If a path cannot be read, is not what its store has registered, is not trusted, or cannot be written. What was
-/// complete before stays, with all that it refers to.
+/// # Errors If a path cannot be read, differs from what its store has registered, is not trusted, or cannot be written.
+/// Paths that were complete before are kept, with their closures.
 pub fn copy_between_stores(
     from: &Destination,
     infos: Vec<PathInfo>,
@@ -61,13 +61,13 @@ pub fn copy_between_stores(
 ) -> Result<usize, Error> {
     let mut missing = Vec::new();
     if to.exists() {
-        // Also what is there: it must not be collected before what refers to it.
+        // Also valid ones: they must not be collected before the paths that refer to them.
         to.keep(&infos.iter().map(|info| info.path.clone()).collect::<Vec<_>>())?;
     }
     for info in infos {
         if !to.is_valid(&info.path)? {
             check_trust(from, &info, keys)?;
-            // What was built there was not built here (Nix `local-store.cc addToStore`).
+            // Paths built in the source store were not built here (Nix `local-store.cc addToStore`).
             missing.push(PathInfo { ultimate: false, ..info });
         }
     }

@@ -1,4 +1,4 @@
-//! The store that is installed into, as long as it is only asked: it need not exist yet.
+//! The store that is installed into, for queries: it need not exist yet.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,8 +10,7 @@ use narval_store::{
 
 use crate::{Error, Wanted};
 
-/// A local store. Paths that it was asked to keep, and paths installed into it, are not garbage-collected while this value
-/// lives.
+/// A local store. Kept and installed paths are not garbage-collected while this value lives.
 pub struct Destination {
     config: StoreConfig,
     store: Store,
@@ -20,7 +19,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A store by its configuration; nothing is made or opened yet.
+    /// The store of this configuration; nothing is created or opened yet.
     pub fn new(config: StoreConfig) -> Self {
         let (store, roots) = (Store::new(config.clone()), Arc::new(LocalRoots::new(&config)));
         Self { config, store, roots, daemon_roots: Mutex::new(None) }
@@ -36,7 +35,7 @@ impl Destination {
         self.config.real_store_dir.display().to_string()
     }
 
-    /// The store, to be asked.
+    /// The store, for queries.
     pub const fn store(&self) -> &Store {
         &self.store
     }
@@ -46,7 +45,7 @@ impl Destination {
         &self.config.store_dir
     }
 
-    /// The daemon to write through: if the configuration demands it, or leaves it open and a daemon runs. Otherwise the
+    /// The daemon to write through: if the configuration requires it, or allows it and a daemon runs. Otherwise the
     /// store is written directly, under Nix's locks.
     pub fn daemon(&self) -> Option<&Daemon> {
         let daemon = self.store.daemon()?;
@@ -57,14 +56,14 @@ impl Destination {
         }
     }
 
-    /// Whether there is a store at all yet.
+    /// Whether the store exists.
     pub fn exists(&self) -> bool {
-        // Written last: whoever makes a store at this moment has its database, and not yet the tables in it.
+        // Written last: a store that is being created has a database, but not its tables yet.
         self.config.access == Access::Daemon || self.config.database().with_file_name("schema").exists()
     }
 
-    /// Protects paths, valid or not, from garbage collection while this destination lives. Validity that is asked for
-    /// afterwards holds.
+    /// Protects paths, valid or not, from garbage collection while this destination lives. Check their validity
+    /// afterwards.
     ///
     /// # Errors
     /// If the store, or its daemon, refuses.
@@ -78,26 +77,24 @@ impl Destination {
         Ok(kept.map_err(StoreError::from)?)
     }
 
-    /// The valid path that is meant, if the store has it. It is protected from then on if this user may write to the store.
+    /// Finds a valid path in the store. It is protected from then on if this user may write to the store.
     ///
-    /// # Errors
-    /// If the store cannot be asked.
+    /// # Errors If the store cannot be queried.
     pub fn find_and_keep(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
         let Some(path) = self.find(wanted)? else { return Ok(None) };
         match self.keep(std::slice::from_ref(&path)) {
-            // To use what is there takes no right to write; a profile or a root then can't be made either.
+            // Using existing paths requires no write access; a profile or a root cannot be created then either.
             Err(Error::LocalStore { error: LocalStoreError::Io { source, .. } })
                 if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {}
             kept => kept?,
         }
-        // It may have been collected just before it was kept.
+        // It may have been collected just before it was protected.
         Ok(self.is_valid(&path)?.then_some(path))
     }
 
-    /// The valid path meant, if the store has it.
+    /// Finds a valid path in the store.
     ///
-    /// # Errors
-    /// If the store cannot be asked.
+    /// # Errors If the store cannot be queried.
     pub fn find(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
         if !self.exists() {
             return Ok(None);
@@ -108,10 +105,9 @@ impl Destination {
         }
     }
 
-    /// Whether a path is valid, and so everything that it refers to.
+    /// Whether a path is valid, and so its closure.
     ///
-    /// # Errors
-    /// If the store cannot be asked.
+    /// # Errors If the store cannot be queried.
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, Error> {
         Ok(self.exists() && self.store.is_valid(path)?)
     }

@@ -1,4 +1,4 @@
-//! Why an install, or a part of it, failed: always with the cache, the path and what to do.
+//! Why an install, or a part of it, failed, with the cache, the path and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,13 +9,13 @@ use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError, UnpackE
 use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::UrlError;
 
-/// A failure; its [`exit_code`](Error::exit_code) is what the program ends with.
+/// A failure; the program exits with its [`exit_code`](Error::exit_code).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A cache, or what it holds.
+    /// A cache failed, or has invalid contents.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A store has not got it.
+    /// A store does not have a path.
     #[error("the store {store} does not have {what}; check the path, or name another source")]
     NotInStore {
         /// Path or hash part.
@@ -23,14 +23,14 @@ pub enum Error {
         /// The store.
         store: String,
     },
-    /// A profile has not got it.
+    /// A profile does not have a path.
     #[error("{} does not have '{what}'; it has: {}", .profile.display(), .has.join(", "))]
     NotInProfile {
-        /// What was named.
+        /// The requested name.
         what: String,
         /// The profile.
         profile: PathBuf,
-        /// The names of what it has.
+        /// The names of its paths.
         has: Vec<String>,
     },
     /// A path refers to one that is not part of the closure.
@@ -38,16 +38,16 @@ pub enum Error {
     Reference {
         /// The path.
         path: StorePath,
-        /// What it refers to.
+        /// The reference.
         reference: StorePath,
     },
-    /// Not enough room.
+    /// Not enough free space.
     #[error(
         "not enough space in {}: {needed} bytes are needed and {free} are free; run 'narval gc', or use another --store",
         .folder.display()
     )]
     Space {
-        /// Where.
+        /// The folder.
         folder: PathBuf,
         /// Bytes needed.
         needed: u64,
@@ -60,16 +60,16 @@ pub enum Error {
         /// Why.
         error: CacheFolderError,
     },
-    /// A cache that is written to refuses.
+    /// A cache refused a request while writing to it.
     #[error("{cache}: {what} was refused ({status}): {message}")]
     Refused {
         /// The cache.
         cache: String,
-        /// What was asked of it.
+        /// The request.
         what: String,
         /// The status code.
         status: u16,
-        /// Its words, or what the status code means.
+        /// The server's message, or what the status code means.
         message: String,
     },
     /// The NAR of a path cannot be written to a cache folder.
@@ -77,23 +77,23 @@ pub enum Error {
     Copy {
         /// The path.
         path: StorePath,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A file or folder of a profile cannot be read or written.
     #[error("cannot {action} '{}': {source}{}", .path.display(), if no_room(.source) { "; make room and run the same command again" } else { "" })]
     File {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// What was given is no store path, key, address and so on.
+    /// An argument is not a valid store path, key, address or similar.
     #[error("{0}")]
     Usage(String),
-    /// The store cannot be asked.
+    /// The store cannot be queried.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The store cannot be written.
@@ -102,10 +102,10 @@ pub enum Error {
         /// Why.
         error: LocalStoreError,
     },
-    /// A thread of ours died: a fault in this program.
-    #[error("a thread died; this is a fault in narval, please report it")]
+    /// A thread panicked: a bug in this program.
+    #[error("a thread panicked; this is a bug in narval, please report it")]
     Died,
-    /// Somebody else holds the store, or a profile, for too long.
+    /// Another process has locked the store, or a profile, for too long.
     #[error(
         "'{}' is locked by another process (waited {waited_s} s); wait for it, end it, or give a longer --lock-timeout",
         .path.display()
@@ -113,18 +113,18 @@ pub enum Error {
     Locked {
         /// The lock file, or the database.
         path: PathBuf,
-        /// How long it was waited for, in seconds.
+        /// The time waited, in seconds.
         waited_s: u64,
     },
     /// SIGINT or SIGTERM.
-    #[error("interrupted; run the same command again to continue where it stopped")]
+    #[error("interrupted; run the same command again to resume")]
     Interrupted,
     /// More than one path failed.
     #[error("{first} (and {others} more failures)")]
     Several {
         /// The first.
         first: Box<Error>,
-        /// How many more.
+        /// The number of others.
         others: usize,
     },
 }
@@ -162,7 +162,7 @@ impl Error {
         }
     }
 
-    /// Whether another cache may do better.
+    /// Whether another cache may succeed.
     pub(crate) const fn is_the_caches_fault(&self) -> bool {
         matches!(self, Self::Cache(error) if error.is_the_caches_fault())
     }
@@ -203,7 +203,7 @@ impl From<DaemonError> for Error {
     }
 }
 
-/// What a [`LocalStore`](narval_store::LocalStore) says of the NAR itself is said by whoever knows the cache.
+/// Errors about the NAR itself are reported by the caller, which knows the cache.
 impl From<LocalStoreError> for Error {
     fn from(error: LocalStoreError) -> Self {
         match error {
@@ -247,7 +247,7 @@ fn space_hint(error: &LocalStoreError) -> &'static str {
     if is_full(error) { "; make room ('narval gc') and run the same command again" } else { "" }
 }
 
-/// Whether the files of a path in the store are not those that were registered.
+/// Whether the files of a path in the store differ from those that were registered.
 fn is_not_as_registered(error: &StoreError) -> bool {
     match error {
         StoreError::Changed { .. } => true,

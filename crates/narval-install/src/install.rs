@@ -1,4 +1,4 @@
-//! Installing: from what is wanted to valid paths.
+//! Installs paths with their closures.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,20 +19,20 @@ use crate::unpack::{DOWNLOADS_MAX, ToStore};
 use crate::watchers::Watchers;
 use crate::{Error, Progress, Wanted};
 
-/// What file systems need besides the bytes of the files, as a share of them: 1/16.
+/// The overhead of file systems, as a share of the files' bytes: 1/16.
 const SPACE_OVERHEAD: u64 = 16;
 
-/// From where, and how.
+/// Options of an install.
 pub struct Options {
     /// The caches.
     pub caches: Vec<Url>,
-    /// The keys that count.
+    /// The trusted keys.
     pub keys: TrustedKeys,
-    /// Whether signatures are needed at all.
+    /// Whether signatures are required.
     pub check_signatures: bool,
-    /// Cores to use.
+    /// The number of cores to use.
     pub cores: usize,
-    /// Sync everything to disk before it is made valid.
+    /// Whether to sync everything to disk before it becomes valid.
     pub durable: bool,
 }
 
@@ -43,24 +43,24 @@ pub struct Planned {
     pub path: StorePath,
     /// Its NAR's size in bytes.
     pub nar_size: u64,
-    /// What is downloaded for it, in bytes, if the cache says so.
+    /// The size of its download in bytes, if the cache provides it.
     pub file_size: Option<u64>,
     /// The cache.
     pub cache: String,
 }
 
-/// What an install did, or would do.
+/// The result of an install, or of a plan.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// The paths wanted.
+    /// The requested paths.
     pub roots: Vec<StorePath>,
-    /// The paths that were not there.
+    /// The paths that were missing.
     pub planned: Vec<Planned>,
-    /// Of the wanted paths, those that were there already.
+    /// The number of requested paths that were already valid.
     pub already: usize,
     /// Bytes downloaded.
     pub downloaded: u64,
-    /// Bytes of NAR unpacked.
+    /// Bytes of NARs unpacked.
     pub unpacked: u64,
     /// Requests sent.
     pub requests: u64,
@@ -70,10 +70,9 @@ pub struct Report {
     pub elapsed: Duration,
 }
 
-/// Installs the closure of what is wanted. If everything is valid already, no cache is asked.
+/// Installs paths with their closures. If all of them are already valid, no cache is queried.
 ///
-/// # Errors
-/// The first failure, with the number of others. What was completed before stays, and is not fetched again.
+/// # Errors The first failure, with the number of others. Completed paths are kept, and not fetched again.
 pub fn install(
     destination: &Destination,
     options: &Options,
@@ -136,7 +135,7 @@ fn into_store(
             Ok(())
         };
         let walk = Walk::new(source.caches, missing, &is_there, &on_found);
-        // The walk's threads live in a scope of their own, which ends with it.
+        // The walk's threads have their own scope, which ends with the walk.
         let walked = std::thread::scope(|scope| walk.run(scope));
         progress.walk_done();
         match &walked {
@@ -149,7 +148,7 @@ fn into_store(
     Ok(planned.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The same for a store that has a daemon: the whole closure is known before the first path goes to it.
+/// The same for a store with a daemon: the whole closure is known before the first path is sent to it.
 fn through_daemon(
     destination: &Destination,
     (source, daemon): (&FromCaches<'_>, &Daemon),
@@ -161,28 +160,27 @@ fn through_daemon(
     let folder = destination.config().real_store_dir.clone();
     let size: u64 = found.iter().map(|one| one.info.nar_size).sum();
     let needed = size.saturating_add(size / SPACE_OVERHEAD);
-    // A store directory that can't be asked is the daemon's to judge.
+    // If the free space is unknown here, the daemon decides.
     if let Ok(disk) = rustix::fs::statvfs(&folder)
         && needed > disk.f_bavail.saturating_mul(disk.f_frsize)
     {
         return Err(Error::Space { folder, needed, free: disk.f_bavail.saturating_mul(disk.f_frsize) });
     }
     let planned = found.iter().map(plan_of).collect();
-    // Signatures were checked against the keys that count here; a daemon that does not trust us checks them again.
+    // Signatures were checked against our trusted keys; a daemon that does not trust us checks them again.
     transfer(source, found.into_iter().map(Into::into).collect(), daemon, 1, watchers)?;
     Ok(planned)
 }
 
-/// Whether a path is valid, and stays so.
+/// Protects a path; returns whether it is valid.
 fn is_valid_and_kept(destination: &Destination, path: &StorePath) -> Result<bool, Error> {
     destination.keep(std::slice::from_ref(path))?;
     destination.is_valid(path)
 }
 
-/// Plans an install: asks the caches and changes nothing.
+/// Plans an install: queries the caches and changes nothing.
 ///
-/// # Errors
-/// As [`install`], as far as narinfos go.
+/// # Errors Like [`install`], as far as narinfos are concerned.
 pub fn plan(
     destination: &Destination,
     options: &Options,

@@ -1,9 +1,11 @@
 //! Installs packages from Nix binary caches, without Nix: finds the closure of store paths, fetches and verifies each
-//! NAR, unpacks it beside the store and moves it in when every check has passed, and registers all of it at the end.
+//! NAR, unpacks it under a temporary name in the store, renames it once every check has passed, and registers all paths
+//! at the end.
 //!
-//! Installing, copying and pushing are a source, a sink, and the walk between them in `transfer/`. `fetch/` is the source of what
-//! comes from caches, `unpack/` the sink that is a local store, `push/` has the sinks that are caches; `resolve/` finds closures.
-//! `profile/` and `run/` use what was installed. The files beside them are the verbs.
+//! Installing, copying and pushing are a source, a sink, and the walk between them in `transfer/`. `fetch/` has the
+//! source that reads from caches, `unpack/` the sink that writes to a local store, and `push/` the sinks that write to
+//! caches; `resolve/` finds closures. `profile/` and `run/` use installed paths. The files beside them are the
+//! operations.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is going on, for whoever shows it: counters that cost nothing, read ten times a second.
+//! Progress for display: cheap counters, read ten times a second.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +23,7 @@ pub struct Progress {
 /// The counters at one moment. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Snapshot {
-    /// Paths to be installed, as far as known.
+    /// Paths to install, as far as known.
     pub paths_found: u64,
     /// Paths unpacked and verified.
     pub paths_done: u64,
@@ -31,21 +31,21 @@ pub struct Snapshot {
     pub nar_bytes_found: u64,
     /// Bytes unpacked.
     pub nar_bytes_done: u64,
-    /// What is to be downloaded, as far as the caches say.
+    /// Bytes to download, as far as the caches provide them.
     pub file_bytes_found: u64,
-    /// What has been.
+    /// Bytes downloaded.
     pub file_bytes_done: u64,
     /// Whether the whole closure is known.
     pub walk_done: bool,
 }
 
 impl Progress {
-    /// Ends the work at the next occasion.
+    /// Requests the work to stop.
     pub fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is to end.
+    /// Whether it should stop.
     pub fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
     }
@@ -90,7 +90,7 @@ impl Progress {
         std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The counters now.
+    /// The current counters.
     pub fn snapshot(&self) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Snapshot {

@@ -1,4 +1,4 @@
-//! Fetching broken paths again. A repaired path is exchanged for the broken one in one step.
+//! Fetches damaged paths again, and replaces each atomically.
 
 use std::sync::Arc;
 
@@ -13,11 +13,10 @@ use crate::unpack::ToStore;
 use crate::watchers::Watchers;
 use crate::{Destination, Error, Options, Progress, Trace, Wanted};
 
-/// Replaces the files of valid paths. A replacement must have the registered hash: a cache that has another NAR for the
-/// path is of no use.
+/// Replaces the files of valid paths. A replacement must have the registered hash: a cache with another NAR for the
+/// path cannot be used.
 ///
-/// # Errors
-/// The first path that could not be repaired; those after it are tried all the same.
+/// # Errors The first path that could not be repaired; the others are tried nevertheless.
 pub fn repair(
     destination: &Destination,
     options: &Options,

@@ -1,4 +1,4 @@
-//! A timeline of what every thread did, in the form that `chrome://tracing` and Perfetto show.
+//! A timeline of what every thread did, in the format of `chrome://tracing` and Perfetto.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
@@ -42,10 +42,10 @@ struct Event {
     len_us: u64,
 }
 
-/// The most spans kept: some 60 MB; a closure of 100 GB has fewer.
+/// The maximum number of spans, about 60 MB; a closure of 100 GB has fewer.
 const EVENTS_MAX: usize = 1_000_000;
 
-/// The timeline; off, it costs nothing.
+/// The timeline; free when disabled.
 pub struct Trace {
     since: Instant,
     events: Option<Mutex<Vec<Event>>>,
@@ -56,7 +56,7 @@ thread_local! {
 }
 
 impl Trace {
-    /// A timeline that is kept, or none.
+    /// A timeline, recorded if `on`.
     pub fn new(on: bool) -> Self {
         Self { since: Instant::now(), events: on.then(Mutex::default) }
     }
@@ -84,7 +84,7 @@ impl Trace {
         THREAD.get()
     }
 
-    /// Gives this thread its number on the timeline.
+    /// Sets this thread's number on the timeline.
     pub(crate) fn name_thread(number: u64) {
         THREAD.set(number);
     }

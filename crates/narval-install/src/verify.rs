@@ -1,4 +1,4 @@
-//! Checking what a store holds, and replacing what is broken.
+//! Checks the paths of a store.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,15 +13,15 @@ use crate::{Destination, Error};
 /// What is wrong with a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Its files are not those that were registered.
+    /// Its files differ from those that were registered.
     Contents,
-    /// It is valid, and there is nothing.
+    /// It is valid, but its files do not exist.
     Missing,
-    /// No trusted key signed it.
+    /// It has no signature by a trusted key.
     Untrusted,
 }
 
-/// One path that is not as it should be.
+/// One faulty path.
 #[derive(Clone, Debug)]
 pub struct Faulty {
     /// The path.
@@ -32,8 +32,7 @@ pub struct Faulty {
 
 /// Checks the contents of paths, and with `keys` their signatures, on several cores. Sorted by path.
 ///
-/// # Errors
-/// If the store cannot be asked; never for a fault.
+/// # Errors If the store cannot be read. A fault is not an error.
 pub fn verify(
     destination: &Destination,
     paths: &[StorePath],
@@ -74,7 +73,7 @@ fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: 
     (!signed && !info.ultimate && !named).then_some(Fault::Untrusted)
 }
 
-/// Hashes and size of the NAR of what lies there; none when it cannot be a NAR.
+/// Hashes and size of the NAR of the files on disk; `None` if they cannot be a NAR.
 fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir) -> Option<(Hashed, u64)> {
     let mut nar = NarReader::open(real).ok()?;
     let (mut hashes, mut len, mut buffer) = (Hashes::of(info, store_dir), 0, vec![0; 256 * 1024]);

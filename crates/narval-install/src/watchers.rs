@@ -1,15 +1,15 @@
-//! Who watches what is going on.
+//! Observers of a transfer.
 
 use crate::{Progress, Trace};
 
-/// Who watches a transfer: counters for those who show it, and a timeline.
+/// The observers of a transfer: counters for display, and a timeline.
 #[derive(Clone, Copy)]
 pub(crate) struct Watchers<'a> {
     pub(crate) progress: &'a Progress,
     pub(crate) trace: &'a Trace,
 }
 
-/// Watchers of a transfer that nobody watches.
+/// Unused observers.
 pub(crate) struct Unwatched {
     progress: Progress,
     trace: Trace,

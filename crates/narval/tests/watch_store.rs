@@ -99,7 +99,7 @@ fn what_becomes_valid_is_pushed_and_remembered_over_restarts() {
     let watcher = watch(&store, &["--to", &url(&cache)]);
     let first = store.add_tree("first");
     wait_for(&cache, &first);
-    assert!(!is_in(&cache, &before), "only what becomes valid from now on");
+    assert!(!is_in(&cache, &before), "only paths that become valid from now on");
     let (code, said) = watcher.end("-TERM");
     assert_eq!(code, Some(0), "{said}");
     // While nobody watches.
@@ -164,7 +164,7 @@ fn what_is_not_valid_any_more_is_left_out() {
     stdout(store.nix_store(&["--delete", &gone]));
     let output = once(&store, &["--to", &url(&cache)]);
     assert!(output.status.success(), "{}", error(&output));
-    assert!(error(&output).contains("not valid any more"), "{}", error(&output));
+    assert!(error(&output).contains("no longer valid"), "{}", error(&output));
     assert!(is_in(&cache, &stays) && !is_in(&cache, &gone));
 }
 

@@ -1,4 +1,4 @@
-//! What is checked of a NAR once all of it has come, and the errors for what is wrong with it.
+//! The checks of a NAR that was received completely, and their errors.
 
 use std::fmt::Display;
 
@@ -9,8 +9,8 @@ use narval_store::Hashed;
 use super::input::Input;
 use crate::Error;
 
-/// After the decoder's end: nothing may follow. Where size or hash of the file are not those of the narinfo a warning
-/// says so: no signature covers them, Nix looks at neither (`nar-info.cc`), and the NAR's own hash decides.
+/// Checks that nothing follows the compressed data. A file with another size or hash than in the narinfo only causes a
+/// warning: no signature covers them, Nix checks neither (`nar-info.cc`), and the NAR's own hash decides.
 pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) -> Result<(), Error> {
     let info = &found.info;
     let more = input.has_more();
@@ -35,12 +35,12 @@ pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256)
 fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &dyn Display) {
     let (cache, path) = (found.cache.url(), &found.info.path);
     tracing::warn!(
-        "{cache}: the {what} of {path} is {actual}, and its narinfo says {expected}; the NAR is checked by NarHash"
+        "{cache}: the {what} of {path} is {actual}, but its narinfo has {expected}; the NAR is verified by its NarHash"
     );
 }
 
-/// The NAR's hash, and that of contents that the path is named by: whether or not it is signed, since no signature covers
-/// `CA`, and the store would hand it on.
+/// Checks the NAR's hash, and for a content-addressed path that of the contents. This is independent of signatures:
+/// none covers `CA`, and the store would pass it on.
 pub(crate) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> {
     let info = &found.info;
     if hashed.nar != info.nar_hash {
@@ -53,7 +53,7 @@ pub(crate) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> 
     }
 }
 
-/// Whether the file's hash is to be computed. Without compression it is the NAR's, which is anyway.
+/// Whether to compute the file's hash. Without compression it equals the NAR's, which is computed anyway.
 pub(crate) fn hashes_file(info: &NarInfo) -> bool {
     let sha256 = info.file_hash.as_ref().is_some_and(|hash| hash.algorithm() == Algorithm::Sha256);
     sha256 && info.compression != Compression::None

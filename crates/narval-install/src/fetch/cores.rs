@@ -1,15 +1,15 @@
-//! The right to use a core.
+//! Permits to use a core.
 //!
-//! Many downloads may be under way, but only as many threads decode as there are cores: the others would push the
-//! dictionaries out of the caches. A thread that has to wait for the network gives its core back meanwhile; the largest
-//! NAR gets the next one.
+//! Many downloads may be in progress, but only as many threads decode as there are cores: more would evict each other's
+//! dictionaries from the CPU caches. A thread that waits for the network returns its core meanwhile; the largest NAR
+//! gets the next free one.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 struct State {
     free: usize,
-    /// Those that wait: size of the NAR and number of the caller, so that no two are equal.
+    /// The waiting threads: size of the NAR and number of the caller, which makes them unique.
     waiting: BTreeSet<(u64, u64)>,
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct Cores {
     total: usize,
     state: Mutex<State>,
     freed: Condvar,
-    /// Told when somebody has got the core that it waited for: there may be one more download. The pipeline waits on it.
+    /// Notified when a thread gets the core that it waited for: one more download may start. The pipeline waits on it.
     pub(crate) relaxed: Condvar,
 }
 
@@ -37,12 +37,12 @@ impl Cores {
         self.total
     }
 
-    /// How many threads have data and no core.
+    /// The number of threads with data but without a core.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().waiting.len()
     }
 
-    /// Waits for a core until no larger NAR waits for one. `number`: that of the caller, so that no two are equal.
+    /// Waits for a core; larger NARs go first. `number` is the caller's, and unique.
     pub(crate) fn take(&self, size: u64, number: u64) -> Core<'_> {
         self.wait_for_one(size, number);
         Core { cores: self, size, number }
@@ -72,7 +72,7 @@ impl Cores {
     }
 }
 
-/// A core that is taken until this is dropped.
+/// A core, returned when dropped.
 pub(crate) struct Core<'a> {
     cores: &'a Cores,
     size: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Core<'a> {
 }
 
 impl Core<'_> {
-    /// Does something that waits: the core is given back meanwhile.
+    /// Runs something that waits, and returns the core meanwhile.
     pub(crate) fn lend<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.cores.give_back();
         let waited = wait();

@@ -1,4 +1,4 @@
-//! What a decoder reads from: the download, counted and hashed, with the core given back while the network is waited for.
+//! The input of a decoder: the download, counted and hashed. The core is returned while it waits for the network.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -12,8 +12,8 @@ use narval_cache::decode::INPUT_LEN;
 use narval_cache::{CacheFile, Found};
 use narval_client::HttpError;
 
-/// How many bytes of a file are taken beyond twice the size of its NAR. No compression doubles its input, and a file that
-/// goes on without giving anything (empty frames) must end. `FileSize` is no such limit: no signature covers it.
+/// How many bytes of a file are read beyond twice the size of its NAR. No compression doubles its input, and an endless
+/// file without output (empty frames) must be stopped. `FileSize` cannot be the limit: no signature covers it.
 const OVERHEAD_LEN_MAX: u64 = 64 * 1024 * 1024;
 
 /// Why an [`Input`] ended too early.
@@ -38,10 +38,10 @@ pub(crate) struct Input<'a> {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// None when nobody asks for the file's hash.
+    /// `None` if the file's hash is not needed.
     hasher: Option<Sha256Hasher>,
     received: u64,
-    /// No more than this may come.
+    /// The limit of received bytes.
     limit: u64,
     copy_to: Option<&'a mut (dyn Write + Send)>,
     core: Core<'a>,
@@ -51,7 +51,7 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Bytes of `body`, at most what a NAR of `nar_size` bytes can take. `hashes`: whether their hash is wanted.
+    /// The bytes of `body`, limited to what a NAR of `nar_size` bytes may take. `hashes`: whether to hash them.
     pub(crate) fn new(
         body: CacheFile,
         hashes: bool,
@@ -77,7 +77,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Writes all that comes from now on there, too.
+    /// Also writes all further bytes to `to`.
     pub(crate) fn copy_to(&mut self, to: Option<&'a mut (dyn Write + Send)>) {
         self.copy_to = to;
     }
@@ -86,12 +86,12 @@ impl<'a> Input<'a> {
         self.received
     }
 
-    /// The error behind the `io::Error` that a decoder passed on, if it came from here.
+    /// The cause of the `io::Error` that a decoder passed on, if it came from here.
     pub(crate) const fn take_failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 
-    /// Whether bytes follow the end of what the decoder took. Reads no more than one buffer of them.
+    /// Whether bytes follow those that the decoder consumed. Reads at most one buffer.
     pub(crate) fn has_more(&mut self) -> io::Result<bool> {
         Ok(!self.fill_buf()?.is_empty())
     }

@@ -1,4 +1,4 @@
-//! Fetching: caches as a source, whose NARs are decoded as they come.
+//! Fetching: caches as a source, whose NARs are decoded as they arrive.
 
 mod check;
 mod cores;
@@ -14,7 +14,7 @@ pub(crate) use source::{CacheEntry, FromCaches};
 use crate::watchers::Watchers;
 
 impl<'a> FromCaches<'a> {
-    /// The caches, read on these cores.
+    /// These caches, decoding on these cores.
     pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, watchers: Watchers<'a>) -> Self {
         Self { caches, cores, progress: watchers.progress, trace: watchers.trace }
     }

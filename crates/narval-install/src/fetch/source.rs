@@ -18,7 +18,7 @@ use crate::{Error, Progress, now};
 /// The caches of a run.
 pub(crate) struct FromCaches<'a> {
     pub(crate) caches: &'a Caches,
-    /// A NAR has one of them as long as it is read.
+    /// A NAR uses one of them while it is read.
     pub(crate) cores: &'a Cores,
     pub(crate) progress: &'a Progress,
     pub(crate) trace: &'a Trace,
@@ -82,7 +82,7 @@ impl Source for FromCaches<'_> {
         Ok(Box::new(CacheNar { found, decoder, len: 0, progress: self.progress, trace: self.trace }))
     }
 
-    /// From the cache that is asked next.
+    /// The same path from the next cache.
     fn instead_of(&self, entry: &CacheEntry, error: &Error) -> Option<CacheEntry> {
         if !error.is_the_caches_fault() || self.progress.is_interrupted() {
             return None;
@@ -98,7 +98,7 @@ impl Source for FromCaches<'_> {
     }
 }
 
-/// Asks the cache for the file of a NAR.
+/// Requests the file of a NAR from the cache.
 fn request(found: &Found) -> Result<CacheFile, Error> {
     let (info, cache) = (&found.info, &found.cache);
     let url = cache.nar_url(info)?;
@@ -108,7 +108,7 @@ fn request(found: &Found) -> Result<CacheFile, Error> {
     Ok(body.ok_or_else(gone)?)
 }
 
-/// A NAR on its way from a cache.
+/// A NAR being read from a cache.
 struct CacheNar<'a> {
     found: &'a Found,
     decoder: Decoder<Input<'a>>,
@@ -131,7 +131,7 @@ impl NarInput for CacheNar<'_> {
         })?;
         self.trace.end(span, Span::Decompress);
         self.len += len as u64;
-        // A bomb ends here: not one byte more than NarSize is looked at.
+        // A decompression bomb ends here: nothing is used beyond NarSize.
         if self.len > self.found.info.nar_size {
             return Err(mismatch(self.found, "NarSize", "more", self.found.info.nar_size));
         }

@@ -1,7 +1,7 @@
-//! One generation of a profile: a folder of links to what its paths have, and the links that are their roots.
+//! One generation of a profile: a folder of links to the files of its paths, and the links that are their roots.
 //!
-//! It is built under a temporary name. Roots can only be made known where their links stay, so that the folder gets its name
-//! before it is complete: until then a file in it says so, and nobody shows it.
+//! It is built under a temporary name. Roots can only be registered at the final place of their links, so the folder is
+//! renamed before it is complete: until then, a file in it marks it as incomplete, and it is not used.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,13 +22,13 @@ const ROOTS: &str = ".narval-roots";
 const UNFINISHED: &str = ".narval-unfinished";
 /// The file in a generation that has no paths, and is meant to have none.
 const EMPTY: &str = ".narval-empty";
-/// How deep folders are merged.
+/// The maximum depth of merged folders.
 const DEPTH_MAX: usize = 64;
-/// What no profile shows (Nix `buildenv.cc`).
+/// Files that no profile shows (Nix `buildenv.cc`).
 const HIDDEN: [&str; 6] =
     ["propagated-build-inputs", "nix-support", "perllocal.pod", "log", "manifest.nix", "manifest.json"];
 
-/// Whether a folder was made as a generation, complete or not.
+/// Whether a folder is a generation, complete or not.
 pub(super) fn is_ours(folder: &Path) -> bool {
     let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
     is_folder(folder) && is_folder(&folder.join(ROOTS))
@@ -40,12 +40,12 @@ pub(super) fn is_unfinished(folder: &Path) -> bool {
         && fs::symlink_metadata(folder.join(UNFINISHED)).is_ok()
 }
 
-/// Whether a folder is a generation with all that belongs to it.
+/// Whether a folder is a complete generation.
 pub(super) fn is_complete(folder: &Path) -> Result<bool, Error> {
     if !is_ours(folder) || is_unfinished(folder) {
         return Ok(false);
     }
-    // One without paths that does not say so is what earlier versions left when they were killed.
+    // Earlier versions left generations without paths and without this file when they were killed.
     Ok(!names(&folder.join(ROOTS))?.is_empty() || fs::symlink_metadata(folder.join(EMPTY)).is_ok())
 }
 
@@ -57,7 +57,7 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<StorePath>, Error> {
     Ok(paths)
 }
 
-/// Makes a generation of these paths in a new folder, complete but for what [`complete`] does.
+/// Builds a generation of these paths in a new folder; [`complete`] does the rest.
 pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
     let fail = |path: &Path, error| Error::file("create", path, error);
     let (roots, unfinished) = (folder.join(ROOTS), folder.join(UNFINISHED));
@@ -77,7 +77,7 @@ pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath
     merge(&sources, folder, 0)
 }
 
-/// Makes the roots of a generation known to the store, now that it has its name.
+/// Registers the roots of a generation with the store, now that it has its final name.
 pub(super) fn complete(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
     let links = paths.iter().map(|path| folder.join(ROOTS).join(path.base_name()));
     if let Some(daemon) = destination.daemon() {
@@ -94,7 +94,7 @@ pub(super) fn complete(destination: &Destination, folder: &Path, paths: &[StoreP
     fs::remove_file(&unfinished).map_err(|error| Error::file("remove", &unfinished, error))
 }
 
-/// Links to what one folder alone has; real folders where several have one.
+/// Links to entries of a single source; creates a real folder where several sources have one.
 fn merge(sources: &[PathBuf], into: &Path, depth: usize) -> Result<(), Error> {
     if depth > DEPTH_MAX {
         return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
@@ -120,7 +120,7 @@ fn merge(sources: &[PathBuf], into: &Path, depth: usize) -> Result<(), Error> {
             }
             [first, second, ..] => {
                 return Err(Error::Usage(format!(
-                    "{} and {} cannot be in one profile: both have it",
+                    "{} and {} conflict: a profile cannot have both",
                     first.display(),
                     second.display()
                 )));

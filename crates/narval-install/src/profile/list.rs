@@ -11,10 +11,10 @@ use narval_store::{LocalStoreError, TemporaryFile, is_temporary_name, lock_file,
 
 use crate::{Destination, Error};
 
-/// Where the profiles are written down, one a line.
+/// The file with the list of profiles, one per line.
 const LIST: &str = "narval-profiles";
 
-/// The profiles written down; none where the list is a symlink, which nobody but a stranger makes it.
+/// The listed profiles; empty if the list is a symlink, which narval never creates.
 pub(super) fn read(state_dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let list = state_dir.join(LIST);
     if fs::symlink_metadata(&list).is_ok_and(|found| found.is_symlink()) {
@@ -28,12 +28,12 @@ pub(super) fn read(state_dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(lines.map(|line| PathBuf::from(OsString::from_vec(line.to_vec()))).collect())
 }
 
-/// Writes a profile down.
+/// Adds a profile to the list.
 pub(super) fn add(destination: &Destination, link: &Path) -> Result<(), Error> {
     let config = destination.config();
     match try_add(&config.state_dir, link, config.lock_timeout) {
-        // A store that is its daemon's: the generations are roots all the same, and only 'narval profiles' and
-        // 'narval gc --keep' do not know of them.
+        // A store that belongs to its daemon: the generations are still roots, only 'narval profiles' and 'narval gc
+        // --keep' do not know them.
         Err(error) if is_refused(&error) && destination.daemon().is_some() => Ok(()),
         added => added,
     }
@@ -44,13 +44,14 @@ fn try_add(state_dir: &Path, link: &Path, lock_timeout: Duration) -> Result<(), 
         return Ok(());
     }
     let _lock = lock_file(&state_dir.join(format!("{LIST}.lock")), lock_timeout)?;
-    // Once more: others may have written to it meanwhile.
+    // Read again: other processes may have written to it meanwhile.
     let mut known = read(state_dir)?;
     if !known.iter().any(|known| known == link) {
         known.push(link.to_owned());
     }
     let text: Vec<u8> = known.iter().flat_map(|path| [path.as_os_str().as_bytes(), b"\n"].concat()).collect();
-    // Under a name of its own first: what somebody else may have put here, a symlink say, is replaced and not written to.
+    // Under a temporary name first: a file that somebody else has put here, such as a symlink, is replaced and not
+    // written to.
     let (list, prefix) = (state_dir.join(LIST), format!("{LIST}.tmp-"));
     let write = || {
         remove_leftovers(state_dir, |name| is_temporary_name(name, &prefix))?;

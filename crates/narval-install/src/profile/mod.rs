@@ -1,8 +1,8 @@
-//! Profiles: a link to a folder of links to what is installed, one folder for each generation. Each generation keeps its
-//! paths from being collected as garbage.
+//! Profiles: a link to a folder of links to installed files, one folder per generation. Each generation protects its
+//! paths from garbage collection.
 //!
-//! `DIR` leads to `DIR-3-link`, as Nix names them. A generation is a real folder here, since no store path may be invented.
-//! Whoever changes a profile holds the lock `DIR.lock`.
+//! `DIR` points to `DIR-3-link`, as in Nix. A generation is a real folder here, because a store path cannot be created
+//! for it. Changes of a profile are made under the lock `DIR.lock`.
 
 mod generation;
 mod list;
@@ -27,35 +27,34 @@ pub struct Profile {
     lock_timeout: Duration,
 }
 
-/// What [`Profile::remove`] did.
+/// The result of [`Profile::remove`].
 pub struct Removed {
     /// The new generation's number.
     pub generation: u64,
-    /// What is in the profile no more.
+    /// The removed paths.
     pub removed: Vec<StorePath>,
-    /// What is still in it.
+    /// The remaining paths.
     pub left: Vec<StorePath>,
 }
 
 impl Profile {
-    /// The profile at this path, which need not exist. `lock_timeout` is how long its lock is waited for.
+    /// The profile at this path, which need not exist. `lock_timeout` is how long to wait for its lock.
     ///
-    /// # Errors
-    /// If the path is no path for a link.
+    /// # Errors If there cannot be a link at this path.
     pub fn at(path: &Path, lock_timeout: Duration) -> Result<Self, Error> {
         let link = std::path::absolute(path).map_err(|error| Error::file("find", path, error))?;
         match fs::symlink_metadata(&link) {
             Ok(found) if !found.is_symlink() => {
-                Err(Error::Usage(format!("{} is no profile: something else is there", link.display())))
+                Err(Error::Usage(format!("{} is not a profile: something else has this name", link.display())))
             }
             _ if link.file_name().is_none() => {
-                Err(Error::Usage(format!("{} is no place for a profile", link.display())))
+                Err(Error::Usage(format!("there cannot be a profile at {}", link.display())))
             }
             _ => Ok(Self { link, lock_timeout }),
         }
     }
 
-    /// All existing profiles that were made with this store.
+    /// All existing profiles that were created with this store.
     ///
     /// # Errors
     /// If the list of them cannot be read.
@@ -67,7 +66,7 @@ impl Profile {
             .collect())
     }
 
-    /// Where it is.
+    /// The link of the profile.
     pub fn link(&self) -> &Path {
         &self.link
     }
@@ -88,8 +87,7 @@ impl Profile {
 
     /// The number of the current generation, or `None` if the profile does not exist yet.
     ///
-    /// # Errors
-    /// If it shows something else.
+    /// # Errors If the link points to something else.
     pub fn current(&self) -> Result<Option<u64>, Error> {
         let target = match fs::read_link(&self.link) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -99,7 +97,7 @@ impl Profile {
         let number = number.filter(|number| self.link.with_file_name(&target) == self.generation_path(*number));
         let foreign = || {
             let (link, target) = (self.link.display(), target.display());
-            Error::Usage(format!("{link} is no profile of narval's: it leads to {target}; use another --profile"))
+            Error::Usage(format!("{link} is not a profile of narval: it points to {target}; use another --profile"))
         };
         number.map(Some).ok_or_else(foreign)
     }
@@ -112,11 +110,10 @@ impl Profile {
         generation::paths(&self.generation_path(number))
     }
 
-    /// Makes a new generation with the current paths and these; a path of the same name is replaced. Returns the new
-    /// generation's number, or the current one's if it has them all.
+    /// Creates a generation with the current paths and these; a path of the same name is replaced. Returns the new
+    /// generation's number, or the current one's if it already has all of them.
     ///
-    /// # Errors
-    /// If two paths have a file of the same name, or something cannot be written.
+    /// # Errors If two paths have a file of the same name, or a file cannot be written.
     pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
         let folder = self.folder();
         fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
@@ -135,11 +132,10 @@ impl Profile {
         }
     }
 
-    /// Makes a new generation without some paths of the current one. Each is named as [`Wanted::parse`] takes it, or by its
+    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], or by its
     /// name with or without version.
     ///
-    /// # Errors
-    /// [`Error::NotInProfile`] when one of them is not there; then nothing is changed.
+    /// # Errors [`Error::NotInProfile`] if one of them is not in the profile; nothing is changed then.
     pub fn remove(&self, destination: &Destination, names: &[String]) -> Result<Removed, Error> {
         let none = || Error::Usage(format!("there is no profile {}", self.link.display()));
         self.current()?.ok_or_else(none)?;
@@ -168,7 +164,7 @@ impl Profile {
     /// # Errors
     /// If there is no such generation, or it is not complete.
     pub fn roll_back(&self, to: Option<u64>) -> Result<u64, Error> {
-        // Where nothing is, no lock file is made.
+        // If there is no profile, no lock file is created.
         let _lock = if self.numbers()?.is_empty() { None } else { Some(self.lock()?) };
         let current = self.current()?.unwrap_or(0);
         let numbers = self.generations()?;
@@ -180,11 +176,11 @@ impl Profile {
             let link = self.link.display();
             let why = match to {
                 Some(number) if fs::symlink_metadata(self.generation_path(number)).is_ok() => {
-                    format!("generation {number} of {link} is not complete, since what made it was interrupted")
+                    format!("generation {number} of {link} is incomplete: creating it was interrupted")
                 }
                 _ => format!("{link} has no such generation"),
             };
-            Error::Usage(format!("{why}; it has {numbers:?}, and shows {current}"))
+            Error::Usage(format!("{why}; it has {numbers:?}, and the current one is {current}"))
         };
         let number = *target.ok_or_else(none)?;
         self.switch(number)?;
@@ -196,7 +192,7 @@ impl Profile {
     /// # Errors
     /// If one cannot be removed.
     pub fn prune(&self, keep: usize) -> Result<usize, Error> {
-        // Where nothing is to be done, no right to write is needed.
+        // Without anything to do, no write access is needed.
         if self.old(keep)?.is_empty() && self.leftovers()?.is_empty() {
             return Ok(0);
         }
@@ -204,7 +200,7 @@ impl Profile {
         self.remove_leftovers()?;
         let old = self.old(keep)?;
         for number in &old {
-            // In one step: half a generation is none.
+            // Atomically: there must be no partial generation.
             let (folder, temporary) = (self.generation_path(*number), self.temporary());
             fs::rename(&folder, &temporary).map_err(|error| Error::file("remove", &folder, error))?;
             fs::remove_dir_all(&temporary).map_err(|error| Error::file("remove", &temporary, error))?;
@@ -229,13 +225,13 @@ impl Profile {
         if !generation::is_complete(&folder)? {
             let (link, folder) = (self.link.display(), folder.display());
             return Err(Error::Usage(format!(
-                "{link} shows {folder}, which is no complete generation; 'narval rollback --profile {link}' shows the one before"
+                "{link} points to {folder}, which is not a complete generation; 'narval rollback --profile {link}' switches to the previous one"
             )));
         }
         Ok(Some((number, generation::paths(&folder)?)))
     }
 
-    /// Makes a generation of these paths and shows it. Whoever calls this has the lock.
+    /// Creates a generation of these paths, and switches to it. The caller holds the lock.
     fn make(&self, destination: &Destination, paths: &[StorePath]) -> Result<u64, Error> {
         self.remove_leftovers()?;
         let number = self.numbers()?.last().map_or(1, |last| last.saturating_add(1));
@@ -260,7 +256,7 @@ impl Profile {
         made.map(|()| number)
     }
 
-    /// A profile of another store would lose what this one has not.
+    /// Checks that the store has these paths: a profile of another store would lose some.
     fn check_that_there_are(&self, destination: &Destination, paths: &[StorePath]) -> Result<(), Error> {
         let is_gone = |path: &&StorePath| fs::symlink_metadata(destination.store().real_path(path)).is_err();
         let Some(gone) = paths.iter().find(is_gone) else { return Ok(()) };
@@ -270,7 +266,7 @@ impl Profile {
         )))
     }
 
-    /// The right to change the profile, against other processes; held until it is dropped.
+    /// Locks the profile against changes by other processes, until dropped.
     fn lock(&self) -> Result<File, Error> {
         let mut name = self.link.clone().into_os_string();
         name.push(".lock");
@@ -282,7 +278,7 @@ impl Profile {
         let target = self.generation_path(number).file_name().map(OsString::from).unwrap_or_default();
         let switched = symlink(target, &temporary).and_then(|()| fs::rename(&temporary, &self.link));
         switched.map_err(|error| {
-            // Where it can't be removed either, the next change of the profile does it.
+            // If it cannot be removed either, the next change of the profile removes it.
             fs::remove_file(&temporary).ok();
             Error::file("switch", &self.link, error)
         })
@@ -302,7 +298,7 @@ impl Profile {
         self.link.with_file_name(name)
     }
 
-    /// The number of a generation's name.
+    /// The number in a generation's name.
     fn number_of(&self, name: &OsStr) -> Option<u64> {
         let rest = name.as_bytes().strip_prefix(self.name().as_bytes())?;
         let number: u64 = std::str::from_utf8(rest).ok()?.strip_prefix('-')?.strip_suffix("-link")?.parse().ok()?;
@@ -316,12 +312,12 @@ impl Profile {
         Ok(numbers)
     }
 
-    /// A name beside the profile that nobody else has.
+    /// A unique name beside the profile.
     fn temporary(&self) -> PathBuf {
         self.link.with_file_name(temporary_name_of(self.name()))
     }
 
-    /// What processes that were killed have left, as long as nobody has the lock.
+    /// The leftovers of killed processes, if nobody holds the lock.
     fn leftovers(&self) -> Result<Vec<PathBuf>, Error> {
         let current = self.current()?;
         let is_left = |name: &OsStr| match self.number_of(name) {
@@ -331,7 +327,7 @@ impl Profile {
         Ok(self.names()?.iter().filter(|name| is_left(name)).map(|name| self.link.with_file_name(name)).collect())
     }
 
-    /// Whoever calls this has the lock.
+    /// The caller holds the lock.
     fn remove_leftovers(&self) -> Result<(), Error> {
         self.leftovers()?.iter().try_for_each(|path| {
             let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
@@ -346,7 +342,7 @@ impl Profile {
     }
 }
 
-/// The names in a folder; none where there is no folder.
+/// The names in a folder; empty if it does not exist.
 fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
     let listed = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -355,7 +351,7 @@ fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
     listed.map_err(|error| Error::file("list", folder, error))
 }
 
-/// What follows a name in a temporary one.
+/// The infix of temporary names.
 const TEMPORARY: &str = ".tmp-";
 
 fn temporary_name_of(name: &OsStr) -> OsString {

@@ -1,4 +1,4 @@
-//! Pushing: paths of a store into a cache that can be written: over HTTP, in a folder or in a bucket.
+//! Pushes paths of a store to a writable cache: over HTTP, in a folder or in a bucket.
 
 mod narval;
 mod plain;
@@ -22,10 +22,10 @@ use narval::NarvalCache;
 use plain::PlainCache;
 use server::Server;
 
-/// NARs sent at the same time, at most.
+/// The maximum number of NARs sent at the same time.
 pub const UPLOADS_MAX: usize = 16;
 
-/// A cache that is pushed to, opened.
+/// An open cache to push to.
 pub struct Target {
     url: Url,
     kind: Kind,
@@ -33,30 +33,30 @@ pub struct Target {
 
 enum Kind {
     Folder(Box<CacheFolder>),
-    /// As Nix writes to it.
+    /// With the protocol that Nix uses.
     Plain(Server),
-    /// With our own protocol.
+    /// With Narval's protocol.
     Narval(Server, Url),
 }
 
-/// How to push.
+/// Options of a push.
 pub struct PushOptions {
     /// How NARs are compressed.
     pub encoding: Encoding,
-    /// Signs each narinfo, besides the signatures that the store has.
+    /// Signs each narinfo, in addition to the signatures in the store.
     pub key: Option<SecretKey>,
-    /// NARs compressed and sent at the same time: [`UPLOADS_MAX`] at most.
+    /// The number of NARs compressed and sent at the same time, at most [`UPLOADS_MAX`].
     pub uploads: usize,
 }
 
-/// What a push did.
+/// The result of a push.
 #[derive(Clone, Debug)]
 pub struct Pushed {
     /// The cache.
     pub to: String,
-    /// Paths that the cache did not have and has now.
+    /// The number of pushed paths.
     pub pushed: usize,
-    /// Paths that it had.
+    /// The number of paths that it had already.
     pub already: usize,
     /// Bytes sent, or written to a folder.
     pub sent: u64,
@@ -67,11 +67,10 @@ pub struct Pushed {
 }
 
 impl Target {
-    /// Opens a cache for writing: a `file` URL names a folder, which is made if it is missing. A server is asked for its
-    /// `nix-cache-info`, and gets one if it has none.
+    /// Opens a cache for writing: a `file` URL names a folder, which is created if it does not exist. Reads a server's
+    /// `nix-cache-info`, and uploads one if it has none.
     ///
-    /// # Errors
-    /// If the cache cannot be reached, is for another store directory, or refuses.
+    /// # Errors If the cache cannot be reached, is for another store directory, or denies access.
     pub fn open(url: &Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
         let kind = if url.scheme() == Scheme::File {
             Kind::Folder(Box::new(CacheFolder::create(&url.file_path(), store_dir.clone())?))
@@ -95,17 +94,16 @@ impl Target {
         matches!(self.kind, Kind::Folder(_))
     }
 
-    /// Whether the cache speaks Narval's own protocol.
+    /// Whether the cache supports Narval's protocol.
     pub const fn is_narval(&self) -> bool {
         matches!(self.kind, Kind::Narval(..))
     }
 }
 
-/// Pushes paths of a store: those that the cache does not have. `infos` is closed: all that a path refers to is among them,
-/// or in the cache. `progress` counts NARs as they are compressed, and bytes as they are sent.
+/// Pushes the paths of a store that the cache does not have. `infos` must be closed: every reference of a path is among
+/// them, or in the cache. `progress` counts NARs as they are compressed, and bytes as they are sent.
 ///
-/// # Errors
-/// The first failure. What was complete before it stays, and is not sent again.
+/// # Errors The first failure. Paths that were complete before are kept, and not sent again.
 pub fn push(
     from: &Destination,
     infos: Vec<PathInfo>,
@@ -132,7 +130,7 @@ pub fn push(
     })
 }
 
-/// Sends what a cache does not have. Says how many paths that were.
+/// Sends the paths that a cache does not have. Returns their number.
 pub(crate) fn send<S: Source>(
     source: &S,
     entries: Vec<S::Entry>,

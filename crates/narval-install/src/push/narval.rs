@@ -1,4 +1,4 @@
-//! Narval's own protocol (`docs/push-protocol.md`): one request for what is missing, NARs that are compressed while they are
+//! Narval's protocol (`docs/push-protocol.md`): one query for missing paths, NARs that are compressed while they are
 //! sent, one commit of all narinfos.
 
 use std::collections::{HashMap, HashSet};
@@ -14,15 +14,15 @@ use narval_store::{Sink, Source, TransferError, Visible};
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
 use crate::{Error, Progress};
 
-/// Bytes in one part: less than the 32 MiB that the protocol allows, as each upload holds two parts in memory.
+/// Bytes in one part: less than the 32 MiB that the protocol allows, because each upload holds two parts in memory.
 const PART_LEN: usize = 16 * 1024 * 1024;
-/// Hash parts in one question, and narinfos in one commit.
+/// The maximum number of hash parts in one query, and of narinfos in one commit.
 const BATCH_MAX: usize = 65_536;
 /// Bytes of narinfos in one commit: less than the 16 MiB that the protocol allows, with a line for each.
 const COMMIT_LEN_MAX: usize = 15 * 1024 * 1024;
-/// The longest answer to a question or a commit.
+/// The maximum size of the response to a query or a commit.
 const LIST_LEN_MAX: u64 = 16 * 1024 * 1024;
-/// How often one NAR is sent from its beginning: a server that was restarted has lost its parts.
+/// How often one NAR is sent from the start: a restarted server has lost its parts.
 const STARTS_MAX: usize = 3;
 
 /// A cache, as a sink.
@@ -107,7 +107,7 @@ impl Sink for NarvalCache<'_> {
         for narinfo in put {
             let text = narinfo.render(&self.server.store_dir);
             if count == BATCH_MAX || body.len() + text.len() > COMMIT_LEN_MAX {
-                // Those before it are what it may refer to: they come in that order.
+                // The paths come in order: it may refer to those before it.
                 self.post_commit(std::mem::take(&mut body), std::mem::take(&mut count))?;
             }
             body.push_str(&format!("{} {}\n{text}", narinfo.path.hash_part(), text.len()));
@@ -144,7 +144,7 @@ impl NarvalCache<'_> {
         }
     }
 
-    /// How much of a NAR an earlier run has sent. Only asked for those that may have had parts.
+    /// How much of a NAR an earlier run has sent. Only queried for those that may have had parts.
     fn offset(&self, name: &str, nar_size: u64) -> Result<u64, Error> {
         if nar_size <= PART_LEN as u64 {
             return Ok(0);
@@ -164,28 +164,28 @@ impl NarvalCache<'_> {
     }
 }
 
-/// Why a NAR is not sent to its end.
+/// Why sending a NAR stopped early.
 enum Outcome {
     /// The cache has it already: the lines for the narinfo.
     Known(Vec<u8>),
-    /// The server expects the first byte.
+    /// The server expects the NAR from the start.
     StartOver,
     Failed(Error),
 }
 
-/// A NAR on its way, part by part: one is sent while the next one is made.
+/// A NAR being sent part by part: one part is sent while the next one is produced.
 struct Parts<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     cache: &'env NarvalCache<'env>,
     name: &'env str,
-    /// What is held of the next part.
+    /// The next part so far.
     part: Vec<u8>,
-    /// Where it begins.
+    /// Its offset.
     offset: u64,
-    /// Bytes that the server has from an earlier run and that are still to be left out.
+    /// Bytes still to skip, because the server has them from an earlier run.
     skip: u64,
     is_resumed: bool,
-    /// The part before.
+    /// The previous part.
     sending: Option<ScopedJoinHandle<'scope, Result<(), Outcome>>>,
     outcome: Option<Outcome>,
 }
@@ -201,7 +201,7 @@ impl<'scope, 'env> Parts<'scope, 'env> {
         Self { scope, cache, name, part: Vec::new(), offset, skip: offset, is_resumed: offset > 0, sending, outcome }
     }
 
-    /// Waits for the part before, and has the full one sent.
+    /// Waits for the previous part, and sends the full one.
     fn pass_on(&mut self) -> Result<(), Outcome> {
         self.wait()?;
         let (cache, name, offset) = (self.cache, self.name, self.offset);
@@ -216,7 +216,7 @@ impl<'scope, 'env> Parts<'scope, 'env> {
         sent.unwrap_or(Ok(Ok(()))).unwrap_or(Err(Outcome::Failed(Error::Died)))
     }
 
-    /// Sends what is left: the lines for the narinfo.
+    /// Sends the last part. Returns the lines for the narinfo.
     fn finish(&mut self) -> Result<Vec<u8>, Outcome> {
         self.wait()?;
         let below = match self.offset {
@@ -225,7 +225,7 @@ impl<'scope, 'env> Parts<'scope, 'env> {
         };
         let (url, answer) = self.cache.send_nar(&below, &self.part).map_err(Outcome::Failed)?;
         match answer.head.status {
-            // The server has lost the parts, or those of an earlier run were others.
+            // The server has lost the parts, or those of an earlier run were different.
             409 if self.offset > 0 => Err(Outcome::StartOver),
             422 if self.is_resumed => Err(Outcome::StartOver),
             _ => self.cache.server.accepted(&url, answer).map_err(Outcome::Failed),
@@ -265,7 +265,7 @@ impl Write for Parts<'_, '_> {
         self.skip -= skipped as u64;
         let mut rest = bytes.get(skipped..).unwrap_or_default();
         while !rest.is_empty() {
-            // A full part is passed on when more follows: the last one is sent by `finish`.
+            // A full part is sent once more bytes follow; `finish` sends the last one.
             if self.part.len() == PART_LEN
                 && let Err(outcome) = self.pass_on()
             {
@@ -288,14 +288,14 @@ fn upload_offset(value: Option<&str>) -> Option<u64> {
     value.and_then(|value| value.parse().ok())
 }
 
-/// The lines of an answer before its `end` line, if that is there and right.
+/// The lines of a response before its `end` line; `None` if that is missing or wrong.
 fn lines_to_end(text: &str) -> Option<Vec<&str>> {
     let mut lines: Vec<&str> = text.lines().collect();
     let count: usize = lines.pop()?.strip_prefix("end ")?.parse().ok()?;
     (lines.len() == count).then_some(lines)
 }
 
-/// Takes over what the cache says of the file; `None` if that is not the NAR.
+/// Applies the cache's lines about the file; `None` if they are not for this NAR.
 fn take_file_lines(narinfo: &mut NarInfo, text: &[u8]) -> Option<()> {
     let lines: HashMap<&str, &str> =
         str::from_utf8(text).ok()?.lines().filter_map(|line| line.split_once(": ")).collect();

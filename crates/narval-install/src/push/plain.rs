@@ -1,4 +1,4 @@
-//! The protocol that every cache speaks that can be written: what `nix copy --to` sends (`binary-cache-store.cc`).
+//! The protocol that every writable cache supports: what `nix copy --to` sends (`binary-cache-store.cc`).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use super::server::Server;
 use super::spool::Spool;
 use crate::{Error, Progress};
 
-/// Narinfos asked for at the same time.
+/// The maximum number of concurrent narinfo requests.
 const LOOKUPS_MAX: usize = 32;
 
 /// A cache, as a sink.
@@ -31,7 +31,7 @@ impl Sink for PlainCache<'_> {
 
     const VISIBLE: Visible = Visible::OnceReferencesAre;
 
-    /// Asks for each narinfo, as Nix does: there is no other way to learn what a plain cache has.
+    /// Requests each narinfo, as Nix does: there is no other way to find out what a plain cache has.
     fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Error> {
         let (next, missing) = (AtomicUsize::new(0), Mutex::new(Ok(HashSet::new())));
         let ask = || {
@@ -51,7 +51,7 @@ impl Sink for PlainCache<'_> {
             for _ in 0..LOOKUPS_MAX.min(paths.len()) {
                 scope.spawn(|| {
                     if let Err(error) = ask() {
-                        // The others need not go on.
+                        // The other threads need not continue.
                         next.store(paths.len(), Ordering::Relaxed);
                         let mut missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
                         if missing.is_ok() {

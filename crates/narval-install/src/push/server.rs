@@ -1,4 +1,4 @@
-//! A server that is pushed to: requests, and what its refusals mean.
+//! A server to push to: requests, and the interpretation of refusals.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use narval_nix::{CacheInfo, Sha256, StoreDir};
 
 use crate::Error;
 
-/// The key of `nix-cache-info` by which a cache offers the protocol of `docs/push-protocol.md`.
+/// The key in `nix-cache-info` with which a cache offers the protocol of `docs/push-protocol.md`.
 const PROTOCOL_KEY: &str = "NarvalPush";
-/// What gives credentials to a command that pushes.
+/// How to give credentials to a command that pushes.
 const CREDENTIALS: &str = "give a token with --token-file, or an entry in netrc (--netrc-file), or --header";
-/// The longest message of a refusal that is shown.
+/// The maximum length of a displayed message of a refusal.
 const MESSAGE_LEN_MAX: usize = 1024;
-/// The longest answer that is read where a message is all that can come.
+/// The maximum size of a response that can only be a message.
 pub(super) const ANSWER_LEN_MAX: u64 = 64 * 1024;
 
-/// A cache behind HTTP, or in a bucket.
+/// A cache over HTTP, or in a bucket.
 pub(super) struct Server {
     pub(super) url: Url,
     pub(super) client: Arc<Client>,
     pub(super) store_dir: StoreDir,
 }
 
-/// What is sent, and for which target.
+/// A request with a body.
 pub(super) struct Sent<'a> {
     pub(super) method: Method,
     pub(super) url: &'a Url,
@@ -45,7 +45,8 @@ impl Server {
         self.client.counts().0
     }
 
-    /// Reads the `nix-cache-info`, or puts one where there is none. The base URL of our own protocol, if the cache offers it.
+    /// Reads the `nix-cache-info`, or uploads one if there is none. Returns the base URL of Narval's protocol, if the
+    /// cache offers it.
     pub(super) fn open(&self) -> Result<Option<Url>, Error> {
         let url = self.url.child("nix-cache-info")?;
         let answer = self.client.metadata(&url, CACHE_INFO_LEN_MAX as u64);
@@ -61,7 +62,7 @@ impl Server {
             return Err(refused(format!("is a cache for the store {theirs}, and this one is {ours}")).into());
         }
         let offered = info.unknown.iter().find(|(key, _)| key == PROTOCOL_KEY);
-        // Only below the cache itself: where credentials go is not for a cache to say.
+        // Only below the cache itself: a cache must not decide where credentials are sent.
         let protocol = offered.and_then(|(_, path)| self.url.child(&format!("{}/", path.trim_end_matches('/'))).ok());
         Ok(protocol.filter(|to| to.origin() == self.url.origin()))
     }
@@ -73,7 +74,7 @@ impl Server {
         Ok(answer.map_err(|error| self.failed(&url.target(), error))?.is_some())
     }
 
-    /// Stores a file, whose hash is given.
+    /// Stores a file with this hash.
     pub(super) fn put(
         &self,
         url: &Url,
@@ -97,14 +98,14 @@ impl Server {
         self.put(url, content_type, (Payload::Bytes(text.as_bytes()), Sha256::of(text.as_bytes())), &|_| {})
     }
 
-    /// Sends a body: the answer, whatever its status is.
+    /// Sends a body. Returns the response, with any status.
     pub(super) fn send(&self, sent: &Sent<'_>, on_sent: &(dyn Fn(u64) + Sync)) -> Result<Answer, Error> {
         let &Sent { method, url, content_type, payload, answer_len_max } = sent;
         let upload = Upload { method, url, content_type, extra: Extra::default(), payload, on_sent, answer_len_max };
         self.client.upload(&upload).map_err(|error| self.failed(&url.target(), error))
     }
 
-    /// The body of an answer, unless it is a refusal.
+    /// The body of a response, unless it is a refusal.
     pub(super) fn accepted(&self, url: &Url, answer: Answer) -> Result<Vec<u8>, Error> {
         match answer.head.status {
             200..=299 | 304 => Ok(answer.body),
@@ -112,7 +113,7 @@ impl Server {
         }
     }
 
-    /// What a refusal says, on one line.
+    /// The error for a refusal, on one line.
     pub(super) fn refusal(&self, what: &str, status: u16, body: &[u8]) -> Error {
         let text = String::from_utf8_lossy(body.get(..MESSAGE_LEN_MAX).unwrap_or(body));
         let looks_like_a_page = text.trim_start().starts_with('<');
@@ -125,14 +126,14 @@ impl Server {
             (_, text) if !text.is_empty() && !looks_like_a_page => text.to_owned(),
             (403, _) => "the credentials do not allow it".to_owned(),
             (404 | 405 | 501, _) => "this cache cannot be written over HTTP".to_owned(),
-            (413, _) => "it is larger than the server, or a proxy before it, takes".to_owned(),
+            (413, _) => "it is larger than the server, or a proxy in front of it, accepts".to_owned(),
             (507, _) => "the server has no space left".to_owned(),
             _ => "no reason given".to_owned(),
         };
         Error::Refused { cache: self.url.to_string(), what: what.to_owned(), status, message }
     }
 
-    /// A request that failed. What is refused for its credentials is told which options give some.
+    /// The error for a failed request. If credentials were refused, it names the options for them.
     pub(super) fn failed(&self, what: &str, source: narval_client::HttpError) -> Error {
         match source {
             narval_client::HttpError::Status { status: status @ (401 | 407), .. } => self.refusal(what, status, b""),

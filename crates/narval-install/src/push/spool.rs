@@ -1,4 +1,4 @@
-//! A file of a cache that is complete before it is sent, since its name is its hash: small ones in memory.
+//! A file of a cache that must be complete before it is sent, because its name is its hash. Small ones are in memory.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use narval_client::Payload;
 use narval_nix::{Sha256, Sha256Hasher};
 
-/// Bytes that are kept in memory; what is longer goes to a file.
+/// The maximum number of bytes in memory; more go to a file.
 const MEMORY_LEN_MAX: usize = 4 * 1024 * 1024;
 
-/// Bytes that are being collected. Its file, if it has one, has no name, so that nothing is left of it whatever happens.
+/// Collects bytes. Its file, if any, has no name, so nothing is left behind in any case.
 #[derive(Default)]
 pub(super) struct Spool {
     memory: Vec<u8>,
@@ -24,7 +24,7 @@ impl Spool {
         (std::mem::take(&mut self.hasher).finish(), self.len)
     }
 
-    /// What is to be sent.
+    /// The body to send.
     pub(super) fn payload(&self) -> Payload<'_> {
         match &self.file {
             Some(file) => Payload::File(file, self.len),

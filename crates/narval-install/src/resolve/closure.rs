@@ -1,4 +1,4 @@
-//! What refers to what: closures, their sizes, and why one path needs another.
+//! Closures, their sizes, and why one path depends on another.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,28 +10,27 @@ use narval_nix::{ClosureWalk, PathInfo, StorePath};
 use super::walk::closure;
 use crate::{Destination, Error, Options, Wanted};
 
-/// One path of a closure, as far as it is known.
+/// One path of a closure.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What is known of it.
+    /// Its metadata.
     pub info: PathInfo,
-    /// What would be downloaded for it, if a cache told us of it.
+    /// The size of its download in bytes, if it was found in a cache.
     pub file_size: Option<u64>,
 }
 
-/// A closure. What the store has comes from there, the rest from the caches.
+/// A closure. Metadata of paths that the store has come from there, others from the caches.
 pub struct Closure {
-    /// The paths asked for.
+    /// The requested paths.
     pub roots: Vec<StorePath>,
     /// All paths.
     pub nodes: BTreeMap<StorePath, Node>,
 }
 
 impl Closure {
-    /// Finds it. Caches are asked only for what the store has not.
+    /// Finds a closure. Caches are only queried for paths that the store does not have.
     ///
-    /// # Errors
-    /// If a path is nowhere to be found.
+    /// # Errors If a path is not found.
     pub fn find(
         destination: &Destination,
         options: &Options,
@@ -61,10 +60,9 @@ impl Closure {
         Ok(found)
     }
 
-    /// Finds the closure of paths of a store, in that store alone.
+    /// Finds the closure of paths of a store, only in that store.
     ///
-    /// # Errors
-    /// If the store has not all of it.
+    /// # Errors If the store does not have all of it.
     pub fn in_store(store: &Destination, wanted: &[Wanted]) -> Result<Self, Error> {
         let mut found = Self { roots: Vec::new(), nodes: BTreeMap::new() };
         for one in wanted {
@@ -75,7 +73,7 @@ impl Closure {
         Ok(found)
     }
 
-    /// Adds paths of a store, with all that they refer to.
+    /// Adds paths of a store with their closures.
     fn add_from(&mut self, store: &Destination, paths: Vec<StorePath>) -> Result<(), Error> {
         let new = paths.into_iter().filter(|path| !self.nodes.contains_key(path));
         let (valid, invalid) = store.store().closure(new)?;
@@ -88,12 +86,12 @@ impl Closure {
         Ok(())
     }
 
-    /// Bytes of all its NARs.
+    /// The total size of its NARs in bytes.
     pub fn size(&self) -> u64 {
         self.nodes.values().map(|node| node.info.nar_size).sum()
     }
 
-    /// Bytes of the NARs of a path and all that it needs.
+    /// The total size of the NARs of a path's closure, in bytes.
     pub fn size_of(&self, path: &StorePath) -> u64 {
         let (mut walk, mut total) = (ClosureWalk::new([path]), 0);
         while let Some(path) = walk.next() {

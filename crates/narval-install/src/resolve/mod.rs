@@ -1,4 +1,4 @@
-//! Resolving: what is wanted becomes a closure, from the narinfos of caches or from a store.
+//! Resolving: finds the closure of requested paths, from the narinfos of caches or from a store.
 
 mod closure;
 mod order;

@@ -1,5 +1,5 @@
-//! Finds the closure: a walk over the narinfos that never waits for a level to be complete. What is found is handed on at
-//! once, so that NARs flow while the walk goes on.
+//! Finds the closure: a walk over the narinfos that never waits for a level to be complete. Found paths are passed on
+//! immediately, so NARs are fetched during the walk.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -11,15 +11,15 @@ use narval_nix::{HashPart, StorePath};
 
 use crate::Error;
 
-/// Narinfos requested at the same time: half of the connections to an origin; the other half is for NARs.
+/// The maximum number of concurrent narinfo requests: half of the connections to an origin; the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Wanted>,
-    /// What was asked for, by hash part: two names with one hash part cannot both be right.
+    /// The requested paths by hash part: two names with one hash part cannot both be right.
     seen: HashMap<HashPart, Seen>,
-    /// Answers that came before they were asked for, from a batch.
+    /// Narinfos from a batch that were not requested yet.
     early: HashMap<HashPart, Found>,
     threads: usize,
     idle: usize,
@@ -27,14 +27,14 @@ struct State {
     error: Option<Error>,
 }
 
-/// What was asked for, and a path that refers to it.
+/// A requested path, and a path that refers to it.
 struct Seen {
     wanted: Wanted,
     referrer: Option<StorePath>,
 }
 
 impl State {
-    /// Puts a path on the queue, unless it was there before under the same name. `referrer`: what refers to it.
+    /// Queues a path, unless it was queued before under the same name. `referrer` refers to it.
     fn want(&mut self, wanted: Wanted, referrer: Option<&StorePath>) -> Result<(), Error> {
         let referrer = referrer.cloned();
         match (self.seen.entry(wanted.hash_part()), &wanted) {
@@ -54,7 +54,7 @@ impl State {
                 })
             }
             (Entry::Occupied(mut entry), Wanted::Path(_)) => {
-                // It may have been known by its hash part alone. Whoever looks it up compares the names afterwards.
+                // It may have been known only by its hash part. The names are compared after the lookup.
                 entry.insert(Seen { wanted, referrer });
                 Ok(())
             }
@@ -66,9 +66,9 @@ impl State {
 /// One walk.
 pub(crate) struct Walk<'a> {
     caches: &'a Caches,
-    /// Whether the store has a path already, with all that it refers to.
+    /// Whether the store already has a path with its closure.
     is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
-    /// Takes what was found. Called from several threads.
+    /// Called for each found path, from several threads.
     on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
     state: Mutex<State>,
     changed: Condvar,
@@ -94,7 +94,7 @@ impl<'a> Walk<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Walks until everything is found, or something failed. Threads are started as the queue grows.
+    /// Walks until everything is found, or a lookup has failed. Threads are started as the queue grows.
     pub(crate) fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<(), Error> {
         let roots: Vec<_> = self.lock().queue.iter().map(Wanted::hash_part).take(BATCH_MAX).collect();
         let early = self.caches.find_many(&roots);
@@ -163,7 +163,7 @@ impl<'a> Walk<'a> {
         self.changed.notify_all();
     }
 
-    /// Looks one path up, hands it on, and says what it is and which of its references are not there yet.
+    /// Looks up one path, passes it on, and returns it with those of its references that the store lacks.
     fn visit(&self, wanted: &Wanted, early: Option<Found>) -> Result<(StorePath, Vec<StorePath>), Error> {
         let found = match early {
             Some(found) => found,
@@ -183,7 +183,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// All narinfos of a closure, without what `is_there`.
+/// All narinfos of a closure, except for paths that are already there.
 pub(crate) fn closure(
     caches: &Caches,
     roots: &[Wanted],

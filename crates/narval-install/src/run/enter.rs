@@ -1,4 +1,4 @@
-//! Entering the namespace. The process must have one thread only: the kernel refuses a new user namespace otherwise.
+//! Enters the namespace. The process must be single-threaded: otherwise the kernel refuses a new user namespace.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,27 +8,26 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, getgid, getuid, pivot_root};
 
-/// Why it did not work, with what to do about it.
+/// Why it failed, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}: {source}; {}", .remedy)]
 pub struct EnterError {
-    /// What was tried.
+    /// The failed step.
     pub step: String,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub source: io::Error,
-    /// What helps.
+    /// What to do.
     pub remedy: String,
 }
 
 /// Makes `real_store` appear at `store_dir` for this process and its children. The rest of the file system stays as it
-/// is; user and group stay the same. `scratch` is an empty folder that is covered meanwhile.
+/// is; user and group stay the same. `scratch` is an empty folder that is used as a mount point.
 ///
-/// # Errors
-/// [`EnterError`] says which step the kernel forbids, and how to allow it.
+/// # Errors [`EnterError`] with the step that the kernel forbids, and how to allow it.
 pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
     let (uid, gid) = (getuid(), getgid());
-    // root needs no user namespace: in one of its own it could not reach a store below a folder that only somebody else
-    // may enter. Where a container has taken root's rights it is like everybody else.
+    // root needs no user namespace: in its own namespace it could not reach a store below a folder that only another
+    // user may enter. In a container that has dropped root's privileges, it is like any other user.
     let as_root = uid.is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok();
     if !as_root {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
@@ -53,7 +52,7 @@ pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), 
     step("return to the working directory", chdir(&working).or_else(|_| chdir("/")))
 }
 
-/// The host has a store: both are seen, ours first, or where overlays are forbidden ours alone.
+/// The host has a store: both are visible, ours first; if overlays are forbidden, only ours.
 fn cover(real_store: &Path, store_dir: &Path) -> Result<(), EnterError> {
     let plain = |path: &Path| path.to_str().is_some_and(|text| !text.contains([':', ',', '\\']));
     if plain(real_store) && plain(store_dir) {
@@ -68,11 +67,11 @@ fn cover(real_store: &Path, store_dir: &Path) -> Result<(), EnterError> {
     )
 }
 
-/// A root of our own: everything of the old one, and the store.
+/// A new root: everything of the old one, and the store.
 fn new_root(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
     let io = |what: &str, result: io::Result<()>| result.map_err(|error| failed(what, error));
     io("make the folder for the new root", fs::create_dir_all(scratch))?;
-    // What is below the scratch folder must be reachable after it is covered.
+    // The store may be below the scratch folder, and must be reachable after that is covered.
     let store = fs::File::open(real_store).map_err(|error| failed("open the store", error))?;
     let store = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&store)));
     step("mount a tmpfs", mount(Some("narval"), scratch, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755")))?;
@@ -96,14 +95,14 @@ fn new_root(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), E
         let made = if kind.is_dir() { fs::create_dir(&to) } else { fs::File::create(&to).map(drop) };
         io("make a mount point", made)?;
         if let Err(error) = mount(Some(&from), &to, None::<&str>, bind, None::<&str>) {
-            // Some files in / may be mounted by nobody; programs do not miss them.
+            // Some files in / cannot be mounted; programs do not need them.
             if kind.is_dir() {
                 return Err(failed(&format!("mount {}", from.display()), error.into()));
             }
         }
     }
     step("enter the new root", chdir(scratch))?;
-    // The old root is stacked on the new one, and taken away from there (pivot_root(2)).
+    // The old root is stacked on the new one, and unmounted from there (pivot_root(2)).
     step("change the root", pivot_root(".", "."))?;
     step("unmount the old root", umount2(".", MntFlags::MNT_DETACH))?;
     step("enter the new root", chdir("/"))
@@ -113,7 +112,7 @@ fn step(what: &str, result: nix::Result<()>) -> Result<(), EnterError> {
     result.map_err(|error| failed(what, error.into()))
 }
 
-/// The remedy that fits what this machine says of itself.
+/// Adds the remedy for this machine.
 fn failed(step: &str, source: io::Error) -> EnterError {
     let setting = |name: &str| fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default().trim().to_owned();
     let remedy = if setting("kernel/unprivileged_userns_clone") == "0" {
@@ -129,7 +128,7 @@ fn failed(step: &str, source: io::Error) -> EnterError {
         "this container forbids it: start it with --security-opt seccomp=unconfined (and apparmor=unconfined), or install \
          into /nix/store as its root with --store local"
     } else {
-        "the kernel, or a container around it, forbids namespaces: 'narval doctor' says more; as root, --store local needs none"
+        "the kernel, or the surrounding container, forbids namespaces: run 'narval doctor' for details; as root, --store local needs none"
     };
     EnterError { step: step.to_owned(), source, remedy: remedy.to_owned() }
 }

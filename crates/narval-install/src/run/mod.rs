@@ -1,5 +1,4 @@
-//! Running programs of a store that does not lie at `/nix/store`, without root: in a user and mount namespace in which
-//! it does.
+//! Runs programs of a store that is not at `/nix/store`, without root: in a user and mount namespace in which it is.
 
 mod enter;
 mod helper;
@@ -16,18 +15,17 @@ use narval_store::StoreConfig;
 
 use crate::Error;
 
-/// Whether programs find the store where they look for it, without a namespace.
+/// Whether the store is at its logical place, so that programs need no namespace.
 pub fn is_at_home(config: &StoreConfig) -> bool {
     let home = Path::new(config.store_dir.as_str());
     config.real_store_dir == home
         || matches!((fs::canonicalize(&config.real_store_dir), fs::canonicalize(home)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// The program meant by a path without a command: `bin/<name without version>`, or the only one in `bin`. As seen from
-/// inside, below the logical store directory.
+/// The program to run for a path without a command: `bin/<name without version>`, or the only one in `bin`. The result
+/// is below the logical store directory, as seen inside the namespace.
 ///
-/// # Errors
-/// [`Error::Usage`] when there is none, or more than one.
+/// # Errors [`Error::Usage`] if there is none, or more than one.
 pub fn main_program(config: &StoreConfig, path: &StorePath) -> Result<PathBuf, Error> {
     let bin = config.real_store_dir.join(path.base_name()).join("bin");
     let mut programs: Vec<_> = fs::read_dir(&bin)
@@ -59,7 +57,7 @@ pub(crate) fn program_name(name: &str) -> &str {
     version.and_then(|at| name.get(..at)).unwrap_or(name)
 }
 
-/// Variables for a shell with these paths: their `bin` folders before what is there.
+/// Variables for a shell with these paths: their `bin` folders before the existing values.
 pub fn shell_variables(config: &StoreConfig, paths: &[StorePath]) -> Vec<(&'static str, OsString)> {
     let folders = [("PATH", "bin"), ("XDG_DATA_DIRS", "share"), ("MANPATH", "share/man")];
     let set = |(variable, below): (&'static str, &str)| {
@@ -71,7 +69,7 @@ pub fn shell_variables(config: &StoreConfig, paths: &[StorePath]) -> Vec<(&'stat
             }
         }
         let before = std::env::var_os(variable).unwrap_or_default();
-        // An empty MANPATH element stands for the usual ones.
+        // An empty MANPATH element stands for the default ones.
         if variable == "XDG_DATA_DIRS" && before.is_empty() {
             value.push("/usr/local/share:/usr/share");
         }

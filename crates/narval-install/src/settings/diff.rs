@@ -1,10 +1,11 @@
 //! The difference of two short texts, as lines.
 
-/// Lines shown around a change.
+/// Lines of context around a change.
 const CONTEXT: usize = 2;
 
-/// The lines that were removed (`-`), added (`+`), and a few around them (` `), each as `show` has them: it is given a whole
-/// text and returns one with as many lines. Empty for equal texts. A change in two places shows what lies between them, too.
+/// The lines that were removed (`-`), added (`+`), and a few around them (` `), each as `show` renders it: `show` gets
+/// a whole text and returns one with as many lines. Empty for equal texts. If two places have changed, the lines
+/// between them are included.
 pub fn lines(before: &str, after: &str, show: impl Fn(&str) -> String) -> Vec<(char, String)> {
     if before == after {
         return Vec::new();

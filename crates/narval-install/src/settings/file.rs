@@ -1,4 +1,4 @@
-//! Replacing a file of settings in one step.
+//! Replaces a settings file atomically.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -9,31 +9,31 @@ use narval_store::TemporaryFile;
 
 use crate::Error;
 
-/// The beginning of the names of files that are being written.
+/// The prefix of files that are being written.
 const PREFIX: &str = ".narval-use-";
 
-/// Symbolic links that are followed to a file.
+/// The maximum number of symbolic links to follow.
 const LINKS_MAX: usize = 40;
 
-/// The largest file of settings that is read, in bytes.
+/// The maximum size of a settings file in bytes.
 const LEN_MAX: u64 = 1 << 20;
 
-/// A file of settings as it is now.
+/// The current state of a settings file.
 #[derive(Debug)]
 pub struct Settled {
-    /// Where it is, with links followed.
+    /// Its path, with links resolved.
     pub path: PathBuf,
-    /// What it holds; empty if it does not exist.
+    /// Its contents; empty if it does not exist.
     pub text: String,
     /// Whether it exists.
     pub exists: bool,
 }
 
 impl Settled {
-    /// Reads a file that need not exist. A symbolic link is followed, so that it stays one when its file is replaced.
+    /// Reads a file, which need not exist. A symbolic link is followed, so that it stays a link when its target is
+    /// replaced.
     ///
-    /// # Errors
-    /// When it can't be read, is too large, or no text.
+    /// # Errors If it cannot be read, is too large, or is not text.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let path = followed(path).map_err(|error| Error::file("read", path, error))?;
         let failed = |error| Error::file("read", &path, error);
@@ -52,13 +52,13 @@ impl Settled {
     }
 }
 
-/// The file that a path leads to, through symbolic links; it need not exist.
+/// Resolves the symbolic links of a path; the file need not exist.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     let mut path = std::path::absolute(path)?;
     for _ in 0..LINKS_MAX {
         match fs::read_link(&path) {
             Ok(target) => path = path.parent().unwrap_or(Path::new("/")).join(target),
-            // No link, or nothing.
+            // Not a link, or nothing.
             Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::NotFound) => return Ok(path),
             Err(error) => return Err(error),
         }
@@ -66,11 +66,10 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many symbolic links"))
 }
 
-/// Replaces what a file holds in one step, durably, and keeps its mode and owner; makes it with `mode`, and the folder around
-/// it, if it does not exist. A `mode` without rights for others takes those away from an existing file, too.
+/// Replaces a file's contents atomically and durably, and keeps its mode and owner. If it does not exist, creates it
+/// with `mode`, and its folder. A `mode` without permissions for others also removes those of an existing file.
 ///
-/// # Errors
-/// When it can't be written, or has changed since it was read.
+/// # Errors If it cannot be written, or has changed since it was read.
 pub fn replace(file: &Settled, text: &str, mode: u32) -> Result<(), Error> {
     let path = &file.path;
     let failed = |error| Error::file("write", path, error);
@@ -82,12 +81,12 @@ pub fn replace(file: &Settled, text: &str, mode: u32) -> Result<(), Error> {
         Err(error) => return Err(failed(error)),
     };
     if Settled::read(path)?.text != file.text {
-        return Err(failed(io::Error::other("it was changed by somebody else at the same time; try again")));
+        return Err(failed(io::Error::other("another process changed it at the same time; try again")));
     }
     let is_secret = mode & 0o077 == 0;
     let kept = before.as_ref().map_or(mode, |before| before.mode() & 0o7777);
     let kept = if is_secret { kept & 0o7700 } else { kept };
-    // Nobody else may read it, until it has its mode.
+    // Not readable for others until it has its final mode.
     let new = TemporaryFile::create(folder, PREFIX, 0o600).map_err(failed)?;
     new.file().write_all(text.as_bytes()).map_err(failed)?;
     if let Some(before) = &before {

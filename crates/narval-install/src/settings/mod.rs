@@ -1,6 +1,6 @@
-//! The settings of Nix that make it use a cache: `nix.conf` and netrc, as text, and their files.
+//! Nix's settings for using a cache: the texts of `nix.conf` and netrc, and their files.
 //!
-//! The texts are changed by pure functions: what is not theirs stays byte for byte.
+//! Pure functions change the texts: everything else in them stays unchanged, byte for byte.
 
 pub mod diff;
 mod file;

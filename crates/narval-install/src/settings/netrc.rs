@@ -1,6 +1,6 @@
 //! The entry of one host in a netrc file.
 //!
-//! Format: the manual page of curl, `--netrc`. curl takes the first entry with the host's name and heeds no ports.
+//! Format: the manual page of curl, `--netrc`. curl uses the first entry with the host's name, and ignores ports.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ pub struct NetrcEntry {
 }
 
 impl NetrcEntry {
-    /// The text with this entry in it: the first entry of the host gets this login and password, or a line is added before
-    /// a `default` entry, otherwise at the end. `None` if a value has a blank, a quote or a control character.
+    /// Returns the text with this entry: the first entry of the host gets this login and password, or a line is added
+    /// before a `default` entry, otherwise at the end. `None` if a value has a blank, a quote or a control character.
     pub fn put_into(&self, text: &str) -> Option<String> {
         let is_plain = |value: &String| {
             !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\#".contains(&byte))
@@ -33,7 +33,7 @@ impl NetrcEntry {
                 changed.replace_range(found.bytes.clone(), &entry);
             }
         } else if let Some(default) = entries.iter().find(|entry| entry.host.is_none()) {
-            // Nothing after it is read.
+            // Nothing after a `default` entry is read.
             changed.insert_str(default.bytes.start, &format!("{entry}\n"));
         } else {
             if !changed.is_empty() && !changed.ends_with('\n') {
@@ -44,7 +44,7 @@ impl NetrcEntry {
         Some(changed)
     }
 
-    /// The text without the first entry of a host, if that has this login.
+    /// Returns the text without the first entry of a host, if that has this login.
     pub fn take_from(text: &str, host: &str, login: &str) -> String {
         let mut changed = text.to_owned();
         if let Some(found) = entries(text).iter().find(|entry| entry.is_of(host)).filter(|found| found.login == login) {
@@ -118,7 +118,7 @@ fn entries(text: &str) -> Vec<Entry<'_>> {
     entries
 }
 
-/// The words of a netrc with their places.
+/// The words of a netrc with their positions.
 fn words(text: &str) -> Vec<(&str, Range<usize>)> {
     let mut words: Vec<(&str, Range<usize>)> = Vec::new();
     let (mut at, mut in_macro) = (0, false);

@@ -8,16 +8,16 @@
 //! # end of narval use
 //! ```
 //!
-//! Nix adds up the lines that begin with `extra-` (`libutil/configuration.cc`), so each cache has a block of its own.
+//! Nix combines the lines that start with `extra-` (`libutil/configuration.cc`), so each cache has its own block.
 
 use std::ops::Range;
 
-/// Begins the line before a block; the address of the cache follows.
+/// The start of the line before a block; the address of the cache follows.
 const FIRST: &str = "# narval use ";
 /// The line after a block.
 const LAST: &str = "# end of narval use";
 
-/// What `nix.conf` is to say of one cache.
+/// The settings in `nix.conf` for one cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheBlock {
     /// The address, without blanks.
@@ -28,31 +28,30 @@ pub struct CacheBlock {
     pub netrc_file: Option<String>,
 }
 
-/// Why a `nix.conf` can't be changed.
+/// Why a `nix.conf` cannot be changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NixConfError {
-    /// Somebody removed the end of a block.
-    #[error("line {line} begins a block of 'narval use', and no line '{LAST}' ends it: add or remove that line")]
+    /// The end of a block is missing.
+    #[error("line {line} starts a block of 'narval use', but no line '{LAST}' ends it: add or remove that line")]
     Unfinished {
-        /// One-based.
+        /// The line number, starting at 1.
         line: usize,
     },
-    /// It can't be written into one word of a line.
-    #[error("'{0}' has a blank, a '#' or a control character, which nix.conf can't hold")]
+    /// A value cannot be written as one word.
+    #[error("'{0}' has a blank, a '#' or a control character, which nix.conf cannot contain")]
     Character(String),
 }
 
 impl CacheBlock {
-    /// The text with this block in it: in place of the one for the same address, or at the end.
+    /// Returns the text with this block, in place of the one for the same address, or at the end.
     ///
-    /// # Errors
-    /// [`NixConfError`]: a block without an end, or a value that the file can't hold.
+    /// # Errors [`NixConfError`]: a block without an end, or a value that the file cannot contain.
     pub fn put_into(&self, text: &str) -> Result<String, NixConfError> {
         let block = self.text()?;
         let mut changed = text.to_owned();
         let mut places = places(text)?.into_iter().filter(|place| place.url == self.url).map(|place| place.bytes);
         if let Some(first) = places.next() {
-            // From the last one backwards: what lies before stays where it is.
+            // From the last one backwards: earlier positions stay valid.
             places.rev().for_each(|place| changed.replace_range(place, ""));
             changed.replace_range(first, &block);
             return Ok(changed);
@@ -64,7 +63,7 @@ impl CacheBlock {
         Ok(changed)
     }
 
-    /// The text without the block for this address; the same text if there is none.
+    /// Returns the text without the block for this address; the same text if there is none.
     ///
     /// # Errors
     /// [`NixConfError::Unfinished`].
@@ -115,7 +114,7 @@ impl CacheBlock {
 
 struct Place<'a> {
     url: &'a str,
-    /// With the comments before and after it.
+    /// Including the comments before and after it.
     bytes: Range<usize>,
 }
 

@@ -1,14 +1,14 @@
-//! Whether the Nix daemon heeds the substituters of this user.
+//! Whether the Nix daemon accepts the substituters of this user.
 //!
 //! Rules: Nix `libstore/daemon.cc` (`ClientSettings::apply`), `nix/unix/daemon.cc` (`matchUser`).
 
 use narval_store::{CacheSettings, Daemon, DaemonError, StoreConfig, Trust};
 use nix::unistd::{Gid, Group, Uid, User, getgroups};
 
-/// Whether this user's own settings count.
+/// Whether this user's own settings apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserTrust {
-    /// No daemon runs: Nix works as this user.
+    /// No daemon runs: Nix runs as this user.
     NoDaemon,
     /// The daemon of this version (empty before Nix 2.9) trusts this user.
     Trusted(String),
@@ -16,10 +16,10 @@ pub enum UserTrust {
     NotTrusted(String),
 }
 
-/// Asks the daemon of a store. One older than Nix 2.15 does not tell: then `trusted-users` of the system's settings does.
+/// Asks the daemon of a store. If it is older than Nix 2.15 and cannot tell, `trusted-users` in the system's settings
+/// decides.
 ///
-/// # Errors
-/// When there is a daemon, and it can't be asked.
+/// # Errors If there is a daemon that cannot be queried.
 pub fn user_trust(config: &StoreConfig, system: &CacheSettings) -> Result<UserTrust, DaemonError> {
     let daemon = Daemon::new(&config.daemon_socket, config.store_dir.clone());
     let (version, trust) = match daemon.hello() {

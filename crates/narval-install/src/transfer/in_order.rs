@@ -1,4 +1,4 @@
-//! Paths that become visible one by one, each after what it refers to.
+//! Paths that become visible one by one, each after its references.
 
 use narval_store::{InOrderError, Sink, Source, TransferError};
 
@@ -6,8 +6,8 @@ use super::watched::Watched;
 use crate::resolve::in_order;
 use crate::{Error, Progress};
 
-/// Puts paths, each after what it refers to. A path whose source fails is taken from elsewhere;
-/// what other processes have added meanwhile is left out.
+/// Puts paths, each after its references. If a source fails, the path is taken from elsewhere; paths that other
+/// processes have added meanwhile are skipped.
 pub(super) fn put_in_order<S: Source, K: Sink>(
     source: &S,
     entries: Vec<S::Entry>,
@@ -32,7 +32,7 @@ where
         };
         let Some(failed) = at.and_then(|at| left.get_mut(at)) else { return Err(error.into()) };
         match source.instead_of(failed, &error) {
-            // Another build of it may refer to other paths, of which nothing is known here.
+            // Another build of it may have other references, which are unknown here.
             Some(other) if source.info(&other).references == source.info(failed).references => *failed = other,
             _ => return Err(error.into()),
         }

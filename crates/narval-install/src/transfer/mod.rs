@@ -1,5 +1,5 @@
-//! The one walk between a source and a sink: the largest NAR first on several threads, in bounded memory, and each path visible
-//! after what it refers to. Installing, copying and pushing are this walk between different ends.
+//! The walk between a source and a sink: the largest NAR first, on several threads, in bounded memory, and each path
+//! visible after its references. Installing, copying and pushing are this walk between different ends.
 
 mod in_order;
 mod visible;
@@ -16,11 +16,11 @@ use crate::fetch::Cores;
 use crate::watchers::Watchers;
 use in_order::put_in_order;
 
-/// Transfers those paths that the sink does not have, on up to `threads` threads. All of them are known: what a path refers to
-/// is among them, or the sink has it. Returns how many the sink did not have.
+/// Transfers those paths that the sink does not have, on up to `threads` threads. Every reference of a path must be
+/// among them, or in the sink. Returns how many the sink did not have.
 ///
-/// # Errors
-/// The first failure, with the number of others. What was put before it is visible if all that it refers to is.
+/// # Errors The first failure, with the number of others. Paths that were put before are visible if their references
+/// are.
 pub(crate) fn transfer<S: Source, K: Sink>(
     source: &S,
     entries: Vec<S::Entry>,

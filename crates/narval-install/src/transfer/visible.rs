@@ -1,4 +1,5 @@
-//! Which of the paths that were put may become visible: those all of whose references are, or become so with them.
+//! Determines which of the put paths may become visible: those whose references all are visible, or become visible with
+//! them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,9 +7,9 @@ use narval_nix::{PathInfo, StorePath};
 
 use crate::resolve::in_order;
 
-/// Paths that become visible one by one, each as soon as all that it refers to is.
+/// Paths that become visible one by one, each as soon as its references are.
 pub(super) struct Waiting<P> {
-    /// How many references each lacks.
+    /// How many references each path lacks.
     lacking: HashMap<StorePath, (usize, P)>,
     referrers: HashMap<StorePath, Vec<StorePath>>,
     visible: HashSet<StorePath>,
@@ -21,7 +22,7 @@ impl<P> Default for Waiting<P> {
 }
 
 impl<P> Waiting<P> {
-    /// Takes a path that was put, and returns it if nothing is lacking. `given`: all paths of the transfer.
+    /// Adds a path that was put, and returns it if it lacks no reference. `given`: all paths of the transfer.
     pub(super) fn put(&mut self, info: &PathInfo, put: P, given: &HashSet<StorePath>) -> Option<P> {
         let is_lacking =
             |path: &&StorePath| **path != info.path && given.contains(*path) && !self.visible.contains(*path);
@@ -36,7 +37,7 @@ impl<P> Waiting<P> {
         None
     }
 
-    /// Takes note of a path that is visible now. Returns those that lack nothing any more.
+    /// Records that a path is visible now. Returns those that no longer lack a reference.
     pub(super) fn is_visible(&mut self, path: StorePath) -> Vec<(StorePath, P)> {
         let mut ready = Vec::new();
         for referrer in self.referrers.remove(&path).unwrap_or_default() {
@@ -53,8 +54,8 @@ impl<P> Waiting<P> {
     }
 }
 
-/// What may become visible, each after what it refers to, and the first that may not, with the reference that it lacks.
-/// `bad`: paths that are not there and do not come.
+/// The paths that may become visible, each after its references, and the first that may not, with the reference that it
+/// lacks. `bad`: paths that are missing for good.
 pub(super) fn closed_subset<P>(
     put: Vec<(PathInfo, P)>,
     mut bad: HashSet<StorePath>,

@@ -1,5 +1,6 @@
-//! The walk: paths come while others are under way. One thread takes one NAR from its source to its place, so that its bytes stay
-//! in one core's cache; the largest first; nothing waits for its references but to become visible.
+//! The walk: paths are added while others are being transferred. One thread takes one NAR from its source to its
+//! destination, so that its bytes stay in one core's cache, the largest NAR first. A path only waits for its references
+//! to become visible.
 
 use std::collections::{BinaryHeap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,18 +19,18 @@ use crate::fetch::Cores;
 use crate::trace::{Span, Trace};
 use crate::watchers::Watchers;
 
-/// Memory of the decoders at work, at most, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
-/// of which no more is touched than the NAR is long.
+/// The maximum memory of active decoders, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
+/// of which a NAR only touches as much as its size.
 const DECODERS_MEMORY_MAX: u64 = 64 * 1024 * 1024;
-/// What a decoder takes for a large NAR.
+/// The memory of a decoder for a large NAR.
 const DICTIONARY_LEN: u64 = 8 * 1024 * 1024;
-/// NARs of this size and more may be worked on by several threads.
+/// NARs of at least this size may be handled by several threads.
 const SPLIT_LEN: u64 = 64 * 1024 * 1024;
-/// How long a thread without work waits at most for the news that there is some.
+/// How long an idle thread waits for a notification before it checks for work.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// A path that waits for a thread. Ordered by the size of its NAR: longest processing time first. The path only makes the
-/// order a definite one.
+/// A path that waits for a thread. Ordered by the size of its NAR: longest processing time first. The path only makes
+/// the order total.
 struct Queued<E> {
     nar_size: u64,
     path: StorePath,
@@ -68,31 +69,31 @@ enum Task<E, P> {
 
 struct State<E, P> {
     heap: BinaryHeap<Queued<E>>,
-    /// NAR bytes in the heap.
+    /// Total NAR size of the queued paths.
     queued_bytes: u64,
     threads: usize,
     active: usize,
-    /// What the decoders of the active ones may take.
+    /// The memory that active decoders may use.
     memory: u64,
-    /// Whether a NAR has more threads than one. One at a time: its memory is counted once.
+    /// Whether a NAR has more than one thread. Only one NAR at a time may: its memory is counted once.
     split: bool,
-    /// No more will come.
+    /// No more paths will be added.
     closed: bool,
-    /// The rest is dropped: it would fail as well.
+    /// The remaining paths are dropped: they would fail as well.
     stopped: bool,
-    /// Whether what is referred to has to be looked for: not all of it was added.
+    /// Whether references must be checked: not all of them were added.
     is_open: bool,
     /// All paths that were added.
     given: HashSet<StorePath>,
-    /// What is put and becomes visible at the end.
+    /// Put paths that become visible at the end.
     put: Vec<(PathInfo, P)>,
-    /// What is put and becomes visible once its references are.
+    /// Put paths that become visible once their references are.
     waiting: Waiting<P>,
     to_commit: Vec<(StorePath, P)>,
     errors: Vec<Error>,
 }
 
-/// Paths on their way from a source to a sink.
+/// Transfers paths from a source to a sink.
 pub(crate) struct Transfer<'a, S: Source, K: Sink> {
     source: &'a S,
     sink: &'a K,
@@ -108,7 +109,7 @@ where
     S::Error: Into<Error>,
     K::Error: Into<Error>,
 {
-    /// A transfer on these cores, with so many NARs under way at the same time at most.
+    /// A transfer on these cores, with at most this many NARs at the same time.
     pub(crate) fn new(
         source: &'a S,
         sink: &'a K,
@@ -139,8 +140,8 @@ where
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a path that the sink does not have, and a thread for it if there may be one more. For sinks where paths become
-    /// [visible at the end](Visible::AtTheEnd): the others have to know all of them first.
+    /// Adds a path that the sink does not have, and a thread for it if the limit allows. Only for sinks where paths
+    /// become [visible at the end](Visible::AtTheEnd): others must know all paths first.
     pub(crate) fn add<'scope>(&'scope self, entry: S::Entry, scope: &'scope Scope<'scope, '_>) {
         let mut state = self.lock();
         self.queue(&mut state, entry);
@@ -149,7 +150,7 @@ where
         self.cores.relaxed.notify_one();
     }
 
-    /// Adds all paths that there are.
+    /// Adds all paths at once.
     pub(crate) fn add_all<'scope>(&'scope self, entries: Vec<S::Entry>, scope: &'scope Scope<'scope, '_>) {
         let mut state = self.lock();
         entries.into_iter().for_each(|entry| self.queue(&mut state, entry));
@@ -175,13 +176,13 @@ where
         }
     }
 
-    /// Says that no more will come.
+    /// Declares that no more paths will be added.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.cores.relaxed.notify_all();
     }
 
-    /// Drops what has not begun. What was added may refer to what was not.
+    /// Drops paths that have not started. Added paths may refer to paths that were not added.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         state.stop();
@@ -200,13 +201,13 @@ where
             let state = self.lock();
             let ends = state.closed && state.heap.is_empty();
             drop(state);
-            // All of them end, or one of them has room.
+            // Wakes all of them to end, or one of them to continue.
             if ends { self.cores.relaxed.notify_all() } else { self.cores.relaxed.notify_one() }
         }
     }
 
-    /// Waits for a task; `None` when there will be no more. It waits while enough threads have data and no core, or the decoders'
-    /// memory is used up: more downloads would only take more of it.
+    /// Waits for a task; `None` if there will be no more. Also waits while enough threads have data but no core, or
+    /// while the decoders' memory is used up: another download would only use more of it.
     fn next(&self) -> Option<Task<S::Entry, K::Put>> {
         let mut state = self.lock();
         loop {
@@ -229,14 +230,14 @@ where
                 state.split |= threads > 1;
                 return Some(Task::Put(queued, threads));
             }
-            // A core is taken under another lock than this one, so that its news may come a moment too early.
+            // A core is taken under another lock, so its notification may come a moment too early.
             let waited = self.cores.relaxed.wait_timeout(state, LOOK_AGAIN_AFTER);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// How many threads a NAR deserves: more than one only when it would keep one core busy after the others have
-    /// nothing left to do.
+    /// How many threads to use for a NAR: more than one only if it would keep one core busy after the others have
+    /// finished.
     fn share(&self, nar_size: u64, queued_bytes: u64) -> usize {
         if nar_size < SPLIT_LEN {
             return 1;
@@ -272,7 +273,7 @@ where
         }
     }
 
-    /// Puts a path, from elsewhere when its source fails. The error says whether other paths may do better.
+    /// Puts a path, from elsewhere if its source fails. The error includes whether other paths may succeed.
     fn put(&self, mut entry: S::Entry, threads: usize) -> Result<(PathInfo, K::Put), (Error, bool)> {
         let mut first_error = None;
         loop {
@@ -290,7 +291,7 @@ where
             };
             let other = self.source.instead_of(&entry, &error).filter(|other| {
                 let is_same = self.source.info(other).references == info.references;
-                // Another build of it may refer to other paths, of which nothing is known here.
+                // Another build of it may have other references, which are unknown here.
                 self.lock().is_open |= !is_same;
                 is_same || K::VISIBLE == Visible::AtTheEnd
             });
@@ -320,8 +321,8 @@ where
         }
     }
 
-    /// Commits what becomes visible at the end: those paths all of whose references are, or become so with them. Called when all
-    /// threads have ended. `error`: why not all paths were added.
+    /// Commits the paths that become visible at the end: those whose references are visible, or become visible with
+    /// them. Called when all threads have ended. `error`: why not all paths were added.
     ///
     /// # Errors
     /// The first failure, with the number of others.
@@ -341,14 +342,14 @@ where
         let (complete, left_out) = closed_subset(put, bad);
         if !complete.is_empty() {
             for path in self.sink.commit(complete).map_err(Into::into)? {
-                tracing::debug!(%path, "another process has changed it; once more");
+                tracing::debug!(%path, "another process has changed it; trying again");
                 if let Err(error) = put_again(self.source, &path, self.sink, self.watchers) {
                     errors.push(error);
                     break;
                 }
             }
         }
-        // Without any other failure all of it must have become visible: that is what success says.
+        // Without any other failure, all paths must have become visible: success means that.
         if let (true, Some((path, reference))) = (errors.is_empty(), left_out) {
             return Err(Error::Reference { path, reference });
         }
@@ -357,14 +358,14 @@ where
 }
 
 impl<E, P> State<E, P> {
-    /// Drops what has not begun.
+    /// Drops paths that have not started.
     fn stop(&mut self) {
         self.heap.clear();
         (self.closed, self.stopped) = (true, true);
     }
 }
 
-/// Puts one path whose references are visible: nobody else can change it between its last byte and its being visible.
+/// Puts one path whose references are visible: nobody else can change it before it is visible.
 fn put_again<S: Source, K: Sink>(source: &S, path: &StorePath, sink: &K, watchers: Watchers<'_>) -> Result<(), Error>
 where
     S::Error: Into<Error>,
@@ -377,7 +378,7 @@ where
 }
 
 fn combined(errors: Vec<Error>) -> Option<Error> {
-    // An interrupt makes many paths fail; it is one thing.
+    // An interrupt makes many paths fail; report it once.
     if errors.iter().any(|error| matches!(error, Error::Interrupted)) {
         return Some(Error::Interrupted);
     }
@@ -386,7 +387,7 @@ fn combined(errors: Vec<Error>) -> Option<Error> {
     Some(if others == 0 { first } else { Error::Several { first: Box::new(first), others } })
 }
 
-/// What a NAR's decoder may take.
+/// The memory that a NAR's decoder may use.
 fn memory_of(nar_size: u64) -> u64 {
     nar_size.min(DICTIONARY_LEN)
 }

@@ -12,7 +12,7 @@ use crate::Progress;
 pub(crate) struct Watched<'a, S> {
     source: &'a S,
     progress: &'a Progress,
-    /// Whether a path is shown as begun when its NAR is opened, and as done when it was checked.
+    /// Whether a path is shown as started when its NAR is opened, and as done when it is verified.
     shows: bool,
     counted: AtomicU64,
 }
@@ -28,7 +28,7 @@ impl<'a, S: Source> Watched<'a, S> {
         Self { shows: true, ..Self::new(source, progress) }
     }
 
-    /// Counts what a path that is done now has beyond what was read of it: a sink reads nothing of what it has.
+    /// Counts the unread rest of a path that is done: a sink does not read NARs that it has.
     pub(crate) fn complete(&self, nar_size: u64) {
         self.progress.unpacked(nar_size.saturating_sub(self.counted.load(Ordering::Relaxed)));
     }
@@ -75,7 +75,7 @@ impl<S: Source> Source for Watched<'_, S> {
 struct Counted<'a, E> {
     nar: Box<dyn NarInput<Error = E> + 'a>,
     info: &'a PathInfo,
-    /// The counters of all, that of this transfer, and whether the path is shown.
+    /// The shared counters, that of this transfer, and whether the path is shown.
     watched: (&'a Progress, &'a AtomicU64, bool),
 }
 

@@ -1,5 +1,5 @@
-//! Unpacking: a local store as a sink. A path is unpacked beside its place, moved there once every check has passed, and made valid
-//! at the end with all the others.
+//! Unpacking: a local store as a sink. A path is unpacked under a temporary name, renamed once every check has passed,
+//! and becomes valid at the end with all the others.
 
 mod stages;
 
@@ -14,17 +14,17 @@ use narval_store::{
 use crate::Error;
 use crate::trace::{Span, Trace};
 
-/// NARs under way at the same time, at most: half of the connections to an origin.
+/// The maximum number of NARs fetched at the same time: half of the connections to an origin.
 pub const DOWNLOADS_MAX: usize = 32;
 
-/// Bytes of a NAR read at once.
+/// Size of the buffer for NARs.
 const BUFFER_LEN: usize = narval_cache::decode::OUTPUT_LEN;
 
 /// A local store that is written to.
 pub(crate) struct ToStore<'a> {
     pub(crate) store: &'a LocalStore,
     pub(crate) trace: &'a Trace,
-    /// Whether everything is synced to disk before it is made valid.
+    /// Whether everything is synced to disk before it becomes valid.
     pub(crate) durable: bool,
 }
 
@@ -39,7 +39,7 @@ impl Sink for ToStore<'_> {
     fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Error> {
         let mut missing = HashSet::new();
         for path in paths {
-            // Also those that are there: they must not be collected before what refers to them is valid.
+            // Also existing ones: they must not be collected before the paths that refer to them are valid.
             self.store.keep(path)?;
             if !self.store.database().is_valid(path)? {
                 missing.insert((*path).clone());
@@ -50,7 +50,7 @@ impl Sink for ToStore<'_> {
 
     fn put<S: Source>(&self, source: &S, entry: &S::Entry, threads: usize) -> Result<PathInfo, PutError<S>> {
         let info = source.info(entry);
-        // An earlier run may have completed it and then been killed: its bytes are hashed, not fetched again.
+        // An earlier run may have completed it and then been killed: it is hashed, not fetched again.
         if let Prepared::Missing(incoming) = self.store.prepare(info).map_err(sink_error)? {
             self.receive(source, entry, *incoming, threads)?;
         }
@@ -77,13 +77,13 @@ impl Sink for ToStore<'_> {
 }
 
 impl ToStore<'_> {
-    /// Fetches a valid path that is damaged, and exchanges it.
+    /// Fetches a valid path that is damaged, and replaces it.
     pub(crate) fn repair<S: Source>(&self, source: &S, entry: &S::Entry) -> Result<(), PutError<S>> {
         let incoming = self.store.prepare_repair(source.info(entry)).map_err(sink_error)?;
         self.receive(source, entry, incoming, 1)
     }
 
-    /// Reads, hashes, unpacks and checks a NAR, and gives the path its name.
+    /// Reads, hashes, unpacks and checks a NAR, and renames the path.
     fn receive<S: Source>(
         &self,
         source: &S,
@@ -103,7 +103,7 @@ impl ToStore<'_> {
         Ok(())
     }
 
-    /// Reads, hashes and unpacks until the end: bytes and hashes of the NAR.
+    /// Reads, hashes and unpacks a NAR to its end. Returns its size and hashes.
     fn pump<E>(
         &self,
         nar: &mut dyn NarInput<Error = E>,
@@ -146,7 +146,7 @@ enum Failure<E> {
 }
 
 impl<E> Failure<E> {
-    /// What is wrong with the NAR is the source's fault; the rest is the store's.
+    /// Errors in the NAR are the source's; others are the store's.
     fn about(self, nar: &dyn NarInput<Error = E>) -> TransferError<E, Error> {
         match self {
             Self::Source(error) => TransferError::Source(error),

@@ -1,5 +1,5 @@
-//! A large NAR on several threads, when there are cores that would have nothing to do: one decodes (and may have helpers,
-//! where the file allows it), one hashes, one writes.
+//! Unpacks a large NAR on several threads if there are idle cores: one decodes (with helpers, if the file's format
+//! allows it), one hashes, one writes.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::ScopedJoinHandle;
@@ -9,14 +9,14 @@ use narval_store::{Hashed, Hashes, Incoming, LocalStoreError, NarInput};
 use super::{BUFFER_LEN, Failure, ToStore};
 use crate::trace::Trace;
 
-/// Buffers that go round: 4 MiB.
+/// The number of circulating buffers: 4 MiB.
 const BUFFERS: usize = 16;
 
-/// A buffer, and how much of it is filled.
+/// A buffer and its filled length.
 type Filled = (Vec<u8>, usize);
 
 impl ToStore<'_> {
-    /// As the loop on one thread, with the same checks: bytes and hashes of the NAR.
+    /// Like the loop on one thread, with the same checks. Returns the NAR's size and hashes.
     pub(super) fn pump_in_stages<E>(
         &self,
         nar: &mut dyn NarInput<Error = E>,
@@ -27,7 +27,7 @@ impl ToStore<'_> {
         let (to_write, hashed) = sync_channel::<Filled>(BUFFERS);
         let (give_back, empty) = sync_channel::<Vec<u8>>(BUFFERS);
         for _ in 0..BUFFERS {
-            // There is room for all of them, and the other end is here.
+            // The channel has room for all of them, and the other end is here.
             let _ = give_back.send(vec![0; BUFFER_LEN]);
         }
         let number = Trace::thread_number();
@@ -40,14 +40,14 @@ impl ToStore<'_> {
                 Trace::name_thread(number);
                 for (buffer, len) in hashed {
                     self.write(incoming, buffer.get(..len).unwrap_or_default())?;
-                    // There is room for all buffers, and the other end lives as long as this thread.
+                    // The channel has room for all buffers, and the other end lives as long as this thread.
                     let _ = give_back.send(buffer);
                 }
                 Ok(())
             });
             let total = decode_all(nar, &empty, to_hash);
             let (hash, written) = (joined(hashing)?, joined(writing)?);
-            // Where the writer failed the decoder had to stop, and knows no reason.
+            // If the writer failed, the decoder had to stop without knowing why.
             written.map_err(Failure::Store)?;
             Ok((total.map_err(Failure::Source)?, hash))
         })
@@ -70,7 +70,7 @@ fn decode_all<E>(
     to_hash: SyncSender<Filled>,
 ) -> Result<u64, E> {
     let mut total = 0;
-    // No more buffers come when the writer has failed.
+    // There are no more buffers if the writer has failed.
     while let Ok(mut buffer) = empty.recv() {
         let len = nar.read(&mut buffer)?;
         total += len as u64;

@@ -1,4 +1,4 @@
-//! Delivers to one cache what the state has for it.
+//! Delivers pending paths to one cache.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,21 +12,21 @@ use super::state::{DestinationId, State};
 use super::stop::Stop;
 use crate::{Destination, Error, Target, push};
 
-/// Paths that are pushed together.
+/// The maximum number of paths per push.
 const BATCH_MAX: u32 = 256;
 
-/// The first pause when a cache does not answer; doubled each time.
+/// The first pause if a cache does not respond; doubled each time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The longest.
+/// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// How often a cache that does not answer is tried by a watcher that is to end.
+/// How often a watcher that is stopping tries a cache that does not respond.
 const ATTEMPTS_ONCE: u32 = 3;
 
-/// How long nothing is asked of the state while there is nothing to do.
+/// How long an idle watcher waits before it reads the state again.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// One cache, and what it gets.
+/// One cache, and its pending paths.
 pub(super) struct Delivery<'a> {
     pub(super) options: &'a WatchOptions,
     pub(super) state: &'a State,
@@ -35,7 +35,7 @@ pub(super) struct Delivery<'a> {
     pub(super) stop: &'a Stop,
 }
 
-/// What came of it.
+/// The result of a delivery.
 #[derive(Default)]
 pub(super) struct Delivered {
     pub(super) pushed: u64,
@@ -48,7 +48,7 @@ impl Delivery<'_> {
     pub(super) fn run(&self) -> Delivered {
         let (mut delivered, mut target, mut failures) = (Delivered::default(), None, 0);
         while !self.stop.is_stopped() {
-            // Before the state is read: what comes after it ends the wait.
+            // Before the state is read: later changes end the wait.
             let (seen, is_over) = self.stop.changes();
             let done = self.state.due(self.id, BATCH_MAX).and_then(|due| {
                 self.push(&due, &mut target, &mut delivered)?;
@@ -67,7 +67,7 @@ impl Delivery<'_> {
                 }
                 Err(_) if self.stop.is_stopped() => break,
                 Err(error) => {
-                    // What is wrong may be the connection.
+                    // The connection may be the cause.
                     target = None;
                     failures += 1;
                     delivered.failure = Some(self.named(&error));
@@ -87,7 +87,7 @@ impl Delivery<'_> {
         delivered
     }
 
-    /// Until a path that was refused is tried again.
+    /// The time until a refused path is tried again.
     fn longest_wait(&self) -> Duration {
         match self.state.left(self.id) {
             Ok((_, Some(seconds))) => Duration::from_secs(seconds.max(1)).min(IDLE),
@@ -95,16 +95,16 @@ impl Delivery<'_> {
         }
     }
 
-    /// An error with the cache's name in it.
+    /// An error message with the cache's name.
     fn named(&self, error: &Error) -> String {
         let (text, url) = (error.to_string(), self.url.to_string());
         if text.contains(&url) { text } else { format!("{url}: {text}") }
     }
 
-    /// Pushes paths with all that they refer to. An error is the cache's, or that of the state; what is wrong with one path is
-    /// remembered with it.
+    /// Pushes paths with their closures. An error concerns the cache or the state; failures of single paths are
+    /// recorded in the state.
     fn push(&self, paths: &[StorePath], target: &mut Option<Target>, delivered: &mut Delivered) -> Result<(), Error> {
-        // A store of its own: what it keeps from collections is kept as long as this push takes.
+        // A separate destination: it protects paths from collections for the duration of this push.
         let from = Destination::new(self.options.store.clone());
         let (mut infos, mut valid, mut gone) = (BTreeMap::new(), Vec::new(), Vec::new());
         for path in paths {
@@ -115,11 +115,11 @@ impl Delivery<'_> {
             }
         }
         if !gone.is_empty() {
-            gone.iter().for_each(|path| tracing::info!("{path} is not valid any more and is not pushed"));
+            gone.iter().for_each(|path| tracing::info!("{path} is no longer valid and is not pushed"));
             self.state.done(self.id, &gone)?;
         }
         if infos.is_empty() {
-            // They are elsewhere.
+            // Other caches have them.
             return self.state.done(self.id, &valid);
         }
         let opened = match target.take() {
@@ -129,7 +129,7 @@ impl Delivery<'_> {
         let target_now = &*target.insert(opened);
         let progress = self.stop.progress();
         let result = push(&from, infos.into_values().collect(), target_now, &self.options.push, progress);
-        // Nobody shows it.
+        // Not displayed.
         progress.take_finished();
         match result {
             Ok(pushed) => {
@@ -147,14 +147,14 @@ impl Delivery<'_> {
             Err(error) if is_the_caches(&error) || self.stop.is_stopped() => Err(error),
             Err(error) => match valid.as_slice() {
                 [path] => self.refuse(path, &error),
-                // One of them keeps the others.
+                // One of them blocks the others.
                 several => several.iter().try_for_each(|path| self.push(std::slice::from_ref(path), target, delivered)),
             },
         }
     }
 
-    /// Adds a path with all that it refers to and that is not elsewhere, and keeps it from collections. Returns whether all of it
-    /// is valid.
+    /// Adds a path with its closure, except for paths in other caches, and protects them from collections. Returns
+    /// whether all of them are valid.
     fn closure(
         &self,
         from: &Destination,
@@ -188,11 +188,11 @@ impl Delivery<'_> {
     }
 }
 
-/// Whether a failure is the cache's or that of the way to it, and no path will do better now.
+/// Whether a failure concerns the cache or its connection, so that no other path would succeed now.
 fn is_the_caches(error: &Error) -> bool {
     match error {
         Error::Cache(CacheError::Fetch { .. } | CacheError::Refused { .. }) => true,
-        // What the server says of this path, and not of all of them.
+        // Statuses that concern this path, not all of them.
         Error::Refused { status, .. } => !matches!(status, 400 | 409 | 411 | 413 | 415 | 422),
         Error::CacheFolder { .. } | Error::Copy { .. } | Error::Space { .. } | Error::File { .. } => true,
         Error::Several { first, .. } => is_the_caches(first),
@@ -200,7 +200,8 @@ fn is_the_caches(error: &Error) -> bool {
     }
 }
 
-/// The pause after so many failures in a row, a quarter of it by chance: several machines are not to ask at once.
+/// The pause after this many consecutive failures, with a quarter of it random, so that several machines do not retry
+/// at the same time.
 fn pause(failures: u32) -> Duration {
     let whole = PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE_MAX);
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());

@@ -5,7 +5,8 @@ use narval_nix::{PathInfo, StorePath};
 
 use crate::Error;
 
-/// What is left out. What a path refers to is pushed with it, left out by itself or not, unless it is elsewhere.
+/// Which paths to skip. The references of a pushed path are pushed with it even if the filter skips them, unless other
+/// caches have them.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     excluded: GlobSet,
@@ -15,11 +16,10 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Leaves out names that one of these patterns matches: `*`, `?`, `[…]` and `{a,b}`, against the part behind the hash. With
-    /// `built_here`, also what was substituted or added, and without `derivations`, also `.drv` files.
+    /// Skips names that match one of these patterns (`*`, `?`, `[…]` and `{a,b}`), without the hash part. With
+    /// `built_here`, also skips paths that were substituted or added, and without `derivations`, `.drv` files.
     ///
-    /// # Errors
-    /// [`Error::Usage`] for a pattern that is none.
+    /// # Errors [`Error::Usage`] for an invalid pattern.
     pub fn new(exclude: &[String], built_here: bool, derivations: bool) -> Result<Self, Error> {
         let mut excluded = GlobSetBuilder::new();
         for pattern in exclude {
@@ -30,19 +30,19 @@ impl Filter {
         Ok(Self { excluded, built_here, derivations, signed_by: Vec::new() })
     }
 
-    /// Also leaves out paths that have a signature by a key with one of these names, and that even where another path refers to
-    /// them: they come from a cache that clients have anyway. The signature is not verified.
+    /// Also skips paths with a signature by a key with one of these names, even if another path refers to them: they
+    /// come from a cache that clients use anyway. The signature is not verified.
     #[must_use]
     pub fn without_signed_by(self, key_names: Vec<String>) -> Self {
         Self { signed_by: key_names, ..self }
     }
 
-    /// Whether a path comes from a cache that clients have anyway.
+    /// Whether a path comes from a cache that clients use anyway.
     pub(super) fn is_elsewhere(&self, info: &PathInfo) -> bool {
         info.signatures.iter().any(|signature| self.signed_by.iter().any(|name| name == signature.key_name()))
     }
 
-    /// Whether a path is pushed. `is_built_here`: as the database says; a hook is only run for what was built.
+    /// Whether a path is pushed. `is_built_here` is from the database; a hook only runs for built paths.
     pub(super) fn takes(&self, path: &StorePath, is_built_here: bool) -> bool {
         let name = path.name();
         (is_built_here || !self.built_here)

@@ -1,5 +1,5 @@
-//! Pushing what a store builds: a queue that Nix's post-build hook fills, and a watcher that empties it and follows the store's
-//! database.
+//! Pushes what a store builds: a queue that Nix's post-build hook fills, and a watcher that empties it and follows the
+//! store's database.
 //!
 //! ```text
 //! hook ── a file per build ──▶ queue/ ─┐
@@ -7,8 +7,8 @@
 //! Nix ── ValidPaths.id ──▶ database ───┘
 //! ```
 //!
-//! What was read is remembered per cache before it is forgotten elsewhere, so that nothing is lost at any moment. Telling from
-//! the kernel (inotify) only makes it quicker.
+//! Paths are recorded per cache before they are removed from the queue, so nothing is lost at any moment. inotify only
+//! makes it faster.
 
 mod deliver;
 mod filter;

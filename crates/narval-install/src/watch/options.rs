@@ -11,22 +11,22 @@ use crate::PushOptions;
 
 /// What is watched, and where it goes.
 pub struct WatchOptions {
-    /// The store. Its database has to be readable.
+    /// The store. Its database must be readable.
     pub store: StoreConfig,
-    /// The folder of the state, with the queue in it; made if it is missing.
+    /// The folder of the state, which contains the queue; created if it does not exist.
     pub state: PathBuf,
     /// The caches to push to.
     pub targets: Vec<Url>,
-    /// The client to reach them with.
+    /// The client for reaching them.
     pub client: Arc<Client>,
-    /// What is pushed.
+    /// Which paths are pushed.
     pub filter: Filter,
-    /// How it is pushed.
+    /// How they are pushed.
     pub push: PushOptions,
-    /// Whether only the queue is pushed, and what becomes valid besides is left out for good.
+    /// Whether only the queue is pushed, and other paths that become valid are skipped for good.
     pub queue_only: bool,
-    /// Whether a cache that is new to the state also gets what is valid already.
+    /// Whether a cache that is new to the state also gets the paths that are already valid.
     pub existing: bool,
-    /// Whether to end once everything that is there now was delivered.
+    /// Whether to end once everything pending now is delivered.
     pub once: bool,
 }

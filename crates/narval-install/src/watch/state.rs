@@ -1,4 +1,4 @@
-//! What each cache still gets: an SQLite database, so that nothing is lost when the watcher is killed or restarted.
+//! The pending paths of each cache: an SQLite database, so nothing is lost if the watcher is killed or restarted.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::{Error, now};
 
-/// How long another watcher with the same state is waited for: one that was told to end takes a moment.
+/// How long to wait for another watcher with the same state: one that is stopping takes a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often a path that a cache refuses is tried.
 pub(super) const ATTEMPTS_MAX: u32 = 5;
 
-/// Seconds until a path is tried again that was refused for the first time; doubled each time.
+/// Seconds until a path is tried again after its first refusal; doubled each time.
 const RETRY_AFTER_S: u64 = 30;
 
 const SCHEMA: &str = "
@@ -31,23 +31,23 @@ const SCHEMA: &str = "
         attempts integer not null default 0, notBefore integer not null default 0, unique (destination, path));
 ";
 
-/// The state of one watcher. Nobody else uses it as long as this lives.
+/// The state of one watcher, locked as long as this lives.
 pub(super) struct State {
     path: PathBuf,
     connection: Mutex<Connection>,
     _lock: File,
 }
 
-/// A cache, by its number in the state.
+/// The number of a cache in the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DestinationId(i64);
 
 impl State {
-    /// Opens the state in a folder that exists; makes it if it is missing.
+    /// Opens or creates the state in an existing folder.
     pub(super) fn open(folder: &Path) -> Result<Self, Error> {
         let lock = lock_file(&folder.join("watch.lock"), LOCK_PATIENCE).map_err(|error| match Error::from(error) {
             Error::Locked { .. } => Error::Usage(format!(
-                "another 'narval watch-store' uses '{}'; give this one a folder of its own with --state",
+                "another 'narval watch-store' uses '{}'; give this one its own folder with --state",
                 folder.display()
             )),
             error => error,
@@ -63,7 +63,7 @@ impl State {
         Ok(Self { path, connection: Mutex::new(connection), _lock: lock })
     }
 
-    /// The cache with this address, for a store named so. What a new one gets begins after the path with the number `start`.
+    /// The cache with this address, for the store with this name. A new one gets the paths after the number `start`.
     pub(super) fn destination(&self, url: &str, store: &str, start: u64) -> Result<DestinationId, Error> {
         self.run(|connection| {
             let sql = "insert or ignore into Destinations (url, store, lastRegistered) values (?1, ?2, ?3)";
@@ -73,14 +73,14 @@ impl State {
         })
     }
 
-    /// The number of the last path that was looked at for a cache.
+    /// The number of the last path that was read for a cache.
     pub(super) fn last_registered(&self, destination: DestinationId) -> Result<u64, Error> {
         let sql = "select lastRegistered from Destinations where id = ?1";
         let last: i64 = self.run(|connection| connection.query_row(sql, [destination.0], |row| row.get(0)))?;
         Ok(u64::try_from(last).unwrap_or(0))
     }
 
-    /// Remembers paths for a cache, and how far the database was read if that is known. Returns how many are new.
+    /// Records pending paths for a cache, and how far the database was read if that is known. Returns how many are new.
     pub(super) fn add(
         &self,
         destination: DestinationId,
@@ -105,7 +105,7 @@ impl State {
         })
     }
 
-    /// The paths that a cache is to get now, at most `count`, the oldest first.
+    /// The paths to push to a cache now, at most `count`, the oldest first.
     pub(super) fn due(&self, destination: DestinationId, count: u32) -> Result<Vec<StorePath>, Error> {
         let sql = "select path from Pending where destination = ?1 and notBefore <= ?2 order by id limit ?3";
         let names: Vec<String> = self.run(|connection| {
@@ -117,8 +117,8 @@ impl State {
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// How many paths a cache is still to get, those included that have to wait; and for how many seconds the first of these
-    /// has to.
+    /// The number of pending paths of a cache, including those that must wait, and for how many seconds the first of
+    /// these must.
     pub(super) fn left(&self, destination: DestinationId) -> Result<(u64, Option<u64>), Error> {
         let sql = "select count(*), min(notBefore) from Pending where destination = ?1";
         let (count, first): (i64, Option<i64>) =
@@ -127,7 +127,7 @@ impl State {
         Ok((u64::try_from(count).unwrap_or(0), wait))
     }
 
-    /// Forgets paths that a cache has, or is not to get.
+    /// Removes paths that a cache has, or will not get.
     pub(super) fn done(&self, destination: DestinationId, paths: &[StorePath]) -> Result<(), Error> {
         self.run(|connection| {
             let transaction = connection.unchecked_transaction()?;
@@ -140,7 +140,7 @@ impl State {
         })
     }
 
-    /// Has a path that was refused tried again later. Returns whether it is: after [`ATTEMPTS_MAX`] it is forgotten.
+    /// Schedules another attempt for a refused path. Returns `false` after [`ATTEMPTS_MAX`], when the path is removed.
     pub(super) fn refused(&self, destination: DestinationId, path: &StorePath) -> Result<bool, Error> {
         self.run(|connection| {
             let sql =

@@ -7,16 +7,16 @@ use std::time::Duration;
 use super::wake::Waker;
 use crate::Progress;
 
-/// Ends a watcher from another thread. What was not delivered is remembered.
+/// Stops a watcher from another thread. Undelivered paths stay recorded.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Shared>);
 
-/// What the threads of a watcher share.
+/// Shared by the threads of a watcher.
 #[derive(Default)]
 struct Shared {
     is_stopped: AtomicBool,
     progress: Progress,
-    /// Counts what has changed: collections, and the order to end.
+    /// Counts changes: collected paths, and the request to stop.
     changes: Mutex<Changes>,
     changed: Condvar,
     waker: OnceLock<Waker>,
@@ -25,12 +25,12 @@ struct Shared {
 #[derive(Clone, Copy, Default)]
 struct Changes {
     count: u64,
-    /// Nothing more will be collected.
+    /// No more paths will be collected.
     is_over: bool,
 }
 
 impl Stop {
-    /// Ends the watcher soon. May be called at any time, before it runs as well.
+    /// Stops the watcher soon. May be called at any time, also before it runs.
     pub fn stop(&self) {
         self.0.is_stopped.store(true, Ordering::Relaxed);
         self.0.progress.interrupt();
@@ -40,7 +40,7 @@ impl Stop {
         self.change(false);
     }
 
-    /// Whether it was told to end.
+    /// Whether it was told to stop.
     pub fn is_stopped(&self) -> bool {
         self.0.is_stopped.load(Ordering::Relaxed)
     }
@@ -63,20 +63,20 @@ impl Stop {
         self.0.changed.notify_all();
     }
 
-    /// How much has changed so far, and whether nothing more will be collected.
+    /// The number of changes so far, and whether no more paths will be collected.
     pub(super) fn changes(&self) -> (u64, bool) {
         let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         (changes.count, changes.is_over)
     }
 
-    /// Waits until more has changed than `seen`, for this long at most.
+    /// Waits until there are more changes than `seen`, but at most this long.
     pub(super) fn wait(&self, seen: u64, timeout: Duration) {
         let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let more = |changes: &mut Changes| changes.count == seen && !self.is_stopped();
         drop(self.0.changed.wait_timeout_while(changes, timeout, more).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Does nothing for this long, or until the watcher is to end.
+    /// Sleeps for this long, or until the watcher must stop.
     pub(super) fn pause(&self, timeout: Duration) {
         let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let goes_on = |_: &mut Changes| !self.is_stopped();

@@ -1,7 +1,7 @@
-//! Waiting until something may have happened: inotify on the folders of the database and of the queue.
+//! Waits until something may have changed: inotify on the folders of the database and of the queue.
 //!
-//! What inotify says is only ever a reason to look, and it is looked from time to time without it: a folder may be on a file
-//! system that tells nothing, or be replaced.
+//! An inotify event is only a reason to check, and checks also happen periodically: a folder may be on a file system
+//! without events, or be replaced.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(super) struct Waker {
 }
 
 impl Waker {
-    /// Watches folders. One that can't be watched is looked at from time to time.
+    /// Watches folders. One that cannot be watched is checked periodically.
     pub(super) fn new(folders: &[&Path]) -> std::io::Result<Self> {
         let woken = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let watch = || {
@@ -28,19 +28,18 @@ impl Waker {
             }
             Ok::<_, Errno>(inotify)
         };
-        let inotify =
-            watch().inspect_err(|error| tracing::debug!(%error, "no inotify; looking from time to time")).ok();
+        let inotify = watch().inspect_err(|error| tracing::debug!(%error, "no inotify; checking periodically")).ok();
         Ok(Self { inotify, woken })
     }
 
-    /// Whether changes are told of.
+    /// Whether changes are reported.
     pub(super) const fn is_told(&self) -> bool {
         self.inotify.is_some()
     }
 
     /// Ends a wait, this one or the next.
     pub(super) fn wake(&self) {
-        // It can only be full, and then the wait has ended.
+        // It can only fail because it is full, and then the wait has ended.
         let _ = rustix::io::write(&self.woken, &1_u64.to_ne_bytes());
     }
 
@@ -65,14 +64,14 @@ impl Waker {
         }
     }
 
-    /// Waits until nothing has changed for `quiet`, at most `longest` in all.
+    /// Waits until nothing has changed for `quiet`, but at most `longest`.
     pub(super) fn settle(&self, quiet: Duration, longest: Duration, is_over: impl Fn() -> bool) {
         let until = Instant::now() + longest;
         while !is_over() && Instant::now() < until && self.wait(quiet) {}
     }
 }
 
-/// Takes what there is to be read.
+/// Reads everything available.
 fn drain(handle: impl AsFd) {
     let mut buffer = [0_u8; 4096];
     while rustix::io::read(&handle, &mut buffer).is_ok_and(|len| len > 0) {}

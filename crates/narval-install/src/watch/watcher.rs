@@ -1,4 +1,4 @@
-//! The watcher: collects what is to be pushed, and has a thread for each cache deliver it.
+//! The watcher: collects paths to push, with one thread per cache to deliver them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,45 +15,45 @@ use super::stop::Stop;
 use super::wake::Waker;
 use crate::Error;
 
-/// The caches of one watcher.
+/// The maximum number of caches of one watcher.
 const TARGETS_MAX: usize = 16;
 
-/// Rows of the database that are read at once.
+/// The maximum number of rows read from the database at a time.
 const ROWS_MAX: u32 = 4096;
 
-/// A build registers several paths in a row: they go in one push if nothing changes for this long.
+/// A build registers several paths in a row: they are pushed together once nothing changes for this long.
 const QUIET: Duration = Duration::from_secs(1);
-/// And they wait no longer than this.
+/// The maximum of that wait.
 const QUIET_AT_LATEST: Duration = Duration::from_secs(10);
 
-/// How often is looked although nothing was told of.
+/// How often changes are checked for without an event.
 const LOOK_ANYWAY: Duration = Duration::from_secs(30);
-/// And how often where nothing can be told of.
+/// The same if there can be no events.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What a watcher did before it ended.
+/// The result of a watcher's run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WatchReport {
-    /// Paths that caches did not have and have now, counted for each cache.
+    /// The number of pushed paths, summed over the caches.
     pub pushed: u64,
-    /// Paths that are remembered to be pushed next time, counted for each cache.
+    /// The number of paths left for the next run, summed over the caches.
     pub left: u64,
-    /// Why paths are left, for each cache where that is known.
+    /// Why paths are left, per cache, if known.
     pub failures: Vec<String>,
 }
 
-/// Pushes what becomes valid in a store and what hooks have put into the queue, until it is stopped. `ready` is called when
-/// everything is open.
+/// Pushes the paths that become valid in a store, and those that hooks have queued, until it is stopped. `ready` is
+/// called once everything is open.
 ///
-/// # Errors
-/// When the database can't be read, the state can't be used, or another watcher uses it. What goes wrong later is logged and
-/// tried again.
+/// # Errors If the database cannot be read, or the state cannot be used or is in use by another watcher. Later failures
+/// are logged and retried.
 pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Result<WatchReport, Error> {
     if options.targets.is_empty() || options.targets.len() > TARGETS_MAX {
-        return Err(Error::Usage(format!("between 1 and {TARGETS_MAX} caches can be pushed to")));
+        return Err(Error::Usage(format!("the number of caches to push to must be between 1 and {TARGETS_MAX}")));
     }
     let store = Store::new(StoreConfig { access: Access::Database, ..options.store.clone() });
-    let database = store.database().ok_or_else(|| Error::Usage("a watcher reads the store's database".to_owned()))?;
+    let database =
+        store.database().ok_or_else(|| Error::Usage("a watcher needs access to the store's database".to_owned()))?;
     let queue = Queue::new(&options.state);
     queue.make()?;
     queue.remove_leftovers()?;
@@ -115,7 +115,7 @@ impl Collector<'_> {
             let id = self.state.destination(&url.to_string(), &store, start)?;
             if self.state.last_registered(id)? > newest {
                 tracing::warn!(
-                    "'{store}' is another database than before; only what becomes valid from now on is pushed"
+                    "'{store}' is another database than before; only paths that become valid from now on are pushed"
                 );
                 self.state.add(id, &[], Some(newest))?;
             }
@@ -126,7 +126,7 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// Remembers for each cache what is new. Returns how much there was.
+    /// Records new paths for each cache. Returns their number.
     fn collect(&self, destinations: &[(Url, DestinationId)]) -> Result<usize, Error> {
         let mut added = 0;
         loop {
@@ -139,7 +139,7 @@ impl Collector<'_> {
             for (_, id) in destinations {
                 added += self.state.add(*id, &paths, None)?;
             }
-            // Only now: killed before, they are remembered twice.
+            // Only now: if killed before, they are only recorded twice.
             self.queue.forget(&queued)?;
         }
         if self.options.queue_only {

@@ -207,7 +207,7 @@ fn a_cache_that_says_nothing_is_left_out() {
     // What nobody else has it may have.
     let error = install_with(&client, &urls, root.path(), &["0000000000000000000000000000000a-b"]).unwrap_err();
     assert_eq!(error.exit_code(), 5, "{error}");
-    assert!(error.to_string().contains(&dead) && error.to_string().contains("did not answer"), "{error}");
+    assert!(error.to_string().contains(&dead) && error.to_string().contains("did not respond"), "{error}");
     let error = install_with(&client, &[&good.url], root.path(), &["0000000000000000000000000000000a-b"]).unwrap_err();
     assert_eq!(error.exit_code(), 3, "{error}");
 }

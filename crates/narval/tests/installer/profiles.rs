@@ -119,7 +119,7 @@ fn rollback_refuses_what_is_no_complete_generation() {
     fs::create_dir(format!("{profile}-4-link")).unwrap();
     for number in ["2", "3", "4"] {
         let said = lab.fails(2, &["rollback", "--profile", &profile, "--to", number]);
-        assert!(said.contains("not complete") && said.contains("it has [1], and shows 1"), "{said}");
+        assert!(said.contains("is incomplete") && said.contains("it has [1], and the current one is 1"), "{said}");
     }
     lab.install(&root, &["--profile", &profile, &newer]);
     let shown = lab.done(&["rollback", "--profile", &profile]);
@@ -131,7 +131,7 @@ fn rollback_refuses_what_is_no_complete_generation() {
     std::os::unix::fs::symlink(&root, format!("{foreign}-1-link")).unwrap();
     let args = ["install", "--quiet", "--from", &lab.cache_url(), "--store", &root, "--profile", &foreign, &newer];
     let said = lab.fails(2, &args);
-    assert!(said.contains("no complete generation"), "{said}");
+    assert!(said.contains("not a complete generation"), "{said}");
     assert_eq!(fs::read_link(&foreign).unwrap(), Path::new("foreign-1-link"));
 }
 
