@@ -1,7 +1,7 @@
 //! The data folder of a cache that is written, and what in it.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::Wanted;
@@ -11,16 +11,23 @@ use narval_nix::StoreDir;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 use crate::Failure;
+use crate::config::ServeConfig;
 
 /// Where the data folder is if nobody says.
 pub const DATA_DEFAULT: &str = "/var/lib/narval";
 
+/// The configuration file that is looked at if none is named.
+const CONFIG_DEFAULT: &str = "/etc/narval/serve.toml";
+
 /// Which data folder.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DataArgs {
-    /// Data folder of the server; a server may be running with it
-    #[arg(long, value_name = "DIR", default_value = DATA_DEFAULT, env = "NARVAL_DATA", hide_env_values = true)]
-    pub data: PathBuf,
+    /// Data folder of the server; a server may be running with it [default: the one in the configuration file, or else /var/lib/narval]
+    #[arg(long, value_name = "DIR", env = "NARVAL_DATA", hide_env_values = true)]
+    data: Option<PathBuf>,
+    /// Configuration file of the server, which names its data folder [default: /etc/narval/serve.toml, if it exists]
+    #[arg(long, value_name = "FILE", env = "NARVAL_CONFIG", hide_env_values = true)]
+    config: Option<PathBuf>,
 }
 
 /// Which data folder, and which of its caches.
@@ -35,13 +42,35 @@ pub struct CacheArgs {
 }
 
 impl DataArgs {
+    /// The folder, to be worked on: root's new files will belong to its owner.
+    ///
+    /// # Errors
+    /// The configuration file cannot be used, or this process cannot act for the owner.
+    pub fn folder(&self) -> Result<PathBuf, Failure> {
+        let folder = self.named()?;
+        create_files_as_owner(&folder)?;
+        Ok(folder)
+    }
+
+    /// The folder that was named, or else that of the configuration file.
+    fn named(&self) -> Result<PathBuf, Failure> {
+        if let Some(folder) = &self.data {
+            return Ok(folder.clone());
+        }
+        let usual = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|file| file.exists());
+        let folder = match self.config.clone().or_else(usual) {
+            Some(file) => ServeConfig::load(&file).map_err(Failure::usage)?.data,
+            None => None,
+        };
+        Ok(folder.unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)))
+    }
+
     /// Opens the folder, and makes it when it is missing.
     ///
     /// # Errors
     /// When it can't be used.
     pub fn create(&self) -> Result<Data, Failure> {
-        self.create_files_as_owner()?;
-        Data::open(&self.data, DataOptions::default()).map_err(Failure::runtime)
+        Data::open(&self.folder()?, DataOptions::default()).map_err(Failure::runtime)
     }
 
     /// Opens the folder, which must be there.
@@ -49,26 +78,8 @@ impl DataArgs {
     /// # Errors
     /// When it is missing or can't be used.
     pub fn open(&self) -> Result<Data, Failure> {
-        self.create_files_as_owner()?;
         let options = DataOptions { must_exist: true, ..DataOptions::default() };
-        Data::open(&self.data, options).map_err(Failure::usage)
-    }
-
-    /// Has root's files belong to the owner of the folder: a server that runs as that user could not write to them otherwise.
-    ///
-    /// Only the owner of new files changes, and root may go on to open all others, such as keys and archives elsewhere: the
-    /// capabilities for that, which the kernel takes away with the user ID (capabilities(7)), are put back.
-    fn create_files_as_owner(&self) -> Result<(), Failure> {
-        let Ok(folder) = std::fs::metadata(&self.data) else { return Ok(()) };
-        if !rustix::process::geteuid().is_root() || folder.uid() == 0 {
-            return Ok(());
-        }
-        let failed =
-            |error| Failure::runtime(format!("cannot act for the owner of '{}': {error}", self.data.display()));
-        let capabilities = rustix::thread::capabilities(None).map_err(failed)?;
-        setfsgid(Gid::from_raw(folder.gid()));
-        setfsuid(Uid::from_raw(folder.uid()));
-        rustix::thread::set_capabilities(None, capabilities).map_err(failed)
+        Data::open(&self.folder()?, options).map_err(Failure::usage)
     }
 }
 
@@ -80,9 +91,26 @@ impl CacheArgs {
     pub fn open(&self) -> Result<(Data, Cache), Failure> {
         let data = self.data.open()?;
         let cache = data.cache(&self.cache).map_err(Failure::runtime)?;
-        let absent = || Failure::usage(format!("there is no cache '{}' in '{}'", self.cache, self.data.data.display()));
-        Ok((data, cache.ok_or_else(absent)?))
+        let absent = || Failure::usage(format!("there is no cache '{}' in '{}'", self.cache, data.path().display()));
+        let cache = cache.ok_or_else(absent)?;
+        Ok((data, cache))
     }
+}
+
+/// Has root's files belong to the owner of the folder: a server that runs as that user could not write to them otherwise.
+///
+/// Only the owner of new files changes, and root may go on to open all others, such as keys and archives elsewhere: the
+/// capabilities for that, which the kernel takes away with the user ID (capabilities(7)), are put back.
+fn create_files_as_owner(data: &Path) -> Result<(), Failure> {
+    let Ok(folder) = std::fs::metadata(data) else { return Ok(()) };
+    if !rustix::process::geteuid().is_root() || folder.uid() == 0 {
+        return Ok(());
+    }
+    let failed = |error| Failure::runtime(format!("cannot act for the owner of '{}': {error}", data.display()));
+    let capabilities = rustix::thread::capabilities(None).map_err(failed)?;
+    setfsgid(Gid::from_raw(folder.gid()));
+    setfsuid(Uid::from_raw(folder.uid()));
+    rustix::thread::set_capabilities(None, capabilities).map_err(failed)
 }
 
 /// Whoever may use these commands may do everything: the folder is theirs.

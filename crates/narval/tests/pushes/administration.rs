@@ -48,6 +48,38 @@ fn tokens() {
     assert!(fails(&lab, &["token", "create", "--push", "--expires", "soon", "ci"]).contains("90d"));
 }
 
+/// The folder is that of the server's configuration file, unless it is named.
+#[test]
+fn the_data_folder_is_that_of_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("narval.toml");
+    std::fs::write(&file, "data = 'kept/here'\n").unwrap();
+    let list = |args: &[&str], env: &[(&str, &str)]| {
+        let mut command = Command::new(NARVAL);
+        command.env_remove("NARVAL_DATA").env_remove("NARVAL_CONFIG").args(["token", "list"]).args(args);
+        let output = command.envs(env.iter().copied()).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let config = file.to_str().unwrap();
+    let create = Command::new(NARVAL).args(["token", "create", "--push", "of-the-file", "--config", config]).output();
+    assert!(create.unwrap().status.success());
+    assert!(folder.path().join("kept/here/index.sqlite").exists());
+    for said in [list(&["--config", config], &[]), list(&[], &[("NARVAL_CONFIG", config)])] {
+        assert!(said.0 == Some(0) && said.1.contains("of-the-file"), "{said:?}");
+    }
+    let other = folder.path().join("other");
+    for said in [
+        list(&["--config", config, "--data", other.to_str().unwrap()], &[]),
+        list(&["--config", config], &[("NARVAL_DATA", other.to_str().unwrap())]),
+    ] {
+        assert!(said.0 == Some(2) && said.2.contains("other"), "{said:?}");
+    }
+    std::fs::write(&file, "dat = 'x'\n").unwrap();
+    let said = list(&["--config", config], &[]);
+    assert!(said.0 == Some(2) && said.2.contains("narval.toml:1: unknown key 'dat'"), "{said:?}");
+}
+
 #[test]
 fn pins_and_the_cache() {
     let lab = Lab::new();

@@ -32,13 +32,11 @@ pub(super) struct FsckArgs {
 
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let report = if args.rebuild {
-        if !args.data.data.join("caches").is_dir() {
-            return Err(Failure::usage(format!(
-                "'{}' is no data folder: it has no 'caches'",
-                args.data.data.display()
-            )));
+        let folder = args.data.folder()?;
+        if !folder.join("caches").is_dir() {
+            return Err(Failure::usage(format!("'{}' is no data folder: it has no 'caches'", folder.display())));
         }
-        Data::rebuild(&args.data.data).map_err(Failure::runtime)?.1
+        Data::rebuild(&folder).map_err(Failure::runtime)?.1
     } else {
         let data = args.data.open()?;
         let report =
