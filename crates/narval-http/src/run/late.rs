@@ -11,13 +11,6 @@ use crate::run::http2::ReplyTo;
 use crate::run::job::{Job, LateCall};
 use crate::run::server_state::ServerState;
 
-/// An inline answer that follows later, and its request.
-#[derive(Debug)]
-pub(crate) struct PendingLate {
-    pub(crate) later: Later,
-    pub(crate) context: AnswerContext,
-}
-
 /// A request that waits for its answer.
 #[derive(Debug)]
 struct Waiting {

@@ -10,6 +10,7 @@ pub(crate) mod late;
 pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod mailbox;
+pub(crate) mod pending_late;
 pub(crate) mod pool;
 pub(crate) mod send_piece;
 pub(crate) mod server;

@@ -1,6 +1,7 @@
 use http::StatusCode;
 
-use super::{StreamBody, Streamed};
+use super::body::StreamBody;
+use super::event::Streamed;
 use crate::http1::response_head::{BodyLength, has_content};
 use crate::http2::conn::Answer;
 use crate::http2::response::{block, prepared_block};

@@ -2,7 +2,8 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Maker, StreamEvent, Streamed};
+use super::body::{Made, Maker};
+use super::event::{StreamEvent, Streamed};
 use crate::http2::conn::Answer;
 use crate::http2::response::informational_block;
 use crate::io::driver::Token;
@@ -102,7 +103,7 @@ impl MakeJob {
         self.quantum = 0;
     }
 
-    fn post(&self, made: io::Result<super::Made>) {
+    fn post(&self, made: io::Result<Made>) {
         let event = StreamEvent::Made { made, quantum: self.quantum };
         self.connection.post(Message::Stream { token: self.connection.token, stream: self.stream, event });
     }

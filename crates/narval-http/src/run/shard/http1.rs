@@ -17,8 +17,9 @@ use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::http2::ReplyTo;
 use crate::run::job::{Call, Job};
-use crate::run::late::{self, PendingLate};
+use crate::run::late;
 use crate::run::lease::Holder;
+use crate::run::pending_late::PendingLate;
 use crate::run::transmit::{Outgoing, encode};
 use crate::run::worker;
 

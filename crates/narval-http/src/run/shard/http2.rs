@@ -30,7 +30,8 @@ use crate::run::http2::{
     self, MakeJob, ReplyTo, StreamBody, StreamCarrier, StreamEvent, StreamFeeder, StreamReply, StreamWakes, Streamed,
 };
 use crate::run::job::{Call, Job};
-use crate::run::late::{self, PendingLate};
+use crate::run::late;
+use crate::run::pending_late::PendingLate;
 use crate::run::worker;
 use crate::tls::layout::Layout;
 use crate::{BodyWaker, HeadRef, Response, ws};

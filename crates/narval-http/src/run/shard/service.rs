@@ -22,7 +22,7 @@ use crate::observe::access_log::{Entry, Watch};
 use crate::observe::counters::ThreadCounters;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
-use crate::run::late::PendingLate;
+use crate::run::pending_late::PendingLate;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{BodyWaker, HeadRef, Response};
