@@ -3,8 +3,7 @@
 use std::io;
 
 use super::Shard;
-use super::http2::Http2;
-use super::slots::{Protocol, Slot};
+use super::slots::{Http2, Protocol, Slot};
 use crate::http1::conn::{Act, Close, Conn, Then};
 use crate::io::driver::Driver;
 use crate::run::admission::HandshakePermit;

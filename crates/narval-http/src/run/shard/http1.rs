@@ -1,7 +1,6 @@
 //! HTTP/1 connections: the shard passes events to them, and performs the actions they return.
 
 use std::io;
-use std::time::Instant;
 
 use super::Shard;
 use super::send::Sent;
@@ -12,19 +11,12 @@ use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Request};
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Op};
 use crate::limits::HANDSHAKE_INPUT_MAX;
-use crate::observe::access_log::{Entry, Watch};
-use crate::run::answer_context::AnswerContext;
+use crate::observe::access_log::Watch;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::http2::ReplyTo;
-use crate::run::job::{Call, Job};
-use crate::run::late;
+use crate::run::job::Job;
 use crate::run::lease::Holder;
-use crate::run::pending_late::PendingLate;
 use crate::run::transmit::{Outgoing, encode};
-use crate::run::worker;
-
-/// One in this many requests that are not answered inline is timed.
-pub(super) const REQUEST_SAMPLE: u64 = 16;
 
 impl<D: Driver<Connection>> Shard<D> {
     #[inline(never)]
@@ -192,7 +184,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Act::Drive => return self.drive(slot, input),
             Act::Job(request) => return self.dispatch(slot, request, input),
             Act::Continue(outgoing) => self.go_on_by_worker(slot, outgoing),
-            Act::Later(late) => self.wait_for_late(slot, *late),
+            Act::Later(late) => {
+                // Until it comes, the connection counts as held by a job, although no worker has one.
+                self.wait_for_late(ReplyTo::Connection(TxLease::dispatch(&slot.connection)), *late);
+            }
             Act::AwaitRoom => self.submit(Op::AwaitWritable(slot.token())),
             Act::End(close) => self.end(slot, close, input),
             Act::Drop => slot.is_gone = true,
@@ -251,23 +246,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
         };
         let request = crate::Request::new(bytes, head.parts, connection.peer.clone(), body);
-        self.dispatched = self.dispatched.wrapping_add(1);
-        let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
-        let server = &self.local.server;
-        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
-        let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         let streamed = pipe.is_some();
         let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
-        let call = Call { reply_to, request, context: AnswerContext { to, body: pipe, watch } };
-        let queue = if streamed { &server.streams } else { &server.pool };
-        match queue.push(Box::new(call)) {
-            Ok(depth) => {
-                if streamed {
-                    worker::start_where_wanted(server);
-                }
-                if is_sampled {
-                    self.local.counters.queue_depth.add_count(depth as u64);
-                }
+        match self.queue(reply_to, request, to, pipe) {
+            Ok(()) => {
                 let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
                 conn.dispatched(input, &mut self.local.at(&slot.connection))
             }
@@ -293,15 +275,6 @@ impl<D: Driver<Connection>> Shard<D> {
         local.server.record(&local.counters, encoded.status.as_u16(), local.out.len() as u64, false, watch);
         let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
         conn.refused(encoded.keep_alive)
-    }
-
-    /// An inline answer follows later: until then the connection counts as held by a job, although no worker has one.
-    fn wait_for_late(&mut self, slot: &mut Slot, late: PendingLate) {
-        let PendingLate { later, context } = late;
-        let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
-        if let Some(late) = late::wait(later, reply_to, context, &self.local.server) {
-            self.local.server.pool.push_continued(Job::Late(Box::new(late)));
-        }
     }
 
     /// Queues the next piece of a response for a worker.

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use http::{Method, StatusCode};
 
 use super::Shard;
-use super::http1::REQUEST_SAMPLE;
 use super::service::{At, Local};
-use super::slots::{Protocol, Slot};
+use super::slots::{Http2, Protocol, Slot};
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::Buffered;
 use crate::http1::conn::{Act, Close, Conn as Http1Conn};
@@ -29,27 +28,10 @@ use crate::run::connection::Connection;
 use crate::run::http2::{
     self, MakeJob, ReplyTo, StreamBody, StreamCarrier, StreamEvent, StreamFeeder, StreamReply, StreamWakes, Streamed,
 };
-use crate::run::job::{Call, Job};
-use crate::run::late;
+use crate::run::job::Job;
 use crate::run::pending_late::PendingLate;
-use crate::run::worker;
 use crate::tls::layout::Layout;
 use crate::{BodyWaker, HeadRef, Response, ws};
-
-/// An HTTP/2 connection and its output.
-pub(super) struct Http2 {
-    pub(super) conn: Conn<Streamed>,
-    /// Sealed bytes that the socket has not taken.
-    wire: OutBuf,
-    /// The driver will report when the socket is writable.
-    awaits_room: bool,
-}
-
-impl Http2 {
-    pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
-        Self { conn: Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_room: false }
-    }
-}
 
 /// The result of writing.
 enum Written {
@@ -144,11 +126,8 @@ impl<D: Driver<Connection>> Shard<D> {
                     }
                 }
                 Some(Work::Later { stream, later }) => {
-                    let PendingLate { later, context } = *later;
                     let reply_to = ReplyTo::Stream(StreamReply::new(&connection, stream));
-                    if let Some(late) = late::wait(later, reply_to, context, &self.local.server) {
-                        self.local.server.pool.push_continued(Job::Late(Box::new(late)));
-                    }
+                    self.wait_for_late(reply_to, *later);
                 }
                 Some(Work::Make { stream, maker, quantum }) => {
                     let make = MakeJob::new(&connection, stream, maker, quantum);
@@ -168,25 +147,9 @@ impl<D: Driver<Connection>> Shard<D> {
             RequestBody::Streamed(pipe) => (crate::RequestBody::streamed(pipe.clone()), Some(pipe)),
         };
         let request = crate::Request::new(bytes, head.parts, connection.peer.clone(), body);
-        self.dispatched = self.dispatched.wrapping_add(1);
-        let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
-        let server = &self.local.server;
-        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
-        let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
-        let streamed = pipe.is_some();
         let reply_to = ReplyTo::Stream(StreamReply::new(connection, stream));
-        let call = Call { reply_to, request, context: AnswerContext { to, body: pipe, watch } };
-        let queue = if streamed { &server.streams } else { &server.pool };
-        match queue.push(Box::new(call)) {
-            Ok(depth) => {
-                if streamed {
-                    worker::start_where_wanted(server);
-                }
-                if is_sampled {
-                    self.local.counters.queue_depth.add_count(depth as u64);
-                }
-                true
-            }
+        match self.queue(reply_to, request, to, pipe) {
+            Ok(()) => true,
             Err(call) => {
                 call.reply_to.give_up();
                 false

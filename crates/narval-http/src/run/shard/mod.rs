@@ -13,11 +13,13 @@
 //! | `mail.rs` | messages from workers and other shards |
 //! | `http1.rs`, `send.rs`, `service.rs` | HTTP/1: performs a connection's actions |
 //! | `http2.rs` | the same for HTTP/2 |
+//! | `dispatch.rs` | hands requests of both to workers |
 //! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
 //! | `accept.rs`, `close.rs` | opening and closing connections |
 
 mod accept;
 mod close;
+mod dispatch;
 mod event_loop;
 mod handshake;
 mod http1;

@@ -1,11 +1,14 @@
 use std::sync::Arc;
 
-use super::http2::Http2;
 use super::service::Exchanged;
 use crate::http1::conn::Conn;
+use crate::http2::conn::Conn as Http2Conn;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
+use crate::io::out_buf::OutBuf;
+use crate::limits::Limits;
 use crate::run::connection::Connection;
+use crate::run::http2::Streamed;
 use crate::ws;
 
 /// A shard's state of a connection. An idle one holds no buffer.
@@ -32,6 +35,21 @@ pub(super) enum Protocol {
     Http2(Box<Http2>),
     /// WebSocket. `awaits_room`: the driver will report when the socket is writable.
     WebSocket { stream: Box<ws::Stream>, awaits_room: bool },
+}
+
+/// An HTTP/2 connection and its output.
+pub(super) struct Http2 {
+    pub(super) conn: Http2Conn<Streamed>,
+    /// Sealed bytes that the socket has not taken.
+    pub(super) wire: OutBuf,
+    /// The driver will report when the socket is writable.
+    pub(super) awaits_room: bool,
+}
+
+impl Http2 {
+    pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
+        Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_room: false }
+    }
 }
 
 impl Slot {

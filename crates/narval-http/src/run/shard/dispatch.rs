@@ -1,0 +1,57 @@
+//! Handing requests to the workers, whichever protocol they came by.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Shard;
+use crate::Request;
+use crate::http1::response_head::AnswerTo;
+use crate::io::driver::Driver;
+use crate::message::body_pipe::BodyPipe;
+use crate::observe::access_log::{Entry, Watch};
+use crate::run::answer_context::AnswerContext;
+use crate::run::connection::Connection;
+use crate::run::http2::ReplyTo;
+use crate::run::job::{Call, Job};
+use crate::run::pending_late::PendingLate;
+use crate::run::{late, worker};
+
+/// One in this many requests that are not answered inline is timed.
+const REQUEST_SAMPLE: u64 = 16;
+
+impl<D: Driver<Connection>> Shard<D> {
+    /// Queues a request for the workers, or, with a streamed body, for the threads that read those. Gives it back if the
+    /// queue is full.
+    #[inline]
+    pub(super) fn queue(
+        &mut self,
+        reply_to: ReplyTo,
+        request: Request,
+        to: AnswerTo,
+        body: Option<Arc<BodyPipe>>,
+    ) -> Result<(), Box<Call>> {
+        self.dispatched = self.dispatched.wrapping_add(1);
+        let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
+        let server = &self.local.server;
+        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
+        let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
+        let streamed = body.is_some();
+        let queue = if streamed { &server.streams } else { &server.pool };
+        let depth = queue.push(Box::new(Call { reply_to, request, context: AnswerContext { to, body, watch } }))?;
+        if streamed {
+            worker::start_where_wanted(server);
+        }
+        if is_sampled {
+            self.local.counters.queue_depth.add_count(depth as u64);
+        }
+        Ok(())
+    }
+
+    /// Leaves the right to answer with an inline answer that follows later.
+    pub(super) fn wait_for_late(&mut self, reply_to: ReplyTo, late: PendingLate) {
+        let PendingLate { later, context } = late;
+        if let Some(late) = late::wait(later, reply_to, context, &self.local.server) {
+            self.local.server.pool.push_continued(Job::Late(Box::new(late)));
+        }
+    }
+}
