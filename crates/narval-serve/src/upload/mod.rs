@@ -194,8 +194,12 @@ impl Uploads {
         mut request: Request,
         take: impl FnOnce(&mut dyn Read) -> Result<Response, ServeError> + Send + 'static,
     ) -> Result<Response, ServeError> {
-        let mut begun = Vec::new();
         let limit = SMALL_UPLOAD_BYTES as u64;
+        let announced = request.header("content-length").and_then(|length| length.parse::<u64>().ok());
+        if announced.is_some_and(|length| length >= limit) {
+            return take(request.body());
+        }
+        let mut begun = Vec::new();
         request.body().by_ref().take(limit).read_to_end(&mut begun).map_err(|error| ended_early(&error))?;
         if begun.len() >= SMALL_UPLOAD_BYTES {
             return take(&mut begun.as_slice().chain(request.body()));

@@ -167,3 +167,62 @@ fn the_largest_commit_holds_bounded_memory() {
 
 /// Seven times the largest body: as text, as narinfos, and as rows.
 const COMMIT_MEMORY_MIB: u64 = 7 * 16;
+
+/// What 64 clients that push at the same time may hold, beside a window of 2 MiB each, which is what zstd has at its usual level.
+const PUSHERS_MEMORY_MIB: u64 = 56;
+const PUSHERS: usize = 64;
+const WINDOW_MIB: u64 = 2;
+
+#[test]
+fn sixty_four_clients_that_push_hold_bounded_memory() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let mut state = 1_u64;
+    // Of 64 letters: compressed by a quarter, by what a decoder has tables and buffers for.
+    let letter = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        32 + (state >> 58) as u8
+    };
+    let contents: Vec<u8> = (0..3 << 20).map(letter).collect();
+    let file = zstd::encode_all(&Nar::of(&contents).bytes[..], 3).unwrap();
+    // All but the end, so that all of them are there at once.
+    let (begun, _) = file.split_at(file.len() - 1);
+    assert_eq!(lab.put("/nar/x.nar", &token, b"x").status, 400);
+    let before = peak_kib(lab.server.pid());
+    let streams: Vec<_> = std::thread::scope(|scope| {
+        let clients = (0..PUSHERS).map(|number| {
+            let name = narval_nix::Sha256::of(&number.to_le_bytes()).to_nix32();
+            let head = format!(
+                "PUT /nar/{name}.nar.zst HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\nContent-Length: {}\r\n\r\n",
+                file.len()
+            );
+            let server = &lab.server;
+            scope.spawn(move || {
+                let mut stream = server.connect();
+                stream.write_all(head.as_bytes()).unwrap();
+                stream.write_all(begun).unwrap();
+                stream
+            })
+        });
+        clients.collect::<Vec<_>>().into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while received(&lab) < (PUSHERS * begun.len()) as u64 {
+        assert!(std::time::Instant::now() < until, "{} of {}", received(&lab), PUSHERS * begun.len());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let used = (peak_kib(lab.server.pid()) - before) / 1024;
+    eprintln!("{PUSHERS} pushes: {used} MiB");
+    // Less would mean that they were not all there.
+    let windows = PUSHERS as u64 * WINDOW_MIB;
+    assert!(used > windows, "{used} MiB");
+    assert!(used < windows + PUSHERS_MEMORY_MIB, "{used} MiB");
+    drop(streams);
+}
+
+/// Bytes of NARs that a server has received.
+fn received(lab: &Lab) -> u64 {
+    let metrics = lab.get("/metrics");
+    let line = metrics.text().lines().find_map(|line| line.strip_prefix("narval_upload_bytes_total ")?.parse().ok());
+    line.unwrap_or_else(|| panic!("{}", metrics.text()))
+}

@@ -9,8 +9,12 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
-use crate::decode::{Decoder, OUTPUT_LEN};
+use crate::decode::Decoder;
 use crate::written::{NarTarget, Refusal, RefusalKind};
+
+/// Bytes of a NAR that are decoded, hashed and looked at before the next. As much as stays in the processor's nearer caches, and little enough
+/// for many uploads at the same time.
+const PIECE_LEN: usize = 64 * 1024;
 
 /// What an upload may be.
 pub(super) struct Claims<'a> {
@@ -130,7 +134,7 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Deco
     let mut hasher = (compression != Compression::None).then(Sha256Hasher::new);
     let mut contents =
         Contents { nar: NarDecoder::new(), listing: Listing::begin(listing)?, scan: Scan::default(), size: 0 };
-    let mut buffer = if hasher.is_some() { vec![0; OUTPUT_LEN] } else { Vec::new() };
+    let mut buffer = if hasher.is_some() { vec![0; PIECE_LEN] } else { Vec::new() };
     loop {
         // Without compression a piece of the file is one of the NAR, and is looked at where it is.
         let piece = match &mut hasher {
