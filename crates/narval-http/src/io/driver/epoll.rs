@@ -1,5 +1,5 @@
 //! The readiness back-end: every descriptor is registered once, edge-triggered, for its whole life. EPOLLOUT is added on
-//! first use.
+//! first use. EPOLLIN is taken away while more comes than anybody wants to receive here.
 
 use std::collections::VecDeque;
 use std::io;
@@ -74,6 +74,9 @@ struct Entry<C> {
     /// EPOLLOUT is registered. It is not registered from the start: a new connection is writable, which would cause an
     /// event that nobody waits for.
     tells_writable: bool,
+    /// EPOLLIN is not registered: data came twice that nobody wanted to receive. It is a request body that its handler
+    /// receives itself, or one that has to wait for it; each further packet would wake the shard for nothing.
+    is_muted: bool,
 }
 
 // `derive` would require `C: Default`.
@@ -87,12 +90,21 @@ impl<C> Default for Entry<C> {
             receive_wanted: false,
             writable_wanted: false,
             tells_writable: false,
+            is_muted: false,
         }
     }
 }
 
 /// The events registered for every connection.
 const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+
+impl<C> Entry<C> {
+    /// The events to be registered.
+    fn interest(&self) -> EventFlags {
+        let events = if self.is_muted { READABLE.difference(EventFlags::IN) } else { READABLE };
+        if self.tells_writable { events | EventFlags::OUT } else { events }
+    }
+}
 
 /// Received bytes, in a buffer that the driver reuses.
 pub(crate) struct ScratchBuffer {
@@ -175,13 +187,26 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
         Some(Completion::Received { token, result })
     }
 
-    /// Registers EPOLLOUT for a connection. If it is writable now, that causes an event.
-    fn tell_writable(&self, token: Token) -> io::Result<()> {
+    /// Registers the events of a connection anew. Those that are there already are reported again.
+    fn register(&self, token: Token) -> io::Result<()> {
         let entry = self.connections.get(token.index as usize);
-        if let Some(fd) = entry.and_then(|entry| entry.connection.as_ref()?.socket().fd()) {
-            epoll::modify(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE | EventFlags::OUT)?;
+        if let Some(entry) = entry
+            && let Some(fd) = entry.connection.as_ref().and_then(|connection| connection.socket().fd())
+        {
+            epoll::modify(&self.epoll, fd, EventData::new_u64(token.to_u64()), entry.interest())?;
         }
         Ok(())
+    }
+
+    /// Registers EPOLLIN, or takes it away. A descriptor that is registered already is refused nothing.
+    #[cold]
+    fn mute(&mut self, token: Token, is_muted: bool) {
+        if let Some(entry) = self.entry(token) {
+            entry.is_muted = is_muted;
+        }
+        if let Err(error) = self.register(token) {
+            tracing::error!(%error, "epoll_ctl");
+        }
     }
 
     /// Makes the wait end at `until` or earlier.
@@ -228,8 +253,12 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
             return None;
         }
         let entry = self.entry(token)?;
-        entry.is_readable = true;
+        let was_readable = std::mem::replace(&mut entry.is_readable, true);
         entry.has_ended |= broken || flags.contains(EventFlags::RDHUP);
+        if was_readable && !entry.receive_wanted && !entry.has_ended {
+            self.mute(token, true);
+            return None;
+        }
         self.receive(token)
     }
 
@@ -300,8 +329,13 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
             Op::Receive(token) => {
                 let entry = self.entry(token)?;
                 entry.receive_wanted = true;
+                let is_muted = entry.is_muted;
                 if entry.is_readable {
                     self.readable.push_back(token);
+                }
+                if is_muted {
+                    // Before it is tried: what comes after that causes an event.
+                    self.mute(token, false);
                 }
                 None
             }
@@ -313,7 +347,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
                 let entry = self.entry(token)?;
                 if !std::mem::replace(&mut entry.tells_writable, true) {
                     entry.writable_wanted = true;
-                    if self.tell_writable(token).is_err() {
+                    if self.register(token).is_err() {
                         // A descriptor that cannot be watched is reported as writable: the send will return the error.
                         self.writable.push(token);
                     }
@@ -403,4 +437,83 @@ fn is_writable(socket: &Socket) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     // A descriptor that cannot be polled counts as writable: the send will return the error.
     rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const TOKEN: Token = Token { index: 0, generation: 1 };
+
+    struct Lab {
+        driver: EpollDriver<Socket, ()>,
+        client: UnixStream,
+        now: Millis,
+    }
+
+    impl Lab {
+        fn new() -> Self {
+            let (client, server) = UnixStream::pair().unwrap();
+            server.set_nonblocking(true).unwrap();
+            let mut driver = EpollDriver::new(WakeQueue::new().unwrap()).unwrap();
+            driver.attach(TOKEN, Arc::new(Socket::Os(server.into()))).unwrap();
+            Self { driver, client, now: 0 }
+        }
+
+        /// Waits for 50 ms at most; whether the connection caused an event, and what was received.
+        fn wait(&mut self) -> (bool, Option<Vec<u8>>) {
+            self.driver.wait(self.now, Some(self.now + 50)).unwrap();
+            self.now += 50;
+            let woken = self.driver.events.iter().any(|event| event.data.u64() == TOKEN.to_u64());
+            let mut received = None;
+            while let Some(completion) = self.driver.next() {
+                if let Completion::Received { result, .. } = completion {
+                    received = Some(result.unwrap().to_vec());
+                }
+            }
+            (woken, received)
+        }
+    }
+
+    #[test]
+    fn data_that_nobody_wants_wakes_twice() {
+        let mut lab = Lab::new();
+        let mut woken = 0;
+        for _ in 0..5 {
+            lab.client.write_all(b"x").unwrap();
+            woken += u32::from(lab.wait().0);
+        }
+        assert_eq!(woken, 2);
+        // All of it is there when it is wanted, and what comes then is reported.
+        for _ in 0..3 {
+            lab.driver.submit(Op::Receive(TOKEN));
+            assert_eq!(lab.wait().1.unwrap(), b"xxxxx");
+            lab.driver.submit(Op::Receive(TOKEN));
+            assert_eq!(lab.wait().1, None);
+            lab.client.write_all(b"y").unwrap();
+            assert_eq!(lab.wait(), (true, Some(b"y".to_vec())));
+            for _ in 0..5 {
+                lab.client.write_all(b"x").unwrap();
+                lab.wait();
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_is_reported_all_the_same() {
+        let mut lab = Lab::new();
+        for _ in 0..3 {
+            lab.client.write_all(b"x").unwrap();
+            lab.wait();
+        }
+        lab.client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(lab.wait().0);
+        for expected in [&b"xxx"[..], b""] {
+            lab.driver.submit(Op::Receive(TOKEN));
+            assert_eq!(lab.wait().1.unwrap(), expected);
+        }
+    }
 }
