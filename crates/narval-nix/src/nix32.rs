@@ -74,6 +74,7 @@ pub fn encode(bytes: &[u8]) -> String {
 }
 
 /// Whether all characters are nix32 digits.
+#[inline]
 pub fn has_digits_only(text: &[u8]) -> bool {
     text.iter().all(|&byte| VALUES[usize::from(byte)] != NO_DIGIT)
 }

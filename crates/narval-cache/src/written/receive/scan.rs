@@ -39,6 +39,7 @@ impl Scan {
         self.tail.extend_from_slice(keep);
     }
 
+    #[inline]
     fn take(&mut self, text: &[u8]) {
         // Most candidates have a character that is no digit of nix32: what is wrong with them is not worth an error's words.
         if nix32::has_digits_only(text)
