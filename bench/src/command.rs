@@ -111,6 +111,8 @@ enum What {
     PushServer(push::ServerArgs),
     /// Pushing to a binary cache: what it costs clients, each by its command
     PushClient(push::ClientArgs),
+    /// A server that receives, hashes, decodes and writes pushes, and nothing else: to be started by push-server
+    PushBare(push::bare::BareArgs),
     /// A TCP proxy that delays, and cuts connections
     Proxy {
         /// Where to listen
@@ -212,6 +214,7 @@ pub fn run() -> Result<()> {
             peers(&common)?.iter().try_for_each(|server| websocket::run(server, connections))
         }
         What::PushServer(arguments) => push::server_rows::run(&arguments),
+        What::PushBare(arguments) => push::bare::serve(&arguments),
         What::PushClient(arguments) => push::client_rows::run(&arguments),
         What::Proxy { listen, to, round_trip_ms, cut_after_bytes } => proxy(ProxyOptions {
             listen,

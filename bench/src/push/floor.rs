@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use narval_cache::decode::{Decoder, OUTPUT_LEN};
+use narval_cache::decode::Decoder;
 use narval_nix::Compression;
 use narval_store::NarReader;
 use rustix::time::{ClockId, clock_gettime};
@@ -14,6 +14,9 @@ use sha2::{Digest, Sha256};
 
 use super::trace::Trace;
 use crate::{Context, Result, failure};
+
+/// What is decoded and hashed at once, as in the server.
+pub const PIECE_LEN: usize = 64 * 1024;
 
 /// As `zstd -1`.
 const ZSTD_LEVEL: i32 = 1;
@@ -31,7 +34,7 @@ fn thread_time() -> Duration {
 /// When a file cannot be read or decoded.
 pub fn verification(trace: &Trace) -> Result<Duration> {
     let mut total = Duration::ZERO;
-    let mut buffer = vec![0; OUTPUT_LEN];
+    let mut buffer = vec![0; PIECE_LEN];
     for nar in &trace.nars {
         let doing = || nar.file.display().to_string();
         let file = fs::read(&nar.file).context(doing)?;

@@ -2,6 +2,7 @@
 //! a client, by its command. Beside them the floors (hashing and decoding what came; making and compressing what goes), nginx
 //! with its DAV module, and whatever else is named.
 
+pub mod bare;
 pub mod client_rows;
 pub mod floor;
 pub mod put;
