@@ -8,6 +8,7 @@ mod caches;
 mod client;
 mod complaints;
 mod contract;
+mod durable;
 mod full_disk;
 mod lab;
 mod limits;
