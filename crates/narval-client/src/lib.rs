@@ -74,7 +74,7 @@ pub use proxy::Proxies;
 pub use request::{Extra, Method, Request, Response};
 pub use resume::ResumingBody;
 pub use retry::RetryPolicy;
-pub use tls::TrustedCertificates;
+pub use tls::{TrustedCertificates, tls_config};
 pub use upload::{Answer, Payload, Upload};
 pub use url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
 

@@ -91,6 +91,15 @@ fn failed(reason: String) -> HttpError {
 
 /// The configuration shared by all connections (and with it the session tickets).
 pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
+    tls_config(&[b"http/1.1"]).map(Arc::new)
+}
+
+/// How servers are verified, for clients of another protocol than HTTP: against the same certificates. `protocols` are
+/// those that are offered (ALPN), the best first.
+///
+/// # Errors
+/// As [`TrustedCertificates::load`].
+pub fn tls_config(protocols: &[&[u8]]) -> Result<ClientConfig, HttpError> {
     let TrustedCertificates { roots, listed, .. } = TrustedCertificates::load()?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
@@ -99,8 +108,8 @@ pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
     let builder = builder.map_err(|error| failed(error.to_string()))?;
     let verifier = Arc::new(ListedVerifier { usual, listed });
     let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(config)
 }
 
 /// The usual verification, but a server whose own certificate is listed as trusted needs no other issuer. Such a

@@ -90,9 +90,14 @@ impl Cache {
         *self.state.elsewhere.write().unwrap_or_else(PoisonError::into_inner) = elsewhere;
     }
 
-    /// Changes with every change that a reader can see, by whichever process (those of others are seen within 10 ms).
+    /// Changes with every change that a reader can see, by whichever process: as [`Data::stamp`](super::Data::stamp).
     pub fn stamp(&self) -> Stamp {
         Stamp(self.index().stamp())
+    }
+
+    /// Whether other servers may add paths at any time: then it must be asked again for what it did not have.
+    pub fn is_shared(&self) -> bool {
+        self.index().is_shared()
     }
 
     /// The narinfo of a path, as it is served.

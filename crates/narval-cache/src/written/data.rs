@@ -55,8 +55,8 @@ impl Data {
         Ok(cache)
     }
 
-    /// Changes with every change that a reader can see, in any of its caches or of its tokens, by whichever process (those of others are
-    /// seen within 10 ms).
+    /// Changes with every change that a reader can see, in any of its caches or of its tokens, by whichever process: those of others are
+    /// seen within 10 ms, and within half a second if the index is in a database.
     pub fn stamp(&self) -> Stamp {
         Stamp(self.shared.index.stamp())
     }
@@ -73,7 +73,7 @@ impl Data {
 
     /// To be called at the end of a command that has changed something: a server beside it has noticed when this returns.
     pub fn wait_until_noticed(&self) {
-        std::thread::sleep(2 * super::index::NOTICED_AFTER);
+        std::thread::sleep(self.shared.index.noticed_after());
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {

@@ -24,6 +24,14 @@ pub enum DataError {
     /// The index fails.
     #[error(transparent)]
     Index(#[from] IndexError),
+    /// The folder and the index do not belong together.
+    #[error("the data folder '{}' cannot be used like this: {reason}", folder.display())]
+    Elsewhere {
+        /// The folder.
+        folder: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The settings of a cache can't be read.
     #[error("cache '{cache}': {source}")]
     Settings {

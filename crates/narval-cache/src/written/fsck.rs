@@ -9,7 +9,7 @@ use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher
 use super::error::io_error;
 use super::index::{Commit, PathRecord};
 use super::storage::{self, file_len};
-use super::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, NarFileName, Refusal};
+use super::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Refusal};
 
 /// What is read of a file at once.
 const BUFFER_LEN: usize = 256 * 1024;
@@ -90,11 +90,14 @@ impl Data {
     }
 
     /// Makes the index again from the files of all caches, reading and verifying every NAR. The present index is kept beside it,
-    /// as `index.sqlite.<time>`. Tokens, pins and settings are not in the files: see [`Data::export`]. No server may be running.
+    /// as `index.sqlite.<time>`; one in a database is not touched, and an empty database must be named. Tokens, pins and settings are not in the files: see [`Data::export`]. No server may be running.
     ///
     /// # Errors
     /// When the folder can't be read or written.
-    pub fn rebuild(path: &Path) -> Result<(Self, FsckReport), DataError> {
+    pub fn rebuild(path: &Path, database: Option<Database>) -> Result<(Self, FsckReport), DataError> {
+        if let Some(database) = &database {
+            super::database::must_be_empty(path, database)?;
+        }
         for suffix in ["", "-wal", "-shm"] {
             let from = path.join(format!("index.sqlite{suffix}"));
             let to = path.join(format!("index.sqlite.{}{suffix}", super::now()));
@@ -103,7 +106,7 @@ impl Data {
                 _ => {}
             }
         }
-        let data = Self::open(path, DataOptions::default())?;
+        let data = Self::open(path, DataOptions { database, ..DataOptions::default() })?;
         let mut report = FsckReport::default();
         let folders = entries(&path.join("caches")).map_err(|error| refused(path, &error))?;
         for folder in folders {

@@ -5,7 +5,7 @@
 //! into a [`Grant`]; whoever writes needs one. What is refused is a [`Refusal`], with a message for the client.
 //!
 //! ```text
-//! DIR/index.sqlite               the index (SQLite, WAL)
+//! DIR/index.sqlite               the index (SQLite, WAL), unless it is in a database ([`Database`])
 //! DIR/audit.jsonl                who wrote what
 //! DIR/blobs/<xx>/                NARs by NarHash, each once for all caches
 //! DIR/caches/<name>/             the standard layout of a binary cache: nginx can serve it
@@ -33,6 +33,7 @@ mod batch;
 mod cache;
 mod commit;
 mod data;
+mod database;
 mod elsewhere;
 mod error;
 mod export;
@@ -63,6 +64,7 @@ pub use batch::read_commit;
 pub use cache::{Cache, Listed, NarFile, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::Data;
+pub use database::Database;
 pub use elsewhere::Elsewhere;
 pub use error::DataError;
 pub use export::Imported;
@@ -93,3 +95,9 @@ fn now() -> u64 {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+#[cfg(feature = "postgres")]
+#[allow(clippy::duplicate_mod, reason = "the same tests with the index in a database")]
+#[path = "tests/mod.rs"]
+mod tests_on_postgres;

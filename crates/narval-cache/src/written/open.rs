@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use narval_store::{is_temporary_name, remove_leftovers};
 
 use super::data::Data;
+use super::database::{self, Database};
 use super::error::{DataError, io_error};
-use super::index::Sqlite;
 use super::oversized::Oversized;
 use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
@@ -31,6 +31,8 @@ const SETTLE_EVERY: Duration = Duration::from_secs(60);
 pub struct DataOptions {
     /// Do not make what is missing: a command that only reads says that there is no data folder instead.
     pub must_exist: bool,
+    /// Where the index is, if not in the folder.
+    pub database: Option<Database>,
     /// Forget what nothing keeps, so often: for a server, which also recompresses what it is set to. The first time is after one
     /// such period.
     pub collect_every: Option<Duration>,
@@ -46,16 +48,16 @@ impl Data {
     /// # Errors
     /// When the folder or its index can't be used.
     pub fn open(path: &Path, options: DataOptions) -> Result<Self, DataError> {
-        let index_path = path.join("index.sqlite");
-        if options.must_exist && !index_path.exists() {
-            let source = io::Error::new(io::ErrorKind::NotFound, "there is no index.sqlite in it");
+        let database = options.database.as_ref();
+        if options.must_exist && !database::exists(path, database) {
+            let source = io::Error::new(io::ErrorKind::NotFound, "there is no index in it");
             return Err(DataError::Io { action: "open the data folder", path: path.to_owned(), source });
         }
         let storage = Storage::open(path).map_err(|source| io_error("create the data folder", path, source))?;
         let incoming = path.join("incoming");
         remove_leftovers(&incoming, |name| is_temporary_name(name, TEMPORARY))
             .map_err(|source| io_error("clear up", &incoming, source))?;
-        let index = Box::new(Sqlite::open(&index_path)?);
+        let index = database::open(path, database)?;
         let (stop, stopped) = channel();
         let shared = Arc::new(Shared {
             storage,

@@ -32,6 +32,8 @@ pub enum RefusalKind {
     Unprocessable,
     /// 507: no room. Not an answer to a PUT of an old Nix: stop reading instead.
     NoSpace,
+    /// 503: the index cannot be reached; later it may be.
+    Away,
     /// 500: a file or the index fails.
     Failed,
 }
@@ -49,6 +51,7 @@ impl RefusalKind {
             Self::TooLarge => 413,
             Self::Unprocessable => 422,
             Self::Failed => 500,
+            Self::Away => 503,
             Self::NoSpace => 507,
         }
     }
@@ -104,6 +107,12 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 
 impl From<IndexError> for Refusal {
     fn from(error: IndexError) -> Self {
+        if error.is_away() {
+            // The log has it already, once.
+            tracing::debug!("{error}");
+            let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
+            return Self::new(RefusalKind::Away, message);
+        }
         tracing::error!("{error}");
         if error.is_full() {
             Self::no_space()

@@ -3,45 +3,67 @@
 //! A trait, because one machine has it in SQLite and many share one in PostgreSQL. Each method is one transaction: done as a
 //! whole when it returns, or not at all. What is said to be durable then survives a loss of power, too.
 
+#[cfg(feature = "postgres")]
+mod postgres;
 mod sqlite;
 
-use std::path::PathBuf;
+use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
 
 use super::CacheName;
 
-pub(crate) use sqlite::{NOTICED_AFTER, Sqlite};
+#[cfg(feature = "postgres")]
+pub(crate) use postgres::{Postgres, check_address};
+pub(crate) use sqlite::Sqlite;
 
 /// Why the index could not be asked or changed.
 #[derive(Debug, Clone, Error)]
 pub enum IndexError {
     /// The database fails.
-    #[error("the index '{}' fails: {reason}", path.display())]
+    #[error("the index '{index}' fails: {reason}")]
     Database {
-        /// Its file.
-        path: PathBuf,
+        /// Its file, or its address without the password.
+        index: String,
         /// What it says.
         reason: String,
         /// Whether there is no room for it.
         full: bool,
     },
+    /// The database cannot be reached, or does nothing at the moment. Nothing is wrong with what is in it.
+    #[error("the index '{index}' cannot be reached: {reason}")]
+    Away {
+        /// Its address without the password.
+        index: String,
+        /// Why.
+        reason: String,
+    },
     /// It was made by a later version.
-    #[error("the index '{}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one", path.display())]
+    #[error(
+        "the index '{index}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one"
+    )]
     Newer {
-        /// Its file.
-        path: PathBuf,
+        /// Its file, or its address without the password.
+        index: String,
         /// Its version.
         found: u32,
         /// The version that is known.
         known: u32,
     },
     /// The thread that writes it is gone.
-    #[error("the index '{}' is closed", path.display())]
+    #[error("the index '{index}' is closed")]
     Closed {
         /// Its file.
-        path: PathBuf,
+        index: String,
+    },
+    /// What names the database cannot be used.
+    #[error("the database '{database}' cannot be used: {reason}")]
+    Unusable {
+        /// Its address without the password.
+        database: String,
+        /// Why, and what to do.
+        reason: String,
     },
 }
 
@@ -49,6 +71,11 @@ impl IndexError {
     /// Whether there is no room for it.
     pub const fn is_full(&self) -> bool {
         matches!(self, Self::Database { full: true, .. })
+    }
+
+    /// Whether it cannot be reached, and may be reached later.
+    pub const fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. })
     }
 }
 
@@ -203,8 +230,13 @@ pub(crate) enum Pending {
 
 /// The index. Times are seconds since 1970.
 pub(crate) trait Index: Send + Sync {
-    /// A number that grows with every change that a reader can see, by whichever process.
+    /// A number that changes with every change that a reader can see: at once by this process, within
+    /// [`Index::noticed_after`] by others. It stays while the index cannot be reached.
     fn stamp(&self) -> u64;
+    /// How long it takes until other processes notice a change by this one.
+    fn noticed_after(&self) -> Duration;
+    /// Whether other processes may add paths at any time, so that it must be asked again for what was not there.
+    fn is_shared(&self) -> bool;
 
     /// All caches.
     fn caches(&self) -> Result<Vec<CacheRecord>, IndexError>;

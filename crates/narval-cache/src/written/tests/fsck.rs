@@ -87,15 +87,15 @@ fn attic_125_the_index_is_made_again_from_the_files() {
     let saved = fixture.data.export().unwrap();
     let narinfo = fixture.cache.narinfo(&program.part()).unwrap().unwrap();
     let usage = fixture.cache.usage().unwrap();
-    let Fixture { folder, data, cache } = fixture;
+    let Fixture { mut folder, data, cache } = fixture;
     drop((data, cache));
-    fs::write(folder.path().join("index.sqlite"), "not a database any more").unwrap();
+    folder.lose_index();
     let damaged = folder.path().join("caches/other/nar").join(library.file_name(Compression::Zstd));
     let copy = fs::read(&damaged).unwrap();
     fs::remove_file(&damaged).unwrap();
     fs::write(&damaged, copy).unwrap();
     flip(&damaged);
-    let (data, report) = Data::rebuild(folder.path()).unwrap();
+    let (data, report) = Data::rebuild(folder.path(), folder.database()).unwrap();
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
     assert_eq!(cache.narinfo(&program.part()).unwrap().unwrap(), narinfo);
     assert_eq!(cache.usage().unwrap(), usage);

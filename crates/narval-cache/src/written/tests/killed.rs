@@ -13,16 +13,17 @@ const ROUNDS: u32 = 40;
 const VICTIM: &str = "NARVAL_TEST_VICTIM";
 
 /// Runs one test of this program in a process of its own.
-fn victim(test: &str, folder: &std::path::Path) -> Command {
+fn victim(test: &str, place: &Place) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([
         "--exact",
-        &format!("written::tests::killed::{test}"),
+        &format!("{}::{test}", module_path!().split_once("::").unwrap().1),
         "--ignored",
         "--nocapture",
         "--test-threads=1",
     ]);
-    command.env(VICTIM, folder).stdout(Stdio::null());
+    place.tell(&mut command);
+    command.env(VICTIM, place.path()).stdout(Stdio::null());
     command
 }
 
@@ -40,7 +41,7 @@ fn closures(number: u64) -> Vec<TestPath> {
 #[ignore = "the process that is killed"]
 fn pushes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(VICTIM) else { return };
-    let data = Data::open(folder.as_ref(), DataOptions::default()).unwrap();
+    let data = Place::told(folder.as_ref());
     let cache = data.create_cache(&CacheName::default(), &CacheSettings::default()).unwrap();
     let next = AtomicU64::new(u64::from(std::process::id()));
     std::thread::scope(|scope| {
@@ -95,14 +96,14 @@ fn check(data: &Data) -> u64 {
 #[test]
 fn kill_9_at_any_moment() {
     let rounds = std::env::var("NARVAL_KILL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Place::new();
     let mut seen = 0;
     for round in 0..rounds {
-        let child = victim("pushes_until_it_is_killed", folder.path()).spawn().unwrap();
+        let child = victim("pushes_until_it_is_killed", &folder).spawn().unwrap();
         // From before the folder is open to the middle of its work.
         std::thread::sleep(Duration::from_millis(u64::from(round % 20) * 15));
         kill(child);
-        let data = Data::open(folder.path(), DataOptions::default()).unwrap();
+        let data = folder.open();
         let cache = data.create_cache(&CacheName::default(), &CacheSettings::default()).unwrap();
         seen += check(&data);
         let incoming = std::fs::read_dir(folder.path().join("incoming")).unwrap().count();
@@ -124,7 +125,7 @@ fn kill_9_at_any_moment() {
 fn pushes_until_the_disk_is_full() {
     let Some(folder) = std::env::var_os(VICTIM) else { return };
     let folder = std::path::PathBuf::from(folder);
-    let data = Data::open(&folder, DataOptions::default()).unwrap();
+    let data = Place::told(&folder);
     let cache = data.create_cache(&CacheName::default(), &CacheSettings::default()).unwrap();
     let path = |number: u64| {
         // Nothing that a file system could make smaller.
@@ -161,24 +162,25 @@ fn pushes_until_the_disk_is_full() {
     }
     push(1000).unwrap();
     drop((cache, data));
-    let data = Data::open(&folder, DataOptions::default()).unwrap();
+    let data = Place::told(&folder);
     assert_eq!(check(&data), pushed.len() as u64 - 2);
     std::fs::write(folder.join("done"), "").unwrap();
 }
 
 #[test]
 fn a_full_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let place = Place::new();
+    let folder = place.path();
     let may_mount = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     if !may_mount.is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: a file system of the test's own can't be mounted");
         return;
     }
-    let inner = victim("pushes_until_the_disk_is_full", folder);
+    let inner = victim("pushes_until_the_disk_is_full", &place);
     let mut command = Command::new("unshare");
     let script = "mount -t tmpfs -o size=6m none \"$0\" && \"$@\" && test -e \"$0/done\"";
     command.args(["-m", "sh", "-c", script, folder.to_str().unwrap()]).arg(inner.get_program()).args(inner.get_args());
+    place.tell(&mut command);
     command.env(VICTIM, folder);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -5,6 +5,9 @@ mod fsck;
 mod hostile;
 mod killed;
 mod oversized;
+mod place;
+#[path = "../../../tests/postgres/mod.rs"]
+pub(super) mod postgres;
 mod receiving;
 mod recompressing;
 mod retention;
@@ -12,15 +15,14 @@ mod tokens;
 
 use std::io::Write;
 
+use self::place::Place;
+use super::*;
 use narval_nix::nar::{Encoder, Event};
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, Sha256, StoreDir, StorePath};
-use tempfile::TempDir;
-
-use super::*;
 
 /// A data folder with the default cache.
 pub(super) struct Fixture {
-    pub(super) folder: TempDir,
+    pub(super) folder: Place,
     pub(super) data: Data,
     pub(super) cache: Cache,
 }
@@ -31,8 +33,8 @@ impl Fixture {
     }
 
     pub(super) fn with(settings: &CacheSettings) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let data = Data::open(folder.path(), DataOptions::default()).unwrap();
+        let folder = Place::new();
+        let data = folder.open();
         let cache = data.create_cache(&CacheName::default(), settings).unwrap();
         Self { folder, data, cache }
     }
@@ -41,7 +43,7 @@ impl Fixture {
     pub(super) fn reopen(self) -> Self {
         let Self { folder, data, cache } = self;
         drop((cache, data));
-        let data = Data::open(folder.path(), DataOptions::default()).unwrap();
+        let data = folder.open();
         let cache = data.cache(&CacheName::default()).unwrap().unwrap();
         Self { folder, data, cache }
     }

@@ -41,10 +41,9 @@ fn everything_becomes_zstd_and_old_names_keep_their_bytes() {
     }
     push_as(cache, &twin, Compression::Xz);
     let before: Vec<NarInfo> = paths.iter().map(|path| info(cache, path)).collect();
-    let database = rusqlite::Connection::open(fixture.folder.path().join("index.sqlite")).unwrap();
     let old_use = now() - 40 * DAY;
     cache.record_uses();
-    database.execute("update paths set used = ?", [old_use]).unwrap();
+    fixture.folder.sql(&format!("update paths set used = {old_use}"));
     let stamp = cache.stamp();
     assert_eq!((cache.recompress().unwrap(), cache.recompress().unwrap()), (3, 0));
     assert_ne!(cache.stamp(), stamp, "what is remembered is asked for again");

@@ -68,7 +68,7 @@ fn attic_34_revoked_at_once_and_everywhere() {
     let fixture = Fixture::new();
     let (info, text) = fixture.data.tokens().create(&new_token("push")).unwrap();
     let elsewhere =
-        Data::open(fixture.folder.path(), DataOptions { must_exist: true, ..DataOptions::default() }).unwrap();
+        Data::open(fixture.folder.path(), DataOptions { must_exist: true, ..fixture.folder.options() }).unwrap();
     assert!(elsewhere.tokens().verify(text.as_bytes()).unwrap().is_some());
     assert!(fixture.data.tokens().revoke(&info.id).unwrap());
     assert!(elsewhere.tokens().verify(text.as_bytes()).unwrap().is_none());
@@ -98,9 +98,9 @@ fn the_audit_log_says_who_did_what() {
 
 #[test]
 fn a_folder_that_must_exist() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Place::new();
     let path = folder.path().join("data");
-    let error = Data::open(&path, DataOptions { must_exist: true, ..DataOptions::default() }).unwrap_err();
-    assert!(error.to_string().contains("no index.sqlite"), "{error}");
+    let error = Data::open(&path, DataOptions { must_exist: true, ..folder.options() }).unwrap_err();
+    assert!(error.to_string().contains("no index in it"), "{error}");
     assert!(!path.exists());
 }

@@ -36,7 +36,7 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
         if !folder.join("caches").is_dir() {
             return Err(Failure::usage(format!("'{}' is no data folder: it has no 'caches'", folder.display())));
         }
-        Data::rebuild(&folder).map_err(Failure::runtime)?.1
+        Data::rebuild(&folder, None).map_err(Failure::runtime)?.1
     } else {
         let data = args.data.open()?;
         let report =

@@ -37,9 +37,8 @@ const STATEMENTS_MAX: usize = 48;
 /// SQLite's page cache per connection, in KiB. Small: the kernel's page cache is behind it.
 const PAGE_CACHE_KIB: i64 = 1024;
 
-/// Changes by other processes are looked for at most this often. A command that changes something waits for twice as long
-/// before it ends, so that no server answers from before it afterwards.
-pub(crate) const NOTICED_AFTER: Duration = Duration::from_millis(10);
+/// Changes by other processes are looked for at most this often.
+const NOTICED_AFTER: Duration = Duration::from_millis(10);
 
 /// The index in SQLite.
 pub(crate) struct Sqlite {
@@ -133,6 +132,14 @@ impl Index for Sqlite {
             }
         }
         self.stamp.load(Ordering::Acquire)
+    }
+
+    fn noticed_after(&self) -> Duration {
+        2 * NOTICED_AFTER
+    }
+
+    fn is_shared(&self) -> bool {
+        false
     }
 
     fn caches(&self) -> Result<Vec<CacheRecord>, IndexError> {
@@ -328,7 +335,7 @@ fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
 
 fn sql_error(path: &Path, error: &rusqlite::Error) -> IndexError {
     let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
-    IndexError::Database { path: path.to_owned(), reason: error.to_string(), full }
+    IndexError::Database { index: path.display().to_string(), reason: error.to_string(), full }
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         transaction.commit().map_err(fail)?;
     }
     if found > VERSION {
-        return Err(IndexError::Newer { path: path.to_owned(), found, known: VERSION });
+        return Err(IndexError::Newer { index: path.display().to_string(), found, known: VERSION });
     }
     Ok(())
 }

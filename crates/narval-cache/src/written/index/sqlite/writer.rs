@@ -48,7 +48,7 @@ impl Writer {
         let run = move || write_all(&connection, &file, &queue, &stamp);
         let thread = std::thread::Builder::new().name("cache-index".into()).spawn(run);
         let thread = thread.map_err(|error| IndexError::Database {
-            path: path.to_owned(),
+            index: path.display().to_string(),
             reason: format!("no thread for it: {error}"),
             full: false,
         })?;
@@ -61,7 +61,7 @@ impl Writer {
         durability: Durability,
         change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, IndexError> {
-        let closed = || IndexError::Closed { path: self.path.clone() };
+        let closed = || IndexError::Closed { index: self.path.display().to_string() };
         let (answer, answered) = sync_channel(1);
         let path = self.path.clone();
         let change = Box::new(move |connection: &Connection| {

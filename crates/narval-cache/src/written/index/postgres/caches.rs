@@ -1,0 +1,78 @@
+//! Caches, and what files may not show yet.
+
+use narval_nix::Sha256;
+use tokio_postgres::{Client, Row};
+
+use super::Change;
+use super::pool::Failed;
+use super::sql::{execute, get, int, p, parsed, query, query_opt};
+use crate::written::CacheName;
+use crate::written::index::{CacheId, CacheRecord, Pending};
+
+fn record(row: &Row) -> Result<CacheRecord, Failed> {
+    Ok(CacheRecord { id: CacheId(get(row, 0)?), name: parsed(row, 1)?, settings: get(row, 2)? })
+}
+
+pub(super) async fn all(client: &Client) -> Result<Vec<CacheRecord>, Failed> {
+    let rows = query(client, "select id, name, settings from narval.caches order by name", &[]).await?;
+    rows.iter().map(record).collect()
+}
+
+pub(super) async fn create(
+    change: &Change<'_>,
+    name: &CacheName,
+    settings: &str,
+    now: u64,
+) -> Result<CacheRecord, Failed> {
+    let name = name.as_str();
+    let add = "insert into narval.caches (name, settings, created) values ($1, $2, $3) on conflict (name) do nothing";
+    execute(change.client, add, &[p(&name), p(&settings), p(&int(now))]).await?;
+    change.is_visible().await?;
+    let find = "select id, name, settings from narval.caches where name = $1";
+    record(&query_opt(change.client, find, &[p(&name)]).await?.ok_or(Failed::Changed)?)
+}
+
+pub(super) async fn set_settings(change: &Change<'_>, cache: CacheId, settings: &str) -> Result<(), Failed> {
+    execute(change.client, "update narval.caches set settings = $1 where id = $2", &[p(&settings), p(&cache.0)])
+        .await?;
+    change.is_visible().await
+}
+
+/// Notes that files may not be as the index says from now on.
+pub(super) async fn add_pending(change: &Change<'_>, cache: CacheId, kind: &str, names: &[&str]) -> Result<(), Failed> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let add = "insert into narval.pending (cache, kind, name) select $1, $2, unnest($3)";
+    execute(change.client, add, &[p(&cache.0), p(&kind), p(&names.to_vec())]).await.map(drop)
+}
+
+pub(super) async fn pending(client: &Client, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, Failed> {
+    let all = "select id, cache, kind, name from narval.pending where id > $1 order by id";
+    let rows = query(client, all, &[p(&after)]).await?;
+    rows.iter().map(|row| Ok((get(row, 0)?, CacheId(get(row, 1)?), what(row)?))).collect()
+}
+
+fn what(row: &Row) -> Result<Pending, Failed> {
+    Ok(match get(row, 2)? {
+        "path" => Pending::Path(parsed(row, 3)?),
+        "file" => Pending::File(get(row, 3)?),
+        _ => {
+            let name: &str = get(row, 3)?;
+            let blob = name.split_once(' ').and_then(|(hash, compression)| {
+                Some(Pending::Blob(hash.parse::<Sha256>().ok()?, compression.parse().ok()?))
+            });
+            blob.ok_or_else(|| Failed::Row(format!("'{name}' in the table of pending changes is no blob")))?
+        }
+    })
+}
+
+pub(super) async fn settle(change: &Change<'_>, up_to: i64) -> Result<(), Failed> {
+    execute(change.client, "delete from narval.pending where id <= $1", &[p(&up_to)]).await.map(drop)
+}
+
+/// With the lock for oneself: whatever is added later has a greater number.
+pub(super) async fn pending_max(change: &Change<'_>) -> Result<Option<i64>, Failed> {
+    let row = query_opt(change.client, "select max(id) from narval.pending", &[]).await?;
+    row.map_or(Ok(None), |row| get(&row, 0))
+}

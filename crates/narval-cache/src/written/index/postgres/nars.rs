@@ -1,0 +1,180 @@
+//! Stored NARs and their names.
+
+use narval_nix::{Compression, HashPart, NarHash, Sha256};
+use tokio_postgres::{Client, Row};
+
+use super::Change;
+use super::caches::add_pending;
+use super::pool::Failed;
+use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
+use crate::written::index::{CacheId, NarRecord, Usage};
+
+const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
+
+fn record(row: &Row) -> Result<NarRecord, Failed> {
+    let found: &str = get(row, 6)?;
+    Ok(NarRecord {
+        nar_hash: hash(row, 0)?,
+        nar_size: number(row, 1)?,
+        compression: parsed(row, 2)?,
+        file_hash: hash(row, 3)?,
+        file_size: number(row, 4)?,
+        listing_size: maybe_number(row, 5)?,
+        found: split(found),
+    })
+}
+
+fn named(row: &Row) -> Result<(String, NarRecord), Failed> {
+    Ok((get(row, 7)?, record(row)?))
+}
+
+/// Hash parts that stand one after another.
+fn split(text: &str) -> Vec<HashPart> {
+    let parts = text.as_bytes().chunks(narval_nix::store_path::HASH_PART_LEN);
+    parts.filter_map(|part| HashPart::parse(part).ok()).collect()
+}
+
+pub(super) async fn nar(
+    client: &Client,
+    nar_hash: &NarHash,
+    compression: Compression,
+) -> Result<Option<NarRecord>, Failed> {
+    let query = format!("select {COLUMNS} from narval.nars n where nar_hash = $1 and compression = $2");
+    let (nar_hash, compression): (&[u8], _) = (nar_hash.as_bytes(), compression.name());
+    query_opt(client, &query, &[p(&nar_hash), p(&compression)]).await?.map(|row| record(&row)).transpose()
+}
+
+pub(super) async fn file(client: &Client, cache: CacheId, name: &str) -> Result<Option<NarRecord>, Failed> {
+    let query = format!(
+        "select {COLUMNS} from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 and f.name = $2"
+    );
+    query_opt(client, &query, &[p(&cache.0), p(&name)]).await?.map(|row| record(&row)).transpose()
+}
+
+pub(super) async fn files(client: &Client, cache: CacheId) -> Result<Vec<(String, NarRecord)>, Failed> {
+    let all = format!(
+        "select {COLUMNS}, f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
+         order by f.name"
+    );
+    query(client, &all, &[p(&cache.0)]).await?.iter().map(named).collect()
+}
+
+pub(super) async fn files_of(
+    client: &Client,
+    cache: CacheId,
+    nar_hash: &NarHash,
+) -> Result<Vec<(String, NarRecord)>, Failed> {
+    let all = format!(
+        "select {COLUMNS}, f.name from narval.nars n join narval.files f on f.nar = n.id and f.cache = $1 \
+         where n.nar_hash = $2 order by f.name"
+    );
+    let nar_hash: &[u8] = nar_hash.as_bytes();
+    query(client, &all, &[p(&cache.0), p(&nar_hash)]).await?.iter().map(named).collect()
+}
+
+/// Gives a name to a NAR. Where a row has another file's hash, that file is lost and this one takes its place: what was named
+/// after the lost one is forgotten, since its narinfos say what is no longer true. That needs the lock for oneself.
+pub(super) async fn add_file(
+    change: &Change<'_>,
+    cache: CacheId,
+    name: &str,
+    nar: &NarRecord,
+    now: u64,
+) -> Result<(), Failed> {
+    insert(change, nar).await?;
+    let (mut id, file_hash, file_size) = locked(change, nar).await?;
+    if (file_hash, file_size) != (nar.file_hash, nar.file_size) {
+        if !change.is_alone {
+            return Err(Failed::NeedsLock);
+        }
+        forget_names(change, id).await?;
+        insert(change, nar).await?;
+        (id, ..) = locked(change, nar).await?;
+    }
+    let bytes = int(nar.file_size.saturating_add(nar.listing_size.unwrap_or(0)));
+    let add = "with counted as (update narval.caches set bytes = bytes + $4 where id = $1 \
+           and not exists (select from narval.files where nar = $3 and cache = $1)), \
+         noted as (insert into narval.pending (cache, kind, name) values ($1, 'file', $2)) \
+         insert into narval.files as f (cache, name, nar, added, used, orphaned) values ($1, $2, $3, $5, $5, $5) \
+         on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, \
+         orphaned = case when f.orphaned is null then null else excluded.orphaned end";
+    let now = int(now);
+    execute(change.client, add, &[p(&cache.0), p(&name), p(&id), p(&bytes), p(&now)]).await.map(drop)
+}
+
+async fn insert(change: &Change<'_>, nar: &NarRecord) -> Result<(), Failed> {
+    let insert = "insert into narval.nars (nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
+         values ($1, $2, $3, $4, $5, $6, $7) on conflict (nar_hash, compression) do nothing";
+    let (nar_hash, file_hash): (&[u8], &[u8]) = (nar.nar_hash.as_bytes(), nar.file_hash.as_bytes());
+    let (nar_size, file_size, listing) = (int(nar.nar_size), int(nar.file_size), nar.listing_size.map(int));
+    let (compression, found) = (nar.compression.name(), nar.found.iter().map(HashPart::as_str).collect::<String>());
+    let params = [p(&nar_hash), p(&compression), p(&nar_size), p(&file_hash), p(&file_size), p(&listing), p(&found)];
+    execute(change.client, insert, &params).await.map(drop)
+}
+
+/// The row of a NAR, which others who give it a name wait for.
+async fn locked(change: &Change<'_>, nar: &NarRecord) -> Result<(i64, Sha256, u64), Failed> {
+    let query = "select id, file_hash, file_size from narval.nars where nar_hash = $1 and compression = $2 for update";
+    let (nar_hash, compression): (&[u8], _) = (nar.nar_hash.as_bytes(), nar.compression.name());
+    let row = query_opt(change.client, query, &[p(&nar_hash), p(&compression)]).await?.ok_or(Failed::Changed)?;
+    Ok((get(&row, 0)?, hash(&row, 1)?, number(&row, 2)?))
+}
+
+/// Forgets every name of a NAR, and the paths that are served from it.
+async fn forget_names(change: &Change<'_>, nar: i64) -> Result<(), Failed> {
+    let names = query(change.client, "select cache, name from narval.files where nar = $1", &[p(&nar)]).await?;
+    for row in &names {
+        remove_files(change, CacheId(get(row, 0)?), &[get(row, 1)?]).await?;
+    }
+    // A row that had no name at all.
+    let last = "delete from narval.nars where id = $1 and not exists (select from narval.files where nar = $1)";
+    execute(change.client, last, &[p(&nar)]).await.map(drop)
+}
+
+/// Forgets names, whose files are gone, and the paths that are served from them. Needs the lock for oneself.
+pub(super) async fn remove_files(change: &Change<'_>, cache: CacheId, names: &[&str]) -> Result<(), Failed> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let (client, names) = (change.client, names.to_vec());
+    let paths = "with gone as (delete from narval.paths where cache = $1 and file = any($2) returning hash_part) \
+         insert into narval.pending (cache, kind, name) select $1, 'path', hash_part from gone";
+    execute(client, paths, &[p(&cache.0), p(&names)]).await?;
+    let files = "with gone as (delete from narval.files where cache = $1 and name = any($2) returning name, nar), \
+         noted as (insert into narval.pending (cache, kind, name) select $1, 'file', name from gone) \
+         select distinct nar from gone";
+    let rows = query(client, files, &[p(&cache.0), p(&names)]).await?;
+    let nars: Vec<i64> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
+    let bytes = "update narval.caches set bytes = greatest(0, bytes - coalesce((\
+           select sum(n.file_size + coalesce(n.listing_size, 0)) from narval.nars n where n.id = any($2) \
+           and not exists (select from narval.files f where f.nar = n.id and f.cache = $1)), 0)::bigint) where id = $1";
+    execute(client, bytes, &[p(&cache.0), p(&nars)]).await?;
+    let last = "delete from narval.nars n where n.id = any($1) \
+         and not exists (select from narval.files f where f.nar = n.id) returning nar_hash, compression";
+    let blobs = query(client, last, &[p(&nars)]).await?;
+    let blobs = blobs.iter().map(|row| Ok(format!("{} {}", hash(row, 0)?, get::<&str>(row, 1)?)));
+    let blobs: Vec<String> = blobs.collect::<Result<_, Failed>>()?;
+    let blobs: Vec<&str> = blobs.iter().map(String::as_str).collect();
+    add_pending(change, cache, "blob", &blobs).await?;
+    // Even where no path is hidden: nodes remember what names mean.
+    change.is_visible().await
+}
+
+pub(super) async fn not_zstd(client: &Client, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, Failed> {
+    let some = "select f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
+         and f.name > $2 and f.orphaned is null and n.compression <> $3 order by f.name limit $4";
+    let (zstd, max) = (Compression::Zstd.name(), int(max as u64));
+    let rows = query(client, some, &[p(&cache.0), p(&after), p(&zstd), p(&max)]).await?;
+    rows.iter().map(|row| get(row, 0)).collect()
+}
+
+pub(super) async fn usage(client: &Client, cache: CacheId) -> Result<Usage, Failed> {
+    let count = "select (select count(*) from narval.paths where cache = $1), \
+         (select count(*) from narval.files where cache = $1), coalesce((select bytes from narval.caches where id = $1), 0)";
+    match query_opt(client, count, &[p(&cache.0)]).await? {
+        Some(row) => {
+            Ok(Usage { paths: number(&row, 0)?, files: number(&row, 1)?, bytes: number(&row, 2)?, small_bytes: 0 })
+        }
+        None => Ok(Usage::default()),
+    }
+}

@@ -1,0 +1,313 @@
+//! Connections to PostgreSQL: a bounded pool with deadlines, and what is answered while the database is away.
+//!
+//! Nothing here depends on a session: each transaction sets what it needs for itself, and statements are not prepared. So
+//! `pgbouncer` may hand out connections by transaction.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Error as SqlError};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::address::{Address, CONNECT_TIMEOUT};
+use crate::written::index::IndexError;
+
+/// The most connections of one process, besides the one that watches for changes.
+const CONNECTIONS_MAX: usize = 16;
+
+/// How long a request waits for one of them.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long a connection is kept that nobody uses.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// Why a statement or a transaction failed.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The database says so, or the connection broke.
+    Sql(SqlError),
+    /// There was no answer for so long.
+    Deadline(Duration),
+    /// A row that cannot be read.
+    Row(String),
+    /// Another process changed the same paths: nothing is done.
+    Changed,
+    /// It must be done again with [`Lock::Alone`](super::Lock::Alone).
+    NeedsLock,
+}
+
+impl From<SqlError> for Failed {
+    fn from(error: SqlError) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl Failed {
+    fn state(&self) -> Option<&SqlState> {
+        match self {
+            Self::Sql(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    /// The connection is of no use any more.
+    pub(super) fn breaks_connection(&self) -> bool {
+        match self {
+            Self::Deadline(_) => true,
+            Self::Sql(error) => match error.code() {
+                // The server ends it: 57P01 to 57P05, and class 08.
+                Some(state) => state.code().starts_with("57P") || state.code().starts_with("08"),
+                // Closed, or broken. What the client finds wrong with values has a cause of another kind.
+                None => error.is_closed() || is_io(error),
+            },
+            _ => false,
+        }
+    }
+
+    /// Two transactions were in each other's way, and PostgreSQL undid this one: it is done again.
+    pub(super) fn is_collision(&self) -> bool {
+        [
+            &SqlState::T_R_SERIALIZATION_FAILURE,
+            &SqlState::T_R_DEADLOCK_DETECTED,
+            &SqlState::FOREIGN_KEY_VIOLATION,
+            &SqlState::UNIQUE_VIOLATION,
+        ]
+        .into_iter()
+        .any(|state| self.state() == Some(state))
+    }
+
+    /// Nothing is wrong with the database; it does not do this at the moment.
+    fn is_temporary(&self) -> bool {
+        let states = [
+            &SqlState::LOCK_NOT_AVAILABLE,
+            &SqlState::QUERY_CANCELED,
+            &SqlState::TOO_MANY_CONNECTIONS,
+            &SqlState::READ_ONLY_SQL_TRANSACTION,
+            &SqlState::OUT_OF_MEMORY,
+            &SqlState::INSUFFICIENT_RESOURCES,
+        ];
+        self.breaks_connection() || self.is_collision() || states.into_iter().any(|state| self.state() == Some(state))
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::Sql(error) => describe(error),
+            Self::Deadline(after) => format!("no answer within {} s", after.as_secs()),
+            Self::Row(reason) => reason.clone(),
+            Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
+        }
+    }
+
+    pub(super) fn at(&self, index: &str) -> IndexError {
+        let (index, reason) = (index.to_owned(), self.reason());
+        if self.is_temporary() {
+            return IndexError::Away { index, reason };
+        }
+        IndexError::Database { index, reason, full: self.state() == Some(&SqlState::DISK_FULL) }
+    }
+}
+
+fn is_io(error: &SqlError) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    causes.into_iter().any(|cause| cause.is::<std::io::Error>())
+}
+
+/// An error with its causes, in one line.
+pub(super) fn describe(error: &SqlError) -> String {
+    if let Some(error) = error.as_db_error() {
+        return format!("{} ({})", error.message(), error.code().code());
+    }
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
+
+/// A connection, with the runtime that moves its bytes while somebody waits for an answer.
+pub(super) struct Connection {
+    runtime: Runtime,
+    client: Client,
+    used: Instant,
+}
+
+impl Connection {
+    fn open(address: &Address, tls: &MakeRustlsConnect) -> Result<Self, Failed> {
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(|error| Failed::Row(format!("no resources for a connection: {error}")))?;
+        let connected = runtime.block_on(async {
+            let connect = address.config.connect(tls.clone());
+            let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
+            let (client, connection) = connected.map_err(|_| Failed::Deadline(CONNECT_TIMEOUT))??;
+            tokio::spawn(async move {
+                // Whoever uses the connection is told, too.
+                if let Err(error) = connection.await {
+                    tracing::debug!("connection to the index: {}", describe(&error));
+                }
+            });
+            Ok(client)
+        });
+        match connected {
+            Ok(client) => Ok(Self { runtime, client, used: Instant::now() }),
+            Err(error) => {
+                // A look-up of the name may hang; it is not waited for.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    /// Does something, within a deadline.
+    pub(super) fn run<T>(
+        &mut self,
+        deadline: Duration,
+        work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        let Self { runtime, client, used } = self;
+        let done = runtime.block_on(async { tokio::time::timeout(deadline, work(client)).await });
+        *used = Instant::now();
+        done.unwrap_or(Err(Failed::Deadline(deadline)))
+    }
+
+    /// Whether it may still be used: the server has not closed it, as far as is known here.
+    fn is_open(&self) -> bool {
+        // Lets the end of the connection be noticed.
+        self.runtime.block_on(tokio::task::yield_now());
+        !self.client.is_closed() && self.used.elapsed() < IDLE_MAX
+    }
+}
+
+/// The connections of a process.
+pub(super) struct Pool {
+    address: Address,
+    tls: MakeRustlsConnect,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Connection>,
+    /// How many are in use.
+    out: usize,
+    /// Why the database cannot be reached. Nobody tries until [`Pool::is_back`].
+    away: Option<String>,
+}
+
+impl Pool {
+    pub(super) fn new(address: Address, tls: MakeRustlsConnect) -> Self {
+        Self { address, tls, state: Mutex::default(), returned: Condvar::new() }
+    }
+
+    /// What the database is called in messages.
+    pub(super) fn name(&self) -> &str {
+        &self.address.name
+    }
+
+    /// A connection beside those of the pool.
+    pub(super) fn open(&self) -> Result<Connection, Failed> {
+        Connection::open(&self.address, &self.tls)
+    }
+
+    /// A connection, and whether it was used before: it may turn out to be closed then.
+    pub(super) fn take(&self) -> Result<(Connection, bool), IndexError> {
+        let until = Instant::now() + WAIT_MAX;
+        let mut state = self.state();
+        loop {
+            if let Some(reason) = &state.away {
+                return Err(IndexError::Away { index: self.name().to_owned(), reason: reason.clone() });
+            }
+            if let Some(connection) = state.idle.pop() {
+                state.out += 1;
+                drop(state);
+                if connection.is_open() {
+                    return Ok((connection, true));
+                }
+                drop(connection);
+                return Ok((self.open_counted()?, false));
+            }
+            if state.out < CONNECTIONS_MAX {
+                state.out += 1;
+                drop(state);
+                return Ok((self.open_counted()?, false));
+            }
+            let wait = until.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                let reason = format!("all {CONNECTIONS_MAX} connections are in use");
+                return Err(IndexError::Away { index: self.name().to_owned(), reason });
+            }
+            state = self.returned.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Opens a connection that is counted as in use already.
+    fn open_counted(&self) -> Result<Connection, IndexError> {
+        self.open().map_err(|error| {
+            self.lost(&error);
+            error.at(self.name())
+        })
+    }
+
+    /// A connection that is not needed any more.
+    pub(super) fn give_back(&self, connection: Connection) {
+        let mut state = self.state();
+        state.out = state.out.saturating_sub(1);
+        state.idle.push(connection);
+        drop(state);
+        self.returned.notify_one();
+    }
+
+    /// A connection that is of no use any more, and is dropped.
+    pub(super) fn lost(&self, error: &Failed) {
+        let mut state = self.state();
+        state.out = state.out.saturating_sub(1);
+        // Those of the same age may be closed, too.
+        let idle = std::mem::take(&mut state.idle);
+        drop(state);
+        self.returned.notify_one();
+        drop(idle);
+        if error.breaks_connection() {
+            self.is_away(error);
+        }
+    }
+
+    /// As [`Pool::lost`], of one that may simply be too old: the next one tells.
+    pub(super) fn outdated(&self) {
+        let mut state = self.state();
+        state.out = state.out.saturating_sub(1);
+        let idle = std::mem::take(&mut state.idle);
+        drop(state);
+        self.returned.notify_one();
+        drop(idle);
+    }
+
+    /// Nobody is to wait for the database until it is back.
+    pub(super) fn is_away(&self, error: &Failed) {
+        let reason = error.reason();
+        let mut state = self.state();
+        if state.away.is_none() {
+            tracing::error!("the index '{}' cannot be reached: {reason}. What is in memory is served on", self.name());
+        }
+        state.away = Some(reason);
+        drop(state);
+        self.returned.notify_all();
+    }
+
+    /// The database answers.
+    pub(super) fn is_back(&self) {
+        if self.state().away.take().is_some() {
+            tracing::info!("the index '{}' is reached again", self.name());
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

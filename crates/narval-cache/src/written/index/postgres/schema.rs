@@ -1,0 +1,215 @@
+//! Tables, and how they are made and changed: by one node at a time, while others of this version and the one before go on.
+
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use super::lease::Lease;
+use super::pool::{Connection, Failed};
+use super::sql::{execute, p, query_opt};
+use crate::written::index::IndexError;
+
+/// The version of [`TABLES`].
+const VERSION: u32 = 1;
+
+/// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
+const COMPATIBLE: u32 = 1;
+
+/// PostgreSQL 13: `pg_current_snapshot`, and transaction ids that never come again.
+const SERVER_MIN: i32 = 130_000;
+
+/// How long another node may take to change tables.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often is looked whether it is done.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a change of the tables may take; also how long the lease lasts that is taken for it.
+const CHANGE_MAX: Duration = Duration::from_secs(600);
+
+/// What leases need.
+const FIRST: &str = "
+create schema if not exists narval;
+create table if not exists narval.meta (key text primary key, value text not null);
+create table if not exists narval.leases_of_work (
+  name text primary key, owner text not null, fence bigint not null, until timestamptz not null);
+";
+
+/// As the tables of SQLite, with [`super::watch`]'s `changes` in place of a number that every commit would wait for.
+const TABLES: &str = r#"
+create table narval.caches (
+  id bigint generated always as identity primary key,
+  name text collate "C" unique not null, settings text not null, created bigint not null,
+  -- Bytes of NARs in it and of their listings, each counted once.
+  bytes bigint not null default 0);
+
+-- One row for each NarHash and compression.
+create table narval.nars (
+  id bigint generated always as identity primary key,
+  nar_hash bytea not null, compression text not null, nar_size bigint not null,
+  file_hash bytea not null, file_size bigint not null, listing_size bigint,
+  -- Hash parts that the scan found, one after another.
+  found text not null,
+  unique (nar_hash, compression));
+
+-- Names below a cache's nar/. Several may mean one NAR.
+create table narval.files (
+  cache bigint not null references narval.caches (id), name text collate "C" not null,
+  nar bigint not null references narval.nars (id),
+  added bigint not null, used bigint not null,
+  -- Since when no narinfo names it; null while one does.
+  orphaned bigint,
+  primary key (cache, name));
+create index files_by_nar on narval.files (nar, cache);
+create index files_orphaned on narval.files (orphaned) where orphaned is not null;
+
+create table narval.paths (
+  id bigint generated always as identity primary key,
+  cache bigint not null references narval.caches (id),
+  hash_part text collate "C" not null, path text collate "C" not null,
+  nar_hash bytea not null, file text collate "C" not null, narinfo bytea not null, listing_size bigint,
+  version bigint not null, added bigint not null, used bigint not null,
+  unique (cache, hash_part));
+create index paths_by_file on narval.paths (cache, file);
+
+-- A reference names a hash part: it may be a path of an upstream.
+create table narval.refs (
+  referrer bigint not null references narval.paths (id) on delete cascade, reference text collate "C" not null,
+  primary key (referrer, reference));
+create index refs_by_reference on narval.refs (reference);
+
+create table narval.leases (
+  cache bigint not null references narval.caches (id), hash_part text collate "C" not null, until bigint not null,
+  primary key (cache, hash_part));
+
+create table narval.pins (
+  id bigint generated always as identity primary key,
+  cache bigint not null references narval.caches (id),
+  name text collate "C" not null, hash_part text collate "C" not null, path text collate "C" not null,
+  created bigint not null, until bigint, keep bigint);
+create index pins_by_name on narval.pins (cache, name);
+
+create table narval.tokens (
+  id text primary key, hash bytea not null, label text not null, scopes text not null, caches text not null,
+  created bigint not null, expires bigint, last_used bigint, revoked bigint);
+
+-- What a process that is killed may have left undone with files.
+create table narval.pending (
+  id bigint generated always as identity primary key, cache bigint not null references narval.caches (id),
+  kind text not null, name text not null);
+
+-- One row for each transaction that readers can see; removed after an hour.
+create table narval.changes (
+  id bigint generated always as identity primary key,
+  xid xid8 not null default pg_current_xact_id(), node text not null, at timestamptz not null default now());
+create index changes_by_xid on narval.changes (xid);
+"#;
+
+/// Makes the tables when they are missing, and brings older ones up to date.
+pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found = connection.run(CHANGE_MAX, async |client| look(client).await).map_err(|error| error.at(name))?;
+        match found {
+            Found::Server(version) => {
+                let reason = format!("it is PostgreSQL {}, and 13 is the oldest that can be used", version / 10_000);
+                return Err(IndexError::Unusable { database: name.to_owned(), reason });
+            }
+            Found::Tables { version, compatible } if compatible > VERSION => {
+                return Err(IndexError::Newer { index: name.to_owned(), found: version, known: VERSION });
+            }
+            Found::Tables { version, .. } if version >= VERSION => return Ok(()),
+            Found::Tables { .. } | Found::Nothing => {}
+        }
+        match connection.run(CHANGE_MAX, async |client| change(client, node).await) {
+            Ok(()) => {}
+            Err(error) if Instant::now() >= until => return Err(error.at(name)),
+            // Another node is doing the same.
+            Err(Failed::Changed) => std::thread::sleep(LOOK_EVERY),
+            Err(error) if error.is_collision() => std::thread::sleep(LOOK_EVERY),
+            Err(Failed::Sql(error)) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                let reason = format!(
+                    "{}: let the user make tables ('grant create on database … to …'), or make the schema for it ('create schema narval \
+                     authorization …')",
+                    super::pool::describe(&error)
+                );
+                return Err(IndexError::Unusable { database: name.to_owned(), reason });
+            }
+            Err(error) => return Err(error.at(name)),
+        }
+    }
+}
+
+enum Found {
+    /// The server is too old.
+    Server(i32),
+    /// There are no tables.
+    Nothing,
+    /// Tables of this version, which nodes from `compatible` on can use.
+    Tables { version: u32, compatible: u32 },
+}
+
+async fn look(client: &Client) -> Result<Found, Failed> {
+    let server: i32 = match query_opt(client, "select current_setting('server_version_num')", &[]).await? {
+        Some(row) => super::sql::parsed(&row, 0)?,
+        None => 0,
+    };
+    if server < SERVER_MIN {
+        return Ok(Found::Server(server));
+    }
+    let is_there = query_opt(client, "select 1 where to_regclass('narval.meta') is not null", &[]).await?;
+    if is_there.is_none() {
+        return Ok(Found::Nothing);
+    }
+    let query =
+        "select (select value from narval.meta where key = 'version'), value from narval.meta where key = 'compatible'";
+    match query_opt(client, query, &[]).await? {
+        Some(row) => {
+            Ok(Found::Tables { version: super::sql::parsed(&row, 0)?, compatible: super::sql::parsed(&row, 1)? })
+        }
+        None => Ok(Found::Nothing),
+    }
+}
+
+/// Takes the lease, and does in one transaction what is to be done.
+async fn change(client: &Client, node: &str) -> Result<(), Failed> {
+    // Two nodes that make them at the same time collide, in spite of `if not exists`.
+    client.batch_execute(FIRST).await?;
+    let Some(lease) = Lease::take(client, "schema", node, CHANGE_MAX).await? else { return Err(Failed::Changed) };
+    let changed = in_transaction(client, async || {
+        lease.check(client).await?;
+        // Another node may have been faster.
+        if !matches!(look(client).await?, Found::Nothing) {
+            return Ok(());
+        }
+        client.batch_execute(TABLES).await?;
+        for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
+            let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
+            execute(client, set, &[p(&key), p(&value.to_string())]).await?;
+        }
+        Ok(())
+    });
+    let changed = changed.await;
+    lease.end(client).await?;
+    changed
+}
+
+async fn in_transaction<T>(client: &Client, work: impl AsyncFnOnce() -> Result<T, Failed>) -> Result<T, Failed> {
+    client.batch_execute("begin isolation level read committed").await?;
+    match work().await {
+        Ok(done) => client.batch_execute("commit").await.map(|()| done).map_err(Failed::from),
+        Err(error) => {
+            client.batch_execute("rollback").await?;
+            Err(error)
+        }
+    }
+}
+
+/// The id of the folder that the index is of: `mine`, if it is of none yet.
+pub(super) async fn folder(client: &Client, mine: &str) -> Result<String, Failed> {
+    let add = "insert into narval.meta values ('folder', $1) on conflict (key) do nothing";
+    execute(client, add, &[p(&mine)]).await?;
+    let row = query_opt(client, "select value from narval.meta where key = 'folder'", &[]).await?;
+    row.map_or_else(|| Err(Failed::Changed), |row| super::sql::get(&row, 0))
+}

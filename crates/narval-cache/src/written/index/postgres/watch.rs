@@ -1,0 +1,97 @@
+//! Noticing what other nodes change.
+//!
+//! Each transaction that readers can see adds a row to `changes`, and no transaction waits for another's. A node remembers the
+//! snapshot in which it last looked: a row that is visible now and was not in that snapshot is a change, whatever the order in which
+//! transactions began and ended.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Client;
+
+use super::Node;
+use super::pool::{Connection, Failed, Pool};
+use super::sql::{execute, get, p, query_opt};
+
+/// How often is looked.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How long the answer may take. The database counts as away after that.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often rows of `changes` are removed that are an hour old.
+const PRUNE_EVERY: Duration = Duration::from_secs(600);
+
+/// A node that has not looked for this long takes it that there was a change: the row may be gone.
+const TRUSTED_FOR: Duration = Duration::from_secs(1800);
+
+/// What is known of the database's state.
+pub(super) struct Seen {
+    snapshot: String,
+    at: Instant,
+}
+
+/// The state now, and whether another node has made a change since `before`.
+async fn look(client: &Client, node: &str, before: Option<&Seen>) -> Result<(Seen, bool), Failed> {
+    let at = Instant::now();
+    let since = before.filter(|before| before.at.elapsed() < TRUSTED_FOR).map(|before| before.snapshot.as_str());
+    let query = "select pg_current_snapshot()::text, $1::text is null or exists (select from narval.changes \
+         where xid >= pg_snapshot_xmin($1::text::pg_snapshot) and node <> $2 \
+         and not pg_visible_in_snapshot(xid, $1::text::pg_snapshot))";
+    let row = query_opt(client, query, &[p(&since), p(&node)]).await?;
+    let row = row.ok_or_else(|| Failed::Row("no snapshot".to_owned()))?;
+    Ok((Seen { snapshot: get(&row, 0)?, at }, get(&row, 1)?))
+}
+
+/// The state from which a node begins.
+pub(super) async fn begin(client: &Client, node: &str) -> Result<Seen, Failed> {
+    Ok(look(client, node, None).await?.0)
+}
+
+/// Looks until it is told to stop, or the index is closed.
+pub(super) fn run(
+    pool: &Weak<Pool>,
+    stamp: &Arc<AtomicU64>,
+    node: &Node,
+    connection: Connection,
+    seen: Seen,
+    stopped: &Receiver<()>,
+) {
+    let (mut connection, mut seen) = (Some(connection), Some(seen));
+    let mut pruned = Instant::now();
+    while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        let Some(pool) = pool.upgrade() else { return };
+        let looked = connection.take().map_or_else(|| pool.open(), Ok).and_then(|mut open| {
+            let found = open.run(LOOK_TIMEOUT, async |client| look(client, &node.name(), seen.as_ref()).await)?;
+            connection = Some(open);
+            Ok(found)
+        });
+        match looked {
+            Ok((now, changed)) => {
+                if changed {
+                    stamp.fetch_add(1, Ordering::AcqRel);
+                }
+                seen = Some(now);
+                // Only after the stamp: who waited for the database reads nothing older.
+                pool.is_back();
+            }
+            Err(error) => {
+                // The database that comes back may be another, with transactions lost: nothing that was seen counts.
+                seen = None;
+                pool.is_away(&error);
+            }
+        }
+        if pruned.elapsed() >= PRUNE_EVERY
+            && let Some(open) = &mut connection
+        {
+            pruned = Instant::now();
+            let prune = "delete from narval.changes where at < now() - interval '1 hour'";
+            if let Err(error) = open.run(LOOK_TIMEOUT, async |client| execute(client, prune, &[]).await) {
+                tracing::warn!("{}", error.at(pool.name()));
+                connection = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A real PostgreSQL for tests: started with a folder of its own, on a socket in it and a free port, and ended when the last test
+//! that uses it ends.
+
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a server may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server.
+pub struct PostgresServer {
+    pub port: u16,
+    folder: tempfile::TempDir,
+    programs: PathBuf,
+    child: Mutex<Option<Child>>,
+    databases: AtomicU32,
+}
+
+/// The server of this process, as long as somebody uses it.
+static SHARED: Mutex<Weak<PostgresServer>> = Mutex::new(Weak::new());
+
+impl PostgresServer {
+    /// The server that tests of this process share; `None`, and a note, where PostgreSQL is not installed.
+    pub fn shared() -> Option<Arc<Self>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = shared.upgrade() {
+            return Some(server);
+        }
+        let server = Arc::new(Self::new()?);
+        *shared = Arc::downgrade(&server);
+        Some(server)
+    }
+
+    /// A server of one's own, to be stopped and started.
+    pub fn new() -> Option<Self> {
+        let Some(programs) = programs() else {
+            eprintln!("note: skipped: there is no PostgreSQL here; the package 'postgresql' has it");
+            return None;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        if let Some((user, group)) = user() {
+            chown(folder.path(), Some(user), Some(group)).unwrap();
+        }
+        let server =
+            Self { port: free_port(), folder, programs, child: Mutex::new(None), databases: AtomicU32::new(0) };
+        let made = server
+            .command("initdb")
+            .args(["-A", "trust", "-U", "narval", "--no-sync", "-E", "UTF8", "--locale=C", "-D"])
+            .arg(server.folder.path().join("data"))
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        server.start();
+        Some(server)
+    }
+
+    /// A program of PostgreSQL, as a user that is not root: the server refuses that one.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.programs.join(program));
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        if let Some((user, group)) = user() {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+
+    /// Starts the server, and waits until it answers.
+    pub fn start(&self) {
+        let folder = self.folder.path();
+        let log = File::options().append(true).create(true).open(folder.join("log")).unwrap();
+        let mut command = self.command("postgres");
+        command.arg("-D").arg(folder.join("data")).arg("-k").arg(folder).arg("-h").arg("127.0.0.1");
+        command.args(["-p", &self.port.to_string(), "-F", "-c", "max_connections=200", "-c", "shared_buffers=32MB"]);
+        let mut child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let until = Instant::now() + PATIENCE;
+        while self.sql("postgres", "select 1").is_err() {
+            let ended = child.try_wait().unwrap();
+            let said = || fs::read_to_string(folder.join("log")).unwrap_or_default();
+            assert!(ended.is_none() && Instant::now() < until, "postgres does not start: {ended:?} {}", said());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        *self.child.lock().unwrap() = Some(child);
+    }
+
+    /// Stops the server: its connections are closed.
+    pub fn stop(&self) {
+        let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        self.signal_child(&child, Signal::INT);
+        let until = Instant::now() + PATIENCE;
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > until {
+                child.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Stops all processes of the server for some time: connections stay, and nothing answers.
+    pub fn freeze(&self, frozen: bool) {
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        for pid in self.processes() {
+            kill_process(pid, signal).unwrap();
+        }
+    }
+
+    /// The server and its children.
+    fn processes(&self) -> Vec<Pid> {
+        let child = self.child.lock().unwrap();
+        let server = Pid::from_child(child.as_ref().unwrap());
+        let children = format!("/proc/{0}/task/{0}/children", server.as_raw_nonzero());
+        let children = fs::read_to_string(children).unwrap();
+        let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap()));
+        std::iter::once(server).chain(children).collect()
+    }
+
+    fn signal_child(&self, child: &Child, signal: Signal) {
+        kill_process(Pid::from_child(child), signal).unwrap();
+    }
+
+    /// Makes an empty database: its address.
+    pub fn database(&self) -> String {
+        let name = format!("d{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.sql("postgres", &format!("create database {name}")).unwrap();
+        self.url(&name)
+    }
+
+    /// The address of a database.
+    pub fn url(&self, name: &str) -> String {
+        format!("postgres://narval@127.0.0.1:{}/{name}?sslmode=disable", self.port)
+    }
+
+    /// What `psql` says to a statement.
+    pub fn sql(&self, database: &str, statement: &str) -> Result<String, String> {
+        let mut psql = self.command("psql");
+        psql.arg("-h").arg(self.folder.path()).args(["-p", &self.port.to_string(), "-U", "narval", "-d", database]);
+        let said = psql.args(["-XAtqc", statement]).output().unwrap();
+        match said.status.success() {
+            true => Ok(String::from_utf8(said.stdout).unwrap().trim_end().to_owned()),
+            false => Err(String::from_utf8_lossy(&said.stderr).into_owned()),
+        }
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        if self.child.lock().is_ok_and(|child| child.is_some()) {
+            self.stop();
+        }
+    }
+}
+
+/// The folder with PostgreSQL's programs: Debian keeps them out of the path.
+fn programs() -> Option<PathBuf> {
+    let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut debian: Vec<PathBuf> = debian.map(|entry| entry.path().join("bin")).collect();
+    debian.sort();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    debian.into_iter().rev().chain(std::env::split_paths(&path)).find(|folder| has_programs(folder))
+}
+
+fn has_programs(folder: &Path) -> bool {
+    ["initdb", "postgres", "psql"].iter().all(|program| folder.join(program).is_file())
+}
+
+/// The user and the group to be in place of root, if this is root: Debian's, else nobody.
+fn user() -> Option<(u32, u32)> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let of = |name: &str| {
+        let mut fields = users.lines().map(|line| line.split(':')).find(|line| line.clone().next() == Some(name))?;
+        Some((fields.nth(2)?.parse().ok()?, fields.next()?.parse().ok()?))
+    };
+    of("postgres").or_else(|| of("nobody"))
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
