@@ -8,6 +8,7 @@
 //! | [`nix_serve`] | the command line of `nix-serve` |
 //! | [`server`] | the life of a server, from its options to its end |
 //! | [`args`] | options that several commands take |
+//! | [`values`] | values that are written alike in options and in configuration files |
 //! | [`ui`] | output, progress, logs, errors, signals |
 
 pub mod args;
@@ -17,5 +18,6 @@ pub mod config;
 pub mod nix_serve;
 pub mod server;
 pub mod ui;
+pub mod values;
 
 pub use ui::failure::Failure;

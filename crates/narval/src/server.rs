@@ -16,8 +16,8 @@ use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
-use crate::args::listen::{Host, Listen};
 use crate::args::tls;
+use crate::values::listen::{Host, Listen};
 
 /// How long running requests may take after a SIGTERM.
 pub const GRACE: Duration = Duration::from_secs(30);

@@ -4,10 +4,11 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use narval_http::{LogFormat, LogWriter};
+use narval_http::LogWriter;
 
 use crate::Failure;
 use crate::config::AccessLogSection;
+use crate::values::log_form::LogForm;
 
 /// Options for the access log
 #[derive(Clone, Debug, clap::Args)]
@@ -35,31 +36,6 @@ impl AccessLogArgs {
     pub fn over(&self, file: &AccessLogSection) -> (LogForm, Option<PathBuf>) {
         let path = self.access_log.clone().or_else(|| Some(file.file.as_ref()?.value.clone()));
         (self.access_log_form.or(file.format).unwrap_or_default(), path)
-    }
-}
-
-/// The format of a line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogForm {
-    /// Apache's combined format
-    #[default]
-    Combined,
-    /// The same, with the address from X-Real-IP or X-Forwarded-For. Only behind a proxy that sets them
-    RealIp,
-    /// Address, request, status, bytes and time, for people
-    Verbose,
-    /// One JSON object per line
-    Json,
-}
-
-impl From<LogForm> for LogFormat {
-    fn from(form: LogForm) -> Self {
-        match form {
-            LogForm::Combined => Self::Combined,
-            LogForm::RealIp => Self::RealIp,
-            LogForm::Verbose => Self::Verbose,
-            LogForm::Json => Self::Json,
-        }
     }
 }
 

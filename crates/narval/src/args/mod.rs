@@ -4,7 +4,6 @@ pub mod access_log;
 pub mod client;
 pub(crate) mod count;
 pub mod data;
-pub mod listen;
 pub mod nar_cache;
 pub mod paths;
 pub mod push;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, probe};
 
 use crate::Failure;
 use crate::config::{CertificateSection, TlsSection};
+use crate::values::ktls_mode::KtlsMode;
 
 /// How often certificate and key files are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -39,18 +39,6 @@ pub struct TlsArgs {
     /// Do not offer HTTP/2 to HTTPS clients
     #[arg(long)]
     no_http2: bool,
-}
-
-/// Whether the kernel encrypts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum KtlsMode {
-    /// Never.
-    #[default]
-    Off,
-    /// If the kernel supports it.
-    Auto,
-    /// Fail if the kernel does not support it.
-    On,
 }
 
 impl TlsArgs {

@@ -8,9 +8,9 @@ use narval_client::{Netrc, Scheme, Url};
 use narval_nix::{PublicKey, TrustedKeys};
 
 use super::client::CACHE_NIXOS_ORG_KEY;
-use super::nar_cache::parse_size;
 use crate::Failure;
 use crate::config::{At, ConfigError, UpstreamSection};
+use crate::values::size::parse_size;
 
 /// What is kept of upstreams unless said otherwise, in bytes.
 const SIZE_DEFAULT: u64 = 20 << 30;

@@ -13,10 +13,10 @@ use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Req
 
 use crate::args::access_log::AccessLogArgs;
 use crate::args::count::Count;
-use crate::args::listen::Listen;
 use crate::args::tls::TlsArgs;
 use crate::ui::log;
 use crate::ui::output::out;
+use crate::values::listen::Listen;
 use crate::{Failure, server};
 
 /// Serve the files of a folder over HTTP or HTTPS

@@ -34,9 +34,9 @@ use section::{Document, Section};
 use values::Kind;
 pub use values::Retention;
 
-use crate::args::access_log::LogForm;
-use crate::args::listen::Listen;
-use crate::args::tls::KtlsMode;
+use crate::values::ktls_mode::KtlsMode;
+use crate::values::listen::Listen;
+use crate::values::log_form::LogForm;
 
 /// The largest configuration file that is read, in bytes.
 pub const CONFIG_LEN_MAX: u64 = 1024 * 1024;

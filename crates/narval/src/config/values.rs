@@ -11,7 +11,7 @@ use narval_cache::written::{CacheName, CacheNameError};
 use narval_serve::is_reserved_name;
 use toml::de::DeValue;
 
-use crate::args::nar_cache::parse_size;
+use crate::values::size::parse_size;
 
 /// A kind of value.
 pub(super) struct Kind<T>(Box<Read<T>>);

@@ -14,9 +14,10 @@ use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
 use nix::unistd::{Gid, Group, Uid, User, daemon, initgroups, setgid, setuid};
 
-use crate::args::access_log::{self, BoxedLog, LogForm};
+use crate::args::access_log::{self, BoxedLog};
 use crate::commands::key;
 use crate::ui::log;
+use crate::values::log_form::LogForm;
 use crate::{Failure, server};
 use options::{Command, LogFormat, Options, TlsFiles};
 

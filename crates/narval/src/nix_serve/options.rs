@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::args::listen::{Host, Listen, ListenError};
 use crate::server::PORT_DEFAULT;
+use crate::values::listen::{Host, Listen, ListenError};
 
 mod table;
 

@@ -11,11 +11,11 @@ use narval_cache::upstream::WAITING_MAX;
 use narval_http::Server;
 
 use crate::args::access_log::{self, AccessLogArgs};
-use crate::args::listen::Listen;
 use crate::args::nar_cache::NarCacheArgs;
 use crate::args::tls::{self, TlsArgs};
 use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
+use crate::values::listen::Listen;
 use crate::{Failure, server};
 
 use caches::{Opened, Services};

@@ -11,11 +11,11 @@ use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
 use super::Args;
 use crate::Failure;
-use crate::args::access_log::LogForm;
-use crate::args::listen::Listen;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::config::{At, CacheSection, OidcSection, ServeConfig};
+use crate::values::listen::Listen;
+use crate::values::log_form::LogForm;
 
 /// How long a client may read nothing unless said otherwise.
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);

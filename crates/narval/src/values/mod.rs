@@ -1,0 +1,6 @@
+//! Values that are written alike in options and in configuration files.
+
+pub mod ktls_mode;
+pub mod listen;
+pub mod log_form;
+pub(crate) mod size;
