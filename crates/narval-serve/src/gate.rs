@@ -2,6 +2,7 @@
 
 use narval_cache::written::{CacheName, Grant, Scope};
 use narval_http::{HeadRef, Method, Request};
+use narval_nix::HashPart;
 
 use crate::auth::{Auth, Caller, unauthorized};
 use crate::error::ServeError;
@@ -26,7 +27,42 @@ pub(crate) enum Allowed<'a> {
     Post(PushRoute<'a>, Grant),
     /// To be told how much of this NAR has come.
     Progress(&'a str, Grant),
+    /// To decide what the cache keeps.
+    Administer(Administration<'a>, Grant),
     Read(Route<'a>),
+}
+
+/// What decides what a cache keeps, each with a scope of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Administration<'a> {
+    /// `GET …/pins`
+    ListPins,
+    /// `PUT …/pins/<name>`
+    Pin(&'a str),
+    /// `DELETE …/pins/<name>`
+    Unpin(&'a str),
+    /// `DELETE /<hash part>.narinfo`
+    Delete(HashPart),
+}
+
+impl<'a> Administration<'a> {
+    /// What a method asks of a route; `None` for all else.
+    fn of(method: &Method, route: &Route<'a>) -> Option<Self> {
+        Some(match (method, route) {
+            (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Pins)) => Self::ListPins,
+            (&Method::PUT, Route::Push(PushRoute::Pin(name))) => Self::Pin(name),
+            (&Method::DELETE, Route::Push(PushRoute::Pin(name))) => Self::Unpin(name),
+            (&Method::DELETE, Route::NarInfo(hash_part)) => Self::Delete(*hash_part),
+            _ => return None,
+        })
+    }
+
+    const fn scope(self) -> Scope {
+        match self {
+            Self::ListPins | Self::Pin(_) | Self::Unpin(_) => Scope::Pin,
+            Self::Delete(_) => Scope::Delete,
+        }
+    }
 }
 
 impl Gate<'_> {
@@ -36,11 +72,15 @@ impl Gate<'_> {
     /// 401, 403, 404 and 405: the same for a private cache and for a cache that does not exist.
     pub(crate) fn pass<'r>(&self, route: Route<'r>, request: &Request) -> Result<Allowed<'r>, ServeError> {
         let caller = self.auth.caller(&request.head(), self.metrics)?;
-        let grant = |caller: Caller| -> Result<Grant, ServeError> {
+        let granted = |caller: Caller, scope: Scope| -> Result<Grant, ServeError> {
             let grant = caller.grant(request.peer())?;
-            grant.require(self.cache, Scope::Push)?;
+            grant.require(self.cache, scope)?;
             Ok(grant)
         };
+        let grant = |caller| granted(caller, Scope::Push);
+        if let Some(asked) = Administration::of(request.method(), &route) {
+            return Ok(Allowed::Administer(asked, granted(caller, asked.scope())?));
+        }
         match (request.method().clone(), route) {
             (Method::PUT, route) => Ok(Allowed::Put(route, grant(caller)?)),
             (Method::POST, Route::Push(push)) => Ok(Allowed::Post(push, grant(caller)?)),
@@ -50,6 +90,8 @@ impl Gate<'_> {
             (_, Route::Push(PushRoute::Missing | PushRoute::Commit | PushRoute::Oidc)) => {
                 Err(ServeError::Method("POST"))
             }
+            (_, Route::Push(PushRoute::Pins)) => Err(ServeError::Method("GET, HEAD")),
+            (_, Route::Push(PushRoute::Pin(_))) => Err(ServeError::Method("PUT, DELETE")),
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 self.may_read(&caller, &route)?;
                 Ok(Allowed::Read(route))

@@ -491,6 +491,7 @@ impl Shared {
             Allowed::Put(route, grant) => written.uploads.put(route, grant, request),
             Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
             Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
+            Allowed::Administer(asked, grant) => written.uploads.administer(asked, grant, request),
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
         }

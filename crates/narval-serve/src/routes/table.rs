@@ -76,6 +76,10 @@ pub(crate) enum PushRoute<'a> {
     Commit,
     /// `oidc`
     Oidc,
+    /// `pins`
+    Pins,
+    /// `pins/<name>`
+    Pin(&'a str),
 }
 
 /// How the path of a narinfo ends.
@@ -164,11 +168,13 @@ fn others(face: Face, path: &str) -> Route<'_> {
         return Route::DebugInfo(name);
     }
     if let Some(rest) = path.strip_prefix(push::PATH).and_then(|rest| rest.strip_prefix('/')) {
-        return match (rest, rest.strip_prefix("nar/")) {
+        return match (rest, rest.split_once('/')) {
             ("missing", _) => Route::Push(PushRoute::Missing),
             ("commit", _) => Route::Push(PushRoute::Commit),
             ("oidc", _) => Route::Push(PushRoute::Oidc),
-            (_, Some(name)) => Route::Push(PushRoute::Nar(name)),
+            ("pins", _) => Route::Push(PushRoute::Pins),
+            (_, Some(("nar", name))) => Route::Push(PushRoute::Nar(name)),
+            (_, Some(("pins", name))) => Route::Push(PushRoute::Pin(name)),
             _ => Route::Unknown,
         };
     }

@@ -4,6 +4,7 @@
 //! memory when the handler runs; it is verified and synced by a few threads of its own, so that workers are left to readers. A large one
 //! is read, verified and written on the engine's thread for streamed bodies, one thread for each upload.
 
+mod administration;
 mod coding;
 mod narinfo;
 mod parts;
@@ -22,8 +23,10 @@ use narval_nix::{CacheInfo, Compression, HashPart};
 
 use crate::background::Background;
 use crate::error::ServeError;
+use crate::gate::Administration;
 use crate::metrics::Metrics;
 use crate::routes::table::{PushRoute, Route};
+use administration::Command;
 use coding::{coding, decoded};
 use parts::Parts;
 
@@ -124,8 +127,22 @@ impl Uploads {
             PushRoute::Missing => push::missing(self, request),
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
+            PushRoute::Pins => Err(ServeError::Method("GET, HEAD")),
+            PushRoute::Pin(_) => Err(ServeError::Method("PUT, DELETE")),
             PushRoute::Oidc => Err(ServeError::NoRoute),
         }
+    }
+
+    /// Lists, makes and removes pins, and deletes paths, for somebody who may. It may wait for uploads, and so runs where they do.
+    pub(crate) fn administer(
+        self: &Arc<Self>,
+        asked: Administration<'_>,
+        grant: Grant,
+        request: Request,
+    ) -> Result<Response, ServeError> {
+        let command = Command::parse(asked, request.query())?;
+        let this = Arc::clone(self);
+        self.receive(request, move |_| command.run(&this.cache, &grant))
     }
 
     /// Says how much of a NAR has come in parts.

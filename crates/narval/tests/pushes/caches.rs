@@ -153,6 +153,8 @@ fn a_private_cache_cannot_be_told_from_none() {
         "/_narval/v1/missing".to_owned(),
         "/_narval/v1/commit".to_owned(),
         "/_narval/v1/oidc".to_owned(),
+        "/_narval/v1/pins".to_owned(),
+        format!("/_narval/v1/pins/release?path={PATH}"),
         format!("/_narval/v1{}", nar.url()),
         "/a/b/c".to_owned(),
         "/unknown/folder/".to_owned(),

@@ -261,8 +261,10 @@ fn unknown_uploads_and_nix_cache_info() {
     assert_eq!(lab.put("/nix-cache-info", &token, b"\xff").status, 400);
     let info = lab.get("/nix-cache-info");
     assert!(info.text().starts_with("StoreDir: /nix/store\n") && info.text().contains("NarvalPush: _narval/v1\n"));
-    for method in ["DELETE", "PATCH", "POST"] {
-        assert_eq!(lab.send(method, &narinfo_url(PATH), &token, &[], b"").status, 405, "{method}");
+    for (method, path) in
+        [("PATCH", narinfo_url(PATH)), ("POST", narinfo_url(PATH)), ("DELETE", "/nix-cache-info".into())]
+    {
+        assert_eq!(lab.send(method, &path, &token, &[], b"").status, 405, "{method}");
     }
 }
 
@@ -372,6 +374,62 @@ fn logs_realisations_and_debug_information_are_kept() {
         assert_eq!(lab.send("HEAD", &path, "", &[], b"").status, 200, "{path}");
     }
     assert_eq!(lab.put("/debuginfo/../x", &token, b"x").status, 404);
+}
+
+/// What the scopes `pin` and `delete` are for: a CI job pins what it releases, and somebody removes a path that should not be there.
+#[test]
+fn pins_and_deletions_over_http_need_their_scopes() {
+    let lab = Lab::new();
+    let push = lab.token("push");
+    let (one, two) = (Nar::of(b"one"), Nar::of(b"two"));
+    let other = "7gx4kiv5m0i7d7qkixq2cwzbr10lvxwc-other";
+    publish(&lab, &push, PATH, &one, &[]);
+    publish(&lab, &push, other, &two, &[PATH]);
+    let (pin, delete) = (lab.token("pin"), lab.token("delete"));
+    let ask = |method: &str, path: &str, token: &str| {
+        let answer = lab.send(method, path, token, &[], b"");
+        (answer.status, answer.text().to_owned())
+    };
+    let release = format!("/_narval/v1/pins/release-1.2?path=/nix/store/{other}&keep=3");
+    let narinfo = narinfo_url(PATH);
+    for (method, path) in [
+        ("PUT", release.as_str()),
+        ("DELETE", "/_narval/v1/pins/release-1.2"),
+        ("GET", "/_narval/v1/pins"),
+        ("DELETE", narinfo.as_str()),
+    ] {
+        assert_eq!(ask(method, path, "").0, 401, "{method} {path}");
+        assert_eq!(ask(method, path, &push).0, 403, "{method} {path}");
+        let wrong = if path == narinfo { &pin } else { &delete };
+        assert_eq!(ask(method, path, wrong).0, 403, "{method} {path}");
+    }
+    assert_eq!(ask("PUT", &release, &pin), (201, format!("release-1.2  {other}\n")));
+    assert_eq!(ask("PUT", &format!("/_narval/v1/pins/old?path={PATH}&days=30"), &pin).0, 201);
+    let pins: serde_json::Value = serde_json::from_str(&ask("GET", "/_narval/v1/pins", &pin).1).unwrap();
+    assert_eq!(
+        (&pins[1]["name"], &pins[1]["path"], &pins[1]["keep"]),
+        (&"release-1.2".into(), &other.into(), &3.into())
+    );
+    assert_eq!(pins[0]["until"].as_u64().unwrap() - pins[0]["created"].as_u64().unwrap(), 30 * 24 * 60 * 60);
+    for query in ["", "?path=nothing", "?path=/nix/store/x", &format!("?path={PATH}&keep=x"), &format!("?paths={PATH}")]
+    {
+        assert_eq!(ask("PUT", &format!("/_narval/v1/pins/x{query}"), &pin).0, 400, "{query}");
+    }
+    let absent = "00000000000000000000000000000000-absent";
+    assert_eq!(ask("PUT", &format!("/_narval/v1/pins/x?path={absent}"), &pin).0, 404);
+    assert_eq!(ask("POST", "/_narval/v1/pins/x", &pin).0, 403);
+    assert_eq!(ask("DELETE", "/_narval/v1/pins/old", &pin), (200, "removed 1 pins\n".to_owned()));
+    assert_eq!(ask("DELETE", "/_narval/v1/pins/old", &pin).0, 404);
+
+    let (status, said) = ask("DELETE", &narinfo, &delete);
+    assert!(status == 409 && said.contains(other) && said.contains("?referrers=1"), "{status}: {said}");
+    assert_eq!(ask("DELETE", &format!("{narinfo}?all=1"), &delete).0, 400);
+    let (status, said) = ask("DELETE", &format!("{narinfo}?referrers=1"), &delete);
+    assert!(status == 200 && said.starts_with("deleted 2 paths and 2 NARs"), "{status}: {said}");
+    assert_eq!([narinfo.clone(), narinfo_url(other), one.url()].map(|path| lab.get(&path).status), [404; 3]);
+    assert_eq!(ask("DELETE", &narinfo, &delete).0, 404);
+    let audit = std::fs::read_to_string(lab.data_path().join("audit.jsonl")).unwrap();
+    assert!(audit.contains("\"action\":\"pin\"") && audit.contains("\"action\":\"delete\""), "{audit}");
 }
 
 #[test]

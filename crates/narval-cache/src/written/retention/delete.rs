@@ -59,7 +59,7 @@ impl Cache {
                 named.extend(self.index().path(self.id(), part)?.map(|record| record.path));
             }
             let message = format!(
-                "{} other paths refer to '{hash_part}' ({}{}): delete them too, with '--referrers'",
+                "{} other paths refer to '{hash_part}' ({}{}): delete them too, with '--referrers' (over HTTP, '?referrers=1')",
                 others.len(),
                 named.join(", "),
                 if others.len() > NAMED_MAX { ", …" } else { "" }
