@@ -115,7 +115,7 @@ impl Gate<'_> {
     /// Whether a caller may read. A private cache says no more to strangers than that they are; to a token without the scope `pull`, every
     /// name is absent, whether it exists or not. Whoever may push needs to know that this is a cache.
     fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {
-        if self.is_public || (self.is_root && *route == Route::Health) {
+        if self.is_public || (self.is_root && matches!(route, Route::Health | Route::Ready)) {
             return Ok(());
         }
         match caller {

@@ -25,7 +25,7 @@ fn health_is_that_of_the_store() {
     fs::create_dir(&folder).unwrap();
     let answer = server.get("/health");
     assert_eq!((answer.status, answer.field("Cache-Control")), (503, Some("no-store")), "with an empty folder");
-    server.wait_for(|log| log.contains("health check: cannot find").then_some(()));
+    server.wait_for(|log| log.contains("health check: store: cannot find").then_some(()));
     fs::remove_dir(&folder).unwrap();
     fs::rename(&aside, &folder).unwrap();
     assert_eq!(server.get("/health").status, 200, "with the folder back");
@@ -40,6 +40,33 @@ fn health_is_that_of_the_store() {
     assert_eq!(server.get("/health").status, 503, "without a database");
     fs::rename(database.with_extension("aside"), &database).unwrap();
     assert_eq!(server.get("/health").status, 200, "with the database back");
+}
+
+/// Whoever can't write can still be read from: `/health` says so, and `/ready` what is wrong.
+#[test]
+fn a_server_that_takes_no_uploads_is_healthy_but_not_ready() {
+    let store = Store::new();
+    store.add_file("file", "contents");
+    let data = store.path("data");
+    let mut server = Server::narval(&store, &["--data", data.to_str().unwrap()]);
+    let ready = server.get("/ready");
+    assert_eq!((ready.status, ready.text()), (200, "store: ok\nindex: ok\nuploads: ok\n"));
+    assert_eq!(ready.field("Cache-Control"), Some("no-store"));
+    fs::rename(data.join("incoming"), data.join("aside")).unwrap();
+    let ready = server.get("/ready");
+    assert_eq!((ready.status, ready.text()), (503, "store: ok\nindex: ok\nuploads: failed\n"));
+    assert_eq!(server.get("/health").status, 200);
+    server.wait_for(|log| log.contains("readiness check: uploads: ").then_some(()));
+    fs::rename(data.join("aside"), data.join("incoming")).unwrap();
+    assert_eq!(server.get("/ready").status, 200);
+    assert_eq!(fs::read_dir(data.join("incoming")).unwrap().count(), 0, "nothing is left behind");
+
+    // Without a store there is no line for one, and strangers may ask a private cache, too: load balancers have no token.
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--private", "--data"]).arg(store.path("private"));
+    let server = Server::start(command, &[]);
+    assert_eq!(server.get("/ready").text(), "index: ok\nuploads: ok\n");
+    assert_eq!(server.get("/nix-cache-info").status, 401);
 }
 
 /// An empty store is a healthy one.

@@ -1,7 +1,7 @@
 //! One cache of a data folder: reading.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
@@ -17,6 +17,9 @@ use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The most hash parts in one question.
 const QUESTION_MAX: usize = 1 << 20;
+
+/// The bytes that a check writes: more than a file system keeps in an inode.
+const CHECKED_LEN: usize = 4096;
 
 /// What a server may remember answers under: equal stamps, and nothing has changed that a reader of any cache of the folder can
 /// see. To be taken before what is remembered is asked for.
@@ -98,6 +101,16 @@ impl Cache {
     /// Whether other servers may add paths at any time: then it must be asked again for what it did not have.
     pub fn is_shared(&self) -> bool {
         self.index().is_shared()
+    }
+
+    /// Whether uploads can be stored now: writes to a temporary file, as an upload does first.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn check_writable(&self) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("write to", "incoming", &error);
+        let file = self.storage().incoming().map_err(fail)?;
+        file.file().write_all(&[0; CHECKED_LEN]).and_then(|()| file.file().sync_data()).map_err(fail)
     }
 
     /// The narinfo of a path, as it is served.

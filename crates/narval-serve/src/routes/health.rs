@@ -1,25 +1,46 @@
-//! `/health`: whether the sources can be read. `/`: what this server is, for people.
+//! `/health`: whether the sources can be read. `/ready`: whether everything works, uploads included. `/`: what this server is, for people.
 
 use narval_cache::written::Cache;
 use narval_http::{Response, StatusCode, header};
 use narval_nix::{PublicKey, StoreDir};
 use narval_store::Store;
 
+/// What a check is of, and why it fails.
+type Check = (&'static str, Result<(), String>);
+
 /// Queries the sources, and looks for some files of the store: 200 or 503. The reason for a 503 is in the log.
 pub(crate) fn answer(store: Option<&Store>, cache: Option<&Cache>) -> Response {
-    let store = store.map_or(Ok(()), |store| store.check().map_err(|error| error.to_string()));
-    let checked = store.and_then(|()| match cache {
-        Some(cache) => cache.usage().map(drop).map_err(|error| error.to_string()),
-        None => Ok(()),
-    });
-    let response = match checked {
-        Ok(()) => Response::text(StatusCode::OK, "ok\n"),
-        Err(error) => {
-            tracing::error!("health check: {error}");
-            Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store can't be read now.\n")
-        }
+    let failed = log_failures("health", &readable(store, cache));
+    let response = match failed {
+        false => Response::text(StatusCode::OK, "ok\n"),
+        true => Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store can't be read now.\n"),
     };
     response.header(header::CACHE_CONTROL, "no-store")
+}
+
+/// The same, and writes to the data folder: one line for each part. A server that fails only here can still be read from.
+pub(crate) fn ready(store: Option<&Store>, cache: Option<&Cache>) -> Response {
+    let mut checks = readable(store, cache);
+    checks.extend(cache.map(|cache| ("uploads", cache.check_writable().map_err(|error| error.to_string()))));
+    let status = match log_failures("readiness", &checks) {
+        false => StatusCode::OK,
+        true => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    // Why it fails is nothing for strangers.
+    let line = |(part, result): &Check| format!("{part}: {}\n", if result.is_ok() { "ok" } else { "failed" });
+    Response::text(status, checks.iter().map(line).collect::<String>()).header(header::CACHE_CONTROL, "no-store")
+}
+
+fn readable(store: Option<&Store>, cache: Option<&Cache>) -> Vec<Check> {
+    let store = store.map(|store| ("store", store.check().map_err(|error| error.to_string())));
+    let index = cache.map(|cache| ("index", cache.usage().map(drop).map_err(|error| error.to_string())));
+    store.into_iter().chain(index).collect()
+}
+
+/// Whether there were any.
+fn log_failures(what: &str, checks: &[Check]) -> bool {
+    let failures = checks.iter().filter_map(|(part, result)| Some((part, result.as_ref().err()?)));
+    failures.inspect(|(part, error)| tracing::error!("{what} check: {part}: {error}")).count() > 0
 }
 
 /// How to use this cache.

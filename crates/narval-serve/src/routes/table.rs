@@ -44,6 +44,8 @@ pub(crate) enum Route<'a> {
     Page(PageRoute<'a>),
     /// `/health`
     Health,
+    /// `/ready`
+    Ready,
     /// `/metrics`
     Metrics,
     /// `/`
@@ -124,6 +126,7 @@ impl<'a> Route<'a> {
             | Self::Other(_)
             | Self::Page(_)
             | Self::Health
+            | Self::Ready
             | Self::Metrics
             | Self::Index
             | Self::Invalid
@@ -146,6 +149,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
     match path {
         "" => return Route::Index,
         "health" => return Route::Health,
+        "ready" => return Route::Ready,
         "metrics" => return Route::Metrics,
         batch::PATH => return Route::Batch,
         _ => {}
@@ -289,7 +293,7 @@ mod tests {
     #[test]
     fn routes_of_the_richer_face() {
         assert_eq!(rich("/"), Route::Index);
-        assert_eq!(rich("/health"), Route::Health);
+        assert_eq!((rich("/health"), rich("/ready")), (Route::Health, Route::Ready));
         assert_eq!(rich("/metrics"), Route::Metrics);
         assert_eq!(rich(&format!("/{HASH}.ls")), Route::Listing(hash()));
         assert_eq!(rich("/zz.ls"), Route::Invalid);

@@ -107,7 +107,7 @@ impl Uploads {
             Route::Unknown => Upload::Unknown(request.path().to_owned()),
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
-            Route::Health | Route::Metrics | Route::Index | Route::Page(_) => {
+            Route::Health | Route::Ready | Route::Metrics | Route::Index | Route::Page(_) => {
                 return Err(ServeError::Method("GET, HEAD"));
             }
         };

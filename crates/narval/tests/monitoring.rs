@@ -1,0 +1,151 @@
+//! The alert rules and the dashboard of packaging/, with Debian's `promtool` and `prometheus`, over the metrics of a real server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{Server, Store};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn packaging(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name)
+}
+
+fn is_missing(program: &str) -> bool {
+    let missing = Command::new(program).arg("--version").output().is_err();
+    if missing {
+        eprintln!("note: skipped: {program} is not installed");
+    }
+    missing
+}
+
+fn promtool(args: &[&str]) -> String {
+    let output = Command::new("promtool").args(args).current_dir(packaging("prometheus")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {args:?}: {said}");
+    said
+}
+
+#[test]
+fn the_alert_rules_fire_when_they_should() {
+    if is_missing("promtool") {
+        return;
+    }
+    let said = promtool(&["check", "rules", "narval.rules.yml"]);
+    let rules = fs::read_to_string(packaging("prometheus/narval.rules.yml")).unwrap().matches("- alert:").count();
+    assert!(said.contains(&format!("SUCCESS: {rules} rules found")), "{said}");
+    assert!(promtool(&["test", "rules", "narval.rules.test.yml"]).contains("SUCCESS"));
+}
+
+/// The queries of the dashboard, with Grafana's variables replaced.
+fn queries() -> Vec<String> {
+    let dashboard: Value = serde_json::from_slice(&fs::read(packaging("grafana/narval.json")).unwrap()).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let queries: Vec<_> = targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect();
+    assert!(queries.len() > 30, "{queries:?}");
+    let fill =
+        |query: String| query.replace("$job", "narval").replace("$instance", ".+").replace("$__rate_interval", "1m");
+    queries.into_iter().map(fill).collect()
+}
+
+/// The names that begin with `narval_` in a text.
+fn names(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("narval_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_metric_that_is_named_is_exported() {
+    let store = Store::new();
+    let server = Server::narval(&store, &["--data", store.path("data").to_str().unwrap()]);
+    // A status has no counter before it is first sent.
+    assert_eq!(server.get("/nix-cache-info").status, 200);
+    let metrics = server.get("/metrics");
+    let exported: BTreeSet<String> = metrics
+        .text()
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(|line| names(line).into_iter().next())
+        .collect();
+    let rules = fs::read_to_string(packaging("prometheus/narval.rules.yml")).unwrap();
+    let named: BTreeSet<String> = names(&rules).into_iter().chain(names(&queries().join(" "))).collect();
+    assert!(named.len() > 30, "{named:?}");
+    let unknown: Vec<_> = named.difference(&exported).collect();
+    assert!(unknown.is_empty(), "{unknown:?} are not in\n{}", metrics.text());
+    // The labels that are selected or grouped by.
+    for label in ["route=\"narinfo\"", "status=\"507\"", "code=\"", "encoding=\"", "le=\""] {
+        assert!(metrics.text().contains(label), "{label}: {}", metrics.text());
+    }
+}
+
+/// A program that is killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A real Prometheus reads the metrics, loads the rules, and answers every query of the dashboard.
+#[test]
+fn prometheus_reads_the_metrics_and_answers_the_dashboard() {
+    if is_missing("prometheus") || is_missing("promtool") {
+        return;
+    }
+    let store = Store::new();
+    let path = store.add_file("file", "contents");
+    let server = Server::narval(&store, &[]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let config = format!(
+        "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}
+rule_files: [ '{}' ]
+scrape_configs:
+  - job_name: narval
+    static_configs: [ {{ targets: [ '{}' ] }} ]\n",
+        packaging("prometheus/narval.rules.yml").display(),
+        server.address
+    );
+    fs::write(store.path("prometheus.yml"), config).unwrap();
+    let mut prometheus = Command::new("prometheus");
+    prometheus.arg(format!("--config.file={}", store.path("prometheus.yml").display()));
+    prometheus.arg(format!("--storage.tsdb.path={}", store.path("tsdb").display()));
+    prometheus.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    let _running = Running(prometheus.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+
+    let url = format!("http://127.0.0.1:{port}");
+    let query = |query: &str| {
+        let output = Command::new("promtool").args(["query", "instant", &url, query]).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let narinfo = format!("/{}.narinfo", support::hash_part(&path));
+    let until = Instant::now() + PATIENCE;
+    // Until two scrapes have seen requests.
+    loop {
+        assert_eq!(server.get(&narinfo).status, 200);
+        let (_, answer) = query("rate(narval_requests_total{route=\"narinfo\",status=\"200\"}[1m]) > 0");
+        if !answer.trim().is_empty() {
+            break;
+        }
+        assert!(Instant::now() < until, "nothing is scraped: {:?}", query("up"));
+        thread::sleep(Duration::from_millis(200));
+    }
+    for text in queries() {
+        let (worked, answer) = query(&text);
+        assert!(worked && !answer.trim().is_empty(), "{text}: {answer}");
+    }
+    let (_, firing) = query("ALERTS");
+    assert_eq!(firing.trim(), "");
+}
