@@ -1,3 +1,5 @@
+#[cfg(all(test, feature = "tls"))]
+use super::http2_client::Http2Client;
 use super::layer::Layer;
 use super::network::{Network, Wire};
 use super::websocket::{self, Came, Echoes};
@@ -21,6 +23,9 @@ pub(crate) enum Expectation {
     /// These responses, in order.
     Answers(Vec<Expected>),
     Echoes(Echoes),
+    /// Those of requests over HTTP/2; the script is empty.
+    #[cfg(all(test, feature = "tls"))]
+    Http2(Box<Http2Client>),
 }
 
 /// An expected response.
@@ -40,6 +45,10 @@ impl Client {
     /// A client of any kind, with its requests.
     pub(crate) fn any(network: &Network, random: &mut Random) -> Self {
         let count = 1 + random.below(12);
+        #[cfg(all(test, feature = "tls"))]
+        if random.one_in(3) {
+            return Self::http2(network, random, 2 * count);
+        }
         let (script, expected) = if random.one_in(4) {
             let (script, echoes) = websocket::conversation(random, count);
             (script, Expectation::Echoes(echoes))
@@ -50,10 +59,18 @@ impl Client {
         let is_faulty = random.one_in(3);
         let (is_secure, is_old) = (random.one_in(3), random.one_in(4));
         #[cfg(all(test, feature = "tls"))]
-        let layer = is_secure.then(|| Box::new(super::tls::TlsClient::new(is_old)) as Box<dyn Layer>);
+        let layer = is_secure.then(|| Box::new(super::tls::TlsClient::new(is_old, false)) as Box<dyn Layer>);
         #[cfg(not(all(test, feature = "tls")))]
         let layer = (is_secure && is_old).then_some(None).flatten();
         Self::with(network, script, expected, is_faulty, layer)
+    }
+
+    /// A client that speaks HTTP/2.
+    #[cfg(all(test, feature = "tls"))]
+    fn http2(network: &Network, random: &mut Random, count: usize) -> Self {
+        let expected = Expectation::Http2(Box::new(Http2Client::new(random, count)));
+        let layer = Box::new(super::tls::TlsClient::new(random.one_in(4), true));
+        Self::with(network, Vec::new(), expected, random.one_in(3), Some(layer))
     }
 
     fn with(
@@ -89,6 +106,21 @@ impl Client {
             }
         }
         self.exchange(wire);
+        self.talk(wire, false);
+    }
+
+    /// Has a client of HTTP/2 send what it wants, and (`idles`) what it has to.
+    fn talk(&mut self, wire: &mut Wire, idles: bool) {
+        #[cfg(all(test, feature = "tls"))]
+        if let (Expectation::Http2(client), Some(layer)) = (&mut self.expected, &mut self.layer)
+            && !wire.client_ended
+            && !wire.client_reset
+        {
+            let sent = client.act(layer.received(), idles);
+            layer.send(&sent);
+            layer.exchange(wire);
+        }
+        let _ = (wire, idles);
     }
 
     /// Sends the next bytes of its script.
@@ -116,6 +148,7 @@ impl Client {
         let mut state = network.lock();
         if let Some(wire) = state.wires.get_mut(self.wire) {
             self.exchange(wire);
+            self.talk(wire, true);
         }
     }
 
@@ -146,6 +179,11 @@ impl Client {
         wire.unwritable_up_to = 0;
         self.say(wire, usize::MAX);
         self.exchange(wire);
+        #[cfg(all(test, feature = "tls"))]
+        if let Expectation::Http2(client) = &mut self.expected {
+            client.hurry();
+        }
+        self.talk(wire, false);
     }
 
     /// Compares the responses with the expected ones, and panics if they differ. A server that was stopped early has
@@ -156,11 +194,16 @@ impl Client {
         self.exchange(wire);
         let received = self.layer.as_ref().map_or(wire.to_client.as_slice(), |layer| layer.received());
         let may_be_cut = self.is_faulty || wire.server_aborts;
-        match &self.expected {
+        match &mut self.expected {
             Expectation::Answers(expected) => check_answers(expected, received, wire, may_be_cut, stopped),
             Expectation::Echoes(echoes) => {
                 let came = echoes.check(received, stopped);
                 assert!(came == Came::All || may_be_cut || stopped, "a WebSocket was not served to its end");
+            }
+            #[cfg(all(test, feature = "tls"))]
+            Expectation::Http2(client) => {
+                client.act(received, true);
+                client.check(stopped, may_be_cut);
             }
         }
         // The server shuts down its side, if the socket accepts that.

@@ -4,7 +4,7 @@
 //! Receives and sends are short, sockets fill up, operations complete in any order, workers run at any time, and clients
 //! disconnect. Equal seeds make equal runs, so that a failure can be reproduced.
 //!
-//! Clients speak HTTP and WebSocket, and in this crate's own tests also TLS. TLS keys and nonces are random, but no
+//! Clients speak HTTP/1.1 and WebSocket, and in this crate's own tests also TLS and HTTP/2. TLS keys and nonces are random, but no
 //! length depends on them, so equal seeds still have equal schedules, and so has everything that is checked.
 
 mod baton;
@@ -13,6 +13,8 @@ pub(crate) mod connection;
 mod handler;
 mod header_blocks;
 mod http2;
+#[cfg(all(test, feature = "tls"))]
+mod http2_client;
 mod layer;
 mod network;
 mod run;

@@ -38,6 +38,8 @@ pub struct Report {
     pub handshakes: u64,
     /// The number of WebSockets opened.
     pub websockets: u64,
+    /// The number of requests answered over HTTP/2.
+    pub http2: u64,
 }
 
 /// The server, run step by step.
@@ -236,6 +238,7 @@ impl Simulation {
             streams: self.baton.added(),
             handshakes: end.handshakes,
             websockets: self.tally.opened.load(Ordering::Relaxed) as u64,
+            http2: end.answers_http2,
         }
     }
 }
@@ -265,16 +268,21 @@ mod tests {
         let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
         let seeds = number("NARVAL_SEED").map_or(0..number("NARVAL_SEEDS").unwrap_or(100), |seed| seed..seed + 1);
         let is_one = seeds.end - seeds.start == 1;
-        let (mut streams, mut handshakes, mut websockets) = (0, 0, 0);
+        let (mut streams, mut handshakes, mut websockets, mut http2) = (0, 0, 0, 0);
         for seed in seeds {
             println!("NARVAL_SEED={seed}");
             let report = conversation(seed).unwrap();
             streams += report.streams;
             handshakes += report.handshakes;
             websockets += report.websockets;
+            http2 += report.http2;
         }
-        let had_all = streams > 0 && websockets > 0 && (handshakes > 0 || cfg!(not(feature = "tls")));
-        assert!(is_one || had_all, "{streams} streamed bodies, {handshakes} handshakes, {websockets} WebSockets");
+        let had_tls = (handshakes > 0 && http2 > 0) || cfg!(not(feature = "tls"));
+        let had_all = streams > 0 && websockets > 0 && had_tls;
+        assert!(
+            is_one || had_all,
+            "{streams} streamed bodies, {handshakes} handshakes, {websockets} WebSockets, {http2} answers over HTTP/2"
+        );
     }
 
     #[test]

@@ -40,15 +40,18 @@ pub(super) struct TlsClient {
 }
 
 impl TlsClient {
-    pub(super) fn new(is_old: bool) -> Self {
+    pub(super) fn new(is_old: bool, speaks_http2: bool) -> Self {
         let versions = if is_old { &[&rustls::version::TLS12] } else { &[&rustls::version::TLS13] };
         let mut roots = RootCertStore::empty();
         roots.add(PAIR.0.der().clone()).expect("a root");
-        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_protocol_versions(versions)
             .expect("known versions")
             .with_root_certificates(roots)
             .with_no_client_auth();
+        if speaks_http2 {
+            config.alpn_protocols = vec![b"h2".to_vec()];
+        }
         let name = "sim".try_into().expect("a name");
         let mut connection = ClientConnection::new(Arc::new(config), name).expect("a client");
         connection.set_buffer_limit(None);

@@ -85,7 +85,7 @@ const FIN: u8 = 0x80;
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
-/// What a client sends: some messages, whole or in fragments with Pings between them, and an end.
+/// What a client sends over HTTP/1.1: the handshake, and [frames].
 pub(super) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Echoes) {
     let room = random.below(20_000);
     let mut script = format!(
@@ -93,7 +93,14 @@ pub(super) fn conversation(random: &mut Random, count: usize) -> (Vec<u8>, Echoe
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\r\n"
     )
     .into_bytes();
-    let mut echoes = Echoes::default();
+    let (mut frames, echoes) = frames(random, count);
+    script.append(&mut frames);
+    (script, echoes)
+}
+
+/// What a client sends: some messages, whole or in fragments with Pings between them, and an end.
+pub(super) fn frames(random: &mut Random, count: usize) -> (Vec<u8>, Echoes) {
+    let (mut script, mut echoes) = (Vec::new(), Echoes::default());
     for _ in 0..count {
         let is_text = random.one_in(2);
         let length = if random.one_in(5) { random.below(100_000) } else { random.below(300) };
@@ -178,14 +185,18 @@ pub(super) enum Came {
 }
 
 impl Echoes {
-    /// Compares the received frames with the expected ones, and panics if they differ. If `stopped`, the server may
-    /// close with "going away".
-    pub(super) fn check(&self, mut input: &[u8], stopped: bool) -> Came {
+    /// Compares what came over HTTP/1.1 with what was expected, and panics if it differs.
+    pub(super) fn check(&self, input: &[u8], stopped: bool) -> Came {
         let Some(end) = input.windows(4).position(|window| window == b"\r\n\r\n") else { return Came::Part };
         let head = String::from_utf8_lossy(input.get(..end).unwrap_or_default()).to_lowercase();
         let is_upgrade = head.starts_with("http/1.1 101 ") && head.contains(&ACCEPT.to_lowercase());
         assert!(is_upgrade, "a WebSocket's request was answered: {head}");
-        input = input.get(end + 4..).unwrap_or_default();
+        self.check_frames(input.get(end + 4..).unwrap_or_default(), stopped)
+    }
+
+    /// Compares the received frames with the expected ones, and panics if they differ. If `stopped`, the server may
+    /// close with "going away".
+    pub(super) fn check_frames(&self, mut input: &[u8], stopped: bool) -> Came {
         let (mut messages, mut pings) = (self.messages.iter(), self.pings.iter());
         while let Some((first, payload)) = take_frame(&mut input) {
             match first {
