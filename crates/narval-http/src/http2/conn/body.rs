@@ -226,8 +226,13 @@ impl<X: Exchange> Conn<X> {
             }
             Receiving::Piped { incoming, pipe } => (&mut **incoming, pipe.is_paused(), short),
         };
+        // The connection ticks for other streams, too. What a client must send between two checks is for the time between them.
+        if now < stream.body_check {
+            return Some(stream.body_check);
+        }
         if incoming.progresses(now, service.limits(), is_paused, is_in_demand) {
-            return Some(incoming.next_check(now, service.limits()));
+            stream.body_check = incoming.next_check(now, service.limits());
+            return Some(stream.body_check);
         }
         service.count_timeout();
         match std::mem::replace(&mut stream.receiving, Receiving::Unread) {

@@ -157,7 +157,11 @@ impl<X: Exchange> Conn<X> {
             length => length,
         };
         let incoming = IncomingBody::new(framing, window_end);
-        self.look_at(incoming.next_check(service.now(), service.limits()));
+        let body_check = incoming.next_check(service.now(), service.limits());
+        self.look_at(body_check);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.body_check = body_check;
+        }
         let bytes = Bytes::copy_from_slice(head.bytes());
         let body = service.buffer();
         if parsed.expect_continue {

@@ -19,6 +19,8 @@ pub(super) struct Stream<X: Exchange> {
     /// How many WINDOW_UPDATEs were sent for it.
     pub(super) credits: u32,
     pub(super) receiving: Receiving<X>,
+    /// When the progress of its body is checked next.
+    pub(super) body_check: Millis,
     pub(super) sending: Sending<X>,
     /// Part of it is with another thread, and will return: the stream counts until then, even if it was reset.
     pub(super) is_away: bool,
@@ -87,6 +89,7 @@ impl<X: Exchange> Stream<X> {
             withheld: 0,
             credits: 0,
             receiving: Receiving::Done,
+            body_check: 0,
             sending: Sending::Nothing,
             is_away: false,
             is_reset: false,

@@ -3,9 +3,12 @@
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
 
 use narval_http::tls::{Identity, TlsAcceptor, TlsConfig};
-use narval_http::{Body, BodySource, DriverChoice, Fill, Handler, Limits, Request, Response, SegmentBuf, StatusCode};
+use narval_http::{
+    Body, BodySource, BodyWaker, DriverChoice, Fill, Handler, Limits, Request, Response, SegmentBuf, StatusCode,
+};
 use rustls::pki_types::CertificateDer;
 
 use crate::harness::{PATIENCE, TestServer};
@@ -93,6 +96,8 @@ impl Site {
             "/large" => Body::source(Numbers { at: 0, end: LARGE }, Some(LARGE)),
             // does not end before the client ends it
             "/endless" => Body::source(Numbers { at: 0, end: u64::MAX }, None),
+            // never has anything, and is asked every 20 ms
+            "/ticks" => Body::source(Ticks, None),
             "/wait" => {
                 self.wait_for_gate();
                 Body::bytes("waited\n")
@@ -118,6 +123,22 @@ fn read(request: &mut Request) -> io::Result<Vec<u8>> {
 
 /// Bytes of `/large`.
 pub(crate) const LARGE: u64 = 3_000_000;
+
+struct Ticks;
+
+impl BodySource for Ticks {
+    fn fill(&mut self, _: &mut SegmentBuf) -> io::Result<Fill> {
+        Ok(Fill::Wait)
+    }
+
+    fn wait(&mut self, _: BodyWaker) -> Duration {
+        Duration::from_millis(20)
+    }
+
+    fn never_blocks(&self) -> bool {
+        true
+    }
+}
 
 /// Octets that depend on where they stand.
 struct Numbers {

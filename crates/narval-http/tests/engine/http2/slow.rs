@@ -120,6 +120,32 @@ fn a_body_that_does_not_come() {
     });
 }
 
+/// Where bodies wait for a thread, a client must send more in each `body_busy_timeout`. It has that time although the connection ticks
+/// more often for another stream.
+#[test]
+fn a_body_in_demand_has_its_time_beside_streams_that_wait() {
+    on_each_driver(|driver| {
+        let limits = Limits { streamed_bodies_max: 1, body_buffer_max: 1000, ..Limits::default() };
+        let (site, server) = Site::start(driver, limits);
+        let mut client = Client::start(server.address);
+        client.get("/ticks");
+        let bodies: Vec<u32> = (0..2).map(|_| client.open(&post("/length"), false)).collect();
+        let started = Instant::now();
+        for piece in 0..20 {
+            for stream in &bodies {
+                client.send(frame(DATA, 0, *stream, vec![7; 500]));
+            }
+            assert!(piece == 0 || started.elapsed() < Duration::from_secs(4), "too slow a machine");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        for stream in bodies {
+            client.send(frame(DATA, END_STREAM, stream, []));
+            assert_eq!(client.response(stream).text(), "10000");
+        }
+        site.open_gate();
+    });
+}
+
 /// Connections that ask for much on all their streams, and read nothing: memory is bounded, and stated. It is what
 /// `docs/engine.md` says, which leaves room for allocators: 2 MiB a connection, and 20 MiB for the process.
 #[test]
