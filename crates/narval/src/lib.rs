@@ -1,6 +1,6 @@
 //! The command line of Narval: the arguments of its programs `narval` and `nix-serve`, and how they use the libraries.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`cli`] | the command line of `narval`: the commands and their groups |
 //! | [`commands`] | the commands, one file each |

@@ -27,7 +27,7 @@ pub const PORT_DEFAULT: u16 = 5000;
 /// The sockets for a place to listen on.
 ///
 /// # Errors
-/// A name that can't be looked up.
+/// A name that cannot be resolved.
 pub fn sockets(listen: &Listen) -> Result<Vec<narval_http::Listen>, Failure> {
     let (host, port) = match listen {
         Listen::Unix(path) => return Ok(vec![narval_http::Listen::Unix(path.clone())]),
@@ -65,8 +65,8 @@ fn look_up(name: &str, port: u16) -> Result<Vec<IpAddr>, Failure> {
     Ok(addresses)
 }
 
-/// Whether there is IPv6: in containers there often is none. `/proc/net` does not tell where only processes are shown of
-/// `/proc` (`ProcSubset=pid`).
+/// Whether there is IPv6, which containers often lack. `/proc/net` cannot tell, because it is missing if `/proc` only
+/// shows processes (`ProcSubset=pid`).
 fn has_ipv6() -> bool {
     rustix::net::socket(AddressFamily::INET6, SocketType::STREAM, None).is_ok()
 }
@@ -81,7 +81,7 @@ fn inherited() -> Option<narval_http::Listen> {
 /// The sockets for these places; without any, the inherited ones, else nix-serve's port.
 ///
 /// # Errors
-/// A name that can't be looked up.
+/// A name that cannot be resolved.
 pub fn listen_or_default(places: &[Listen]) -> Result<Vec<narval_http::Listen>, Failure> {
     listen_or(places, PORT_DEFAULT)
 }
@@ -89,7 +89,7 @@ pub fn listen_or_default(places: &[Listen]) -> Result<Vec<narval_http::Listen>, 
 /// The sockets for these places; without any, the inherited ones, else this port.
 ///
 /// # Errors
-/// A name that can't be looked up.
+/// A name that cannot be resolved.
 pub fn listen_or(places: &[Listen], port: u16) -> Result<Vec<narval_http::Listen>, Failure> {
     let mut all: Vec<_> = inherited().into_iter().collect();
     for place in places {
@@ -103,8 +103,7 @@ pub fn listen_or(places: &[Listen], port: u16) -> Result<Vec<narval_http::Listen
 
 /// Opens the store of `--store`, or else of the environment.
 ///
-/// # Errors
-/// The URI or variable names no store that can be read.
+/// # Errors The URI or variable does not name a readable store.
 pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     let environment = Environment::of_process();
     let config = match uri {
@@ -119,7 +118,7 @@ pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     // A named store must exist: otherwise a misspelt folder would be served as an empty store.
     if uri.is_some() && config.access == Access::Database && matches!(config.database().try_exists(), Ok(false)) {
         return Err(Failure::usage(format!(
-            "option --store: there is no store in '{}' (no {}); 'nix-store --store DIR --init' or 'narval install' makes one",
+            "option --store: there is no store in '{}' (no {}); 'nix-store --store DIR --init' or 'narval install' creates one",
             config.real_store_dir.display(),
             config.database().display()
         )));
@@ -160,9 +159,9 @@ pub fn within_descriptors(mut limits: Limits, kept_files_max: usize) -> Limits {
 pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
     let certificates = tls.clone();
     run_reloading(handle, tls, move || match &certificates {
-        None => Ok("there is nothing to read again".to_owned()),
+        None => Ok("there is nothing to reload".to_owned()),
         Some(tls) => match tls.reload() {
-            Ok(()) => Ok("certificates read again".to_owned()),
+            Ok(()) => Ok("certificates reloaded".to_owned()),
             Err(error) => Err(Failure::runtime(format!("{error}; the old certificates stay in use"))),
         },
     })
@@ -198,7 +197,7 @@ pub fn run_reloading(
     handle.wait().map_err(Failure::runtime)
 }
 
-/// Runs `reload` at each SIGHUP, on a thread of its own, and notifies systemd (`Type=notify-reload`).
+/// Runs `reload` at each SIGHUP, on its own thread, and notifies systemd (`Type=notify-reload`).
 fn on_hangup(mut reload: impl FnMut() -> Result<String, Failure> + Send + 'static) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGHUP])?;
     thread::Builder::new().name("sighup".into()).spawn(move || {

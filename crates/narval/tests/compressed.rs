@@ -383,7 +383,7 @@ fn a_folder_that_can_not_be_used() {
     let mut command = Command::new(NARVAL);
     command.args(["serve", "--listen", "127.0.0.1:0", "--store", &store.uri()]);
     let server = Server::start(command, &[("XDG_CACHE_HOME", store.path("file").to_str().unwrap())]);
-    assert!(server.log().contains("compressed NARs are not kept"));
+    assert!(server.log().contains("compressed NARs are not stored"));
     let answer = server.ask("GET", &format!("/nar/{}.nar", hash_part(&path)), &[ZSTD]);
     assert_eq!((answer.status, answer.field("content-encoding")), (200, None));
 }

@@ -349,7 +349,7 @@ fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
     // The same socket answers, and the log goes to a new file.
     fs::write(&file, format!("{base}priority = 12\n")).unwrap();
     fs::rename(&log, &rotated).unwrap();
-    assert!(hang_up(&mut server).contains("configuration, keys and certificates read again"));
+    assert!(hang_up(&mut server).contains("configuration, keys and certificates reloaded"));
     assert_eq!(priority(&server), "12");
     while lines(&log) < 1 {
         thread::sleep(Duration::from_millis(5));

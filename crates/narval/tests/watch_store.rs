@@ -306,7 +306,7 @@ fn a_signal_in_the_middle_ends_it_in_order() {
     let (_connection, _) = listener.accept().unwrap();
     let (code, said) = watcher.end("-TERM");
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("remembered"), "{said}");
+    assert!(said.contains("left for the next run"), "{said}");
     drop(listener);
     let output = once(&store, &["--to", &to, "--attempts", "1"]);
     assert_eq!(output.status.code(), Some(1), "{}", error(&output));

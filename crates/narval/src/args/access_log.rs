@@ -32,7 +32,7 @@ impl AccessLogArgs {
         path.map(|path| open(form, &path)).transpose()
     }
 
-    /// The format and the file: from the options, else from a configuration file.
+    /// The format and the file, from the options or else from a configuration file.
     pub fn over(&self, file: &AccessLogSection) -> (LogForm, Option<PathBuf>) {
         let path = self.access_log.clone().or_else(|| Some(file.file.as_ref()?.value.clone()));
         (self.access_log_form.or(file.format).unwrap_or_default(), path)

@@ -91,14 +91,14 @@ fn default_root() -> Result<PathBuf, Failure> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
     data.map(|data| data.join("narval"))
-        .ok_or_else(|| Failure::usage("HOME is not set: say where the store is with --store DIR"))
+        .ok_or_else(|| Failure::usage("HOME is not set: give the store with --store DIR"))
 }
 
 /// The caches to use.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Binary cache: an http://, https://, s3:// or file:// URL. Repeatable; caches are asked by priority [default: those of
-    /// nix.conf, otherwise cache.nixos.org]
+    /// Binary cache: an http://, https://, s3:// or file:// URL. Repeatable; caches are queried by priority [default:
+    /// those of nix.conf, otherwise cache.nixos.org]
     #[arg(
         long,
         value_name = "URL",
@@ -108,7 +108,7 @@ pub struct CacheArgs {
         help_heading = "Caches"
     )]
     pub from: Vec<String>,
-    /// Public key to trust besides that of cache.nixos.org and the trusted-public-keys of nix.conf. Repeatable
+    /// Public key to trust in addition to that of cache.nixos.org and the trusted-public-keys of nix.conf. Repeatable
     #[arg(
         long,
         value_name = "NAME:KEY",
@@ -124,7 +124,7 @@ pub struct CacheArgs {
     /// How requests are sent.
     #[command(flatten)]
     pub requests: RequestArgs,
-    /// Use only file:// caches and what the store has
+    /// Use only file:// caches and paths in the store
     #[arg(long, help_heading = "Caches")]
     pub offline: bool,
     /// Maximum number of connections to one server
@@ -138,7 +138,7 @@ impl CacheArgs {
         if self.from.is_empty() {
             let settings = CacheSettings::of_process();
             let listed = settings.substituters.unwrap_or_else(|| vec![CACHE_NIXOS_ORG.to_owned()]);
-            // Nix has stores of other kinds, too, which can't be asked here.
+            // Nix also has other types of store, which cannot be queried here.
             let of_nix = listed.iter().chain(&settings.extra_substituters).filter_map(|text| Url::parse(text).ok());
             let of_nix: Vec<Url> = of_nix.collect();
             return Ok(if of_nix.is_empty() { vec![parse_cache(CACHE_NIXOS_ORG)?] } else { of_nix });
@@ -161,7 +161,7 @@ impl CacheArgs {
         let parse = |text: &str| -> Result<PublicKey, Failure> {
             text.parse().map_err(|error| Failure::usage(format!("option --trusted-public-key '{text}': {error}")))
         };
-        // Nix would refuse its own file for a key that is none; here the other keys still count.
+        // Nix would reject its own file because of an invalid key; here the other keys are still used.
         let of_nix = CacheSettings::of_process().trusted_public_keys;
         let of_nix = of_nix.iter().filter_map(|text| text.parse().ok()).map(Ok);
         all.map(parse).chain(of_nix).collect()
@@ -186,10 +186,10 @@ pub struct RequestArgs {
     /// File with credentials [default: $NETRC, ~/.netrc, the netrc-file of nix.conf, and /etc/nix/netrc]
     #[arg(long, value_name = "FILE", help_heading = "Caches")]
     pub netrc_file: Option<PathBuf>,
-    /// Header field to send with every request to the caches, and to nobody else. Repeatable
+    /// Header field to send with every request to the caches, and only to them. Repeatable
     #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
     pub header: Vec<String>,
-    /// Attempts per request, the first included
+    /// Attempts per request, including the first
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
     pub attempts: u32,
     /// Seconds without data after which a request fails

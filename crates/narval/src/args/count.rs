@@ -17,7 +17,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// `what` is done to so many `of`.
+    /// A counter that shows `what` and the number of `of`, as in `comparing: 3 of 20 downloads`.
     pub(crate) fn new(what: &'static str, of: &'static str) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let every = Duration::from_millis(if terminal { 100 } else { 5000 });

@@ -1,4 +1,4 @@
-//! The data folder of a cache that is written, and what in it.
+//! The data folder of writable caches, and one of its caches.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use crate::Failure;
 use crate::config::ServeConfig;
 
-/// Where the data folder is if nobody says.
+/// The default data folder.
 pub const DATA_DEFAULT: &str = "/var/lib/narval";
 
 /// The configuration file that is looked at if none is named.
 const CONFIG_DEFAULT: &str = "/etc/narval/serve.toml";
 
-/// Which data folder.
+/// The data folder.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DataArgs {
     /// Data folder of the server; a server may be running with it [default: the one in the configuration file, or else /var/lib/narval]
@@ -30,13 +30,13 @@ pub struct DataArgs {
     config: Option<PathBuf>,
 }
 
-/// Which data folder, and which of its caches.
+/// A data folder, and one of its caches.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
     /// The folder.
     #[command(flatten)]
     pub data: DataArgs,
-    /// Which cache
+    /// Name of the cache
     #[arg(long, value_name = "NAME", default_value_t)]
     pub cache: CacheName,
 }
@@ -65,18 +65,16 @@ impl DataArgs {
         Ok(folder.unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)))
     }
 
-    /// Opens the folder, and makes it when it is missing.
+    /// Opens the folder, and creates it if it does not exist.
     ///
-    /// # Errors
-    /// When it can't be used.
+    /// # Errors If it cannot be used.
     pub fn create(&self) -> Result<Data, Failure> {
         Data::open(&self.folder()?, DataOptions::default()).map_err(Failure::runtime)
     }
 
-    /// Opens the folder, which must be there.
+    /// Opens the folder, which must exist.
     ///
-    /// # Errors
-    /// When it is missing or can't be used.
+    /// # Errors If it does not exist, or cannot be used.
     pub fn open(&self) -> Result<Data, Failure> {
         let options = DataOptions { must_exist: true, ..DataOptions::default() };
         Data::open(&self.folder()?, options).map_err(Failure::usage)
@@ -86,8 +84,7 @@ impl DataArgs {
 impl CacheArgs {
     /// Opens the cache.
     ///
-    /// # Errors
-    /// When the folder can't be used, or has no such cache.
+    /// # Errors If the folder cannot be used, or has no such cache.
     pub fn open(&self) -> Result<(Data, Cache), Failure> {
         let data = self.data.open()?;
         let cache = data.cache(&self.cache).map_err(Failure::runtime)?;
@@ -97,31 +94,31 @@ impl CacheArgs {
     }
 }
 
-/// Has root's files belong to the owner of the folder: a server that runs as that user could not write to them otherwise.
+/// Makes root's new files belong to the owner of the folder: otherwise a server that runs as that user could not write
+/// to them.
 ///
-/// Only the owner of new files changes, and root may go on to open all others, such as keys and archives elsewhere: the
-/// capabilities for that, which the kernel takes away with the user ID (capabilities(7)), are put back.
+/// Only the owner of new files changes. root can still open all other files, such as keys and archives elsewhere: the
+/// capabilities for that, which the kernel drops with the user ID (capabilities(7)), are restored.
 fn create_files_as_owner(data: &Path) -> Result<(), Failure> {
     let Ok(folder) = std::fs::metadata(data) else { return Ok(()) };
     if !rustix::process::geteuid().is_root() || folder.uid() == 0 {
         return Ok(());
     }
-    let failed = |error| Failure::runtime(format!("cannot act for the owner of '{}': {error}", data.display()));
+    let failed = |error| Failure::runtime(format!("cannot act as the owner of '{}': {error}", data.display()));
     let capabilities = rustix::thread::capabilities(None).map_err(failed)?;
     setfsgid(Gid::from_raw(folder.gid()));
     setfsuid(Uid::from_raw(folder.uid()));
     rustix::thread::set_capabilities(None, capabilities).map_err(failed)
 }
 
-/// Whoever may use these commands may do everything: the folder is theirs.
+/// Everything is allowed to those who can use these commands: they have access to the folder.
 pub fn administrator() -> Grant {
     Grant::administrator(&format!("user {}", rustix::process::geteuid().as_raw()))
 }
 
-/// The hash part of a store path of this cache, as a user writes it.
+/// Parses a store path of this cache as given by a user; returns its hash part.
 ///
-/// # Errors
-/// When it is no store path.
+/// # Errors If it is not a store path.
 pub fn hash_part(text: &str, store_dir: &StoreDir) -> Result<HashPart, Failure> {
     Wanted::parse(text, store_dir).map(|wanted| wanted.hash_part()).map_err(Failure::usage)
 }
@@ -131,7 +128,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// How long ago a time is, roughly: `3 days ago`.
+/// The approximate age of a time: `3 days ago`.
 pub fn ago(time: u64) -> String {
     let seconds = now().saturating_sub(time);
     let (number, unit) = match seconds {
@@ -143,7 +140,7 @@ pub fn ago(time: u64) -> String {
     format!("{number} {unit} ago")
 }
 
-/// When a time is, roughly: `in 3 days`.
+/// The approximate distance of a time: `in 3 days`.
 pub fn ahead(time: u64) -> String {
     let seconds = time.saturating_sub(now());
     match seconds {
@@ -154,17 +151,16 @@ pub fn ahead(time: u64) -> String {
     }
 }
 
-/// A time such as `90d`, for clap.
+/// Parses a duration such as `90d`, for clap.
 ///
-/// # Errors
-/// When it is none.
+/// # Errors If it is not a duration.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     const UNITS: [(char, u64); 5] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800)];
     let unit = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit));
     let seconds = unit.and_then(|(unit, factor)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(factor));
     seconds
         .map(Duration::from_secs)
-        .ok_or_else(|| "give a number with s, m, h, d or w after it, as in '90d'".to_owned())
+        .ok_or_else(|| "give a number followed by s, m, h, d or w, such as '90d'".to_owned())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ const LEVEL_DEFAULT: i32 = 1;
 /// The cache of compressed NARs.
 #[derive(Debug, clap::Args)]
 pub struct NarCacheArgs {
-    /// Folder that keeps compressed NARs [default: $XDG_CACHE_HOME/narval/nars, or ~/.cache/narval/nars]
+    /// Folder for compressed NARs [default: $XDG_CACHE_HOME/narval/nars, or ~/.cache/narval/nars]
     #[arg(long, value_name = "DIR")]
     nar_cache: Option<PathBuf>,
     /// Maximum size of that folder; the least recently used NARs are removed first [default: 10G]
@@ -24,7 +24,7 @@ pub struct NarCacheArgs {
     /// zstd compression level, 1 (fast) to 19 (small) [default: 1]
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=19))]
     nar_cache_level: Option<i32>,
-    /// Send NARs uncompressed and keep none
+    /// Send NARs uncompressed, and store none
     #[arg(long, conflicts_with = "nar_cache")]
     no_nar_cache: bool,
 }
@@ -35,7 +35,7 @@ impl NarCacheArgs {
         self.config_over(&NarCacheSection::default())
     }
 
-    /// The configuration: from the options, else from a configuration file.
+    /// The configuration, from the options or else from a configuration file.
     pub fn config_over(&self, file: &NarCacheSection) -> Option<NarCacheConfig> {
         let enabled = file.enabled.unwrap_or(true) || self.nar_cache.is_some();
         if self.no_nar_cache || !enabled {
@@ -51,20 +51,20 @@ impl NarCacheArgs {
 /// The default folder, if it is writable; a server continues without it, since it was not requested by name.
 fn usable_default() -> Option<PathBuf> {
     let Some(folder) = default_folder() else {
-        tracing::warn!("compressed NARs are not kept: neither CACHE_DIRECTORY, XDG_CACHE_HOME nor HOME is set");
+        tracing::warn!("compressed NARs are not stored: CACHE_DIRECTORY, XDG_CACHE_HOME and HOME are not set");
         return None;
     };
     let usable = std::fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder));
     match usable {
         Ok(_) => Some(folder),
         Err(error) => {
-            tracing::warn!("compressed NARs are not kept: cannot write to '{}': {error}", folder.display());
+            tracing::warn!("compressed NARs are not stored: cannot write to '{}': {error}", folder.display());
             None
         }
     }
 }
 
-/// systemd gives services with `CacheDirectory=` a folder of their own.
+/// systemd provides services with a folder if they have `CacheDirectory=`.
 fn default_folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(folder) = absolute("CACHE_DIRECTORY") {

@@ -1,4 +1,4 @@
-//! Where to push to, and how.
+//! The destination and the options of a push.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use crate::Failure;
 use crate::args::client::{LockArgs, RequestArgs, StoreArgs, parse_cache};
 use crate::commands::key;
 
-/// The longest file with a token.
+/// The maximum size of a token file in bytes.
 const TOKEN_LEN_MAX: u64 = 64 * 1024;
 
-/// What the commands that push have in common.
+/// Options of the commands that push.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PushArgs {
     /// Cache to push to: an http://, https://, s3:// or file:// URL. Repeatable
@@ -28,16 +28,16 @@ pub struct PushArgs {
     /// How requests are sent.
     #[command(flatten)]
     pub requests: RequestArgs,
-    /// Secret key to sign with, besides the signatures that the store has
+    /// Secret key to sign with, in addition to the signatures in the store
     #[arg(long, value_name = "FILE", help_heading = "Caches")]
     pub sign_key: Option<PathBuf>,
-    /// zstd level
+    /// zstd compression level
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19), help_heading = "Caches")]
     pub level: i32,
     /// Do not compress NARs
     #[arg(long, conflicts_with = "level", help_heading = "Caches")]
     pub no_compression: bool,
-    /// NARs sent at the same time
+    /// Number of NARs sent at the same time
     #[arg(long, value_name = "N", default_value_t = default_uploads(), help_heading = "Caches")]
     pub uploads: NonZeroUsize,
 }
@@ -47,32 +47,29 @@ fn default_uploads() -> NonZeroUsize {
 }
 
 impl PushArgs {
-    /// The addresses of the caches.
+    /// The URLs of the caches.
     ///
-    /// # Errors
-    /// For what is no address.
+    /// # Errors For an invalid URL.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
         self.to.iter().map(|text| parse_cache(text)).collect()
     }
 
-    /// The client to send with.
+    /// The client for sending.
     ///
-    /// # Errors
-    /// When a file with credentials cannot be used.
+    /// # Errors If a file with credentials cannot be used.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
         let mut options = self.requests.options(&self.urls()?)?;
         if let Some(file) = &self.token_file {
             let bearer = format!("Authorization: Bearer {}", read_token(file)?);
-            let unfit = |_| Failure::usage(format!("--token-file {}: it does not hold a token", file.display()));
+            let unfit = |_| Failure::usage(format!("--token-file {}: it does not contain a token", file.display()));
             options.credentials.add_header(&bearer).map_err(unfit)?;
         }
         Ok(Arc::new(narval_cache::client(options)))
     }
 
-    /// How to push.
+    /// The options of the push.
     ///
-    /// # Errors
-    /// When the secret key cannot be read.
+    /// # Errors If the secret key cannot be read.
     pub fn options(&self) -> Result<PushOptions, Failure> {
         Ok(PushOptions {
             encoding: if self.no_compression { Encoding::None } else { Encoding::Zstd(self.level) },
@@ -98,20 +95,20 @@ fn read_token(file: &Path) -> Result<String, Failure> {
 /// The store to push from.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SourceArgs {
-    /// Store to push from: `auto` (/nix/store, through its daemon if its database cannot be read), a folder (which holds
-    /// nix/store and nix/var/nix), or another Nix store URI [default: auto if there is such a store, else ~/.local/share/narval]
+    /// Store to push from: `auto` (/nix/store, through its daemon if its database cannot be read), a folder (which
+    /// holds nix/store and nix/var/nix), or another Nix store URI [default: auto if this machine has a store, else
+    /// ~/.local/share/narval]
     #[arg(long, value_name = "DIR", env = "NARVAL_STORE", hide_env_values = true, help_heading = "Store")]
     pub store: Option<String>,
-    /// How long others are waited for.
+    /// How long to wait for other processes.
     #[command(flatten)]
     pub lock: LockArgs,
 }
 
 impl SourceArgs {
-    /// The store named, or else the machine's own if there is one, or else this user's.
+    /// The given store; by default this machine's if there is one, else this user's.
     ///
-    /// # Errors
-    /// For what is no store.
+    /// # Errors If it is not a store.
     pub fn config(&self) -> Result<StoreConfig, Failure> {
         let named = StoreArgs { store: self.store.clone(), lock: self.lock };
         if named.store.is_none() {

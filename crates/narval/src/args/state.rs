@@ -1,17 +1,17 @@
-//! Where a hook leaves what a watcher pushes.
+//! The state shared by hooks and watchers.
 
 use std::path::PathBuf;
 
 use crate::Failure;
 
-/// The folder of root, whose hook the daemon runs.
+/// The folder for root, as which the daemon runs the hook.
 const OF_ROOT: &str = "/var/lib/narval-push";
 
-/// Where the queue of hooks is, and what a watcher remembers.
+/// The folder with the queue of the hook, and the state of the watcher.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StateArgs {
-    /// Folder with the queue and what was pushed; the same for hook and watch-store [default: /var/lib/narval-push for
-    /// root, otherwise ~/.local/state/narval/push]
+    /// Folder with the queue and the state of pushes; the same for hook and watch-store [default: /var/lib/narval-push
+    /// for root, otherwise ~/.local/state/narval/push]
     #[arg(long, value_name = "DIR", env = "NARVAL_STATE", hide_env_values = true)]
     pub state: Option<PathBuf>,
 }
@@ -29,6 +29,6 @@ impl StateArgs {
         let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
         state
             .map(|state| state.join("narval/push"))
-            .ok_or_else(|| Failure::usage("HOME is not set: say where the state is with --state DIR"))
+            .ok_or_else(|| Failure::usage("HOME is not set: give the folder of the state with --state DIR"))
     }
 }

@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 pub struct TlsArgs {
     /// Certificate chain (PEM); all TCP ports then speak HTTPS
     ///
-    /// Repeatable, each with its --tls-key: the server name in the client's hello chooses. Changed files are reloaded, also
+    /// Repeatable, each with its --tls-key: the client's SNI chooses the certificate. Changed files are reloaded, also
     /// on SIGHUP.
     #[arg(long, value_name = "FILE")]
     tls_cert: Vec<PathBuf>,
@@ -59,7 +59,7 @@ impl TlsArgs {
         config.map(|config| accept(config, "option --tls-cert")).transpose()
     }
 
-    /// The configuration: from the options, else from a configuration file. Certificates of the command line replace
+    /// The configuration, from the options or else from a configuration file. Certificates on the command line replace
     /// those of the file.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl TlsArgs {
         if self.tls_cert.len() != self.tls_key.len() {
             let (certs, keys) = (self.tls_cert.len(), self.tls_key.len());
             return Err(Failure::usage(format!(
-                "options --tls-cert and --tls-key: {certs} certificates and {keys} keys: give each certificate its key"
+                "options --tls-cert and --tls-key: {certs} certificates and {keys} keys: give one key for each certificate"
             )));
         }
         let ktls = ktls(self.ktls.or(file.ktls).unwrap_or_default())?;
@@ -116,7 +116,7 @@ fn ktls(mode: KtlsMode) -> Result<bool, Failure> {
             Ok(false)
         }
         (KtlsMode::On, Err(error)) => Err(Failure::usage(format!(
-            "option --ktls on: this kernel can't ({error}): load the module 'tls', or use --ktls auto"
+            "option --ktls on: this kernel does not support it ({error}): load the module 'tls', or use --ktls auto"
         ))),
     }
 }
@@ -134,7 +134,7 @@ pub fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
             loop {
                 thread::sleep(LOOK_EVERY);
                 match tls.reload_if_changed() {
-                    Ok(true) => tracing::info!("the certificates have changed: read again"),
+                    Ok(true) => tracing::info!("the certificates have changed and were reloaded"),
                     Ok(false) => {}
                     // The files of a pair are often replaced one by one: an error is reported once.
                     Err(error) if error.to_string() != said => {

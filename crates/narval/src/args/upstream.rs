@@ -1,4 +1,4 @@
-//! The options for upstreams, and what they come to with a configuration file.
+//! The options for upstreams, combined with a configuration file.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,40 +12,41 @@ use crate::Failure;
 use crate::config::{At, ConfigError, UpstreamSection};
 use crate::values::size::parse_size;
 
-/// What is kept of upstreams unless said otherwise, in bytes.
+/// The default limit of stored upstream files, in bytes.
 const SIZE_DEFAULT: u64 = 20 << 30;
-/// The cache whose key everybody knows.
+/// The cache with a well-known key.
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
 
 /// Options for upstreams
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Upstreams")]
 pub struct UpstreamArgs {
-    /// Binary cache that is asked for what this one does not have; its answers are kept. Repeatable, the first is asked first
+    /// Binary cache to query for paths that this one does not have; its files are stored. Repeatable, in order of
+    /// priority
     ///
-    /// Needs --data. Keys, priorities and credentials for each: in a configuration file.
+    /// Needs --data. Keys, priorities and credentials per upstream can be set in a configuration file.
     #[arg(long, value_name = "URL")]
     upstream: Vec<Url>,
-    /// Public key that upstreams sign with. Repeatable; that of cache.nixos.org is known
+    /// Public key that upstreams sign with. Repeatable; that of cache.nixos.org is built in
     #[arg(long, value_name = "KEY")]
     upstream_key: Vec<PublicKey>,
-    /// Maximum size of what is kept of upstreams; the least recently used is removed first [default: 20G]
+    /// Maximum size of stored upstream files; the least recently used are removed first [default: 20G]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     upstream_size: Option<u64>,
 }
 
-/// Upstreams, as they were decided.
+/// The effective settings of upstreams.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamSettings {
     list: Vec<Upstream>,
-    /// What may be kept, in bytes.
+    /// The limit of stored files, in bytes.
     pub size: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Upstream {
     url: Url,
-    /// `None`: signatures are not asked for.
+    /// `None` if signatures are not required.
     keys: Option<Vec<PublicKey>>,
     priority: i64,
     netrc_file: Option<NetrcFile>,
@@ -53,7 +54,7 @@ struct Upstream {
     stall_timeout: Duration,
 }
 
-/// A netrc file, and where the configuration names it.
+/// A netrc file, and its place in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NetrcFile {
     path: At<PathBuf>,
@@ -61,7 +62,7 @@ struct NetrcFile {
 }
 
 impl UpstreamArgs {
-    /// The options over a configuration file: upstreams of the command line replace those of the file.
+    /// The options over a configuration file: upstreams on the command line replace those of the file.
     ///
     /// # Errors
     /// An upstream without a key.
@@ -81,7 +82,7 @@ impl UpstreamArgs {
 }
 
 impl UpstreamSettings {
-    /// Those of a configuration file.
+    /// The upstreams of a configuration file.
     ///
     /// # Errors
     /// An upstream without a key.
@@ -90,7 +91,7 @@ impl UpstreamSettings {
         Ok(Self { list: list.collect::<Result<_, _>>()?, size: size.unwrap_or(SIZE_DEFAULT) })
     }
 
-    /// Whether there is none.
+    /// Whether there are no upstreams.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -103,10 +104,9 @@ impl UpstreamSettings {
         self.list.iter().try_for_each(|upstream| upstream.credentials().map(drop))
     }
 
-    /// What upstreams are opened with.
+    /// The options for opening the upstreams.
     ///
-    /// # Errors
-    /// As [`check`](Self::check).
+    /// # Errors See [`check`](Self::check).
     pub fn options(&self) -> Result<Vec<UpstreamOptions>, Failure> {
         let options = |upstream: &Upstream| {
             let credentials = upstream.credentials().map_err(Failure::usage)?;
@@ -129,7 +129,7 @@ impl Upstream {
         let keys = with_known(url, keys);
         if keys.is_empty() {
             return Err(Failure::usage(format!(
-                "option --upstream {url}: give its public key with --upstream-key ('narval use' or its operator tells it)"
+                "option --upstream {url}: give its public key with --upstream-key (ask its operator)"
             )));
         }
         Ok(Self {
@@ -166,7 +166,7 @@ impl Upstream {
 }
 
 impl Upstream {
-    /// Login and password, from its netrc file.
+    /// Login and password from its netrc file.
     fn credentials(&self) -> Result<Netrc, ConfigError> {
         let Some(NetrcFile { path, named_in }) = &self.netrc_file else { return Ok(Netrc::default()) };
         let wrong = |reason: String| ConfigError {
@@ -179,7 +179,7 @@ impl Upstream {
         // A folder has no host, and a bucket's requests are signed.
         let needs_entry = matches!(self.url.scheme(), Scheme::Http | Scheme::Https);
         match netrc.login(host) {
-            // Without a password the upstream would refuse everything, which looks as if it had nothing.
+            // Without a password the upstream would refuse every request, which would look as if it had no paths.
             None if needs_entry => Err(wrong(format!(
                 "'{shown}' has no entry for '{host}': add 'machine {host} login NAME password PASSWORD'"
             ))),

@@ -57,8 +57,7 @@ struct TlsArgs {
 
 /// Runs `narval bench`.
 ///
-/// # Errors
-/// The server cannot be started, or no file written.
+/// # Errors The server cannot be started, or the file cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Command::Tls(args) => compare_tls(args),
@@ -86,12 +85,12 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     let bytes = u64::from(args.size_mb) * 1_000_000;
     let file = noise(bytes).map_err(|error| {
         let (size, folder) = (args.size_mb, std::env::temp_dir());
-        Failure::runtime(format!("cannot write {size} MB to be served in '{}' (TMPDIR): {error}", folder.display()))
+        Failure::runtime(format!("cannot write a file of {size} MB to '{}' (TMPDIR): {error}", folder.display()))
     })?;
     let file = Arc::new(file);
     let kernel = probe();
     let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
-        .map_err(|error| Failure::runtime(format!("cannot make a certificate: {error}")))?;
+        .map_err(|error| Failure::runtime(format!("cannot create a certificate: {error}")))?;
     let ways: &[bool] = if kernel.is_ok() { &[false, true] } else { &[false] };
     let mut runs = Vec::new();
     for &ktls in ways {
@@ -148,7 +147,7 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     match (by_kernel, ratio, kernel) {
         (Some(by_kernel), Some(ratio), _) => {
             line("kernel", by_kernel);
-            out!("the kernel sends {ratio:.2} times as much with the same processor time: --ktls {suggestion}");
+            out!("the kernel sends {ratio:.2} times as much with the same processor time: use --ktls {suggestion}");
         }
         (.., Err(error)) => out!(
             "  kernel       none: this kernel has no TLS ({error}); where it is a module, 'modprobe tls' loads it\n\

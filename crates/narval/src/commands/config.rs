@@ -29,7 +29,7 @@ Example:
         /// Configuration file
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Do not read the keys and certificates: for a file that is meant for another machine
+        /// Do not read the keys and certificates, for example for another machine's file
         #[arg(long)]
         no_files: bool,
     },
@@ -37,8 +37,7 @@ Example:
 
 /// Runs `narval config`.
 ///
-/// # Errors
-/// A file that can't be read, or says what it may not.
+/// # Errors A file that cannot be read, or has errors.
 pub fn run(args: Args) -> Result<(), Failure> {
     let Command::Check { file, no_files } = args.command;
     let config = ServeConfig::load(&file).map_err(Failure::usage)?;
@@ -56,14 +55,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is wrong with the files that a configuration names.
+/// Checks the files that a configuration names.
 fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let error = |line, message| ConfigError { file: file.display().to_string(), line: Some(line), message };
     let sign_key = |at: &At<PathBuf>| {
         let failure = key::read_secret_key(&at.value).err()?;
         Some(error(at.line, format!("sign-keys: {failure}")))
     };
-    // Each alone, so that each has its line; together they are loaded by the server.
+    // Each on its own, to report its line; the server loads them together.
     let certificate = |pair: &CertificateSection| {
         let failure = tls::check_certificate(pair).err()?;
         Some(error(pair.line, format!("tls.certificate: {failure}")))
@@ -73,10 +72,10 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     keys.chain(config.tls.certificates.iter().filter_map(certificate)).collect()
 }
 
-/// What is wrong with the file itself, and each of its keys could be right.
+/// Errors of the file itself, even if each of its keys is valid.
 fn sections(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let of_caches = config.caches.iter().flat_map(|cache| &cache.upstreams);
-    // Each alone, so that each has its line.
+    // Each on its own, to report its line.
     let upstream = |section: &UpstreamSection| {
         let settings = UpstreamSettings::of_file(std::slice::from_ref(section), &file.display().to_string(), None);
         settings.and_then(|settings| settings.check()).err()

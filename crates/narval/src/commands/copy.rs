@@ -24,7 +24,7 @@ use crate::ui::output::note;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or the hash part alone
+    /// Store paths: in full, HASH-NAME, or only the hash part
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Destination: file:///folder or s3://bucket for a binary cache, a folder or `local` for a store
@@ -49,7 +49,8 @@ Examples:
   narval copy --from https://cache.nixos.org --to file:///media/cache …-hello
 
   The same in a bucket:
-  narval copy --from https://cache.nixos.org --to 's3://cache?region=eu-west-1' …-hello
+  narval copy --from https://cache.nixos.org \\
+    --to 's3://cache?region=eu-west-1' …-hello
 
   From that mirror into a store:
   narval copy --from file:///media/cache --to ./root …-hello

@@ -65,7 +65,7 @@ fn disk(args: &Args) -> Result<Finding, Failure> {
 /// Enters a namespace with an empty store.
 fn namespaces(args: &Args) -> Result<Finding, Failure> {
     let config = args.client.store.config()?;
-    let failed = |error: std::io::Error| Failure::runtime(format!("cannot make a temporary folder: {error}"));
+    let failed = |error: std::io::Error| Failure::runtime(format!("cannot create a temporary folder: {error}"));
     // Removed when dropped; a leftover is two empty folders in the folder for temporary files.
     let folder = tempfile::Builder::new().prefix("narval-doctor-").tempdir().map_err(failed)?;
     let scratch = folder.path();
@@ -110,7 +110,7 @@ fn certificates() -> Finding {
     Finding { what: "certificates", good: trusted.expired < trusted.usable, text }
 }
 
-/// Whether the daemon of this machine's Nix, if there is one, heeds the caches of this user's own `nix.conf`.
+/// Whether this machine's Nix daemon, if there is one, accepts the caches of this user's `nix.conf`.
 fn daemon() -> Option<Finding> {
     let finding = |good, text: String| Some(Finding { what: "nix daemon", good, text });
     let config = match StoreConfig::from_environment(&Environment::of_process()) {
@@ -145,7 +145,7 @@ fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {
         let millis = start.elapsed().as_millis();
         match answer {
             Ok(Ok(Some(_))) => {
-                Finding { what: "cache", good: true, text: format!("{url}{proxy}: answers in {millis} ms") }
+                Finding { what: "cache", good: true, text: format!("{url}{proxy}: responds in {millis} ms") }
             }
             Ok(Ok(None)) => Finding {
                 what: "cache",

@@ -1,4 +1,4 @@
-//! `narval __enter`: the second half of `narval run`, in a process of one thread.
+//! `narval __enter`: the second half of `narval run`, in a single-threaded process.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::commands::run::not_started;
 use crate::ui::output::note;
 
-/// Run by `narval run` in a process of one thread. Not for users.
+/// Run by `narval run` in a single-threaded process. Not for users.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Where the store is.
@@ -27,8 +27,7 @@ pub struct Args {
 
 /// Runs the hidden second half of `narval run`.
 ///
-/// # Errors
-/// When the kernel forbids namespaces and there is no helper, or the program does not start.
+/// # Errors If the kernel forbids namespaces and there is no helper, or the program cannot be started.
 pub fn run(args: Args) -> Result<(), Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
     let Err(error) = enter(&args.real_store, &args.store_dir, &args.scratch) else {

@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
 use crate::ui::output::out;
 
-/// Remove store paths that no profile and no other root needs
+/// Remove store paths that no profile or other root needs
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  narval gc --dry-run\n  narval gc --keep 3")]
 pub struct Args {
@@ -60,7 +60,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             garbage.paths.iter().for_each(|path| out!("{path}"));
         }
         let verb = if args.dry_run { "would remove" } else { "removed" };
-        out!("{verb} {} paths ({}); {} stay", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
+        out!("{verb} {} paths ({}); {} remain", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `narval hook`: what Nix runs after a build.
+//! `narval hook`: run by Nix after a build.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,26 +13,28 @@ use crate::Failure;
 use crate::args::state::StateArgs;
 use crate::ui::output::note;
 
-/// The longest derivation that is read, in bytes.
+/// The maximum size of a derivation in bytes.
 const DERIVATION_LEN_MAX: u64 = 64 << 20;
 
-/// Where the system's log listens.
+/// The socket of the system log.
 const SYSLOG: &str = "/dev/log";
-/// A user's message that is an error (RFC 3164 section 4.1.1: facility 1, severity 3).
+/// The priority of a user-level error (RFC 3164 section 4.1.1: facility 1, severity 3).
 const SYSLOG_ERROR: u8 = 11;
 
-/// Queue what Nix has built, for watch-store to push
+/// Queue paths that Nix has built, for watch-store to push
 ///
-/// Nix's `post-build-hook` runs this after each build, with the paths in OUT_PATHS. It takes milliseconds, needs no network, and
-/// always ends with 0: a build never fails for it. Errors go to standard error and to the system's log.
+/// Nix's `post-build-hook` runs this after each build, with the paths in OUT_PATHS. It takes milliseconds, needs no
+/// network, and always exits with 0, so it never makes a build fail. Errors go to standard error and to the system log.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
-  A file that nix.conf names as 'post-build-hook = /etc/nix/post-build-hook', executable:
+  In nix.conf: post-build-hook = /etc/nix/post-build-hook
+
+  The file /etc/nix/post-build-hook, executable:
   #!/bin/sh
   exec /usr/bin/narval hook
 
-  And what pushes them:
+  To push the queued paths:
   narval watch-store --to http://cache:5000")]
 pub struct Args {
     #[command(flatten)]
@@ -41,8 +43,7 @@ pub struct Args {
 
 /// Runs `narval hook`.
 ///
-/// # Errors
-/// Never: what goes wrong is said, and the build goes on.
+/// # Errors Never: errors are reported, and the build continues.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if let Err(failure) = queue(args) {
         complain(&failure.to_string());
@@ -59,7 +60,7 @@ fn queue(args: &Args) -> Result<(), Failure> {
     for text in list.to_string_lossy().split_ascii_whitespace() {
         match store.store_dir.parse(text) {
             Ok(path) => paths.push(path),
-            // The others still count.
+            // The others are still queued.
             Err(error) => complain(&format!("OUT_PATHS: '{text}': {error}")),
         }
     }
@@ -69,8 +70,8 @@ fn queue(args: &Args) -> Result<(), Failure> {
     Ok(Queue::new(&args.state.folder()?).add(&paths)?)
 }
 
-/// The outputs of the derivation in DRV_PATH: Nix 2.8.0 leaves OUT_PATHS empty (NixOS/nix#6446), and 2.30 and 2.31 do after
-/// `--rebuild` (#14287). Empty where the outputs are not known beforehand.
+/// The outputs of the derivation in DRV_PATH: Nix 2.8.0 leaves OUT_PATHS empty (NixOS/nix#6446), and 2.30 and 2.31 do
+/// after `--rebuild` (#14287). Empty if the outputs are not known in advance.
 fn outputs(store: &StoreConfig) -> Result<Vec<StorePath>, Failure> {
     let Some(derivation) = std::env::var("DRV_PATH").ok().filter(|path| !path.is_empty()) else {
         return Err(Failure::usage("OUT_PATHS and DRV_PATH are empty"));
@@ -84,11 +85,11 @@ fn outputs(store: &StoreConfig) -> Result<Vec<StorePath>, Failure> {
     Ok(outputs.into_iter().filter_map(|output| output.path).collect())
 }
 
-/// Says it to whoever looks at the build, and to the system's log.
+/// Reports an error in the build's output and in the system log.
 fn complain(message: &str) {
     note!("narval hook: {message}");
     let line = format!("<{SYSLOG_ERROR}>narval-hook[{}]: {message}", std::process::id());
-    // Without a log nobody is left to tell.
+    // Without a system log, it cannot be reported elsewhere.
     let _ = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
         socket.send_to(line.as_bytes(), SYSLOG)

@@ -22,7 +22,7 @@ use crate::ui::signals;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or the hash part alone
+    /// Store paths: in full, HASH-NAME, or only the hash part
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -53,7 +53,7 @@ Examples:
   narval install --from https://cache.example.org \\
     --trusted-public-key example-1:… /nix/store/…-hello-2.12
 
-  What would be fetched from a folder, into a store of its own:
+  Show what would be fetched from a folder into another store:
   narval install --dry-run --from file:///media/cache --store ./root \\
     …-hello-2.12
 
@@ -144,7 +144,7 @@ fn show_report(report: &Report, output: OutputArgs, destination: &narval_install
         return;
     }
     if report.planned.is_empty() {
-        note!("Everything is there already");
+        note!("Everything is already installed");
     } else {
         let (unpacked, downloaded) = (human_bytes(report.unpacked), human_bytes(report.downloaded));
         let seconds = report.elapsed.as_secs_f64();

@@ -12,7 +12,7 @@ use crate::ui::output::out;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  narval ls --recursive …-hello-2.12/bin")]
 pub struct Args {
-    /// Store path, in full, HASH-NAME or the hash part alone, and a folder in it: HASH-NAME/bin
+    /// Store path, in full, HASH-NAME or only the hash part, and a folder in it: HASH-NAME/bin
     #[arg(value_name = "PATH")]
     path: String,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     let (caches, wanted, below) = open(&args.client, &args.path)?;
     let listing = listing(&caches, &wanted)?;
-    let absent = || Failure::Coded(3, format!("{} is not there", args.path));
+    let absent = || Failure::Coded(3, format!("{} does not exist", args.path));
     let node = listing.get(below.as_bytes()).ok_or_else(absent)?;
     if args.client.output.json {
         out!("{}", node.to_json().map_err(|error| Failure::runtime(error.to_string()))?);

@@ -22,7 +22,7 @@ const PART: &str = ".narval-part-";
 
 /// Create, unpack, list and hash NARs
 ///
-/// A NAR is Nix's archive format: the same files always give the same bytes.
+/// NAR is Nix's archive format: the same files always result in the same bytes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -108,7 +108,7 @@ fn dump(path: &Path, out: Option<&Path>) -> Result<(), Failure> {
             let folder = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             if let Err(error) = remove_leftovers(folder, |name| is_temporary_name(name, PART)) {
                 // A folder that is writable but not readable, for example: leftovers there do no harm.
-                tracing::debug!("'{}' is not cleared up: {error}", folder.display());
+                tracing::debug!("cannot remove leftovers from '{}': {error}", folder.display());
             }
             let file = TemporaryFile::create(folder, PART, 0o666).map_err(usage)?;
             copy(Interruptible(nar, &interrupt), file.file(), &shown).map_err(|it| interrupt.explain(it))?;
@@ -136,7 +136,7 @@ fn copy(mut nar: impl Read, mut out: impl Write, shown: &str) -> Result<(), Fail
 
 fn restore(to: &Path, nar: Option<&Path>) -> Result<(), Failure> {
     let what = format!("cannot unpack to '{}'", to.display());
-    let name = to.file_name().ok_or_else(|| Failure::usage(format!("{what}: give a name that is not there yet")))?;
+    let name = to.file_name().ok_or_else(|| Failure::usage(format!("{what}: give a name that does not exist yet")))?;
     let parent = match to.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -164,7 +164,7 @@ fn ls(nar: Option<&Path>, json: bool) -> Result<(), Failure> {
     let cannot = |error: io::Error| failed("cannot write the listing", &error);
     let mut out = BufWriter::new(io::stdout().lock());
     if json {
-        let text = listing.to_json().map_err(|error| failed("the listing can't be JSON", &error))?;
+        let text = listing.to_json().map_err(|error| failed("the listing cannot be JSON", &error))?;
         writeln!(out, "{text}").map_err(cannot)?;
     } else {
         list(&listing.root, &mut b".".to_vec(), &mut out).map_err(cannot)?;

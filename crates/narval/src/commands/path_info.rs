@@ -14,7 +14,7 @@ use crate::ui::output::out;
     after_help = "Examples:\n  narval path-info --recursive …-hello-2.12\n  narval path-info …-hello-2.12 --why …-glibc-2.42"
 )]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or the hash part alone
+    /// Store paths: in full, HASH-NAME, or only the hash part
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let to = Wanted::parse(why, destination.store_dir())?.hash_part();
         let to = closure.nodes.keys().find(|path| path.hash_part() == to);
         let chain = to.and_then(|to| closure.why(to));
-        let chain = chain.ok_or_else(|| Failure::Coded(3, format!("nothing here needs {why}")))?;
+        let chain = chain.ok_or_else(|| Failure::Coded(3, format!("nothing here depends on {why}")))?;
         if args.client.output.json {
             out!("{}", json!({"v": 1, "why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
         } else {
@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
     }
     if !args.client.output.json && !args.client.output.quiet {
-        out!("{} paths, {} in all", closure.nodes.len(), human_bytes(closure.size()));
+        out!("{} paths, {} in total", closure.nodes.len(), human_bytes(closure.size()));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `narval pin`: closures that a cache keeps.
+//! `narval pin`: closures that a cache always keeps.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::args::data::{CacheArgs, administrator, ago, ahead, hash_part, now, parse_time};
 use crate::ui::output::out;
 
-/// Keep closures in a cache that can be written
+/// Keep closures in a writable cache
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -19,9 +19,10 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Keep a path and all that it refers to
+    /// Keep a path with its closure
     ///
-    /// Without --for and --keep, for ever. A path that is pinned under a name that is in use is the next revision of it.
+    /// Without --for and --keep, it is kept forever. Pinning another path under an existing name adds a revision of
+    /// that pin.
     #[command(after_help = "\
 Example:
   narval pin add release-1.2 /nix/store/…-app
@@ -36,10 +37,10 @@ Example:
         /// The path
         #[arg(value_name = "PATH")]
         path: String,
-        /// Keep the newest N revisions of this name
+        /// Keep only the newest N revisions of this name
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         keep: Option<u32>,
-        /// Keep it for so long, as `30d`
+        /// Keep it for this long, such as `30d`
         #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
         time: Option<Duration>,
     },
@@ -57,7 +58,7 @@ Example:
         /// Name of the pin
         #[arg(value_name = "NAME")]
         name: String,
-        /// Only the revision that is this path [default: all]
+        /// Only the revision with this path [default: all]
         #[arg(value_name = "PATH")]
         path: Option<String>,
     },
@@ -65,8 +66,7 @@ Example:
 
 /// Runs `narval pin`.
 ///
-/// # Errors
-/// When the data folder can't be used, or the path or the pin is not there.
+/// # Errors If the data folder cannot be used, or the path or the pin does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Add { cache, name, path, keep, time } => {

@@ -1,4 +1,4 @@
-//! `narval push`: paths of a store into caches that can be written.
+//! `narval push`: copies paths of a store to writable caches.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use crate::ui::output::{note, out};
 use crate::ui::progress::Display;
 use crate::ui::signals;
 
-/// Symlinks that are followed from an argument to a store path.
+/// The maximum number of symlinks from an argument to a store path.
 const LINKS_MAX: usize = 40;
 
 /// Push closures of a store to binary caches
 ///
-/// Sends what a cache does not have: the largest NARs first, compressed while they are sent, and each path visible only
-/// after all that it refers to. Works with every cache that `nix copy --to` can write; with a Narval server it takes one
-/// request to learn what is missing, and one to publish all of it. From /nix/store, unless --store names another one.
+/// Sends the paths that a cache does not have: the largest NARs first, compressed while they are sent. Each path
+/// becomes visible only after its references. Works with every cache that `nix copy --to` can write to. A Narval server
+/// needs only one request to find out which paths are missing, and one to publish all of them. Pushes from /nix/store,
+/// unless --store names another store.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths, or symlinks to them: in full, HASH-NAME, or the hash part alone
+    /// Store paths, or symlinks to them: in full, HASH-NAME, or only the hash part
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -48,8 +49,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the store,
 
 /// Runs `narval push`.
 ///
-/// # Errors
-/// When a path is not valid, or a cache cannot be reached or refuses. The other caches are pushed to all the same.
+/// # Errors If a path is not valid, or a cache cannot be reached or denies access. The other caches are pushed to
+/// nevertheless.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let from = Destination::new(args.store.config()?);
@@ -101,7 +102,7 @@ fn show(pushed: &Pushed, output: OutputArgs) {
             })
         );
     } else if !output.quiet && pushed.pushed == 0 {
-        note!("{} has all {} paths already", pushed.to, pushed.already);
+        note!("{} already has all {} paths", pushed.to, pushed.already);
     } else if !output.quiet {
         let sent = human_bytes(pushed.sent);
         note!(
@@ -113,7 +114,7 @@ fn show(pushed: &Pushed, output: OutputArgs) {
     }
 }
 
-/// A store path, or a symlink that leads to one or into one, as `nix-build` makes them.
+/// Parses a store path, or a symlink that points to or into one, as `nix-build` creates them.
 fn parse_path(text: &str, store_dir: &StoreDir) -> Result<Wanted, Failure> {
     let mut path = PathBuf::from(text);
     let below_store = |path: &Path| path.starts_with(store_dir.as_str());
@@ -124,9 +125,9 @@ fn parse_path(text: &str, store_dir: &StoreDir) -> Result<Wanted, Failure> {
         if below_store(&path) {
             return Ok(Wanted::parse(&path.to_string_lossy(), store_dir)?);
         }
-        let fail = |error| Failure::usage(format!("'{text}' is no store path, and no symlink to one: {error}"));
+        let fail = |error| Failure::usage(format!("'{text}' is neither a store path nor a symlink to one: {error}"));
         let target = std::fs::read_link(&path).map_err(fail)?;
         path = path.parent().unwrap_or(Path::new("")).join(target);
     }
-    Err(Failure::usage(format!("'{text}' leads through too many symlinks")))
+    Err(Failure::usage(format!("'{text}' goes through too many symlinks")))
 }

@@ -12,12 +12,12 @@ use crate::ui::output::out;
 
 /// Remove packages from a profile
 ///
-/// Makes a new generation without them; 'narval rollback' switches back. The files are kept as long as a generation has
-/// them ('narval gc --keep').
+/// Creates a generation without them; 'narval rollback' switches back. The files are kept as long as a generation
+/// contains them ('narval gc --keep').
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Packages: names with or without version, store paths, hash-name, or hash parts
+    /// Packages: names with or without version, store paths, HASH-NAME, or hash parts
     #[arg(required = true, value_name = "NAME|PATH")]
     packages: Vec<String>,
     /// Profile to change

@@ -24,7 +24,7 @@ use crate::ui::progress::Display;
     after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
 )]
 pub struct Args {
-    /// Store path: in full, HASH-NAME, or the hash part alone
+    /// Store path: in full, HASH-NAME, or only the hash part
     #[arg(value_name = "PATH")]
     path: String,
     /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
@@ -67,7 +67,8 @@ pub(crate) fn ensure_installed(
     let report = install(destination, &options, &client, &wanted, &progress, &Trace::new(false));
     display.finish();
     report?;
-    let find = |one: &Wanted| destination.find(one)?.ok_or_else(|| Failure::runtime("installed, and not there"));
+    let find =
+        |one: &Wanted| destination.find(one)?.ok_or_else(|| Failure::runtime("it was installed, but does not exist"));
     wanted.iter().map(find).collect()
 }
 

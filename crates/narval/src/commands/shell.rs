@@ -10,7 +10,7 @@ use crate::commands::run::{become_program, ensure_installed};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or the hash part alone
+    /// Store paths: in full, HASH-NAME, or only the hash part
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Command to run [default: $SHELL]
@@ -22,8 +22,7 @@ pub struct Args {
 
 /// Runs `narval shell`.
 ///
-/// # Errors
-/// As `narval run`.
+/// # Errors Like `narval run`.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;

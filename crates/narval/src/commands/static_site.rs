@@ -196,7 +196,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     }
     let server = builder.build().map_err(Failure::usage)?;
     if args.tls_self_signed {
-        tracing::info!("a certificate that nobody has signed, made for this run: browsers warn, curl wants --insecure");
+        tracing::info!("using a self-signed certificate for this run: browsers warn, curl needs --insecure");
     }
     server::run(server.spawn().map_err(Failure::runtime)?, tls)
 }
@@ -221,14 +221,14 @@ impl Handler for Boxed {
     }
 }
 
-/// A certificate for the names this machine goes by, that nobody but us has signed.
+/// A self-signed certificate for the names of this machine.
 fn self_signed() -> Result<PemPair, Failure> {
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if !host.is_empty() && !names.contains(&host) {
         names.push(host);
     }
-    let failed = |error| Failure::runtime(format!("option --tls-self-signed: cannot make a certificate: {error}"));
+    let failed = |error| Failure::runtime(format!("option --tls-self-signed: cannot create a certificate: {error}"));
     let mut params = rcgen::CertificateParams::new(names).map_err(failed)?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(rcgen::DnType::CommonName, "narval static, self-signed");
@@ -242,7 +242,8 @@ fn self_signed() -> Result<PemPair, Failure> {
 
 /// For clients whose clocks are behind.
 const SELF_SIGNED_SINCE: Duration = Duration::from_secs(24 * 3600);
-/// The longest that browsers take (CA/Browser Forum, ballot SC-31), less that day; a restart makes a new one.
+/// The longest validity that browsers accept (CA/Browser Forum, ballot SC-31), minus that day; a restart creates a new
+/// certificate.
 const SELF_SIGNED_FOR: Duration = Duration::from_secs(396 * 24 * 3600);
 
 fn compress(args: &CompressArgs) -> Result<(), Failure> {
@@ -264,7 +265,7 @@ fn compress(args: &CompressArgs) -> Result<(), Failure> {
 fn print_summary(folder: &Path, done: &narval_http::files::Precompressed) {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     out!(
-        "{}: {} compressible files ({:.1} MB): {} forms made ({:.1} MB), {} were there, {} would not be smaller",
+        "{}: {} compressible files ({:.1} MB): {} encodings written ({:.1} MB), {} up to date, {} would not be smaller",
         folder.display(),
         get(&done.files),
         get(&done.file_bytes) as f64 / 1e6,

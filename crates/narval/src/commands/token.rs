@@ -1,4 +1,4 @@
-//! `narval token`: who may push to a cache, and what else.
+//! `narval token`: manages the tokens of a writable cache.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::args::data::{DataArgs, ago, ahead, now, parse_time};
 use crate::ui::output::{note, out};
 
-/// Make, list and revoke tokens for a cache that can be written
+/// Create, list and revoke tokens for a writable cache
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -19,10 +19,10 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a token and print it
+    /// Create a token and print it
     ///
-    /// It is shown this once: only its hash is kept. Clients present it as `Authorization: Bearer`, or as the password in netrc, with
-    /// any user name.
+    /// It is only shown once, because only its hash is stored. Clients send it as `Authorization: Bearer`, or as the
+    /// password in netrc, with any user name.
     #[command(after_help = "\
 Example:
   narval token create --pull --push ci > token
@@ -37,12 +37,12 @@ Example:
         #[arg(long)]
         json: bool,
     },
-    /// Revoke a token: it is refused from now on
+    /// Revoke a token
     #[command(after_help = "Example:\n  narval token revoke 0a1b2c3d4f5g6h7i")]
     Revoke {
         #[command(flatten)]
         data: DataArgs,
-        /// Its id, as `narval token list` shows it: the part between the underscores
+        /// Its id, as shown by `narval token list`: the part between the underscores
         #[arg(value_name = "ID")]
         id: String,
     },
@@ -52,13 +52,13 @@ Example:
 struct CreateArgs {
     #[command(flatten)]
     data: DataArgs,
-    /// What to call it, in lists and in the audit log
+    /// Name of the token, for lists and the audit log
     #[arg(value_name = "LABEL")]
     label: String,
-    /// Caches that it is for: names, or patterns such as `team-*`
+    /// Caches that it is valid for: names, or patterns such as `team-*`
     #[arg(long = "cache", value_name = "NAME", default_value = DEFAULT_CACHE)]
     caches: Vec<String>,
-    /// When it ends, counted from now, as `90d` [default: never]
+    /// Time until it expires, such as `90d` [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     expires: Option<Duration>,
     #[command(flatten)]
@@ -75,7 +75,7 @@ struct AllowArgs {
     /// Upload paths
     #[arg(long)]
     push: bool,
-    /// Have the cache's keys sign what is uploaded
+    /// Have the cache sign uploaded paths
     #[arg(long)]
     sign: bool,
     /// Add and remove pins
@@ -84,10 +84,10 @@ struct AllowArgs {
     /// Delete paths
     #[arg(long)]
     delete: bool,
-    /// Replace a path by other contents
+    /// Replace the contents of a path
     #[arg(long)]
     replace: bool,
-    /// All of it
+    /// All of these
     #[arg(long)]
     admin: bool,
 }
@@ -101,8 +101,7 @@ impl AllowArgs {
 
 /// Runs `narval token`.
 ///
-/// # Errors
-/// When the data folder can't be used, or a token can't be what is asked for.
+/// # Errors If the data folder cannot be used, or the requested token is not possible.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Create(args) => create(&args),
@@ -119,10 +118,10 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         expires: args.expires.map(|time| now().saturating_add(time.as_secs())),
     };
     if new.scopes.is_empty() {
-        return Err(Failure::usage("a token that allows nothing: give --push, --pull or another of --help"));
+        return Err(Failure::usage("the token would allow nothing: give --push, --pull or another option of --help"));
     }
     let data = args.data.create()?;
-    // Whoever makes a token before the server's first start expects the cache to be there.
+    // A token can be created before the server's first start, so create the cache.
     data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
     let (info, token) = data.tokens().create(&new).map_err(Failure::usage)?;
     out!("{}", token.as_str());

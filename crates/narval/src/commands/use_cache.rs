@@ -1,4 +1,4 @@
-//! `narval use`: makes Nix and Narval of this user take from a cache.
+//! `narval use`: makes this user's Nix and Narval use a cache.
 
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -13,35 +13,35 @@ use crate::Failure;
 use crate::args::client::OutputArgs;
 use crate::ui::output::{note, out};
 
-/// The user name that goes with a token: the password alone counts.
+/// The user name for a token; only the password matters.
 const LOGIN: &str = "narval";
 
-/// The longest token that is read, in bytes.
+/// The maximum size of a token file in bytes.
 const TOKEN_LEN_MAX: u64 = 16 * 1024;
 
-/// The longest `nix-cache-info` that is read, in bytes.
+/// The maximum size of a `nix-cache-info` in bytes.
 const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
 
-/// The key of the lines in which a cache tells the public keys that it signs with.
+/// The key of the lines with a cache's public keys.
 const PUBLIC_KEY: &str = "PublicKey";
 
-/// Let this user's Nix and Narval take from a cache
+/// Make this user's Nix and Narval use a cache
 ///
-/// Writes the cache and its public key into your nix.conf and a token into your netrc file. The change is shown first, and made
-/// once you agree. Nothing else in these files is touched.
+/// Adds the cache and its public key to your nix.conf, and a token to your netrc file. Shows the change first, and asks
+/// before making it. Nothing else in these files is changed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The cache: an http://, https://, s3:// or file:// URL
     #[arg(value_name = "URL")]
     url: String,
-    /// Public key of its signatures [default: what the cache tells]. Repeatable
+    /// Public key of its signatures [default: those that the cache publishes]. Repeatable
     #[arg(long, value_name = "NAME:KEY")]
     public_key: Vec<String>,
     /// File with a token for the cache; `-` for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     token_file: Option<PathBuf>,
-    /// Take the cache out of the files again
+    /// Remove the cache from the files again
     #[arg(long, conflicts_with = "public_key")]
     undo: bool,
     /// Make the change without asking
@@ -58,7 +58,7 @@ Examples:
   narval use https://cache.example.org --token-file token --yes
   narval use --undo http://cache:5000";
 
-/// A file as it is and as it is to be.
+/// A file and its new contents.
 struct Change {
     file: Settled,
     after: String,
@@ -66,7 +66,7 @@ struct Change {
     show: fn(&str) -> String,
 }
 
-/// The files that are to change, and what is to be said with them.
+/// The files to change, and notes for the user.
 struct Plan {
     conf: Change,
     netrc: Change,
@@ -76,8 +76,7 @@ struct Plan {
 
 /// Runs `narval use`.
 ///
-/// # Errors
-/// When the cache does not answer, the files can't be changed, or the user does not agree.
+/// # Errors If the cache does not respond, the files cannot be changed, or the user does not agree.
 pub fn run(args: Args) -> Result<(), Failure> {
     OutputArgs { quiet: false, json: false }.start_log();
     let (url, parsed) = address(&args.url)?;
@@ -104,12 +103,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The address as it is written into the file.
+/// The address to write into the file.
 fn address(text: &str) -> Result<(String, Url), Failure> {
     let parsed = crate::args::client::parse_cache(text)?;
     if parsed.userinfo().is_some() {
         return Err(Failure::usage(format!(
-            "{parsed}: a password in the address would be readable by all; give it with --token-file"
+            "{parsed}: a password in the address would be readable by everyone; give it with --token-file"
         )));
     }
     let written = if parsed.scheme() == Scheme::File { parsed.to_string() } else { text.to_owned() };
@@ -118,7 +117,7 @@ fn address(text: &str) -> Result<(String, Url), Failure> {
 
 fn nix_conf() -> Result<Settled, Failure> {
     let path = user_nix_conf()
-        .ok_or_else(|| Failure::usage("HOME is not set: say where your nix.conf is with NIX_USER_CONF_FILES"))?;
+        .ok_or_else(|| Failure::usage("HOME is not set: set NIX_USER_CONF_FILES to the path of your nix.conf"))?;
     Ok(Settled::read(&path)?)
 }
 
@@ -127,7 +126,7 @@ fn own_netrc(conf: &Settled) -> PathBuf {
     conf.path.with_file_name("netrc")
 }
 
-/// Where a token goes: into the file that Nix reads already if this user may write it, otherwise into one of the user's own.
+/// The netrc file for a token: the one that Nix already reads if this user may write it, otherwise the user's own.
 fn netrc_place(own: &Path, settings: &CacheSettings, notes: &mut Vec<String>) -> PathBuf {
     let read_now = settings.netrc_file.clone().unwrap_or_else(|| system_nix_folder().join("netrc"));
     let may = |access| rustix::fs::access(&read_now, access).is_ok();
@@ -136,7 +135,7 @@ fn netrc_place(own: &Path, settings: &CacheSettings, notes: &mut Vec<String>) ->
     }
     if may(rustix::fs::Access::READ_OK) {
         let (read_now, own) = (read_now.display(), own.display());
-        notes.push(format!("your Nix now reads {own} in place of {read_now}; copy the entries that you need"));
+        notes.push(format!("your Nix now reads {own} instead of {read_now}; copy the entries that you need"));
     }
     own.to_owned()
 }
@@ -154,7 +153,7 @@ fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
     let after = match token {
         Some(password) => NetrcEntry { host: host.clone(), login: LOGIN.to_owned(), password }
             .put_into(&netrc.text)
-            .ok_or_else(|| Failure::usage("the token has a character that no token has: look at the file"))?,
+            .ok_or_else(|| Failure::usage("the token contains an invalid character: check the file"))?,
         None => netrc.text.clone(),
     };
     let is_needed = place == own && Netrc::parse(&after).login(host).is_some();
@@ -208,7 +207,7 @@ fn read_token(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// A client with the credentials that there will be.
+/// A client with the new credentials.
 fn client(url: &Url, netrc: &str, settings: &CacheSettings) -> Result<Arc<Client>, Failure> {
     let usual = Netrc::load(None, settings.netrc_file.as_deref());
     let usual = usual.map_err(|error| Failure::usage(format!("netrc: {error}")))?;
@@ -222,7 +221,7 @@ fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure
     let text = narval_cache::read_small(client, &place, CACHE_INFO_LEN_MAX).map_err(|error| {
         let hint = match (error.is_auth(), has_token) {
             (true, false) => "; give a token with --token-file",
-            (true, true) => "; the cache does not take this token",
+            (true, true) => "; the cache does not accept this token",
             _ => "",
         };
         Failure::Coded(if matches!(error, HttpError::File { .. }) { 2 } else { 5 }, format!("{url}: {error}{hint}"))
@@ -239,7 +238,7 @@ fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure
     Ok(info)
 }
 
-/// The keys given, otherwise those that the cache tells.
+/// The given keys, otherwise those that the cache publishes.
 fn public_keys(given: &[String], told: &CacheInfo, url: &Url, notes: &mut Vec<String>) -> Result<Vec<String>, Failure> {
     let parse = |text: &String| match text.parse::<PublicKey>() {
         Ok(key) => Ok(key.to_string()),
@@ -252,7 +251,7 @@ fn public_keys(given: &[String], told: &CacheInfo, url: &Url, notes: &mut Vec<St
     let told: Vec<String> = told.map(parse).collect::<Result<_, _>>()?;
     if told.is_empty() {
         notes.push(format!(
-            "{url} does not tell a public key; give it with --public-key if its paths have a signature of its own"
+            "{url} does not publish a public key; give it with --public-key if the cache signs its paths"
         ));
     } else if url.scheme() == Scheme::Http {
         notes.push(
@@ -278,7 +277,7 @@ impl Change {
     fn make(&self) -> Result<(), Failure> {
         if self.file.path.starts_with("/nix/store") {
             return Err(Failure::usage(format!(
-                "{} is in the Nix store: put the lines above where it is made (Home Manager: nix.settings)",
+                "{} is in the Nix store: add the lines above where it is generated (Home Manager: nix.settings)",
                 self.file.path.display()
             )));
         }
@@ -300,7 +299,7 @@ fn agree() -> Result<(), Failure> {
     }
 }
 
-/// Says what an administrator has to do where the daemon ignores the user's settings.
+/// Prints what an administrator must do if the daemon ignores the user's settings.
 fn advise(block: &CacheBlock) -> Result<(), Failure> {
     let system = CacheSettings::of_system();
     let config = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?;
@@ -308,17 +307,17 @@ fn advise(block: &CacheBlock) -> Result<(), Failure> {
         Ok(UserTrust::NotTrusted(_)) if !is_allowed(block, &system) => {}
         Ok(_) => return Ok(()),
         Err(error) => {
-            note!("Note: whether the Nix daemon heeds your settings is unknown: {error}");
+            note!("Note: cannot find out whether the Nix daemon accepts your settings: {error}");
             return Ok(());
         }
     }
     let folder = system_nix_folder();
-    note!("The Nix daemon does not trust you and ignores these settings. An administrator can put them into");
+    note!("The Nix daemon does not trust you and ignores these settings. An administrator can add them to");
     note!("{} and restart it (systemctl restart nix-daemon):", folder.join("nix.conf").display());
     let lines = CacheBlock { netrc_file: None, ..block.clone() }.lines();
     lines.lines().for_each(|line| note!("  {line}"));
     if block.netrc_file.is_some() {
-        note!("and the line of your netrc file into {}.", folder.join("netrc").display());
+        note!("and the line of your netrc file to {}.", folder.join("netrc").display());
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::ui::output::out;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  narval verify …-hello-2.12\n  narval verify --repair")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or the hash part alone [default: the whole store]
+    /// Store paths: in full, HASH-NAME, or only the hash part [default: the whole store]
     #[arg(value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -27,8 +27,7 @@ pub struct Args {
 
 /// Runs `narval verify`.
 ///
-/// # Errors
-/// Exit code 4 when something is wrong that was not repaired.
+/// # Errors Exit code 4 if there are faults that were not repaired.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
@@ -47,8 +46,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     for one in &faulty {
         let what = match one.fault {
             Fault::Contents => "its files have been changed",
-            Fault::Missing => "its files are gone",
-            Fault::Untrusted => "no trusted key signed it",
+            Fault::Missing => "its files are missing",
+            Fault::Untrusted => "it has no trusted signature",
         };
         if args.client.output.json {
             out!("{}", json!({"v": 1, "path": one.info.path.base_name(), "fault": what}));
@@ -65,16 +64,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
         left -= broken.len();
     }
     if !args.client.output.quiet && !args.client.output.json {
-        out!("{} paths checked, {} wrong, {} repaired", paths.len(), faulty.len(), faulty.len() - left);
+        out!("{} paths checked, {} faulty, {} repaired", paths.len(), faulty.len(), faulty.len() - left);
     }
     if left == 0 {
         Ok(())
     } else {
         Err(Failure::Coded(
             4,
-            format!(
-                "{left} paths are not as they should be; 'narval verify --repair --from URL' replaces broken files"
-            ),
+            format!("{left} paths are faulty; 'narval verify --repair --from URL' replaces damaged files"),
         ))
     }
 }

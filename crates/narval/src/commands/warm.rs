@@ -12,7 +12,7 @@ use crate::{Failure, server};
 
 /// Compress NARs for `narval serve` in advance
 ///
-/// Fills the folder of compressed NARs that `narval serve` sends from. The server may be running.
+/// Fills the folder of compressed NARs that `narval serve` uses. The server may be running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -46,7 +46,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         if args.all { store.all_valid_paths().map_err(Failure::runtime)? } else { closure(&store, &args.paths)? };
     let nar_cache = args.nar_cache.config();
     if nar_cache.is_none() {
-        return Err(Failure::usage("there is no cache to fill: give --nar-cache DIR"));
+        return Err(Failure::usage("there is no folder for compressed NARs: give --nar-cache DIR"));
     }
     let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
     let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
@@ -59,7 +59,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             tracing::error!("{path}: {reason}");
         }
     });
-    tracing::info!("{made} compressed, {present} were there already");
+    tracing::info!("{made} compressed, {present} already present");
     if failed > 0 { Err(Failure::runtime(format!("{failed} paths could not be compressed"))) } else { Ok(()) }
 }
 

@@ -1,4 +1,4 @@
-//! `narval watch-store`: pushes what a store builds, as it builds it.
+//! `narval watch-store`: pushes new paths of a store as they become valid.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::args::push::{PushArgs, SourceArgs};
 use crate::args::state::StateArgs;
 use crate::ui::log;
 
-/// How long threads that wait for the network are waited for after a signal. What was not delivered is remembered.
+/// How long to wait after a signal for threads that wait for the network. Undelivered paths stay recorded.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Push what becomes valid in a store, as it becomes valid
+/// Push new paths of a store as they become valid
 ///
-/// Follows the store's database and the queue of 'narval hook', and pushes each path with all that it refers to. What was
-/// pushed is remembered for each cache, over restarts; while a cache is down its paths wait. A new cache gets what becomes valid
-/// from now on. Ends in order at SIGTERM and SIGINT.
+/// Follows the store's database and the queue of 'narval hook', and pushes each path with its closure. The progress of
+/// each cache is recorded and survives restarts; while a cache is down, its paths wait. A new cache gets the paths that
+/// become valid from now on. SIGTERM and SIGINT stop it gracefully.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -29,25 +29,26 @@ pub struct Args {
     store: SourceArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Leave out paths whose name (without the hash) this pattern matches. Repeatable
+    /// Skip paths whose name (without the hash) matches this pattern. Repeatable
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,
-    /// Only push what was built here, and not what was substituted or added
+    /// Only push paths that were built here, not those that were substituted or added
     #[arg(long)]
     built_here: bool,
-    /// Leave out paths signed by the key of this name, and references to them: clients have their cache anyway. Repeatable
+    /// Skip paths signed by the key with this name, even as references of other paths: clients use their cache anyway.
+    /// Repeatable
     #[arg(long, value_name = "KEY-NAME")]
     skip_signed_by: Vec<String>,
-    /// Push derivations (.drv files), too
+    /// Also push derivations (.drv files)
     #[arg(long)]
     derivations: bool,
-    /// Only push what 'narval hook' has queued
+    /// Only push paths that 'narval hook' has queued
     #[arg(long, conflicts_with_all = ["existing", "built_here"])]
     queue_only: bool,
-    /// Have a new cache get all that is valid already
+    /// Also push already valid paths to a new cache
     #[arg(long)]
     existing: bool,
-    /// Push what there is to be pushed now, and end
+    /// Push all pending paths, and exit
     #[arg(long)]
     once: bool,
 }
@@ -58,15 +59,14 @@ Examples:
   narval watch-store --to http://cache:5000 --skip-signed-by cache.nixos.org-1
   narval watch-store --to https://cache.example.org --exclude 'nixos-system-*'
 
-  In CI: the first remembers where the store stands, the second pushes
+  In CI: the first records the state of the store, the second pushes
   what was built since.
   narval watch-store --to https://cache.example.org --state ./state --once
   narval watch-store --to https://cache.example.org --state ./state --once";
 
 /// Runs `narval watch-store`.
 ///
-/// # Errors
-/// When the store or the state can't be used; with --once, when paths could not be pushed.
+/// # Errors If the store or the state cannot be used; with --once, if paths could not be pushed.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let options = WatchOptions {
@@ -93,20 +93,20 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn finish(report: &WatchReport, is_complete: bool) -> Result<(), Failure> {
-    tracing::info!("{} paths pushed, {} remembered for the next time", report.pushed, report.left);
+    tracing::info!("{} paths pushed, {} left for the next run", report.pushed, report.left);
     if !is_complete || report.left == 0 && report.failures.is_empty() {
         return Ok(());
     }
     let why = if report.failures.is_empty() { "see above".to_owned() } else { report.failures.join("; ") };
-    Err(Failure::runtime(format!("{} paths were not pushed and are remembered: {why}", report.left)))
+    Err(Failure::runtime(format!("{} paths were not pushed and are left for the next run: {why}", report.left)))
 }
 
-/// The first SIGTERM or SIGINT ends the watcher in order, the second one at once.
+/// The first SIGTERM or SIGINT stops the watcher gracefully, the second one immediately.
 fn stop_on_signal(stop: &Stop) -> Result<(), Failure> {
     let uncaught = |error: std::io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
     let (mut signals, stop) = (Signals::new([SIGINT, SIGTERM]).map_err(uncaught)?, stop.clone());
     let end = |why: &'static str| {
-        tracing::info!("{why}; what was not pushed is remembered");
+        tracing::info!("{why}; paths that were not pushed are left for the next run");
         log::finish();
         std::process::exit(0);
     };
@@ -116,20 +116,20 @@ fn stop_on_signal(stop: &Stop) -> Result<(), Failure> {
             return;
         }
         stop.stop();
-        // A cache that does not answer is not waited for.
+        // Do not wait for a cache that does not respond.
         let patience = std::thread::Builder::new().name("grace".into()).spawn(move || {
             std::thread::sleep(GRACE);
-            end("a cache does not answer in time")
+            end("a cache did not respond in time")
         });
         if patience.is_err() || signals.next().is_some() {
-            end("ended at once");
+            end("stopped immediately");
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(handle).map_err(uncaught)?;
     Ok(())
 }
 
-/// Without systemd there is nobody to tell.
+/// Without systemd, nothing is notified.
 fn notify_systemd(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("cannot notify systemd: {error}");

@@ -1,4 +1,4 @@
-//! `[[cache]]`: one of the caches that take uploads.
+//! `[[cache]]`: one of the caches that accept uploads.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -10,44 +10,44 @@ use super::section::Section;
 use super::values::Kind;
 use super::{At, ConfigError, Recompress, Retention, UpstreamSection, upstream};
 
-/// `[[cache]]`. What the file leaves out of its behaviour stays as the data folder has it.
+/// `[[cache]]`. Settings that the file omits stay as in the data folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSection {
     /// Its line.
     pub line: usize,
-    /// Its name: it is below `/NAME`; the cache `default` is at `/`.
+    /// Its name: it is served below `/NAME`; the cache `default` is at `/`.
     pub name: CacheName,
-    /// The hosts at whose `/` it is.
+    /// The hosts where it is served at `/`.
     pub hosts: Vec<At<String>>,
-    /// Whether it is not below `/NAME`.
+    /// Whether it is only served at its hosts, not below `/NAME`.
     pub host_only: bool,
     /// The store directory of its paths.
     pub store_dir: Option<StoreDir>,
-    /// Whether everybody may read it.
+    /// Whether reading needs no token.
     pub public: Option<bool>,
-    /// Secret keys to sign with; `None`: nothing is said of them.
+    /// Secret keys to sign with; `None` if the file does not set them.
     pub sign_keys: Option<Vec<At<PathBuf>>>,
     /// `Priority` in `nix-cache-info`.
     pub priority: Option<u32>,
     /// `WantMassQuery` in `nix-cache-info`.
     pub want_mass_query: Option<bool>,
-    /// `[[cache.upstream]]`: the caches that are asked for what it does not have.
+    /// `[[cache.upstream]]`: the caches to query for paths that it does not have.
     pub upstreams: Vec<UpstreamSection>,
-    /// What may be kept of them, in bytes.
+    /// The limit of stored upstream files, in bytes.
     pub upstream_size: Option<u64>,
-    /// Uploads that one of these has signed are signed by the cache, too.
+    /// Uploads signed by one of these are also signed by the cache.
     pub trusted_keys: Option<Vec<PublicKey>>,
-    /// Uploads must be signed by one of these, if there are any.
+    /// If set, uploads must be signed by one of these.
     pub required_keys: Option<Vec<PublicKey>>,
-    /// Whether undeclared references are refused.
+    /// Whether undeclared references are rejected.
     pub strict_references: Option<bool>,
-    /// When what nobody asks for is forgotten.
+    /// When unused paths are removed.
     pub retention: Option<Retention>,
-    /// More bytes of NARs are not kept.
+    /// The size in bytes of NARs above which unused paths are removed.
     pub max_size: Option<u64>,
-    /// With more bytes of NARs, uploads are refused.
+    /// The size in bytes of NARs above which uploads are refused.
     pub quota: Option<u64>,
-    /// The largest NAR that is taken, in bytes.
+    /// The largest accepted NAR, in bytes.
     pub max_nar_size: Option<u64>,
     /// Whether NARs that are not zstd are recompressed.
     pub recompress: Option<Recompress>,
@@ -62,11 +62,11 @@ pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
     let sign_keys = section.paths("sign-keys");
     let read = CacheSection {
         line,
-        // Replaced below: a section without a name is none.
+        // Replaced below: a section must have a name.
         name: CacheName::default(),
         hosts: section.list("host", &Kind::host()),
         host_only: section.get("host-only", &Kind::boolean()).unwrap_or(false),
-        store_dir: section.get("store-dir", &Kind::parsed("a store directory, as \"/nix/store\",")),
+        store_dir: section.get("store-dir", &Kind::parsed("a store directory, such as \"/nix/store\",")),
         public: section.get("public", &Kind::boolean()),
         sign_keys: section.has("sign-keys").then_some(sign_keys),
         priority: section.get("priority", &Kind::integer(0..=u32::MAX)),
@@ -76,7 +76,7 @@ pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
         trusted_keys: keys("trusted-keys"),
         required_keys: keys("required-keys"),
         strict_references: section.get("strict-references", &Kind::boolean()),
-        retention: section.get("retention", &Kind::parsed("a number of days, as \"90d\", or \"never\",")),
+        retention: section.get("retention", &Kind::parsed("a number of days, such as \"90d\", or \"never\",")),
         max_size: section.get("max-size", &Kind::size()),
         quota: section.get("quota", &Kind::size()),
         max_nar_size: section.get("max-nar-size", &Kind::size()),
@@ -85,14 +85,14 @@ pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
     Some(CacheSection { name: section.required("name", line, name)?.value, ..read })
 }
 
-/// What is wrong with the sections together.
+/// Conflicts between the sections.
 pub(super) fn conflicts(file: &str, sections: &[CacheSection]) -> Vec<ConfigError> {
     let (mut names, mut hosts, mut wrong) = (HashSet::new(), HashSet::new(), Vec::new());
     let mut error = |line, message| wrong.push(ConfigError { file: file.to_owned(), line: Some(line), message });
     for section in sections {
         let name = &section.name;
         if !names.insert(name) {
-            error(section.line, format!("cache: there are two with the name '{name}'"));
+            error(section.line, format!("cache: the name '{name}' is used twice"));
         }
         for host in &section.hosts {
             if !hosts.insert(&host.value) {
@@ -100,11 +100,14 @@ pub(super) fn conflicts(file: &str, sections: &[CacheSection]) -> Vec<ConfigErro
             }
         }
         if section.host_only && section.hosts.is_empty() {
-            error(section.line, format!("cache.host-only: the cache '{name}' has no 'host', so nobody could reach it"));
+            error(
+                section.line,
+                format!("cache.host-only: the cache '{name}' has no 'host', so it could not be reached"),
+            );
         } else if section.host_only && *name == CacheName::default() {
             error(
                 section.line,
-                format!("cache.host-only: the cache '{name}' is at '/', for all hosts that no other has"),
+                format!("cache.host-only: the cache '{name}' is at '/', for all hosts without their own cache"),
             );
         }
     }
@@ -112,7 +115,7 @@ pub(super) fn conflicts(file: &str, sections: &[CacheSection]) -> Vec<ConfigErro
 }
 
 impl CacheSection {
-    /// A line for people. `public` is what the top of the file says.
+    /// A human-readable line. `public` is the top-level setting of the file.
     pub(super) fn summary(&self, public: Option<bool>) -> String {
         let path = match self.name == CacheName::default() {
             true => Some("/".to_owned()),
@@ -120,8 +123,8 @@ impl CacheSection {
         };
         let places: Vec<_> = path.into_iter().chain(self.hosts.iter().map(|at| at.value.clone())).collect();
         let readers = match self.public.or(public) {
-            Some(false) => "read only with a token",
-            _ => "read by everybody",
+            Some(false) => "readable only with a token",
+            _ => "publicly readable",
         };
         let keys = self.sign_keys.iter().flatten().count();
         let upstreams = self.upstreams.len();
@@ -132,7 +135,7 @@ impl CacheSection {
         )
     }
 
-    /// The settings of the cache, with what the file says of its behaviour.
+    /// Overrides the settings of the cache with those of the file.
     pub fn apply(&self, settings: &mut CacheSettings) {
         if let Some(keys) = &self.trusted_keys {
             settings.trusted_keys.clone_from(keys);

@@ -1,15 +1,15 @@
-//! What is wrong with a configuration file: one line for each error, with its place.
+//! Errors in a configuration file: one line each, with its place.
 
 use std::fmt;
 
 /// One error in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The file, as it was named.
+    /// The file, as given.
     pub file: String,
-    /// The line, counted from 1; `None` if the file as a whole can't be used.
+    /// The line number, starting at 1; `None` if the file as a whole cannot be used.
     pub line: Option<usize>,
-    /// What is wrong, with the key, the value, and what is allowed.
+    /// The error, with the key, the value, and what is allowed.
     pub message: String,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// All that is wrong with a configuration file, in the order of its lines. There is at least one error.
+/// All errors in a configuration file, in the order of their lines; at least one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 

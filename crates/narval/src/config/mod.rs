@@ -1,8 +1,8 @@
 //! The configuration file of `narval serve`: TOML, every key optional. `docs/configuration.md` describes the keys.
 //!
-//! A key that is not known is an error, and so is a value that can't be: [`ServeConfig::load`] tells all of them, each on one line with
-//! the file, the line, the key, the value and what is allowed. What the file leaves out, an option of the command line or the default
-//! decides; options of the command line win over the file.
+//! Unknown keys and invalid values are errors: [`ServeConfig::load`] reports all of them, each on one line with the
+//! file, the line, the key, the value and what is allowed. Command-line options take precedence over the file, and the
+//! file over the defaults.
 //!
 //! ```
 //! use narval::config::ServeConfig;
@@ -38,27 +38,27 @@ use crate::values::ktls_mode::KtlsMode;
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
 
-/// The largest configuration file that is read, in bytes.
+/// The maximum size of a configuration file in bytes.
 pub const CONFIG_LEN_MAX: u64 = 1024 * 1024;
 
-/// What a configuration file says. `None` and empty lists: nothing.
+/// The contents of a configuration file. `None` and empty lists are keys that it does not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServeConfig {
     /// Where to listen.
     pub listen: Vec<At<Listen>>,
-    /// The store to serve, as `--store`.
+    /// The store to serve, like `--store`.
     pub store: Option<At<String>>,
-    /// The data folder of a cache that takes uploads.
+    /// The data folder of the caches that accept uploads.
     pub data: Option<PathBuf>,
-    /// Whether everybody may read that cache.
+    /// Whether reading that cache needs no token.
     pub public: Option<bool>,
-    /// `[[upstream]]`: the caches that are asked for what the cache at `/` does not have.
+    /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
     pub upstreams: Vec<UpstreamSection>,
-    /// `[[cache]]`: the caches that take uploads. That at `/` is there without a section, too.
+    /// `[[cache]]`: the caches that accept uploads. The one at `/` exists even without a section.
     pub caches: Vec<CacheSection>,
     /// `[[oidc]]`: the platforms whose jobs get tokens.
     pub oidc: Vec<OidcSection>,
-    /// What may be kept of them, in bytes.
+    /// The limit of stored upstream files, in bytes.
     pub upstream_size: Option<u64>,
     /// Secret keys to sign with.
     pub sign_keys: Vec<At<PathBuf>>,
@@ -74,14 +74,14 @@ pub struct ServeConfig {
     pub access_log: AccessLogSection,
     /// The cache of compressed NARs.
     pub nar_cache: NarCacheSection,
-    /// What clients may cost.
+    /// Limits and timeouts.
     pub limits: LimitsSection,
 }
 
-/// To what NARs are recompressed.
+/// Whether NARs are recompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompress {
-    /// To nothing: they stay as they came.
+    /// Never: they stay as uploaded.
     Never,
     /// To zstd.
     Zstd,
@@ -106,17 +106,17 @@ pub struct UpstreamSection {
     pub line: usize,
     /// Its address.
     pub url: Url,
-    /// The keys whose signatures count for what comes from it.
+    /// The trusted keys for its paths.
     pub keys: Vec<PublicKey>,
-    /// Whether a signature of one of them is asked for.
+    /// Whether a signature by one of them is required.
     pub require_signatures: Option<bool>,
-    /// Lower is asked first.
+    /// Lower is queried first.
     pub priority: Option<i64>,
     /// A netrc file with its login and password.
     pub netrc_file: Option<At<PathBuf>>,
-    /// How long connecting may take, and each wait for a narinfo.
+    /// The timeout for connecting, and for each wait for a narinfo.
     pub timeout: Option<Duration>,
-    /// How long a NAR may stand still.
+    /// How long a NAR may make no progress.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -125,15 +125,15 @@ pub struct UpstreamSection {
 pub struct OidcSection {
     /// Its line.
     pub line: usize,
-    /// What logs call it.
+    /// Its name in logs.
     pub name: Option<String>,
     /// Its address.
     pub issuer: String,
-    /// For whom its tokens must have been made.
+    /// The required audience of its tokens.
     pub audience: String,
-    /// How long the tokens of this cache are good for.
+    /// The lifetime of the issued tokens.
     pub token_lifetime: Option<Duration>,
-    /// `[[oidc.rule]]`: the first that a token meets says what it gets.
+    /// `[[oidc.rule]]`: the first matching rule determines the permissions.
     pub rules: Vec<OidcRuleSection>,
 }
 
@@ -142,18 +142,18 @@ pub struct OidcSection {
 pub struct OidcRuleSection {
     /// Its line.
     pub line: usize,
-    /// The claims that a token must have, each with the patterns of which one must fit.
+    /// The required claims, each with patterns of which one must match.
     pub claims: Vec<(String, Vec<String>)>,
-    /// Names or patterns of caches; none: all.
+    /// Names or patterns of caches; if empty, all.
     pub caches: Vec<String>,
-    /// What a token may do there.
+    /// The scopes for these caches.
     pub scopes: Vec<String>,
 }
 
 /// `[tls]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSection {
-    /// `[[tls.certificate]]`: the first is for clients that name none of them.
+    /// `[[tls.certificate]]`: the first is for clients that request none of them by SNI.
     pub certificates: Vec<CertificateSection>,
     /// The authorities whose client certificates are accepted.
     pub client_ca: Option<At<PathBuf>>,
@@ -188,13 +188,13 @@ pub struct AccessLogSection {
 /// `[nar-cache]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NarCacheSection {
-    /// Whether compressed NARs are made at all.
+    /// Whether NARs are compressed at all.
     pub enabled: Option<bool>,
     /// Its folder.
     pub folder: Option<PathBuf>,
     /// Its size, in bytes.
     pub size: Option<u64>,
-    /// The level of zstd.
+    /// The zstd level.
     pub level: Option<i32>,
 }
 
@@ -215,15 +215,14 @@ pub struct LimitsSection {
     pub keep_alive_timeout: Option<Duration>,
     /// [`Limits::write_stall_timeout`].
     pub stall_timeout: Option<Duration>,
-    /// The memory that remembered narinfos may take, in bytes.
+    /// The memory for remembered narinfos, in bytes.
     pub narinfo_memory: Option<u64>,
 }
 
 impl ServeConfig {
-    /// Reads a file.
+    /// Loads a file.
     ///
-    /// # Errors
-    /// The file can't be read, or says what it may not.
+    /// # Errors The file cannot be read, or has errors.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         let file = path.display().to_string();
         let whole = |message: String| ConfigErrors(vec![ConfigError { file: file.clone(), line: None, message }]);
@@ -236,20 +235,19 @@ impl ServeConfig {
         Self::parse(&file, &text)
     }
 
-    /// Reads a text. `file` is what messages call it, and paths are relative to its folder.
+    /// Parses a text. `file` is its name in messages, and paths are relative to its folder.
     ///
-    /// # Errors
-    /// It says what it may not.
+    /// # Errors The text has errors.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigErrors> {
         let config = Document::new(file, text).read(top)?;
         let wrong = cache::conflicts(file, &config.caches);
         if wrong.is_empty() { Ok(config) } else { Err(ConfigErrors(wrong)) }
     }
 
-    /// The names of all keys, those in tables with the table's name before them: `limits.queue`.
+    /// The names of all keys, with the names of their tables: `limits.queue`.
     pub fn keys() -> BTreeSet<String> {
         let document = Document::new("", "");
-        // Nothing can be wrong with an empty document.
+        // An empty document has no errors.
         drop(document.read(top));
         document.keys()
     }
@@ -327,7 +325,7 @@ fn certificate(section: &Section<'_>, line: usize) -> Option<CertificateSection>
 
 fn access_log(section: &Section<'_>) -> AccessLogSection {
     let file = section.at("file", &Kind::path());
-    // `-` is standard output, and no name of a file.
+    // `-` is standard output, not a file name.
     let file = file.map(|at| if at.value.as_os_str() == "-" { at } else { section.absolute(at) });
     AccessLogSection { file, format: section.get("format", &Kind::choice()) }
 }
@@ -341,7 +339,7 @@ fn nar_cache(section: &Section<'_>) -> NarCacheSection {
     }
 }
 
-/// The longest time that a limit may be.
+/// The maximum of a timeout.
 const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
 
 fn limits(section: &Section<'_>) -> LimitsSection {
@@ -359,7 +357,7 @@ fn limits(section: &Section<'_>) -> LimitsSection {
 }
 
 impl LimitsSection {
-    /// The limits of the engine, with what the file says of them.
+    /// Overrides the engine's limits with those of the file.
     pub fn apply(&self, limits: &mut Limits) {
         fn set<T: Copy>(field: &mut T, value: Option<T>) {
             *field = value.unwrap_or(*field);

@@ -1,4 +1,4 @@
-//! Reads the tables of a TOML document key by key. What was asked for is what is allowed: all other keys are errors.
+//! Reads the tables of a TOML document key by key. The requested keys are the allowed ones: all others are errors.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -10,26 +10,26 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, ConfigErrors};
 use super::values::Kind;
 
-/// The longest value that a message shows, in characters.
+/// The maximum length of a value in a message, in characters.
 const VALUE_SHOWN_MAX: usize = 60;
 
-/// A value, and the line that it stands in.
+/// A value and its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At<T> {
     /// The value.
     pub value: T,
-    /// The line of the configuration file, counted from 1.
+    /// The line of the configuration file, starting at 1.
     pub line: usize,
 }
 
-/// A file that is being read. Errors are gathered, so that one reading tells all of them.
+/// A file that is being read. Errors are collected, so that all of them are reported.
 pub(super) struct Document<'a> {
     file: &'a str,
     text: &'a str,
-    /// What relative paths are relative to.
+    /// The base of relative paths.
     folder: PathBuf,
     errors: RefCell<Vec<(usize, ConfigError)>>,
-    /// The names of all keys that were asked for: `limits.queue`.
+    /// The names of all requested keys: `limits.queue`.
     keys: RefCell<BTreeSet<String>>,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Document<'a> {
         Self { file, text, folder, errors: RefCell::default(), keys: RefCell::default() }
     }
 
-    /// Parses the text, and hands its top to `read`; without a word about what is wrong only if nothing is.
+    /// Parses the text, and passes its top-level table to `read`. Fails if there are any errors.
     pub(super) fn read<T>(&self, read: impl FnOnce(&Section<'_>) -> T) -> Result<T, ConfigErrors> {
         let (table, wrong) = DeTable::parse_recoverable(self.text);
         for error in &wrong {
@@ -48,7 +48,7 @@ impl<'a> Document<'a> {
         }
         let top =
             Section { document: self, path: String::new(), table: Some(table.get_ref()), known: RefCell::default() };
-        // A table with gaps in it would be complained about twice.
+        // A partially parsed table would cause errors twice.
         let value = wrong.is_empty().then(|| read(&top));
         top.finish();
         let mut errors = self.errors.take();
@@ -59,7 +59,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The keys that were asked for.
+    /// The requested keys.
     pub(super) fn keys(&self) -> BTreeSet<String> {
         self.keys.borrow().clone()
     }
@@ -73,7 +73,7 @@ impl<'a> Document<'a> {
         1 + self.text.bytes().take(at).filter(|byte| *byte == b'\n').count()
     }
 
-    /// The text of a value as it stands in the file, for a message: on one line, and not too long.
+    /// The text of a value in the file, shortened to one line for a message.
     fn shown(&self, span: Range<usize>) -> String {
         let text = self.text.get(span).unwrap_or_default();
         let mut line: String =
@@ -85,18 +85,18 @@ impl<'a> Document<'a> {
     }
 }
 
-/// A table of the document; empty where the document has none.
+/// A table of the document; empty if the document does not have it.
 pub(super) struct Section<'a> {
     document: &'a Document<'a>,
-    /// With a dot at its end, unless it is the top: `limits.`.
+    /// Ends with a dot, unless it is the top-level table: `limits.`.
     path: String,
     table: Option<&'a DeTable<'a>>,
-    /// The keys that were asked for.
+    /// The requested keys.
     known: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> Section<'a> {
-    /// The value of a key, if it is there and right.
+    /// The value of a key, if it is set and valid.
     pub(super) fn get<T>(&self, key: &'static str, kind: &Kind<T>) -> Option<T> {
         self.at(key, kind).map(|at| at.value)
     }
@@ -107,12 +107,12 @@ impl<'a> Section<'a> {
         self.value(key, value, span, kind)
     }
 
-    /// Whether a key is given.
+    /// Whether a key is set.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// The values of a key: an array, or one value alone.
+    /// The values of a key: an array, or a single value.
     pub(super) fn list<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<At<T>> {
         match self.find(key) {
             None => Vec::new(),
@@ -123,22 +123,22 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A path, which is relative to the folder of the file.
+    /// A path, relative to the folder of the file.
     pub(super) fn path(&self, key: &'static str) -> Option<At<PathBuf>> {
         self.at(key, &Kind::path()).map(|at| self.absolute(at))
     }
 
-    /// Several of them.
+    /// Several paths.
     pub(super) fn paths(&self, key: &'static str) -> Vec<At<PathBuf>> {
         self.list(key, &Kind::path()).into_iter().map(|at| self.absolute(at)).collect()
     }
 
-    /// A path as seen from the folder of the file.
+    /// Resolves a path relative to the folder of the file.
     pub(super) fn absolute(&self, at: At<PathBuf>) -> At<PathBuf> {
         At { value: self.document.folder.join(at.value), line: at.line }
     }
 
-    /// Reads the table of this name; an empty one if the document has none.
+    /// Reads the table with this name; an empty one if the document does not have it.
     pub(super) fn table<T>(&self, key: &'static str, read: impl FnOnce(&Section<'_>) -> T) -> T {
         let table = match self.find_unlisted(key) {
             None => None,
@@ -151,11 +151,11 @@ impl<'a> Section<'a> {
         self.section(key, table, read)
     }
 
-    /// Reads each of the tables of this name, `[[key]]`.
+    /// Reads each of the tables with this name, `[[key]]`.
     pub(super) fn tables<T>(&self, key: &'static str, read: impl Fn(&Section<'_>, usize) -> T) -> Vec<T> {
         let mut all = Vec::new();
         match self.find_unlisted(key) {
-            // Read all the same: what is asked for is what may be written.
+            // Read nevertheless: the requested keys are the allowed ones.
             None => drop(self.section(key, None, |section| read(section, 0))),
             Some((DeValue::Array(array), _)) => {
                 for item in array.iter() {
@@ -173,7 +173,7 @@ impl<'a> Section<'a> {
         all
     }
 
-    /// The values of a table whose keys are not ours: each an array, or one value alone.
+    /// The values of a table with arbitrary keys: each an array, or a single value.
     pub(super) fn map<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<(String, Vec<T>)> {
         let table = match self.find(key) {
             None => return Vec::new(),
@@ -196,7 +196,7 @@ impl<'a> Section<'a> {
         table.iter().map(values).collect()
     }
 
-    /// A key that must be there.
+    /// A required key.
     pub(super) fn required<T>(&self, key: &'static str, line: usize, value: Option<T>) -> Option<T> {
         let given = self.table.is_none_or(|table| table.contains_key(key));
         if !given {
@@ -242,7 +242,7 @@ impl<'a> Section<'a> {
         self.document.error(at, format!("{}{key} = {shown}: {reason}", self.path));
     }
 
-    /// Complains about keys that nobody asked for.
+    /// Reports keys that were not requested.
     fn finish(&self) {
         let known = self.known.borrow();
         if known.is_empty() {
@@ -262,10 +262,10 @@ impl<'a> Section<'a> {
     }
 }
 
-/// The known name that was probably meant.
+/// The most similar known name.
 fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase().replace('_', "-"), other);
     let near = known.iter().map(|other| (distance(other), *other)).min()?;
-    // Half of it in common, roughly: what is further off is another word.
+    // About half of it must be the same; otherwise it is another word.
     (near.0 <= 1 + near.1.len().max(name.len()) / 4).then_some(near.1)
 }

@@ -1,10 +1,10 @@
-//! What a configuration says, in a few lines for people.
+//! A human-readable summary of a configuration.
 
 use super::ServeConfig;
 use super::values::written;
 
 impl ServeConfig {
-    /// A line for each thing that the file decides.
+    /// One line per setting of the file.
     pub fn summary(&self) -> Vec<String> {
         let no_store = if self.data.is_some() { "none" } else { "this machine's, or $NIX_REMOTE" };
         let mut lines = vec![

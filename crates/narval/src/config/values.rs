@@ -1,4 +1,4 @@
-//! What a value may be: each kind reads a TOML value, or says what is allowed.
+//! Types of values: each parses a TOML value, or returns what is allowed.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -13,7 +13,7 @@ use toml::de::DeValue;
 
 use crate::values::size::parse_size;
 
-/// A kind of value.
+/// A type of value.
 pub(super) struct Kind<T>(Box<Read<T>>);
 
 type Read<T> = dyn Fn(&DeValue<'_>) -> Result<T, String>;
@@ -23,7 +23,7 @@ impl<T> Kind<T> {
         Self(Box::new(read))
     }
 
-    /// Reads a value; the error says what is allowed.
+    /// Parses a value; the error is what is allowed.
     pub(super) fn read(&self, value: &DeValue<'_>) -> Result<T, String> {
         (self.0)(value)
     }
@@ -54,7 +54,7 @@ impl Kind<PathBuf> {
 }
 
 impl<T: FromStr<Err: Display> + 'static> Kind<T> {
-    /// A text that is parsed; its error says what is allowed.
+    /// A parsed string; the error is what is allowed.
     pub(super) fn parsed(allowed: &'static str) -> Self {
         Self::new(move |value| {
             let text = value.as_str().ok_or_else(|| format!("give {allowed} in quotes"))?;
@@ -75,20 +75,20 @@ impl<T: TryFrom<i64> + Display + Copy + PartialOrd + 'static> Kind<T> {
 }
 
 impl Kind<u64> {
-    /// Bytes: a number, or a text such as `10G`.
+    /// A size in bytes: a number, or a string such as `10G`.
     pub(super) fn size() -> Self {
         Self::new(|value| {
             let size = match value.as_str() {
                 Some(text) => parse_size(text).ok(),
                 None => integer(value).and_then(|bytes| u64::try_from(bytes).ok()),
             };
-            size.ok_or_else(|| "give a number of bytes, or a text with K, M, G or T in it, as \"10G\"".to_owned())
+            size.ok_or_else(|| "give a number of bytes, or a string with K, M, G or T, such as \"10G\"".to_owned())
         })
     }
 }
 
 impl Kind<Duration> {
-    /// A time: a number of seconds, or a text such as `90s`, `5m`, `1h`, `7d`.
+    /// A duration: a number of seconds, or a string such as `90s`, `5m`, `1h`, `7d`.
     pub(super) fn duration(range: RangeInclusive<Duration>) -> Self {
         Self::new(move |value| {
             let time = match value.as_str() {
@@ -117,7 +117,7 @@ impl<T: ValueEnum + 'static> Kind<T> {
 }
 
 impl Kind<CacheName> {
-    /// The name of a cache: that of the cache at `/`, or one that can stand in a path.
+    /// The name of a cache: that of the cache at `/`, or one that is valid in a path.
     pub(super) fn cache_name() -> Self {
         Self::new(|value| {
             let text = value.as_str().ok_or_else(|| "give a name in quotes".to_owned())?;
@@ -131,7 +131,7 @@ impl Kind<CacheName> {
 }
 
 impl Kind<String> {
-    /// A host's name, without a port: in lower case.
+    /// A host name in lower case, without a port.
     pub(super) fn host() -> Self {
         Self::new(|value| {
             let is_name = |text: &&str| {
@@ -139,15 +139,15 @@ impl Kind<String> {
             };
             let host = value.as_str().map(|text| text.trim_end_matches('.')).filter(|text| !text.is_empty());
             let host = host.filter(is_name).map(str::to_ascii_lowercase);
-            host.ok_or_else(|| "give a host's name without a port, as \"team.example.org\"".to_owned())
+            host.ok_or_else(|| "give a host name without a port, such as \"team.example.org\"".to_owned())
         })
     }
 }
 
-/// When what nobody asks for is forgotten.
+/// When unused paths are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
-    /// After so many days.
+    /// After this many days.
     Days(u32),
     /// Never.
     Never,
@@ -161,7 +161,7 @@ impl FromStr for Retention {
         match (text, days) {
             ("never", _) => Ok(Self::Never),
             (_, Some(days)) => Ok(Self::Days(days)),
-            _ => Err("give a number of days, as \"90d\", or \"never\"".to_owned()),
+            _ => Err("give a number of days, such as \"90d\", or \"never\"".to_owned()),
         }
     }
 }
@@ -181,7 +181,7 @@ fn parse_duration(text: &str) -> Option<Duration> {
     number.parse::<u64>().ok()?.checked_mul(factor).map(Duration::from_millis)
 }
 
-/// A time as it would be written in a file.
+/// Formats a duration as it would be written in a file.
 pub(super) fn written(time: Duration) -> String {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let (unit, factor) =

@@ -102,7 +102,7 @@ fn serve(options: &Options) -> Result<(), Failure> {
     // Threads do not survive the fork, so it must come before the first of them.
     if options.daemonize {
         daemon(true, options.error_log.is_none())
-            .map_err(|error| Failure::runtime(format!("option --daemonize: cannot go to the background: {error}")))?;
+            .map_err(|error| Failure::runtime(format!("option --daemonize: cannot run in the background: {error}")))?;
     }
     log::start(options.error_log.as_deref())?;
     for note in &options.notes {

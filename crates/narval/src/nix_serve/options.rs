@@ -161,7 +161,7 @@ pub fn parse(
         if arg == "--" {
             break;
         }
-        // Positional arguments stand behind the .psgi file in the originals and are ignored there.
+        // In the originals, positional arguments follow the .psgi file and are ignored.
         if arg.len() < 2 || !arg.starts_with('-') {
             continue;
         }
@@ -187,8 +187,8 @@ pub fn parse(
     given.finish(env).map(|options| Command::Serve(Box::new(options)))
 }
 
-/// An unknown `--foo V` is swallowed with its value, as Plack::Runner does; `--foo=V`, `--enable-foo` and
-/// `--disable-foo` have none. An option right behind is left alone (Plack swallows that, too): it is more likely meant.
+/// An unknown `--foo V` is skipped with its value, as in Plack::Runner; `--foo=V`, `--enable-foo` and `--disable-foo`
+/// have none. An option that follows directly is not skipped (Plack skips that, too): it is more likely intended.
 fn skip_unknown(arg: &str, argument: &Argument, args: &mut VecDeque<String>, given: &mut Given) {
     let switch = argument.name.starts_with("enable-") || argument.name.starts_with("disable-");
     let followed = args.front().is_some_and(|next| !(next.len() > 1 && next.starts_with('-')));
@@ -200,13 +200,13 @@ fn skip_unknown(arg: &str, argument: &Argument, args: &mut VecDeque<String>, giv
     }
 }
 
-/// An argument that starts with `-`, taken apart.
+/// A parsed argument that starts with `-`.
 struct Argument {
     /// Name without dashes, `_` written as `-`.
     name: String,
     /// Name with dashes, as given.
     shown: String,
-    /// The value behind `=`, or cuddled to a short option (`-l:5000`).
+    /// The value after `=`, or directly after a short option (`-l:5000`).
     value: Option<String>,
     spec: Option<&'static Spec>,
 }
@@ -217,7 +217,7 @@ impl Argument {
             Some((shown, value)) => (shown, Some(value.to_owned())),
             None => (arg, None),
         };
-        // Getopt::Long takes long names behind one dash, and short ones behind two.
+        // Getopt::Long accepts long names after one dash, and short ones after two.
         let name = shown.trim_start_matches('-').replace('_', "-");
         if let Some(spec) = table::find(&name) {
             return Self { name, shown: shown.to_owned(), value, spec: Some(spec) };
@@ -319,7 +319,7 @@ impl Given {
         };
         let filled = |name: &str| env(name).filter(|value| !value.is_empty());
         let listen = self.places();
-        // Perl nix-serve logs nothing unless --access-log is given; nix-serve-ng's options ask for a form.
+        // Perl nix-serve logs nothing unless --access-log is given; nix-serve-ng's options select a format.
         let format = match (self.quiet, self.log_format, &self.access_log) {
             (false, None, Some(_)) => Some(LogFormat::Combined),
             (_, format, _) => format,
@@ -346,7 +346,7 @@ impl Given {
         })
     }
 
-    /// `--listen` wins; then `--socket`; then `--host` and `--port`: Plack::Runner's order.
+    /// `--listen` takes precedence, then `--socket`, then `--host` and `--port`, as in Plack::Runner.
     fn places(&mut self) -> Vec<Listen> {
         if !self.listen.is_empty() {
             for (given, option) in
@@ -368,9 +368,9 @@ impl Given {
     }
 }
 
-/// The longest time an option may name: a year, in seconds.
+/// The maximum of a timeout: a year, in seconds.
 const SECONDS_MAX: f64 = 31_536_000.0;
-/// `listen(2)` cuts at net.core.somaxconn anyway.
+/// `listen(2)` truncates it to net.core.somaxconn anyway.
 const BACKLOG_MAX: u32 = 1 << 20;
 
 /// A `--path`: `/` is none, `/cache/` is `/cache`.

@@ -1,7 +1,7 @@
 //! The log of errors and notes, to standard error or a file.
 //!
-//! A server must not depend on the reader of its log. A thread of its own writes the lines: lines that cannot be
-//! written are lost, and no request waits for a pipe that nobody reads.
+//! A server must not depend on the reader of its log. A separate thread writes the lines: lines that cannot be written
+//! are lost, and no request waits for a pipe that nobody reads.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -93,14 +93,14 @@ impl Log {
 
 fn write(mut sink: Box<dyn Write + Send>, waiting: &Receiver<Entry>, lost: &AtomicU64) {
     while let Ok(entry) = waiting.recv() {
-        // A failure cannot be reported. Later lines are tried all the same: a full disk may get room again.
+        // A failure cannot be reported. Later lines are still tried: a full disk may get free space again.
         let _ = match entry {
             Entry::Line(line) => sink.write_all(&line),
             Entry::End(_) => sink.flush(),
         };
         let lost = lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            let _ = writeln!(sink, "{lost} lines of the log were lost: they were not taken fast enough");
+            let _ = writeln!(sink, "{lost} log lines were lost: they could not be written fast enough");
         }
     }
 }

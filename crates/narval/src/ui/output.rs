@@ -40,8 +40,8 @@ pub(crate) fn to_stderr(text: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_fmt(text);
 }
 
-/// The exit code of a command that has succeeded, except perhaps for its output. A reader that closed the pipe is no
-/// failure.
+/// The exit code of a command that has succeeded, except perhaps for its output. A reader that has closed the pipe is
+/// not a failure.
 pub(crate) fn finish(program: &str) -> ExitCode {
     let flushed = io::stdout().lock().flush();
     FAILED.get().or(flushed.as_ref().err()).map_or(ExitCode::SUCCESS, |error| unwritten(program, error))

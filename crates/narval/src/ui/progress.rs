@@ -15,12 +15,12 @@ use crate::ui::output::{note, out};
 
 /// How often the display is updated.
 const TICK: Duration = Duration::from_millis(100);
-/// Without a terminal, paths from this size on get a line of their own.
+/// Without a terminal, paths of at least this size get their own line.
 const LINE_FROM: u64 = 10_000_000;
 /// How many of the paths being unpacked are named.
 const NAMED_MAX: usize = 3;
 /// Printed as soon as a signal has come, since the threads may take a while.
-const STOPPING: &str = "stopping; verified paths are kept; a second signal ends at once";
+const STOPPING: &str = "stopping; verified paths are kept; a second signal stops immediately";
 
 /// The display of an install.
 pub(crate) struct Display {
@@ -109,7 +109,7 @@ fn new_bar() -> ProgressBar {
 fn redraw(bar: &ProgressBar, progress: &Progress, start: Instant) {
     let now = progress.snapshot();
     if now.paths_found == 0 {
-        bar.set_message("asking the caches");
+        bar.set_message("querying the caches");
         bar.tick();
         return;
     }

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM for commands that leave nothing incomplete: the first signal ends the work in order, a second one
-//! ends the process at once.
+//! SIGINT and SIGTERM for commands that leave nothing incomplete: the first signal stops the work gracefully, a second
+//! one ends the process immediately.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const INTERRUPTED_CODE: u8 = 130;
 const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// For commands that must clean up: after SIGINT or SIGTERM their loops end with an error. A second signal ends the
-/// process at once.
+/// process immediately.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
@@ -32,7 +32,7 @@ impl Interrupt {
             let registered = signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&this.0))
                 .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&this.0)));
             if let Err(error) = registered {
-                tracing::debug!(%error, "signals are not handled; they end the process as they always do");
+                tracing::debug!(%error, "signals are not handled; they end the process immediately");
             }
         }
         this
@@ -57,7 +57,7 @@ pub(crate) fn interrupt_on_signal(progress: &Arc<Progress>) {
     let mut signals = match Signals::new([SIGINT, SIGTERM]) {
         Ok(signals) => signals,
         Err(error) => {
-            tracing::debug!(%error, "signals are not handled; they end the process as they always do");
+            tracing::debug!(%error, "signals are not handled; they end the process immediately");
             return;
         }
     };

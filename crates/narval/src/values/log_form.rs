@@ -10,7 +10,7 @@ pub enum LogForm {
     Combined,
     /// The same, with the address from X-Real-IP or X-Forwarded-For. Only behind a proxy that sets them
     RealIp,
-    /// Address, request, status, bytes and time, for people
+    /// Address, request, status, bytes and time, human-readable
     Verbose,
     /// One JSON object per line
     Json,

@@ -2,7 +2,7 @@
 
 /// Parses `500M`, `10G`, `1T` (powers of 1024; `10GiB` and `10GB` are the same) or a number of bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || "give a number of bytes, or one with K, M, G or T behind it, as 10G".to_owned();
+    let wrong = || "give a number of bytes, or one followed by K, M, G or T, such as 10G".to_owned();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim_start().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {

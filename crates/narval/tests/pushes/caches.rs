@@ -275,7 +275,7 @@ fn a_reload_adds_and_removes_caches_and_what_runs_goes_on() {
         (format!("{both}sign-keys = 'gone.sec'\n"), "sign-keys: cannot read secret key"),
     ] {
         let told = lab.reload(&wrong);
-        assert!(told.contains(why) && told.contains("the old configuration stays in force"), "{told}");
+        assert!(told.contains(why) && told.contains("the old configuration stays in effect"), "{told}");
         assert_eq!(lab.get("/team/nix-cache-info").status, 401);
     }
     // A key for the cache at `/`, and none for the other: the next upload has it.

@@ -1,4 +1,4 @@
-//! `narval cache`: looks after a cache that can be written, beside the server that runs with it.
+//! `narval cache`: maintains a writable cache, also while its server runs.
 
 mod check;
 
@@ -11,7 +11,7 @@ use crate::args::client::human_bytes;
 use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead, hash_part};
 use crate::ui::output::{note, out};
 
-/// Look after a cache that can be written
+/// Maintain a writable cache
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -20,25 +20,26 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Forget what no pin and no use keeps
+    /// Remove paths that are neither pinned nor recently used
     ///
-    /// Paths are hidden at once; their NARs are removed a day later, for clients that know them. NARs of a push that was given up stay
-    /// for a day, too; with --unfinished, for ten minutes. With --dry-run, shows what would be forgotten and why.
+    /// Paths are hidden immediately. Their NARs are deleted a day later, because clients may still request them. NARs
+    /// of an abandoned push are also deleted after a day, or with --unfinished after ten minutes. --dry-run shows what
+    /// would be removed and why.
     #[command(after_help = "Example:\n  narval cache gc --dry-run")]
     Gc {
         #[command(flatten)]
         cache: CacheArgs,
-        /// Show what would be forgotten, and forget nothing
+        /// Show what would be removed, without removing it
         #[arg(long)]
         dry_run: bool,
-        /// Remove NARs that no path has, if nobody has used them for ten minutes: when the disk is full
+        /// Also delete NARs without a path that were not used for ten minutes, for a full disk
         #[arg(long)]
         unfinished: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Delete a path now, its NAR too
+    /// Delete a path and its NAR immediately
     #[command(after_help = "Example:\n  narval cache delete /nix/store/…-with-a-secret --referrers")]
     Delete {
         #[command(flatten)]
@@ -46,11 +47,11 @@ enum Command {
         /// The path
         #[arg(value_name = "PATH")]
         path: String,
-        /// Delete all that refers to it, too
+        /// Also delete all paths that refer to it
         #[arg(long)]
         referrers: bool,
     },
-    /// Show how much is in each cache
+    /// Show the size of each cache
     #[command(after_help = "Example:\n  narval cache stats")]
     Stats {
         #[command(flatten)]
@@ -79,13 +80,13 @@ enum Command {
     },
     /// Check the index against the files
     Fsck(check::FsckArgs),
-    /// Print what is only in the index: settings, hashes of tokens, pins
+    /// Print the data that is only in the index: settings, token hashes, pins
     #[command(after_help = "Example:\n  narval cache export > saved.json")]
     Export {
         #[command(flatten)]
         data: DataArgs,
     },
-    /// Take back what `narval cache export` has printed
+    /// Restore the output of `narval cache export`
     #[command(after_help = "Example:\n  narval cache import saved.json")]
     Import {
         #[command(flatten)]
@@ -98,8 +99,7 @@ enum Command {
 
 /// Runs `narval cache`.
 ///
-/// # Errors
-/// When the data folder can't be used, or a path is not there.
+/// # Errors If the data folder cannot be used, or a path does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Gc { cache, dry_run, unfinished, json } => gc(&cache, dry_run, unfinished, json),
@@ -141,9 +141,9 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, json: bool) -> Result<(
         let forgotten = collected.forgotten.len();
         let (kept, files, bytes) = (collected.kept, collected.files, human_bytes(collected.bytes));
         if dry_run {
-            note!("would forget {forgotten} paths, keep {kept}; would remove {files} NARs ({bytes}) that no path has");
+            note!("would remove {forgotten} paths and keep {kept}; would delete {files} NARs without a path ({bytes})");
         } else {
-            note!("forgot {forgotten} paths, kept {kept}; removed {files} NARs ({bytes}) that no path had");
+            note!("removed {forgotten} paths, kept {kept}; deleted {files} NARs without a path ({bytes})");
         }
     }
     data.wait_until_noticed();
@@ -203,15 +203,15 @@ fn why(args: &CacheArgs, path: &str) -> Result<(), Failure> {
     let why = why.ok_or_else(|| Failure::usage(format!("'{path}' is not in the cache '{}'", cache.name())))?;
     let hold = match why.hold {
         Hold::Pin(name) => format!("pin '{name}'"),
-        Hold::Lease(until) => format!("a client was told that it is here; ends {}", ahead(until)),
-        Hold::Used(time) => format!("pushed or asked for {}", ago(time)),
+        Hold::Lease(until) => format!("a client was told that the cache has it; ends {}", ahead(until)),
+        Hold::Used(time) => format!("pushed or requested {}", ago(time)),
     };
     out!("{hold}");
     for (depth, path) in why.chain.iter().enumerate() {
         out!("{}└ {path}", "  ".repeat(depth));
     }
     if !why.kept {
-        out!("that is too long ago: the next 'narval cache gc' forgets it");
+        out!("that is too long ago: the next 'narval cache gc' removes it");
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ impl Client {
         let mut next = |line: &mut String| -> io::Result<()> {
             line.clear();
             head.read_line(line)?;
-            if line.ends_with("\r\n") { Ok(()) } else { Err(bad("an answer that is cut off")) }
+            if line.ends_with("\r\n") { Ok(()) } else { Err(bad("a truncated response")) }
         };
         next(&mut line)?;
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
@@ -90,7 +90,7 @@ impl Read for Exactly<'_> {
         }
         let got = self.inner.read(out.get_mut(..want).unwrap_or_default())?;
         if got == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server cut the answer off"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server truncated the response"));
         }
         self.left -= got as u64;
         Ok(got)

@@ -15,10 +15,10 @@ use crate::ui::signals::Interrupt;
 /// Folders that most machines have; those that exist are used.
 const TREES: [&str; 5] =
     ["/usr/share/zoneinfo", "/usr/share/terminfo", "/usr/share/perl5", "/usr/include", "/etc/ssl/certs"];
-/// The most files taken from one folder.
+/// The maximum number of files from one folder.
 const FILES_MAX: u64 = 2_000;
 const BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// How deep a folder is followed.
+/// The maximum depth of a folder.
 const DEPTH_MAX: usize = 16;
 
 /// A path of the demo's store.
@@ -29,7 +29,7 @@ pub(super) struct Made {
     pub(super) entries: u64,
 }
 
-/// Makes the demo's paths; the last one refers to all others.
+/// Creates the demo's paths; the last one refers to all others.
 pub(super) fn make(store: &LocalStore, scratch: &Path, interrupt: &Interrupt) -> Result<Vec<Made>, Failure> {
     let mut builder = Builder { store, scratch, interrupt, made: Vec::new() };
     let libraries = builder.add("libraries", &[], copy_libraries)?;
@@ -63,14 +63,14 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Lets `fill` make a file or folder, and adds it to the store under its content address.
+    /// Lets `fill` create a file or folder, and adds it to the store under its content address.
     fn add(
         &mut self,
         name: &str,
         references: &[&StorePath],
         fill: impl FnOnce(&Path) -> io::Result<u64>,
     ) -> Result<StorePath, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("cannot make '{name}': {error}"));
+        let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("cannot create '{name}': {error}"));
         let from = self.scratch.join(name);
         let entries = fill(&from).map_err(|error| failed(&error))?;
         let (mut hasher, mut nar_size) = (Sha256Hasher::new(), 0);
@@ -153,7 +153,7 @@ fn copy_program(to: &Path, libraries: &str) -> io::Result<u64> {
     Ok(4)
 }
 
-/// What may still be taken from a folder.
+/// The remaining limits for a folder.
 struct Budget {
     files: u64,
     bytes: u64,

@@ -39,7 +39,7 @@ pub(super) fn closure(
         let narinfo_time = started.elapsed();
         let narinfo = NarInfo::parse(&text, &store_dir).map_err(io::Error::other)?;
         if narinfo.path != path {
-            return Err(io::Error::other(format!("asked for {path}, got {}", narinfo.path)));
+            return Err(io::Error::other(format!("requested {path}, got {}", narinfo.path)));
         }
         if keys.find_valid(narinfo.fingerprint(&store_dir).as_bytes(), &narinfo.signatures).is_none() {
             return Err(io::Error::other(format!("{path} has no valid signature")));
@@ -74,7 +74,7 @@ fn fetch_nar(client: &mut Client, narinfo: &NarInfo) -> io::Result<()> {
     }
     decoder.finish().map_err(io::Error::other)?;
     if hasher.finish() != narinfo.nar_hash {
-        return Err(io::Error::other(format!("{}: the NAR has another hash than its narinfo says", narinfo.path)));
+        return Err(io::Error::other(format!("{}: the NAR does not have the hash in its narinfo", narinfo.path)));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `narval demo`: shows everything on one machine, without Nix and without set-up.
+//! `narval demo`: shows everything on one machine, without Nix and without setup.
 
 mod client;
 mod contents;
@@ -57,7 +57,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
     let folder =
-        Folder::make().map_err(|error| Failure::runtime(format!("cannot make a temporary folder: {error}")))?;
+        Folder::make().map_err(|error| Failure::runtime(format!("cannot create a temporary folder: {error}")))?;
     let say = |text: String| -> Result<(), Failure> {
         writeln!(io::stdout().lock(), "{text}").map_err(|error| Failure::runtime(format!("cannot write: {error}")))
     };
@@ -72,17 +72,17 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
     let handle = serve(&folder, key, args.listen)?;
     let address = match handle.addresses() {
         [ListenAddress::Tcp(address), ..] => *address,
-        _ => return Err(Failure::runtime("the server listens nowhere")),
+        _ => return Err(Failure::runtime("the server has no address")),
     };
     say(format!("serving  http://{address}\n"))?;
 
-    let root = made.last().map(|made| made.info.path.clone()).ok_or_else(|| Failure::runtime("no path was made"))?;
+    let root = made.last().map(|made| made.info.path.clone()).ok_or_else(|| Failure::runtime("no path was created"))?;
     let started = Instant::now();
     let fetched = fetch::closure(address, &root, &keys, interrupt)
         .map_err(|error| Failure::runtime(format!("fetching from http://{address}: {error}")))?;
     say(describe_fetched(&fetched, started.elapsed()))?;
     if fetched.len() != made.len() {
-        return Err(Failure::runtime(format!("{} paths were made, and {} came back", made.len(), fetched.len())));
+        return Err(Failure::runtime(format!("{} paths were created, but {} were fetched", made.len(), fetched.len())));
     }
     if args.keep {
         say(format!(
@@ -100,7 +100,7 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
 fn make_store(folder: &Folder, interrupt: &Interrupt) -> Result<Vec<Made>, Failure> {
     let scratch = folder.path.join("scratch");
     fs::create_dir(&scratch)
-        .map_err(|error| Failure::runtime(format!("cannot make '{}': {error}", scratch.display())))?;
+        .map_err(|error| Failure::runtime(format!("cannot create '{}': {error}", scratch.display())))?;
     let store = LocalStore::open(folder.store_config()?).map_err(Failure::runtime)?;
     contents::make(&store, &scratch, interrupt)
 }

@@ -1,4 +1,4 @@
-//! The caches of a server: what each is told, and the services that answer for them.
+//! The caches of a server: their settings, and the services that answer for them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,19 +14,19 @@ use super::oidc;
 use super::settings::{CacheToServe, ServerWide, Settings};
 use crate::{Failure, server};
 
-/// How often what nothing keeps is forgotten.
+/// How often the retention rules are applied.
 const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 60);
 
-/// What is opened once, and shared by all services that a reload makes.
+/// Resources that are opened once, and shared by all services across reloads.
 pub(crate) struct Opened {
     pub(crate) state: ServerState,
     data: Option<Data>,
-    /// Of all caches that had upstreams once: their folders are locked.
+    /// The upstreams of all caches that ever had some: their folders stay locked.
     upstreams: HashMap<CacheName, Upstreams>,
     waiting: Waiting,
 }
 
-/// The services of all caches, and what they were made of.
+/// The services of all caches, and their settings.
 pub(crate) struct Services {
     wide: ServerWide,
     exchange: Option<OidcExchange>,
@@ -36,12 +36,12 @@ pub(crate) struct Services {
 /// A cache that is served.
 struct Served {
     told: CacheToServe,
-    /// Resolved with what the data folder has.
+    /// The effective value, with the data folder's settings.
     public: bool,
     service: Service,
-    /// Whether the service was made for these settings, and not before.
+    /// Whether the service was created for these settings, not reused.
     is_new: bool,
-    /// What is written to the data folder when the service takes effect: the settings before, and those from then on.
+    /// Settings to write to the data folder when the service takes effect: the old ones and the new ones.
     settings: Option<(Cache, Arc<CacheSettings>, CacheSettings)>,
     /// The same for the upstreams.
     upstreams: Option<(Upstreams, Vec<UpstreamOptions>, u64)>,
@@ -54,7 +54,7 @@ impl Opened {
     /// It cannot be used.
     pub(crate) fn new(data: Option<&Path>, unsafe_no_verify: bool) -> Result<Self, Failure> {
         if unsafe_no_verify {
-            tracing::warn!("uploads are not verified: for measuring only");
+            tracing::warn!("uploads are not verified: only for measurements");
         }
         let options = DataOptions { collect_every: Some(COLLECT_EVERY), unsafe_no_verify, ..DataOptions::default() };
         let data = data.map(|path| Data::open(path, options).map_err(failed)).transpose()?;
@@ -81,7 +81,7 @@ impl Opened {
     }
 }
 
-/// Where the answers of a cache's upstreams are kept. The cache at `/` had another folder once.
+/// The folder for the files of a cache's upstreams. An earlier version used another folder for the cache at `/`.
 fn upstream_folder(data: &Path, name: &CacheName) -> Result<std::path::PathBuf, Failure> {
     let (all, before) = (data.join("upstreams"), data.join("upstream"));
     let folder = all.join(name.as_str());
@@ -99,10 +99,9 @@ fn failed(error: DataError) -> Failure {
 }
 
 impl Services {
-    /// The services that these settings describe. Those of `before` that are to be the same are used further. Nothing has an effect yet.
+    /// Creates the services for these settings. Unchanged services of `before` are reused. Nothing takes effect yet.
     ///
-    /// # Errors
-    /// A store, a cache or an upstream that can't be used as it is said, or a NAR cache that can't be used.
+    /// # Errors A store, a cache, an upstream or a NAR cache that cannot be used as configured.
     pub(crate) fn prepare(settings: &Settings, opened: &mut Opened, before: Option<&Self>) -> Result<Self, Failure> {
         let wide = settings.wide.clone();
         let exchange = match before {
@@ -120,10 +119,9 @@ impl Services {
         Ok(Self { wide, exchange, served })
     }
 
-    /// Makes the services decide what is signed and kept, and returns what is to answer from now on.
+    /// Applies the settings for signing and retention, and returns the services to answer from now on.
     ///
-    /// # Errors
-    /// The settings of a cache can't be written. Those of the others are as they were before.
+    /// # Errors The settings of a cache cannot be written. Those of the others are unchanged.
     pub(crate) fn take_effect(&mut self) -> Result<Caches, Failure> {
         for (at, served) in self.served.iter().enumerate() {
             let Some((cache, before, settings)) = &served.settings else { continue };
@@ -173,7 +171,7 @@ impl Services {
         Ok(caches)
     }
 
-    /// The files that the services keep open beside those that they send.
+    /// The number of files that the services keep open, besides those being sent.
     pub(crate) fn kept_files_max(&self) -> usize {
         self.served.iter().map(|served| served.service.kept_files_max()).sum()
     }
@@ -183,7 +181,7 @@ impl Services {
         self.served.iter().any(|served| !served.told.upstreams.is_empty())
     }
 
-    /// What was added and what is gone since `before`, for the log.
+    /// The caches added and removed since `before`, for the log.
     pub(crate) fn differences(&self, before: &Self) -> Vec<String> {
         let has = |services: &Self, name: &CacheName| services.served.iter().any(|served| served.told.name == *name);
         let missing = |from: &Self, to: &Self, word: &str| -> Vec<String> {
@@ -194,7 +192,7 @@ impl Services {
     }
 }
 
-/// Exchanges tokens of the platforms in the file, if there are any.
+/// The token exchange for the platforms in the file, if there are any.
 fn exchange(wide: &ServerWide, data: Option<&Data>) -> Result<Option<OidcExchange>, Failure> {
     let (file, sections) = &wide.oidc;
     let issuers = oidc::issuers(file, sections).map_err(Failure::usage)?;
@@ -203,7 +201,7 @@ fn exchange(wide: &ServerWide, data: Option<&Data>) -> Result<Option<OidcExchang
 }
 
 impl Served {
-    /// `last` is what served the cache so far, and whether what it shares with others has stayed.
+    /// `last` is the service of the cache so far, and whether the shared settings are unchanged.
     fn prepare(
         told: &CacheToServe,
         wide: &ServerWide,
@@ -213,7 +211,7 @@ impl Served {
     ) -> Result<Self, Failure> {
         let is_root = told.name == CacheName::default();
         let data = opened.data.clone();
-        // The live store is served at `/`, and beside a data folder only if it is asked for.
+        // The live store is served at `/`; with a data folder, only if it is requested.
         let wants_store = is_root && (wide.store.is_some() || data.is_none());
         let open_store = || server::open_store(wide.store.as_deref());
         let Some(data) = data else {
@@ -270,14 +268,14 @@ impl Served {
         Ok(Self { told: told.clone(), public, service, is_new: true, settings: written, upstreams: replaced })
     }
 
-    /// Whether the service can stay as it is: what it does not keep itself may change.
+    /// Whether the service can be reused: only settings that it does not store itself may change.
     fn is_the_same(&self, told: &CacheToServe, public: bool) -> bool {
         self.public == public
             && self.told.answers_as(told)
             && self.told.upstreams.is_empty() == told.upstreams.is_empty()
     }
 
-    /// The same service, told something else.
+    /// The same service with other settings.
     fn again(
         &self,
         told: &CacheToServe,

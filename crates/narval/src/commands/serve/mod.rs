@@ -1,4 +1,4 @@
-//! `narval serve`: a Nix store as a binary cache, with all it can say.
+//! `narval serve`: serves a Nix store as a binary cache.
 
 mod caches;
 pub(crate) mod oidc;
@@ -24,40 +24,40 @@ pub(crate) use settings::Settings;
 
 /// Serve a Nix store as a binary cache
 ///
-/// For every client of binary caches: nix, `narval install`, a browser.
+/// Works with every client of binary caches: nix, `narval install`, a browser.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Configuration file (TOML); options of the command line win over it. Read again on SIGHUP
+    /// Configuration file (TOML); command-line options take precedence. Reloaded on SIGHUP
     ///
-    /// docs/configuration.md describes its keys; `narval config check FILE` checks one.
+    /// docs/configuration.md describes its keys; `narval config check FILE` checks a file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Address to listen on: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket. Repeatable [default: the sockets
     /// passed by systemd, else :5000]
     #[arg(long, short, value_name = "WHERE")]
     listen: Vec<Listen>,
-    /// Store to serve: `auto`, `daemon`, a folder that holds a store, or another Nix store URI [default: $NIX_REMOTE, else
-    /// this machine's store]
+    /// Store to serve: `auto`, `daemon`, a folder that contains a store, or another Nix store URI [default:
+    /// $NIX_REMOTE, else this machine's store]
     #[arg(long, value_name = "URI")]
     store: Option<String>,
-    /// Data folder of a cache that takes uploads (`nix copy --to`); created if it does not exist
+    /// Data folder of a cache that accepts uploads (`nix copy --to`); created if it does not exist
     ///
-    /// Uploads need a token: `narval token create` makes one. Without --store, this cache alone is served.
+    /// Uploads need a token: create one with `narval token create`. Without --store, only this cache is served.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Require a token for reading, too
     #[arg(long, requires = "data")]
     private: bool,
-    /// For measuring only: believe uncompressed uploads, and do not sync them
+    /// Only for measurements: do not verify uncompressed uploads, and do not sync them
     #[arg(long, hide = true, requires = "data")]
     unsafe_no_verify: bool,
     /// Secret key to sign with. Repeatable
     ///
-    /// `narval key generate` makes one. Signatures stored with the paths are served as well.
+    /// Create one with `narval key generate`. Signatures stored with the paths are served as well.
     #[arg(long, short = 'k', value_name = "FILE")]
     sign_key: Vec<PathBuf>,
-    /// Priority; clients ask the cache with the lowest number first (cache.nixos.org: 40) [default: 30]
+    /// Priority; clients query the cache with the lowest number first (cache.nixos.org: 40) [default: 30]
     #[arg(long, value_name = "N")]
     priority: Option<u32>,
     #[command(flatten)]
@@ -65,10 +65,10 @@ pub struct Args {
     /// Hash every NAR while it is sent, and abort the connection if it does not match the database
     #[arg(long)]
     verify_nars: bool,
-    /// Do not show a page to browsers at /
+    /// Do not serve the web page at /
     #[arg(long)]
     no_web: bool,
-    /// Seconds after which a client that reads nothing is disconnected [default: 3600]
+    /// Seconds after which a client that does not read is disconnected [default: 3600]
     ///
     /// The default is long because Nix stops reading while its disk is slow, and cannot resume a NAR sent with
     /// `Content-Encoding`.
@@ -96,8 +96,7 @@ Then, on a client:
 
 /// Runs `narval serve` until a signal ends it.
 ///
-/// # Errors
-/// An option or a key of the configuration file that can't be followed (before anything listens), or a server that can't start.
+/// # Errors An invalid option or configuration file (before anything listens), or a server that cannot start.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
@@ -109,7 +108,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let mut builder = Server::builder(current.clone()).limits(limits);
     // A reload may add upstreams.
     if services.have_upstreams() || (args.config.is_some() && settings.data.is_some()) {
-        // Those that wait for upstreams must not be missing for what is here.
+        // Workers that wait for upstreams must not be missing for local files.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         builder = builder.workers((4 * processors).max(16) + WAITING_MAX);
     }

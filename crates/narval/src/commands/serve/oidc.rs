@@ -1,4 +1,4 @@
-//! Platforms whose tokens are exchanged, from the configuration file.
+//! The platforms in the configuration file whose tokens are exchanged.
 
 use std::time::Duration;
 
@@ -8,13 +8,12 @@ use narval_serve::OidcGrant;
 
 use crate::config::{ConfigError, OidcSection};
 
-/// How long a token is good for unless said otherwise: longer than most jobs.
+/// The default lifetime of a token: longer than most jobs.
 const LIFETIME_DEFAULT: Duration = Duration::from_secs(3600);
 
-/// The issuers that a file names.
+/// The issuers in a configuration file.
 ///
-/// # Errors
-/// The first that can't be, with its line.
+/// # Errors The first invalid one, with its line.
 pub(crate) fn issuers(file: &str, sections: &[OidcSection]) -> Result<Vec<Issuer<OidcGrant>>, ConfigError> {
     sections.iter().map(|section| issuer(file, section)).collect()
 }
@@ -27,7 +26,7 @@ fn issuer(file: &str, section: &OidcSection) -> Result<Issuer<OidcGrant>, Config
         let failed = |error: &dyn std::fmt::Display| wrong(rule.line, format!("oidc.rule: {error}"));
         let scopes: Scopes = rule.scopes.join(",").parse().map_err(|error| failed(&error))?;
         if scopes.has(Scope::Admin) {
-            return Err(failed(&"scopes: a job can't have the scope 'admin'"));
+            return Err(failed(&"scopes: a job cannot have the scope 'admin'"));
         }
         if scopes.is_empty() {
             return Err(failed(&"key 'scopes' is missing: one or more of pull, push, sign, pin, delete, replace"));

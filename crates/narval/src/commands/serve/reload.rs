@@ -1,4 +1,5 @@
-//! SIGHUP: everything that can change while the server runs is made anew, and then takes the place of what was there, all at once.
+//! SIGHUP: everything that can change while the server runs is created again, and then replaces the old state in one
+//! step.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use super::{Args, Settings};
 use crate::Failure;
 use crate::args::access_log::{self, BoxedLog};
 
-/// The services that answer now. Requests that run keep those that they began with.
+/// The current services. Running requests keep the ones that they started with.
 #[derive(Clone)]
 pub(super) struct CurrentService(Arc<ArcSwap<Caches>>);
 
@@ -38,7 +39,7 @@ impl Handler for CurrentService {
     }
 }
 
-/// The access log that is written now.
+/// The current access log.
 #[derive(Clone)]
 pub(super) struct CurrentLog(Arc<Mutex<BoxedLog>>);
 
@@ -47,7 +48,7 @@ impl CurrentLog {
         Self(Arc::new(Mutex::new(log)))
     }
 
-    /// Ends the old log, with all that was to be written to it.
+    /// Replaces the log; everything queued is written to the old one first.
     fn replace(&self, log: BoxedLog) {
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         current.flush();
@@ -65,11 +66,11 @@ impl AccessLog for CurrentLog {
     }
 }
 
-/// What runs, and what it was told.
+/// The running services and their settings.
 pub(super) struct Running {
     pub(super) args: Args,
     pub(super) settings: Settings,
-    /// Opened once: what is being uploaded or fetched goes on while a new service answers.
+    /// Opened once: uploads and fetches continue while a new service answers.
     pub(super) opened: Opened,
     pub(super) services: Services,
     pub(super) current: CurrentService,
@@ -78,11 +79,11 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Reads everything again. If anything is wrong with it, all stays as it is.
+    /// Reloads everything. If there is any error, nothing changes.
     pub(super) fn reload(&mut self) -> Result<String, Failure> {
         self.try_reload().map_err(|failure| {
             let lines = failure.to_string().replace('\n', "; ");
-            Failure::runtime(format!("{lines}; nothing has changed: the old configuration stays in force"))
+            Failure::runtime(format!("{lines}; nothing has changed: the old configuration stays in effect"))
         })
     }
 
@@ -97,20 +98,20 @@ impl Running {
         if let (Some(tls), Some(config)) = (&self.tls, &next.tls) {
             tls.replace(config.clone()).map_err(|error| Failure::usage(format!("HTTPS: {error}")))?;
         }
-        // The last that can fail: only if the data folder can no longer be written.
+        // The last step that can fail, only if the data folder is no longer writable.
         let caches = services.take_effect()?;
         if let Some((log, new)) = log {
             log.replace(new);
         }
         self.current.0.store(Arc::new(caches));
-        let mut said = vec!["configuration, keys and certificates read again".to_owned()];
+        let mut said = vec!["configuration, keys and certificates reloaded".to_owned()];
         said.extend(services.differences(&self.services));
         self.services = services;
         let restart = next.needs_restart(&self.settings);
         if !restart.is_empty() {
             said.push(format!("restart for these keys to take effect: {}", restart.join(", ")));
         }
-        // What runs stays what the next reload is compared with.
+        // The next reload is compared with the running settings.
         let Settings { listen, limits, data, .. } = self.settings.clone();
         self.settings = Settings { listen, limits, data, ..next };
         Ok(said.join("; "))

@@ -1,4 +1,4 @@
-//! What `narval serve` is to do: the command line over the configuration file over the defaults.
+//! The settings of `narval serve`: the command line over the configuration file over the defaults.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,29 +17,29 @@ use crate::config::{At, CacheSection, OidcSection, ServeConfig};
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
 
-/// How long a client may read nothing unless said otherwise.
+/// The default time that a client may read nothing.
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
 
-/// Everything that was decided.
+/// The effective settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Where to listen; none: the sockets that were handed over, else the default port.
+    /// Where to listen; if empty, on the inherited sockets, else on the default port.
     pub(crate) listen: Vec<Listen>,
-    /// What clients may cost.
+    /// Limits and timeouts.
     pub(crate) limits: Limits,
     /// HTTPS.
     pub(crate) tls: Option<TlsConfig>,
     /// The format and the file of the access log.
     pub(crate) access_log: (LogForm, Option<PathBuf>),
-    /// The data folder of the caches that take uploads.
+    /// The data folder of the caches that accept uploads.
     pub(crate) data: Option<PathBuf>,
-    /// What the caches share.
+    /// Settings shared by the caches.
     pub(crate) wide: ServerWide,
     /// The caches; the first is the one at `/`.
     pub(crate) caches: Vec<CacheToServe>,
 }
 
-/// What the services of all caches are made of.
+/// Settings shared by the services of all caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerWide {
     /// The live store, which is served at `/`.
@@ -48,13 +48,13 @@ pub(crate) struct ServerWide {
     pub(crate) verify_nars: bool,
     /// Whether browsers get a page.
     pub(crate) web: bool,
-    /// For each cache.
+    /// Per cache.
     pub(crate) narinfo_memory: u64,
-    /// The file, and the platforms in it.
+    /// The file name, and the platforms in the file.
     pub(crate) oidc: (String, Vec<OidcSection>),
 }
 
-/// One cache: what it is told.
+/// The settings of one cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheToServe {
     pub(crate) name: CacheName,
@@ -62,15 +62,15 @@ pub(crate) struct CacheToServe {
     pub(crate) host_only: bool,
     sign_keys: Vec<SignKey>,
     pub(crate) priority: u32,
-    /// Whether everybody may read; `None`: as the cache in the data folder has it.
+    /// Whether reading needs no token; `None` keeps the setting in the data folder.
     public: Option<bool>,
-    /// The caches that are asked for what is not here.
+    /// The caches to query for missing paths.
     pub(crate) upstreams: UpstreamSettings,
-    /// The file, and what it says of the cache.
+    /// The file name, and the cache's section in the file.
     section: Option<(String, CacheSection)>,
 }
 
-/// A key to sign with. Two are the same if their public halves are.
+/// A key to sign with. Two are equal if their public keys are.
 #[derive(Clone, Debug)]
 struct SignKey(SecretKey);
 
@@ -83,10 +83,9 @@ impl PartialEq for SignKey {
 impl Eq for SignKey {}
 
 impl Settings {
-    /// Reads the configuration file, if one is named, the keys, and decides.
+    /// Reads the configuration file, if there is one, and the keys, and determines the settings.
     ///
-    /// # Errors
-    /// What the file says can't be, or a key can't be read.
+    /// # Errors The file has errors, or a key cannot be read.
     pub(crate) fn read(args: &Args) -> Result<Self, Failure> {
         let file = match &args.config {
             Some(path) => ServeConfig::load(path).map_err(Failure::usage)?,
@@ -119,14 +118,14 @@ impl Settings {
         let data = args.data.clone().or_else(|| file.data.clone());
         let caches = caches(args, file, &file_name)?;
         if data.is_some() {
-            // Larger bodies are read piece by piece, by threads of their own; how large a NAR may be, the cache decides.
+            // Larger bodies are read piece by piece, on separate threads; the cache limits the size of a NAR.
             limits.body_buffer_max = SMALL_UPLOAD_BYTES;
             limits.body_max = u64::MAX;
         } else if caches.iter().any(|cache| !cache.upstreams.is_empty()) {
-            return Err(Failure::usage("option --upstream: needs --data, where its answers are kept"));
+            return Err(Failure::usage("option --upstream: needs --data, where its files are stored"));
         } else if let Some(section) = file.caches.first() {
             return Err(Failure::usage(format!(
-                "{file_name}:{}: cache: '{}' needs a data folder, where it is kept: give data = \"DIR\"",
+                "{file_name}:{}: cache: '{}' needs a data folder for its files: give data = \"DIR\"",
                 section.line, section.name
             )));
         }
@@ -141,7 +140,7 @@ impl Settings {
         })
     }
 
-    /// The keys of the file that take effect at the next start only, and that differ from those of `running`.
+    /// The keys of the file that differ from `running`, but only take effect after a restart.
     pub(crate) fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         let (new, old) = (&self.limits, &running.limits);
         let limits = (new.connections_max, new.connections_per_ip_max, new.queue_max, new.backlog)
@@ -160,7 +159,7 @@ impl Settings {
 }
 
 impl ServerWide {
-    /// What of it makes a difference to a cache: the live store is served at `/` alone.
+    /// The part of it that affects a cache: the live store is only served at `/`.
     pub(crate) fn of(&self, cache: &CacheName) -> Self {
         if *cache == CacheName::default() {
             return self.clone();
@@ -169,7 +168,7 @@ impl ServerWide {
     }
 }
 
-/// The caches to serve. Keys at the top of the file, and options, are for the one at `/`; the others have sections.
+/// The caches to serve. Top-level keys of the file and options are for the one at `/`; the others have sections.
 fn caches(args: &Args, file: &ServeConfig, file_name: &str) -> Result<Vec<CacheToServe>, Failure> {
     let defaults = Config::new(Face::Narval);
     let default_name = CacheName::default();
@@ -203,7 +202,7 @@ fn caches(args: &Args, file: &ServeConfig, file_name: &str) -> Result<Vec<CacheT
             name: section.name.clone(),
             hosts: hosts(section),
             host_only: section.host_only,
-            // Those of the cache at `/` vouch for its uploads only.
+            // The keys of the cache at `/` only sign its own uploads.
             sign_keys: sign_keys(file_name, section.sign_keys.as_deref().unwrap_or_default())?,
             priority: priority(Some(section)).unwrap_or(defaults.priority),
             public: public(Some(section)),
@@ -236,21 +235,20 @@ impl CacheToServe {
         self.section.as_ref().and_then(|(_, section)| section.want_mass_query).unwrap_or(true)
     }
 
-    /// The store directory that the file gives it.
+    /// Its store directory in the file.
     pub(crate) fn store_dir(&self) -> Option<&StoreDir> {
         self.section.as_ref().and_then(|(_, section)| section.store_dir.as_ref())
     }
 
-    /// Whether a service that was told this answers as one that is told `other`.
+    /// Whether a service with these settings answers like one with `other`.
     pub(crate) fn answers_as(&self, other: &Self) -> bool {
         let answers = |told: &Self| (told.priority, told.want_mass_query());
         self.sign_keys == other.sign_keys && answers(self) == answers(other)
     }
 
-    /// The settings of the cache in the data folder, with what is said here.
+    /// The settings of the cache in the data folder, overridden by these.
     ///
-    /// # Errors
-    /// Its paths have another store directory.
+    /// # Errors The cache's paths have another store directory.
     pub(crate) fn settings(&self, before: &CacheSettings) -> Result<CacheSettings, Failure> {
         let mut settings = CacheSettings {
             priority: self.priority,

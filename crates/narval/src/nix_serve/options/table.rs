@@ -1,4 +1,4 @@
-//! Every option of both originals: its names, what its value must be, and what it means here.
+//! Every option of both originals: its names, its allowed values, and its meaning here.
 
 /// What an option means here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(super) enum Meaning {
 pub(super) struct Spec {
     /// Names without dashes.
     names: &'static [&'static str],
-    /// What its value may be, for messages; `None`: it takes no value.
+    /// The allowed values, for messages; `None` if it takes no value.
     pub(super) allowed: Option<&'static str>,
     pub(super) meaning: Meaning,
 }
@@ -66,7 +66,7 @@ static OPTIONS: &[Spec] = &[
     switch(&["enable-ssl"], Meaning::Nothing),
     switch(&["help", "h"], Meaning::Help),
     // nix-serve-ng (src/Options.hs).
-    value(&["priority"], "a number (0 and up; lower is asked first)", Meaning::Priority),
+    value(&["priority"], "a number (0 and up; lower is queried first)", Meaning::Priority),
     value(&["timeout"], SECONDS, Meaning::Timeout),
     value(&["store"], "a store URI, such as daemon, local or a folder", Meaning::Store),
     switch(&["quiet"], Meaning::Quiet),
