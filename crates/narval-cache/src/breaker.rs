@@ -1,9 +1,9 @@
-//! The circuit breaker: a cache that keeps failing is not asked for a while.
+//! The circuit breaker: a cache that keeps failing is not queried for a while.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Failures in a row that open it.
+/// Consecutive failures that open it.
 const FAILURES_MAX: u32 = 3;
 /// How long it stays open, before one request may try again.
 const OPEN_FOR: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ impl Breaker {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether to leave the cache alone. When the time is over, exactly one caller is told to try.
+    /// Whether to skip the cache. When the time is over, exactly one caller may try.
     pub(crate) fn is_open(&self) -> bool {
         let mut state = self.lock();
         match state.open_until {
@@ -36,12 +36,12 @@ impl Breaker {
         }
     }
 
-    /// Says that the cache answered.
+    /// Records a response of the cache.
     pub(crate) fn succeeded(&self) {
         *self.lock() = State::default();
     }
 
-    /// Says that it did not; whether the breaker is open now.
+    /// Records a failure; returns whether the breaker is open now.
     pub(crate) fn failed(&self) -> bool {
         let mut state = self.lock();
         state.failures += 1;
@@ -51,7 +51,7 @@ impl Breaker {
         state.open_until.is_some()
     }
 
-    /// Opens it at once.
+    /// Opens it immediately.
     pub(crate) fn trip(&self) {
         *self.lock() = State { failures: FAILURES_MAX, open_until: Some(Instant::now() + OPEN_FOR) };
     }

@@ -1,4 +1,4 @@
-//! One binary cache: what it says of itself, and of a path.
+//! One binary cache: its `nix-cache-info` and its narinfos.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::breaker::Breaker;
 use crate::file::read_small_once;
 use crate::{CacheError, Wanted};
 
-/// Nix's default where a cache states no priority.
+/// Nix's default for caches without a priority.
 const PRIORITY_DEFAULT: i64 = 50;
-/// The largest `nix-cache-info` read.
+/// The maximum size of a `nix-cache-info`.
 const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
-/// Hash parts asked for at once where a cache answers many.
+/// The maximum number of hash parts per batch request.
 pub const BATCH_MAX: usize = 1000;
-/// Bytes of an answer to many.
+/// The maximum size of a batch response.
 const BATCH_LEN_MAX: u64 = 64 * 1024 * 1024;
-/// The key of `nix-cache-info` by which a cache offers to answer for many paths at once (`docs/batch-protocol.md`).
+/// The key in `nix-cache-info` with which a cache offers batch lookups (`docs/batch-protocol.md`).
 const BATCH_KEY: &str = "BatchLookup";
 
-/// One cache, opened: its `nix-cache-info` is known.
+/// An open cache, whose `nix-cache-info` is known.
 pub struct Cache {
     url: Url,
     client: Arc<Client>,
@@ -36,11 +36,10 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Reads the `nix-cache-info`. Without one, the defaults apply; a cache for another store directory is refused. A cache
-    /// that does not answer is opened with its circuit breaker open: it may recover.
+    /// Reads the `nix-cache-info`. Without one, the defaults apply; a cache for another store directory is rejected. A
+    /// cache that does not respond is opened with its circuit breaker open: it may recover.
     ///
-    /// # Errors
-    /// [`CacheError::Refused`] for another store directory, or a `nix-cache-info` that is none.
+    /// # Errors [`CacheError::Refused`] for another store directory, or an invalid `nix-cache-info`.
     pub fn open(url: Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, CacheError> {
         let refused = |reason: String| CacheError::Refused { cache: url.to_string(), reason };
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
@@ -55,7 +54,7 @@ impl Cache {
                 }
                 priority = info.priority.unwrap_or(PRIORITY_DEFAULT);
                 let offered = info.unknown.iter().find(|(key, _)| key == BATCH_KEY);
-                // Only below the cache itself: what may be asked elsewhere is not for a cache to say.
+                // Only below the cache itself: a cache must not direct requests elsewhere.
                 batch = offered
                     .and_then(|(_, path)| url.child(&format!("{path}?want=closure")).ok())
                     .filter(|to| to.origin() == url.origin());
@@ -68,7 +67,7 @@ impl Cache {
                 return Err(CacheError::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
             }
             Err(error) => {
-                tracing::debug!(cache = %url, %error, "does not answer");
+                tracing::debug!(cache = %url, %error, "does not respond");
                 silent = true;
                 breaker.trip();
             }
@@ -77,7 +76,7 @@ impl Cache {
         Ok(Self { url, client: Arc::clone(client), store_dir: store_dir.clone(), priority, batch, breaker, silent })
     }
 
-    /// A cache that is taken as it is, without asking for its `nix-cache-info`.
+    /// A cache without requesting its `nix-cache-info`.
     pub(crate) fn unasked(url: Url, client: &Arc<Client>, store_dir: &StoreDir, priority: i64) -> Self {
         let (client, store_dir, breaker) = (Arc::clone(client), store_dir.clone(), Breaker::default());
         Self { url, client, store_dir, priority, batch: None, breaker, silent: false }
@@ -93,21 +92,20 @@ impl Cache {
         self.priority
     }
 
-    /// The client it is asked with.
+    /// The client for its requests.
     pub const fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
-    /// Whether it answers for many paths at once.
+    /// Whether it supports batch lookups.
     pub const fn answers_batches(&self) -> bool {
         self.batch.is_some()
     }
 
-    /// The NAR of a narinfo of this cache.
+    /// The URL of the NAR of a narinfo of this cache.
     ///
-    /// # Errors
-    /// [`CacheError::NarInfo`] when its `URL` leads where a cache of this kind must not send anybody: from the network to a
-    /// local file, or out of the folder of a `file` cache.
+    /// # Errors [`CacheError::NarInfo`] if its `URL` is not allowed for this type of cache: from the network to a local
+    /// file, or out of the folder of a `file` cache.
     pub fn nar_url(&self, info: &NarInfo) -> Result<Url, CacheError> {
         self.url.child(&info.url).map_err(|error| CacheError::NarInfo {
             cache: self.url.to_string(),
@@ -116,8 +114,8 @@ impl Cache {
         })
     }
 
-    /// Asks for one narinfo; `None` when the cache has none. `patient`: try again as the retry policy says, unless
-    /// the breaker opens; otherwise one attempt.
+    /// Requests one narinfo; `None` if the cache has none. `patient`: with retries, unless the breaker opens; otherwise
+    /// one attempt.
     pub(crate) fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, CacheError> {
         let hash_part = wanted.hash_part();
         let url = self.url.child(&format!("{hash_part}.narinfo"))?;
@@ -140,8 +138,8 @@ impl Cache {
         }
     }
 
-    /// Parses a narinfo, and checks that it is the one asked for: by its whole name where that is known, as Nix does
-    /// (`binary-cache-store.cc`). One of another name would be dropped later as nothing that anybody refers to.
+    /// Parses a narinfo, and checks that it is the requested one: by its whole name if that is known, as Nix does
+    /// (`binary-cache-store.cc`). One with another name would be dropped later, because nothing refers to it.
     pub(crate) fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, CacheError> {
         let (cache, hash_part) = (self.url.to_string(), wanted.hash_part());
         let info =
@@ -156,8 +154,7 @@ impl Cache {
         Ok(info)
     }
 
-    /// Asks for the narinfos of many paths and of all that they refer to, in one request. Each is checked as one that
-    /// came alone.
+    /// Requests the narinfos of many paths and their closures in one request. Each is checked like a single one.
     pub(crate) fn batch(&self, hash_parts: &[HashPart]) -> Result<Vec<NarInfo>, CacheError> {
         let Some(url) = &self.batch else { return Ok(Vec::new()) };
         let question = hash_parts.iter().map(HashPart::as_str).collect::<Vec<_>>().join("\n") + "\n";
@@ -168,7 +165,7 @@ impl Cache {
         self.parse_batch(&text)
     }
 
-    /// Entries up to the line `end`; without it the answer is not complete, and nothing of it is used.
+    /// Parses entries up to the line `end`; without it, the response is incomplete and not used.
     fn parse_batch(&self, mut rest: &[u8]) -> Result<Vec<NarInfo>, CacheError> {
         let broken =
             || self.fetch_error("many narinfos at once", HttpError::Malformed("the batch answer does not parse"));
@@ -192,7 +189,7 @@ impl Cache {
         }
     }
 
-    /// An error of the client while it asked this cache for something.
+    /// Converts an error of a request to this cache.
     pub fn fetch_error(&self, what: &str, source: HttpError) -> CacheError {
         CacheError::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
     }

@@ -1,4 +1,4 @@
-//! The content codings that caches use, by the decoders of the compressions of NARs.
+//! The content codings of caches, using the decoders for NARs.
 
 use std::io::{self, BufRead, Read};
 
@@ -7,7 +7,7 @@ use narval_nix::Compression;
 use crate::decode::Decoder;
 use narval_client::Codings;
 
-/// What binary caches send: `zstd`, `br` and `gzip` are asked for.
+/// The codings of binary caches: `zstd`, `br` and `gzip` are accepted.
 pub(super) const CODINGS: Codings = Codings { accepted: "zstd, br, gzip", decoder };
 
 fn decoder(name: &str, source: Box<dyn BufRead + Send>) -> Option<io::Result<Box<dyn Read + Send>>> {
@@ -37,8 +37,8 @@ impl<R: BufRead> Read for Deflate<R> {
         if let Self::Unknown(source) = self
             && let Some(mut source) = source.take()
         {
-            // RFC 1950 section 2.2: the method is 8, and the first two bytes are a multiple of 31. If only one byte has come,
-            // it decides: as the first byte of a bare stream it would name a block type that does not exist.
+            // RFC 1950 section 2.2: the method is 8, and the first two bytes are a multiple of 31. If only one byte has
+            // arrived, it is enough: as the first byte of a bare stream, it would be an invalid block type.
             let zlib = match source.fill_buf()? {
                 [first, second, ..] => first & 0x0f == 8 && u16::from_be_bytes([*first, *second]) % 31 == 0,
                 [first] => first & 0x0f == 8,

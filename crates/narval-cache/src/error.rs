@@ -1,19 +1,19 @@
-//! Why a cache did not give what was asked of it: always with the cache, the path and what to do.
+//! Errors of caches, with the cache, the path and what to do.
 
 use crate::decode::DecodeError;
 use narval_client::{HttpError, UrlError};
 use narval_nix::narinfo::NarInfoError;
 use narval_nix::{HashPart, StorePath};
 
-/// A failure of a cache, or of what it holds.
+/// A failure of a cache, or invalid contents of it.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// No cache has it.
-    #[error("no cache has {what} (asked: {caches}); check the path, or add another cache with --from")]
+    #[error("no cache has {what} (queried: {caches}); check the path, or add another cache with --from")]
     NotFound {
         /// Path or hash part.
         what: String,
-        /// The caches asked.
+        /// The queried caches.
         caches: String,
     },
     /// The request to a cache failed.
@@ -26,24 +26,24 @@ pub enum CacheError {
         /// Why.
         source: HttpError,
     },
-    /// The NAR that a narinfo names does not exist.
+    /// The NAR of a narinfo does not exist.
     #[error(
-        "{cache}: the NAR of {path} is gone from the cache ({url}); the cache is broken: use another one with --from"
+        "{cache}: the NAR of {path} is missing in the cache ({url}); the cache is broken: use another one with --from"
     )]
     NarGone {
         /// The cache.
         cache: String,
         /// The path.
         path: StorePath,
-        /// Where it should have been.
+        /// Its URL.
         url: String,
     },
     /// The narinfo is invalid, or that of another path.
-    #[error("{cache}: the narinfo of {what} is refused: {reason}")]
+    #[error("{cache}: the narinfo of {what} is rejected: {reason}")]
     NarInfo {
         /// The cache.
         cache: String,
-        /// What was asked for.
+        /// The requested hash part.
         what: HashPart,
         /// Why.
         reason: String,
@@ -61,8 +61,8 @@ pub enum CacheError {
         /// Names of the keys that signed it.
         signers: String,
     },
-    /// The bytes are not those that the narinfo announces.
-    #[error("{cache}: {path} is damaged: {what} is {actual}, and the narinfo says {expected}")]
+    /// The bytes do not match the narinfo.
+    #[error("{cache}: {path} is damaged: {what} is {actual}, but the narinfo has {expected}")]
     Mismatch {
         /// The cache.
         cache: String,
@@ -70,19 +70,19 @@ pub enum CacheError {
         path: StorePath,
         /// `FileHash`, `FileSize`, `NarHash` or `NarSize`.
         what: &'static str,
-        /// What came.
+        /// The actual value.
         actual: String,
-        /// What was promised.
+        /// The value in the narinfo.
         expected: String,
     },
-    /// The file does not decompress, or holds no valid NAR.
+    /// The file cannot be decompressed, or is not a valid NAR.
     #[error("{cache}: {path} is damaged: {reason}")]
     Damaged {
         /// The cache.
         cache: String,
         /// The path.
         path: StorePath,
-        /// What is wrong, and where.
+        /// The reason, and where.
         reason: String,
     },
     /// A compression that is not supported.
@@ -92,15 +92,15 @@ pub enum CacheError {
         cache: String,
         /// The path.
         path: StorePath,
-        /// Which.
+        /// The reason.
         source: DecodeError,
     },
-    /// It is not a cache, or one for another store directory.
+    /// It is not a cache, or is one for another store directory.
     #[error("{cache}: {reason}")]
     Refused {
         /// The cache.
         cache: String,
-        /// Why it is refused.
+        /// Why it is rejected.
         reason: String,
     },
     /// The address is invalid.
@@ -109,7 +109,7 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// Whether another cache may do better.
+    /// Whether another cache may succeed.
     pub const fn is_the_caches_fault(&self) -> bool {
         matches!(
             self,

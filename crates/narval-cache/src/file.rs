@@ -1,4 +1,4 @@
-//! The files of a cache by their URLs: over HTTP, or in a folder (`file://`), from which no name and no symlink leads out.
+//! The files of a cache by their URLs: over HTTP, or in a folder (`file://`) that no name or symlink can leave.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,12 +17,12 @@ use rustix::io::Errno;
 pub struct CacheFile(Kind);
 
 enum Kind {
-    /// Resumed where the connection breaks.
+    /// Resumed if the connection breaks.
     Http(Box<ResumingBody>),
     Folder(FolderFile),
 }
 
-/// A file of a folder, as long as it was when it was opened.
+/// A file of a folder, with the length that it had when it was opened.
 struct FolderFile {
     file: File,
     name: String,
@@ -33,8 +33,7 @@ struct FolderFile {
 impl CacheFile {
     /// Opens a file; `None` if the cache does not have it.
     ///
-    /// # Errors
-    /// If the server fails, or the file cannot be read or is not a regular one.
+    /// # Errors If the server fails, or the file cannot be read or is not a regular file.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
         Ok(match url.scheme() {
             Scheme::File => FolderFile::open(url)?.map(|file| Self(Kind::Folder(file))),
@@ -42,7 +41,7 @@ impl CacheFile {
         })
     }
 
-    /// The file's length in bytes, if the cache said it.
+    /// The file's length in bytes, if it is known.
     pub fn total_len(&self) -> Option<u64> {
         match &self.0 {
             Kind::Http(body) => body.total_len(),
@@ -50,7 +49,7 @@ impl CacheFile {
         }
     }
 
-    /// Whether a read would return at once.
+    /// Whether a read would not block.
     pub fn is_readable(&self) -> bool {
         match &self.0 {
             Kind::Http(body) => body.is_readable(),
@@ -58,7 +57,7 @@ impl CacheFile {
         }
     }
 
-    /// Reads some bytes; 0 at the file's end.
+    /// Reads some bytes; returns 0 at the file's end.
     ///
     /// # Errors
     /// If the download fails and cannot be resumed, or the file cannot be read or is shorter than it was.
@@ -74,7 +73,7 @@ impl FolderFile {
     fn open(url: &Url) -> Result<Option<Self>, HttpError> {
         let name = url.file_path().display().to_string();
         let (folder, below) = url.folder_and_below();
-        // A URL that was given as a whole: the folder is the one that holds the file.
+        // A URL that was given as a whole: the folder is that of the file.
         let (folder, below) = match (folder.parent(), folder.file_name()) {
             (Some(parent), Some(name)) if below.as_os_str().is_empty() => (parent.to_owned(), name.into()),
             _ => (folder, below),
@@ -111,19 +110,17 @@ impl Read for FolderFile {
     }
 }
 
-/// Reads a small file (narinfo, listing, `nix-cache-info`) whole: `None` if the cache does not have it. A request that
-/// fails is tried again as the client's policy says.
+/// Reads a small file (narinfo, listing, `nix-cache-info`) whole: `None` if the cache does not have it. Failed requests
+/// are retried according to the client's policy.
 ///
-/// # Errors
-/// As [`CacheFile::open`], and [`HttpError::TooLarge`] if the file has more than `len_max` bytes.
+/// # Errors See [`CacheFile::open`]; [`HttpError::TooLarge`] if the file has more than `len_max` bytes.
 pub fn read_small(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
     client.retry().run(|| read_small_once(client, url, len_max))
 }
 
-/// As [`read_small`], with one attempt.
+/// Like [`read_small`], with one attempt.
 ///
-/// # Errors
-/// As [`read_small`].
+/// # Errors See [`read_small`].
 pub fn read_small_once(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
     if url.scheme() != Scheme::File {
         return client.metadata_once(url, len_max);
@@ -140,11 +137,10 @@ pub fn read_small_once(client: &Client, url: &Url, len_max: u64) -> Result<Optio
     Ok(Some(bytes))
 }
 
-/// Opens a small file to be read as a stream, without the content coding that it may have been sent in: `None` if the cache does not have
-/// it. There is one attempt, and a download that breaks is not resumed.
+/// Opens a small file as a stream, with its content coding decoded: `None` if the cache does not have it. There is one
+/// attempt, and a broken download is not resumed.
 ///
-/// # Errors
-/// As [`CacheFile::open`].
+/// # Errors See [`CacheFile::open`].
 pub fn open_small_once(client: &Client, url: &Url) -> Result<Option<Box<dyn Read + Send>>, HttpError> {
     if url.scheme() != Scheme::File {
         return client.metadata_reader(url);
@@ -152,11 +148,10 @@ pub fn open_small_once(client: &Client, url: &Url) -> Result<Option<Box<dyn Read
     Ok(FolderFile::open(url)?.map(|file| Box::new(file) as Box<dyn Read + Send>))
 }
 
-/// The bytes of a file from an offset on; `None` if the cache does not have it, or gives out whole files only. A download
-/// that breaks is not resumed.
+/// The bytes of a file from an offset on; `None` if the cache does not have it, or does not support ranges. A broken
+/// download is not resumed.
 ///
-/// # Errors
-/// As [`CacheFile::open`].
+/// # Errors See [`CacheFile::open`].
 pub fn read_from(client: &Client, url: &Url, offset: u64) -> Result<Option<Box<dyn Read>>, HttpError> {
     if url.scheme() != Scheme::File {
         let response = client.send(&Request { from: offset, ..Request::get(url) })?;
@@ -167,13 +162,12 @@ pub fn read_from(client: &Client, url: &Url, offset: u64) -> Result<Option<Box<d
     Ok(Some(Box::new(file)))
 }
 
-/// Opens a regular file below a folder; `None` if there is none. A FIFO is not waited for.
+/// Opens a regular file below a folder; `None` if there is none. Does not block on a FIFO.
 ///
-/// # Errors
-/// If it cannot be opened, is not a regular file, or leads out of the folder.
+/// # Errors If it cannot be opened, is not a regular file, or is outside the folder.
 pub(crate) fn open_below(folder: &Path, below: &Path) -> io::Result<Option<File>> {
     let below = CString::new(below.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // Not for reading: a folder may be entered that may not be listed.
+    // Not for reading: the folder may be accessible without being listable.
     let flags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
     let opened =
         rustix::fs::open(folder, flags, Mode::empty()).and_then(|folder| open_in_folder(folder.as_fd(), &below));
@@ -182,7 +176,7 @@ pub(crate) fn open_below(folder: &Path, below: &Path) -> io::Result<Option<File>
         // A socket cannot be opened.
         Ok(_) | Err(Errno::NXIO) => Err(io::Error::other("it is not a regular file")),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(Errno::XDEV | Errno::LOOP) => Err(io::Error::other("it leads out of the folder of the cache")),
+        Err(Errno::XDEV | Errno::LOOP) => Err(io::Error::other("it is outside the folder of the cache")),
         Err(error) => Err(error.into()),
     }
 }

@@ -1,8 +1,8 @@
 //! A binary cache in a folder (`file://`): `nix-cache-info`, `<hash part>.narinfo`, `nar/<hash>.nar.<compression>`.
 //!
-//! Layout: Nix `libstore/local-binary-cache-store.cc`, `binary-cache-store.cc`. Every file appears whole: it is written
-//! under a temporary name and renamed. A narinfo is written after its NAR. The temporary files of processes that are gone are
-//! removed when a folder is next opened to be written.
+//! Layout: Nix `libstore/local-binary-cache-store.cc`, `binary-cache-store.cc`. Every file appears atomically: it is
+//! written under a temporary name and renamed. A narinfo is written after its NAR. The temporary files of processes
+//! that have ended are removed when a folder is next opened for writing.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -27,11 +27,11 @@ pub enum CacheFolderError {
     /// A file cannot be used.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// Not a narinfo.
@@ -51,18 +51,18 @@ pub enum CacheFolderError {
         source: CacheInfoError,
     },
     /// The cache is for another store directory.
-    #[error("the cache '{}' is one of {found}, not of {expected}", path.display())]
+    #[error("the cache '{}' is for the store directory {found}, not {expected}", path.display())]
     StoreDir {
         /// The folder.
         path: PathBuf,
         /// Its store directory.
         found: StoreDir,
-        /// What it should be.
+        /// The expected one.
         expected: StoreDir,
     },
 }
 
-/// A binary cache in a folder, read and written. Shared by threads and processes.
+/// A writable binary cache in a folder. Can be shared between threads and processes.
 #[derive(Debug)]
 pub struct CacheFolder {
     path: PathBuf,
@@ -72,8 +72,7 @@ pub struct CacheFolder {
 impl CacheFolder {
     /// Opens a cache for this store directory. A folder without `nix-cache-info` is accepted.
     ///
-    /// # Errors
-    /// If the folder cannot be read, or is of another store directory.
+    /// # Errors If the folder cannot be read, or is for another store directory.
     pub fn open(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         File::open(path).map_err(|error| io_error("open", path, error))?;
         let folder = Self { path: path.to_owned(), store_dir };
@@ -91,15 +90,14 @@ impl CacheFolder {
 
     /// Like [`CacheFolder::open`], but creates the folder and its `nix-cache-info` if they are missing.
     ///
-    /// # Errors
-    /// As [`CacheFolder::open`], and when it cannot be written.
+    /// # Errors See [`CacheFolder::open`]; also if it cannot be written.
     pub fn create(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         fs::create_dir_all(path.join("nar")).map_err(|error| io_error("create", &path.join("nar"), error))?;
         let folder = Self::open(path, store_dir)?;
         clear_up(path)?;
         clear_up(&path.join("nar"))?;
         if folder.cache_info()?.is_none() {
-            // What Nix writes; the other keys are a server's.
+            // What Nix writes; the other keys are for servers.
             folder.write_file("nix-cache-info", format!("StoreDir: {}\n", folder.store_dir).as_bytes())?;
         }
         Ok(folder)
@@ -112,8 +110,7 @@ impl CacheFolder {
 
     /// The contents of `nix-cache-info`, or `None` if there is none.
     ///
-    /// # Errors
-    /// If it is there and cannot be read.
+    /// # Errors If it exists but cannot be read.
     pub fn cache_info(&self) -> Result<Option<CacheInfo>, CacheFolderError> {
         let path = self.path.join("nix-cache-info");
         let text = self.read_small("nix-cache-info", CACHE_INFO_LEN_MAX)?;
@@ -124,8 +121,7 @@ impl CacheFolder {
 
     /// The narinfo with this hash part, or `None` if there is none.
     ///
-    /// # Errors
-    /// If it is there and cannot be read.
+    /// # Errors If it exists but cannot be read.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<NarInfo>, CacheFolderError> {
         let name = format!("{hash_part}.narinfo");
         let Some(text) = self.read_small(&name, NARINFO_LEN_MAX)? else { return Ok(None) };
@@ -133,7 +129,7 @@ impl CacheFolder {
         info.map(Some).map_err(|source| CacheFolderError::NarInfo { path, source })
     }
 
-    /// The hash parts of all narinfos, in no order.
+    /// The hash parts of all narinfos, in no particular order.
     ///
     /// # Errors
     /// If the folder cannot be listed.
@@ -148,7 +144,7 @@ impl CacheFolder {
         Ok(parts)
     }
 
-    /// Reads a file of at most this many bytes, and one more, which the parser refuses.
+    /// Reads at most this many bytes of a file, plus one, which makes the parser reject it.
     fn read_small(&self, name: &str, len_max: usize) -> Result<Option<Vec<u8>>, CacheFolderError> {
         let fail = |error| io_error("read", &self.path.join(name), error);
         let Some(file) = open_below(&self.path, name.as_ref()).map_err(fail)? else { return Ok(None) };
@@ -157,16 +153,15 @@ impl CacheFolder {
         Ok(Some(text))
     }
 
-    /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source keeps in files are taken
-    /// over as they are.
+    /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source stores as files
+    /// are copied unchanged.
     pub const fn sink<'a>(&'a self, encoding: Encoding, key: Option<&'a SecretKey>) -> FolderSink<'a> {
         FolderSink { folder: self, encoding, key, on_written: None }
     }
 
-    /// Begins to write the file of a NAR.
+    /// Starts writing the file of a NAR.
     ///
-    /// # Errors
-    /// If the file cannot be made.
+    /// # Errors If the file cannot be created.
     pub fn write_nar(&self) -> Result<IncomingFile<'_>, CacheFolderError> {
         let directory = self.path.join("nar");
         fs::create_dir_all(&directory).map_err(|error| io_error("create", &directory, error))?;
@@ -204,7 +199,7 @@ pub struct IncomingFile<'a> {
     size_bytes: u64,
 }
 
-/// A complete file of a cache: what its narinfo states.
+/// A complete file of a cache, with the fields for its narinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenFile {
     /// `URL`.
@@ -216,7 +211,7 @@ pub struct WrittenFile {
 }
 
 impl IncomingFile<'_> {
-    /// Names the file by its hash. An existing file of that name has the same contents, and is replaced.
+    /// Renames the file to its hash. An existing file with that name has the same contents, and is replaced.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -242,17 +237,17 @@ impl Write for IncomingFile<'_> {
     }
 }
 
-/// What temporary names begin with; no narinfo and no NAR is named so.
+/// The prefix of temporary names, which no narinfo or NAR has.
 const TEMPORARY: &str = ".tmp-";
 
-/// How old a temporary file must be that was written before they were locked.
+/// The minimum age of leftovers of earlier versions, which did not lock temporary files.
 const UNLOCKED_AGE_MIN: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn create_temporary(directory: &Path) -> Result<TemporaryFile, CacheFolderError> {
     TemporaryFile::create(directory, TEMPORARY, 0o644).map_err(|error| io_error("create a file in", directory, error))
 }
 
-/// Removes the temporary files that no process writes any more.
+/// Removes temporary files that no process is writing.
 fn clear_up(directory: &Path) -> Result<(), CacheFolderError> {
     let starts_with = |name: &OsStr, start: &str| name.as_bytes().starts_with(start.as_bytes());
     let is_old = |file: &File| {
@@ -264,7 +259,7 @@ fn clear_up(directory: &Path) -> Result<(), CacheFolderError> {
         .map_err(|error| io_error("clear up", directory, error))
 }
 
-/// Names as `narval copy` made them once: `.<hash part>.<process>`, `.<hash part>.narinfo.<process>` and
+/// Temporary names of earlier versions of `narval copy`: `.<hash part>.<process>`, `.<hash part>.narinfo.<process>` and
 /// `.nix-cache-info.<process>`.
 fn is_old_temporary_name(name: &OsStr) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.'));

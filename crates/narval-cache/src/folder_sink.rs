@@ -8,7 +8,7 @@ use narval_store::{Sink, Source, TransferError, Visible};
 use crate::encode::{Encoding, write_nar};
 use crate::{CacheFolder, CacheFolderError};
 
-/// A [`CacheFolder`] that is written to. Made by [`CacheFolder::sink`].
+/// Writes to a [`CacheFolder`]; see [`CacheFolder::sink`].
 #[derive(Clone, Copy)]
 pub struct FolderSink<'a> {
     pub(crate) folder: &'a CacheFolder,
@@ -18,7 +18,7 @@ pub struct FolderSink<'a> {
 }
 
 impl<'a> FolderSink<'a> {
-    /// Has this function called with the length of each file that was written, in bytes.
+    /// Calls this function with the length of each written file, in bytes.
     pub const fn counted_by(self, on_written: &'a (dyn Fn(u64) + Sync)) -> Self {
         Self { on_written: Some(on_written), ..self }
     }

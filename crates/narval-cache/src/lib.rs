@@ -1,10 +1,11 @@
-//! Binary caches as places that store paths are taken from, and written to.
+//! Binary caches, for reading and writing.
 //!
-//! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`, [`bucket`]); [`Caches`] are those of one run, ordered by
-//! priority. [`Caches::find`] asks the best first, the next one too when that takes long, and none that keeps failing. What it
-//! returns has passed the trust rule: a signature of a trusted key, or a path that its own contents determine. [`decode`] has
-//! the decoders for the compressions of NARs. [`CacheFile`] reads the files of a cache, wherever they are. [`CacheFolder`] is a cache in
-//! a folder that is written to. [`client()`] makes the HTTP client that the others are reached with.
+//! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`, [`bucket`]);
+//! [`Caches`] are those of one run, ordered by priority. [`Caches::find`] queries the best first, the next one too if
+//! that takes long, and none that keeps failing. Its results have passed the trust rule: a signature by a trusted key,
+//! or a content-addressed path. [`decode`] has the decoders for the compressions of NARs. [`CacheFile`] reads the files
+//! of a cache, wherever they are. [`CacheFolder`] is a writable cache in a folder. [`client()`] creates the HTTP
+//! client.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -8,13 +8,13 @@ use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedConten
 
 use crate::{Cache, CacheError, Wanted};
 
-/// How long one cache may take before the next is asked as well.
+/// How long one cache may take before the next is queried as well.
 pub const HEDGE_AFTER: Duration = Duration::from_millis(100);
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
 #[derive(Clone)]
 pub struct Found {
-    /// What the cache says.
+    /// The narinfo.
     pub info: NarInfo,
     /// The cache.
     pub cache: Arc<Cache>,
@@ -23,7 +23,7 @@ pub struct Found {
 /// All caches, the best first.
 pub struct Caches {
     list: Vec<Arc<Cache>>,
-    /// Those that did not answer.
+    /// Those that did not respond.
     left_out: Vec<String>,
     trust: Arc<Trust>,
 }
@@ -36,11 +36,11 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// The rule (Nix `path-info.cc checkSignatures`): a signature of a trusted key, or a name that its own contents determine
-    /// (which whoever fetches the NAR then proves: `Hashes` of the installer).
+    /// The rule (Nix `path-info.cc checkSignatures`): a signature by a trusted key, or a content-addressed path (which
+    /// is verified when the NAR is fetched).
     ///
-    /// No signature covers `CA`. One that does not name the path, or that cannot be checked, is dropped, so that no store
-    /// says of the path what is not known to be true.
+    /// No signature covers `CA`. One that does not match the path, or that cannot be checked, is dropped, so that it
+    /// never gets into a store unverified.
     pub(crate) fn check(&self, cache: &Cache, info: &mut NarInfo) -> Result<(), CacheError> {
         let known = info.path_info(0);
         let (mut named, mut remark) = (false, String::new());
@@ -62,8 +62,8 @@ impl Trust {
             }
             ContentsClaim::Untrue | ContentsClaim::Unsupported => {
                 let ca = info.ca.take().map(|ca| ca.to_string()).unwrap_or_default();
-                tracing::debug!(path = %info.path, ca, "the CA is not true or not supported; going on without it");
-                remark = format!("; its CA {ca} does not name it, or is of a kind that is not supported");
+                tracing::debug!(path = %info.path, ca, "the CA is wrong or not supported; it is ignored");
+                remark = format!("; its CA {ca} does not match it, or is not supported");
             }
             ContentsClaim::None => {}
         }
@@ -78,9 +78,9 @@ impl Trust {
 }
 
 impl Caches {
-    /// Opens all of them at once, and orders them by priority; equal ones stay in the order given. Once one of them has
-    /// said what it is the others have [`OPEN_PATIENCE`](narval_client::OPEN_PATIENCE) from the beginning on: one that does
-    /// not answer is left out, and a warning says so. Without one that answers all of them are kept.
+    /// Opens all of them at once, and orders them by priority; equal ones stay in the given order. Once one of them has
+    /// responded, the others have [`OPEN_PATIENCE`](narval_client::OPEN_PATIENCE), counted from the start: one that
+    /// does not respond is skipped with a warning. If none responds, all of them are kept.
     ///
     /// # Errors
     /// If none of them can be used; the first one's error.
@@ -98,7 +98,7 @@ impl Caches {
                 Some(Ok(cache)) if cache.silent => silent.push(Arc::new(cache)),
                 Some(Ok(cache)) => list.push(Arc::new(cache)),
                 Some(Err(error)) => {
-                    tracing::warn!("cache left out: {error}");
+                    tracing::warn!("cache skipped: {error}");
                     first_error.get_or_insert(error);
                 }
                 None => left_out.push(url.to_string()),
@@ -110,7 +110,7 @@ impl Caches {
             left_out.extend(silent.iter().map(|cache| cache.url().to_string()));
         }
         for url in &left_out {
-            tracing::warn!("{url} does not answer; this run goes on without it");
+            tracing::warn!("{url} does not respond; this run continues without it");
         }
         if let (true, Some(error)) = (list.is_empty(), first_error) {
             return Err(error);
@@ -139,7 +139,7 @@ impl Caches {
         self.find_except(wanted, &[])
     }
 
-    /// Like [`find`](Self::find), but does not ask the caches that have failed for this path.
+    /// Like [`find`](Self::find), but does not query the caches that have failed for this path.
     pub fn find_except(&self, wanted: &Wanted, except: &[Arc<Cache>]) -> Result<Found, CacheError> {
         let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
@@ -148,7 +148,7 @@ impl Caches {
             [only] => ask(only, &self.trust, wanted, true),
             several => self.race(several, wanted),
         };
-        // Those that were left alone are asked when nobody else knows: better late than wrong.
+        // Skipped caches are queried if no other has the path: better late than wrong.
         match first {
             Ok(Some(found)) => return Ok(found),
             Err(error) if closed.len() == all.len() => return Err(error),
@@ -167,7 +167,7 @@ impl Caches {
         Err(failure.unwrap_or_else(|| self.absent(wanted)))
     }
 
-    /// What nobody asked has may be where nobody could ask.
+    /// The error if no cache has the path, or if one that could not be queried may have it.
     fn absent(&self, wanted: &Wanted) -> CacheError {
         match self.left_out.first() {
             Some(cache) => {
@@ -177,7 +177,7 @@ impl Caches {
         }
     }
 
-    /// Asks one after the other, each a little after the one before; takes the first good answer.
+    /// Queries the caches with a delay between them, and returns the first good result.
     fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> Result<Option<Found>, CacheError> {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
@@ -187,7 +187,7 @@ impl Caches {
                 let (cache, trust, sender) = (Arc::clone(cache), Arc::clone(&self.trust), sender.clone());
                 let wanted = wanted.clone();
                 asked += 1;
-                // The receiver is gone when another cache was faster: nobody wants this answer then.
+                // The receiver is gone if another cache was faster: this result is not needed then.
                 std::thread::spawn(move || drop(sender.send(ask(&cache, &trust, &wanted, true))));
             }
             let answer = if asked < caches.len() {
@@ -213,21 +213,21 @@ impl Caches {
         }
     }
 
-    /// Asks the cache with the best priority for the closure of many paths in one request, if it supports that. The answer
-    /// may be incomplete; each narinfo is verified as if it had come alone. Failures are ignored.
+    /// Requests the closure of many paths from the cache with the best priority in one request, if it supports that.
+    /// The result may be incomplete; each narinfo is verified like a single one. Failures are ignored.
     pub fn find_many(&self, hash_parts: &[HashPart]) -> Vec<Found> {
         let Some(cache) = self.list.first().filter(|cache| cache.answers_batches()) else { return Vec::new() };
         match cache.batch(hash_parts) {
             Ok(infos) => {
                 let trusted = infos.into_iter().filter_map(|mut info| {
-                    // Asked for alone, it fails with its reason.
+                    // A single request for it will fail with the reason.
                     self.trust.check(cache, &mut info).ok()?;
                     Some(Found { info, cache: Arc::clone(cache) })
                 });
                 trusted.collect()
             }
             Err(error) => {
-                tracing::debug!(%error, "asking one by one instead");
+                tracing::debug!(%error, "requesting one by one instead");
                 Vec::new()
             }
         }
@@ -240,7 +240,7 @@ fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Opt
     let begun = Instant::now();
     for (index, url) in urls.iter().enumerate() {
         let (url, client, store_dir, sender) = (url.clone(), Arc::clone(client), store_dir.clone(), sender.clone());
-        // Not waited for for ever: it ends when its request does. Then the receiver may be gone, and nobody wants the answer.
+        // Not joined: it ends with its request. The receiver may be gone by then, and the result is not needed.
         std::thread::spawn(move || drop(sender.send((index, Cache::open(url, &client, &store_dir)))));
     }
     drop(sender);

@@ -1,20 +1,20 @@
-//! How a path is asked for.
+//! How a path is specified.
 
 use std::fmt;
 
 use narval_nix::store_path::StorePathError;
 use narval_nix::{HashPart, StoreDir, StorePath};
 
-/// A text that names no store path.
+/// A text that is not a store path.
 #[derive(Debug, thiserror::Error)]
-#[error("'{text}' is no store path, hash-name or hash part of the store {store_dir}: {source}")]
+#[error("'{text}' is not a store path, HASH-NAME or hash part of the store {store_dir}: {source}")]
 pub struct WantedError {
     text: String,
     store_dir: StoreDir,
     source: StorePathError,
 }
 
-/// A store path to look for, as people write it.
+/// A store path to look for, as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// A whole store path.
@@ -24,7 +24,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// Parses a store path, `HASH-NAME`, or a hash part alone. What follows a store path below it is ignored.
+    /// Parses a store path, `HASH-NAME`, or only a hash part. A path below a store path is ignored.
     ///
     /// ```
     /// use narval_cache::Wanted;
@@ -56,7 +56,7 @@ impl Wanted {
         }
     }
 
-    /// Whether a path is the one meant.
+    /// Whether it matches a path.
     pub fn is(&self, path: &StorePath) -> bool {
         match self {
             Self::Path(wanted) => wanted == path,

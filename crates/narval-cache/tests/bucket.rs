@@ -74,7 +74,7 @@ fn objects_are_stored_whole_and_in_parts() {
         // The store refuses what is not what it should be.
         let (stored, url) = put("wrong.nar", Payload::Bytes(b"hello"), Sha256::of(b"other"));
         let error = stored.unwrap_err().to_string();
-        assert!(error.contains("what arrived is not what was sent"), "{}: {error}", server.name);
+        assert!(error.contains("the data was damaged in transit"), "{}: {error}", server.name);
         assert_eq!(read_back(&client, &url), None, "{}", server.name);
     }
 }
@@ -88,7 +88,7 @@ fn an_upload_that_fails_is_aborted() {
         // The file turns out to be shorter than was said.
         let url = base.child("nar/short.nar").unwrap();
         let stored = put_object(&client, &url, "x/y", (Payload::File(&file, len * 2), hash), &|_| {});
-        assert!(stored.unwrap_err().to_string().contains("cannot read what is to be sent"));
+        assert!(stored.unwrap_err().to_string().contains("cannot read the data to send"));
         assert_eq!(read_back(&client, &url), None, "{}", server.name);
         let extra = Extra { query: &[("uploads", "")], ..Extra::default() };
         let request = narval_client::Request { extra, ..narval_client::Request::get(&base) };

@@ -1,9 +1,9 @@
-//! Buckets: binary caches in an object store that speaks S3 (`s3://bucket/prefix?region=…&endpoint=…`).
+//! Buckets: binary caches in an object store with the S3 API (`s3://bucket/prefix?region=…&endpoint=…`).
 //!
-//! The layout is that of every binary cache, so that Nix (`nix copy --from s3://…`), a CDN and Narval read the same bucket.
-//! [`BucketSigner`] has the HTTP client send signed requests for `s3` addresses; with it, a bucket is read as any cache is.
-//! [`put_object`] stores a file, in parts if it is large. The parameters are Nix's (`nix help-stores`, "S3 Binary Cache
-//! Store"); credentials are found as AWS's tools find them ([`credentials`]).
+//! The layout is that of every binary cache, so that Nix (`nix copy --from s3://…`), a CDN and Narval read the same
+//! bucket. [`BucketSigner`] makes the HTTP client send signed requests for `s3` addresses; with it, a bucket is read
+//! like any other cache. [`put_object`] stores a file, in parts if it is large. The parameters are Nix's (`nix
+//! help-stores`, "S3 Binary Cache Store"); credentials are found in the same way as AWS's tools do ([`credentials`]).
 
 pub mod credentials;
 mod place;

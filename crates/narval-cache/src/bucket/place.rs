@@ -1,4 +1,4 @@
-//! Where a bucket is: the parameters of an `s3` address.
+//! The location of a bucket: the parameters of an `s3` address.
 
 use narval_client::Url;
 use thiserror::Error;
@@ -6,7 +6,7 @@ use thiserror::Error;
 /// Nix's default.
 const REGION_DEFAULT: &str = "us-east-1";
 
-/// How the bucket is named in a request.
+/// Where the bucket's name is in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressingStyle {
     /// In the path: `https://endpoint/bucket/key`.
@@ -15,28 +15,28 @@ pub enum AddressingStyle {
     VirtualHost,
 }
 
-/// A bucket, and how it is reached.
+/// A bucket, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Its name.
     pub bucket: String,
-    /// `region=`, which is signed [default: us-east-1].
+    /// `region=`, which is part of signatures [default: us-east-1].
     pub region: String,
-    /// `endpoint=` with its scheme; AWS's for the region if none is given.
+    /// `endpoint=` with its scheme; by default AWS's for the region.
     pub endpoint: String,
     /// `addressing-style=auto|path|virtual`.
     pub style: AddressingStyle,
-    /// `profile=`: the profile of AWS's files whose credentials are used, and no others.
+    /// `profile=`: only use the credentials of this profile in AWS's files.
     pub profile: Option<String>,
 }
 
 /// Why an address does not name a bucket.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BucketError {
-    /// The name of the bucket.
-    #[error("'{0}' is no name of a bucket: 3 to 63 lower-case letters, digits, '.' and '-'")]
+    /// The name of the bucket is invalid.
+    #[error("'{0}' is not a bucket name: use 3 to 63 lower-case letters, digits, '.' and '-'")]
     Name(String),
-    /// A parameter has a value that it can't have.
+    /// A parameter has an invalid value.
     #[error("the parameter {name}={value} of the bucket's address: {allowed}")]
     Parameter {
         /// The parameter.
@@ -49,7 +49,7 @@ pub enum BucketError {
 }
 
 impl Place {
-    /// The place that an `s3` address names.
+    /// Parses an `s3` address.
     ///
     /// # Errors
     /// [`BucketError`].
@@ -71,7 +71,7 @@ impl Place {
         };
         let own_endpoint = given("endpoint");
         let style = match given("addressing-style").as_deref() {
-            // No certificate is for a name with further dots in it.
+            // Wildcard certificates do not match names with further dots.
             None | Some("auto") if own_endpoint.is_some() || bucket.contains('.') => AddressingStyle::Path,
             None | Some("auto" | "virtual") => AddressingStyle::VirtualHost,
             Some("path") => AddressingStyle::Path,
@@ -90,7 +90,7 @@ impl Place {
     }
 }
 
-/// The rules of AWS, which those who signed up long ago may break with upper case and `_`.
+/// Checks AWS's rules. Very old buckets may also have upper case and `_`.
 fn check_name(bucket: &str) -> Result<(), BucketError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let valid = (3..=255).contains(&bucket.len()) && bucket.bytes().all(plain) && !bucket.contains("..");
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_what_is_allowed() {
         for (url, message) in [
-            ("s3://ab", "'ab' is no name of a bucket"),
+            ("s3://ab", "'ab' is not a bucket name"),
             ("s3://cache?scheme=ftp", "scheme=ftp of the bucket's address: http or https"),
             ("s3://cache?addressing-style=x", "addressing-style=x of the bucket's address: auto, path or virtual"),
             ("s3://cache?endpoint=ftp://h", "endpoint=ftp://h of the bucket's address"),

@@ -1,7 +1,7 @@
 //! Stores an object: in one request, or in parts if it is large. The store verifies what arrives against its SHA-256.
 //!
-//! An object of parts appears when its last request is answered, and not before. An upload that fails is aborted; what a
-//! killed process leaves takes space until the bucket's lifecycle rule (`AbortIncompleteMultipartUpload`) ends it.
+//! An object in parts only appears when its last request completes. A failed upload is aborted; the parts of a killed
+//! process take space until the bucket's lifecycle rule (`AbortIncompleteMultipartUpload`) removes them.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -16,13 +16,14 @@ use thiserror::Error;
 
 use super::xml::element;
 
-/// What is longer is sent in parts. S3's own limit is 5 GiB; after a broken connection, so much is sent again at most.
+/// Longer objects are sent in parts. S3's own limit is 5 GiB; this also limits how much is sent again after a broken
+/// connection.
 pub const SINGLE_PUT_LEN_MAX: u64 = 64 * 1024 * 1024;
-/// The length of a part, unless there would be too many. S3's minimum is 5 MiB.
+/// The length of a part, larger if there would be too many. S3's minimum is 5 MiB.
 pub const PART_LEN_MIN: u64 = 16 * 1024 * 1024;
-/// Parts of an object.
+/// The maximum number of parts of an object.
 const PARTS_MAX: u64 = 10_000;
-/// The longest answer.
+/// The maximum size of a response.
 const ANSWER_LEN_MAX: u64 = 64 * 1024;
 const BUFFER_LEN: usize = 256 * 1024;
 
@@ -32,28 +33,27 @@ pub enum PutError {
     /// The exchange failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// The store denies it.
+    /// The store denies writing.
     #[error("the bucket '{0}' denies writing; the credentials need s3:PutObject and s3:AbortMultipartUpload")]
     Denied(String),
-    /// The store answered something else than it should.
+    /// The store sent an unexpected response.
     #[error("the bucket '{bucket}' answered {status} to {what}")]
     Unexpected {
         /// Its name.
         bucket: String,
-        /// The answer's status.
+        /// The status of the response.
         status: u16,
-        /// What was asked.
+        /// The request.
         what: &'static str,
     },
-    /// What is sent cannot be read.
-    #[error("cannot read what is to be sent: {0}")]
+    /// The data to send cannot be read.
+    #[error("cannot read the data to send: {0}")]
     File(#[from] io::Error),
 }
 
-/// Stores the payload, whose hash is known, under an `s3` address. `on_sent` is called with the bytes of each piece sent.
+/// Stores a payload of known hash at an `s3` address. `on_sent` is called with the number of bytes of each piece sent.
 ///
-/// # Errors
-/// [`PutError`]; then the object is not there, or is the one that was there before.
+/// # Errors [`PutError`]; then the object is unchanged or absent.
 pub fn put_object(
     client: &Client,
     url: &Url,
@@ -131,7 +131,7 @@ impl Put<'_> {
         let (query, what) = ([("uploadId", upload)], "the end of an upload");
         let extra = Extra { query: &query, ..Extra::default() };
         let (_, answer) = self.send((Method::Post, what), extra, Payload::Bytes(list.as_bytes()))?;
-        // The status is sent before the store begins to put the parts together, which may fail yet.
+        // The status is sent before the store starts to combine the parts, which may still fail.
         if answer.contains("<Error>") { Err(self.unexpected(500, what)) } else { Ok(()) }
     }
 
@@ -141,11 +141,11 @@ impl Put<'_> {
         let request = Request { method: Method::Delete, extra, ..Request::get(self.url) };
         let answer = self.client.retry().run(|| self.client.small_answer(&request, ANSWER_LEN_MAX));
         if let Err(error) = answer {
-            tracing::warn!(object = %self.url, "an upload could not be aborted, and takes space: {error}");
+            tracing::warn!(object = %self.url, "an upload could not be aborted, and still takes space: {error}");
         }
     }
 
-    /// Sends a request: the entity tag and the text of the answer.
+    /// Sends a request; returns the entity tag and the text of the response.
     fn send(
         &self,
         (method, what): (Method, &'static str),

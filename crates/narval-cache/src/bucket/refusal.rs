@@ -1,4 +1,4 @@
-//! What an object store means when it does not answer with what was asked for: one line, with what to do.
+//! Error responses of an object store as one-line messages, with what to do.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use narval_client::{Head, HttpError};
 use super::Place;
 use super::xml::element;
 
-/// The longest piece of a server's message that is shown.
+/// The maximum length of a displayed server message.
 const MESSAGE_LEN_MAX: usize = 200;
 
-/// An answer that is not a success, read.
+/// A parsed error response.
 pub(super) struct Refusal {
     status: u16,
-    /// S3's error code. Answers to HEAD have none.
+    /// S3's error code. Responses to HEAD have none.
     pub(super) code: String,
     message: String,
-    /// The region that the store says is the right one.
+    /// The correct region, according to the store.
     region: Option<String>,
     retry_after: Option<Duration>,
 }
@@ -37,7 +37,7 @@ impl Refusal {
         }
     }
 
-    /// Whether the credentials are too old, so that new ones may help.
+    /// Whether the credentials have expired, so new ones may help.
     pub(super) fn is_expired(&self) -> bool {
         matches!(
             self.code.as_str(),
@@ -45,26 +45,26 @@ impl Refusal {
         )
     }
 
-    /// The status that the answer stands for if it is one to the question.
+    /// The status that the response means, if it is an answer to the request.
     pub(super) fn status(&self) -> Option<u16> {
         match (self.status, self.code.as_str()) {
             (304 | 416 | 412, _) => Some(self.status),
             (404, "" | "NoSuchKey" | "NotFound") => Some(404),
             (410, _) => Some(404),
-            // What a bucket says of a missing object to those who may not list it.
+            // The response for a missing object if the bucket may not be listed.
             (403, "" | "AccessDenied" | "Forbidden") => Some(403),
             _ => None,
         }
     }
 
-    /// The error that the answer is.
+    /// Converts the response to an error.
     pub(super) fn into_error(self, place: &Place, is_anonymous: bool) -> HttpError {
         let advice = self.advice(place, is_anonymous);
         let code = if self.code.is_empty() { String::new() } else { format!(" {}", self.code) };
         let message = format!("the bucket '{}' answered {}{code}: {advice}", place.bucket, self.status);
         let is_retryable = match self.code.as_str() {
             "SlowDown" | "InternalError" | "ServiceUnavailable" | "RequestTimeout" | "OperationAborted" => true,
-            // The body was damaged on its way.
+            // The body was damaged in transit.
             "BadDigest" | "XAmzContentChecksumMismatch" | "IncompleteBody" => true,
             "NotImplemented" | "NoSuchBucket" => false,
             _ => self.is_expired() || matches!(self.status, 408 | 429 | 500 | 502 | 503 | 504),
@@ -104,10 +104,10 @@ impl Refusal {
                 "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile".into()
             }
             ("AccessDenied" | "AllAccessDisabled", _) => "the credentials do not allow it".into(),
-            ("BadDigest" | "XAmzContentChecksumMismatch", _) => "what arrived is not what was sent".into(),
-            ("EntityTooLarge", _) => "the object is larger than the store takes".into(),
+            ("BadDigest" | "XAmzContentChecksumMismatch", _) => "the data was damaged in transit".into(),
+            ("EntityTooLarge", _) => "the object is larger than the store accepts".into(),
             ("QuotaExceeded" | "InsufficientStorage", _) | (_, 507) => "it has no space left".into(),
-            ("NotImplemented" | "MethodNotAllowed", _) => "the store does not offer what is needed".into(),
+            ("NotImplemented" | "MethodNotAllowed", _) => "the store does not support a required operation".into(),
             ("", 400..) if self.message.is_empty() => {
                 format!("{endpoint} gave no reason; check that it is an S3 endpoint, and scheme=")
             }

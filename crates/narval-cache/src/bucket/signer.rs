@@ -12,21 +12,20 @@ use super::credentials::{CredentialsError, Environment, Provider};
 use super::refusal::Refusal;
 use super::{AddressingStyle, Place};
 
-/// How long a signed address is good for: as long as one request may wait for its turn, and a slow upload begin.
+/// The validity of a signed address: long enough for a request to wait for its turn, and for a slow upload to start.
 const VALID_FOR_SECONDS: u64 = 3600;
 
-/// Knows the buckets of a process, and the credentials for them. Secrets are never logged, and wiped from memory when they
-/// are dropped.
+/// Signs requests with the credentials for each bucket. Secrets are never logged, and wiped from memory when dropped.
 pub struct BucketSigner {
     environment: Arc<Environment>,
     /// By profile.
     providers: Mutex<HashMap<Option<String>, Arc<Provider>>>,
-    /// Whether it was said that a bucket denies access.
+    /// Whether a denied access was already logged.
     warned: AtomicBool,
 }
 
 impl BucketSigner {
-    /// A signer that looks for credentials in this environment, when they are first needed.
+    /// A signer that searches credentials in this environment when they are first needed.
     pub fn new(environment: Environment) -> Self {
         Self { environment: Arc::new(environment), providers: Mutex::default(), warned: AtomicBool::new(false) }
     }
@@ -77,7 +76,7 @@ impl Buckets for BucketSigner {
         if let Some(status) = refusal.status() {
             if status == 403 && !self.warned.swap(true, Ordering::Relaxed) {
                 let meant = refusal.into_error(&place, provider.is_anonymous());
-                tracing::warn!("{meant} (what is denied counts as absent)");
+                tracing::warn!("{meant} (denied objects count as absent)");
             }
             return Ok(status);
         }

@@ -1,6 +1,6 @@
-//! The few elements that are read of error documents and answers: no more than text between two tags.
+//! Extracts the few required elements of responses: only text between two tags.
 
-/// The text of the first element of this name.
+/// The text of the first element with this name.
 pub(super) fn element(document: &str, name: &str) -> Option<String> {
     let (_, rest) = document.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;

@@ -1,7 +1,7 @@
 //! compress (`.Z`): LZW with codes of 9 to 16 bits, as libarchive writes it for Nix. No maintained crate reads it.
 //!
-//! Format: `compress(1)` 4.0. Codes come in groups of eight, as many bytes as a code has bits; where the width changes, the rest
-//! of the group is padding. Code 256 empties the table, if the head says so.
+//! Format: `compress(1)` 4.0. Codes are in groups of eight, so a group has as many bytes as a code has bits; when the
+//! width changes, the rest of the group is padding. Code 256 clears the table, if the head enables that.
 
 use std::io::{self, BufRead, Read};
 
@@ -20,17 +20,17 @@ pub(super) struct Compress<R> {
     width_max: u32,
     can_clear: bool,
     width: u32,
-    /// The group of codes that is being read, and the bit of it that comes next.
+    /// The current group of codes, and its next bit.
     group: [u8; WIDTH_MAX as usize],
     group_bits: u32,
     group_at: u32,
-    /// For each code from 257 on: the code before it, and its last byte.
+    /// For each code from 257 on: its prefix code and its last byte.
     prefix: Vec<u16>,
     suffix: Vec<u8>,
-    /// The code that the next entry of the table gets.
+    /// The code of the next table entry.
     free: u32,
     before: Option<u16>,
-    /// The first byte of what the code before stands for.
+    /// The first byte of the previous code's string.
     first: u8,
     /// Decoded bytes, the next one last.
     stack: Vec<u8>,
@@ -82,7 +82,7 @@ impl<R: BufRead> Compress<R> {
 
     /// The next code; `None` at the end.
     fn next_code(&mut self) -> io::Result<Option<u16>> {
-        // The table is full at the widest: nothing is added then.
+        // The table is full at the maximum width: nothing is added then.
         let full = self.free >= 1 << self.width;
         if full && self.width < self.width_max {
             self.width += 1;
@@ -112,7 +112,7 @@ impl<R: BufRead> Compress<R> {
             return Ok(true);
         }
         let Some(before) = self.before else {
-            self.first = u8::try_from(code).map_err(|_| corrupt(NAME, "a code stands for nothing yet"))?;
+            self.first = u8::try_from(code).map_err(|_| corrupt(NAME, "a code is not defined yet"))?;
             self.before = Some(code);
             self.stack.push(self.first);
             return Ok(true);
@@ -120,7 +120,7 @@ impl<R: BufRead> Compress<R> {
         let mut at = code;
         if u32::from(code) >= self.free {
             if u32::from(code) > self.free {
-                return Err(corrupt(NAME, "a code stands for nothing yet"));
+                return Err(corrupt(NAME, "a code is not defined yet"));
             }
             self.stack.push(self.first);
             at = before;
@@ -131,7 +131,7 @@ impl<R: BufRead> Compress<R> {
                 return Err(corrupt(NAME, "a code is too large"));
             };
             self.stack.push(*suffix);
-            // Each entry was made of an older one, so that this ends.
+            // Each entry refers to an older one, so this ends.
             at = *prefix;
         }
         self.first = u8::try_from(at).unwrap_or_default();
@@ -168,7 +168,7 @@ impl<R: BufRead> Read for Compress<R> {
     }
 }
 
-/// Fills the buffer as far as there is something; what was read.
+/// Fills the buffer as far as possible; returns the number of bytes.
 fn read_up_to(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while let Some(rest) = buffer.get_mut(len..).filter(|rest| !rest.is_empty()) {

@@ -24,7 +24,7 @@ impl<R: BufRead> Read for Lz4<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             let len = self.frames.read(out).map_err(as_damage)?;
-            // 0 is the end of one frame; the next read begins another, if there is more.
+            // 0 is the end of one frame; the next read starts another one, if there is more.
             if len > 0 || out.is_empty() || self.frames.get_mut().fill_buf()?.is_empty() {
                 return Ok(len);
             }

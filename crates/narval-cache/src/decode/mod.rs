@@ -1,7 +1,7 @@
-//! Decoders for every compression that a narinfo can name and that is still in use: pull-based, straight from the
-//! source's buffer into the caller's.
+//! Decoders for every compression of narinfos that is still in use: pull-based, directly from the source's buffer into
+//! the caller's.
 //!
-//! A decoder ends exactly where its format ends: what follows stays in the source, for the caller to object to.
+//! A decoder ends exactly where its format ends: later bytes stay in the source, and the caller can reject them.
 
 mod brotli;
 mod compress;
@@ -19,7 +19,7 @@ pub use zstd_context::WINDOW_LOG_MAX;
 
 /// The decoder's input buffer.
 pub const INPUT_LEN: usize = 128 * 1024;
-/// What is decoded at once.
+/// The decoder's output buffer.
 pub const OUTPUT_LEN: usize = 256 * 1024;
 /// Memory limit of an xz, lzma or lzip decoder: a dictionary of 128 MiB and some overhead. `xz -9` needs 65 MiB.
 pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
@@ -27,13 +27,13 @@ pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
 /// decoding: three blocks of `xz -6 -T`, or five frames of 16 MiB. Only one file at a time is decoded in parallel.
 pub const PARALLEL_MEMORY_MAX: u64 = 128 * 1024 * 1024;
 
-/// Why no decoder can be made.
+/// Why a decoder cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// A compression that nobody has written for years.
+    /// An obsolete compression.
     #[error("the compression '{0}' is not supported")]
     Unsupported(Compression),
-    /// The library could not set itself up.
+    /// The library could not be initialised.
     #[error("the {0} decoder cannot start: {1}")]
     Start(&'static str, String),
 }
@@ -80,7 +80,7 @@ impl<R: BufRead> Decoder<R> {
         }))
     }
 
-    /// The source, where the decoder left it.
+    /// The source, at the position where the decoder stopped.
     pub fn source_mut(&mut self) -> &mut R {
         match &mut self.0 {
             Kind::None(source) => source,

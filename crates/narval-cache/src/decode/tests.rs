@@ -1,11 +1,11 @@
-//! Each format against the program people compress with, where there is one, and against damage.
+//! Tests each format with the usual compression program, if there is one, and with damaged data.
 
 use std::io::{BufReader, Write};
 use std::process::{Command, Stdio};
 
 use super::*;
 
-/// Text that compresses, of several buffers' length.
+/// Compressible text, several buffers long.
 fn sample() -> Vec<u8> {
     (0..12_000u32).flat_map(|n| format!("line {n} {}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect()
 }
@@ -33,7 +33,7 @@ fn zstd_frame(input: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Frames with their length and without it, an empty one, one with a checksum, and one to be skipped.
+/// Frames with and without their length, an empty one, one with a checksum, and a skippable one.
 fn zstd_mixture(text: &[u8]) -> Vec<u8> {
     let mut out = vec![0x53, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3];
     for (number, part) in text.chunks(7000).enumerate() {
@@ -68,7 +68,7 @@ fn samples() -> Vec<(Compression, Vec<u8>)> {
 }
 
 fn decode(compression: &Compression, bytes: &[u8], threads: usize) -> io::Result<(Vec<u8>, usize)> {
-    // A buffer that divides nothing evenly: every boundary inside the formats is met.
+    // A buffer size that divides nothing evenly, to hit every boundary inside the formats.
     let mut decoder = Decoder::new(compression, BufReader::with_capacity(4099, bytes), threads).unwrap();
     let (mut out, mut chunk) = (Vec::new(), vec![0; 10_007]);
     loop {
@@ -111,7 +111,7 @@ fn cut_files_are_errors() {
         }
         for (cut, threads) in [(bytes.len() - 1, 1), (bytes.len() / 3, 1), (bytes.len() - 1, 3), (bytes.len() / 3, 3)] {
             let cut_short = decode(&compression, &bytes[..cut], threads).map(|(out, _)| out.len());
-            // An lz4 frame may lack its end mark unnoticed: the NAR's size then tells.
+            // A missing end mark of an lz4 frame goes unnoticed; the NAR's size detects it.
             let unnoticed = compression == Compression::Lz4 || compression == Compression::Lzma;
             assert!(cut_short.is_err() || unnoticed, "{compression} cut at {cut}");
         }

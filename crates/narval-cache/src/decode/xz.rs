@@ -1,6 +1,6 @@
 //! xz (and lzma, lzip) by liblzma 5.8.
 //!
-//! The CRC of each block is not computed: every NAR's SHA-256 is, which covers the same bytes and more.
+//! The CRC of each block is not checked: every NAR's SHA-256 covers the same bytes and more.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,10 +10,10 @@ use super::{PARALLEL_MEMORY_MAX, XZ_MEMORY_MAX, corrupt, truncated};
 
 /// Offset of the first block's flags: after the stream header (12 bytes) and the block header's size byte.
 const BLOCK_FLAGS_AT: usize = 13;
-/// The block header holds both of its sizes, as only encoders of several blocks write them (xz file format 3.1.2).
+/// The block header contains both of its sizes, which only encoders of several blocks write (xz file format 3.1.2).
 const SIZES_PRESENT: u8 = 0xc0;
 
-/// Which of liblzma's formats.
+/// One of liblzma's formats.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Xz,
@@ -35,7 +35,7 @@ pub(super) struct Xz<R> {
     source: R,
     format: Format,
     threads: usize,
-    /// Made at the first read, which sees what kind of file it is.
+    /// Created at the first read, which detects the type of file.
     stream: Option<Stream>,
     done: bool,
 }
@@ -53,10 +53,10 @@ impl<R: BufRead> Xz<R> {
         let head = self.source.fill_buf()?;
         let sizes = head.get(BLOCK_FLAGS_AT).is_some_and(|flags| flags & SIZES_PRESENT == SIZES_PRESENT);
         let made = match self.format {
-            // The parallel decoder knows one stream per file only, which is what encoders of several blocks write; a
-            // second stream is begun in `read`.
+            // The parallel decoder only supports one stream per file, which is what encoders of several blocks write;
+            // `read` starts a second stream.
             Format::Xz if self.threads > 1 && sizes => MtStreamBuilder::new()
-                // With less memory than that takes, liblzma uses fewer threads.
+                // If the memory limit is too low for that, liblzma uses fewer threads.
                 .threads(u32::try_from(self.threads).unwrap_or(1))
                 .memlimit_threading(PARALLEL_MEMORY_MAX)
                 .memlimit_stop(XZ_MEMORY_MAX.max(PARALLEL_MEMORY_MAX))
@@ -98,7 +98,7 @@ impl<R: BufRead> Read for Xz<R> {
                 }
                 break;
             }
-            // No progress without an end: there should have been more input.
+            // No progress and no end: input is missing.
             if at_end && taken == 0 && made == 0 {
                 return if filled == 0 { Err(truncated(name)) } else { self.keep(stream, filled) };
             }

@@ -1,4 +1,4 @@
-//! Zstandard by libzstd: any number of frames, skippable ones among them; on several threads where the frames allow it.
+//! Zstandard by libzstd: any number of frames, including skippable ones; on several threads if the frames allow it.
 
 use std::io::{self, BufRead, Read};
 
@@ -11,11 +11,11 @@ use super::{DecodeError, corrupt, truncated};
 pub(super) struct Zstd<R> {
     source: R,
     context: DCtx<'static>,
-    /// Whether a frame has begun and not ended.
+    /// Whether a frame is incomplete.
     in_frame: bool,
-    /// What was taken from the source and is still to be decoded, and how far that is done.
+    /// Bytes taken from the source, and how many of them are decoded.
     taken: (Vec<u8>, usize),
-    /// Contents that a thread has decoded, and how much of them was given out.
+    /// Contents decoded by a thread, and how many bytes of them were returned.
     contents: (Vec<u8>, usize),
     pool: Option<Pool>,
 }
@@ -31,8 +31,8 @@ impl<R: BufRead> Zstd<R> {
         &mut self.source
     }
 
-    /// Keeps the threads busy, and waits for the oldest frame. False: the file has ended, or what comes next is to be
-    /// decoded as it comes.
+    /// Keeps the threads busy, and waits for the oldest frame. Returns `false` at the end of the file, or if the next
+    /// frame must be decoded as a stream.
     fn next_contents(&mut self) -> io::Result<bool> {
         let Some(pool) = &mut self.pool else { return Ok(false) };
         while pool.has_room() && self.taken.0.is_empty() {
@@ -49,7 +49,7 @@ impl<R: BufRead> Zstd<R> {
         Ok(true)
     }
 
-    /// Decodes on this thread, until a frame ends if there are others to decode them.
+    /// Decodes on this thread; with a pool, until the frame ends.
     fn stream(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < out.len() {
@@ -110,7 +110,7 @@ impl<R: BufRead> Read for Zstd<R> {
             }
             let something_came = self.in_frame || !self.taken.0.is_empty();
             let made = self.stream(out)?;
-            // A frame without contents, one that is skipped, or the checksum at a frame's end: no bytes, and not the end.
+            // An empty or skipped frame, or a frame's checksum, has no bytes, but is not the end.
             if made > 0 || !something_came || self.pool.is_none() {
                 return Ok(made);
             }

@@ -1,4 +1,4 @@
-//! libzstd's decoding context, as every thread that decodes makes its own.
+//! libzstd's decoding context; each decoding thread creates its own.
 
 use zstd_safe::{DCtx, DParameter, get_error_name};
 

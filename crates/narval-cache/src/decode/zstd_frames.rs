@@ -1,8 +1,8 @@
-//! Zstandard files of many frames on several threads. Each frame stands for itself, and those who write such files (Nix
-//! 2.35, `narval serve`) say in its header how long its contents are: so whole frames are handed to threads, and their
-//! contents taken in order.
+//! Zstandard files of many frames on several threads. Frames are independent, and writers of such files (Nix 2.35,
+//! `narval serve`) put the size of the contents into each header. So whole frames are passed to threads, and their
+//! contents are returned in order.
 //!
-//! A frame's end is found by walking its block headers (RFC 8878, 3.1.1); only libzstd looks inside.
+//! A frame's end is found by walking its block headers (RFC 8878, 3.1.1); only libzstd parses the blocks.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead};
@@ -15,31 +15,32 @@ use zstd_safe::get_error_name;
 use super::zstd_context::context;
 use super::{DecodeError, PARALLEL_MEMORY_MAX, corrupt, truncated};
 
-/// Contents of a frame that is decoded as a whole. A larger one is decoded as it comes, on one thread.
+/// The maximum size of the contents of a frame that is decoded as a whole. Larger ones are decoded as a stream, on one
+/// thread.
 const FRAME_CONTENTS_MAX: u64 = 32 * 1024 * 1024;
-/// Threads of one file, at most.
+/// The maximum number of threads per file.
 const THREADS_MAX: usize = 16;
 /// A frame's magic number (RFC 8878, 3.1.1).
 const MAGIC: u32 = 0xFD2F_B528;
-/// The first of the sixteen magic numbers of frames that are to be skipped (3.1.2).
+/// The first of the sixteen magic numbers of skippable frames (3.1.2).
 const SKIPPABLE_MAGIC: u32 = 0x184D_2A50;
 /// Magic number and frame header descriptor.
 const PREFIX_LEN: usize = 5;
 const BLOCK_HEADER_LEN: usize = 3;
 const CHECKSUM_LEN: usize = 4;
 
-/// What comes next in a file.
+/// The next part of a file.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// A whole frame, and how long its contents are.
+    /// A whole frame, and the length of its contents.
     Frame(Vec<u8>, usize),
-    /// The beginning of something that is to be decoded as it comes.
+    /// The start of something that must be decoded as a stream.
     Start(Vec<u8>),
     /// The end of the file.
     End,
 }
 
-/// Takes one frame from the source, or as much of it as shows that it cannot be taken as a whole.
+/// Takes one frame from the source, or as much as is needed to see that it cannot be taken as a whole.
 pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
     let mut frame = Vec::new();
     if take(source, &mut frame, PREFIX_LEN)? < PREFIX_LEN {
@@ -57,7 +58,7 @@ pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
     let Some(contents) = header.contents(&frame).filter(|len| *len <= FRAME_CONTENTS_MAX) else {
         return Ok(Next::Start(frame));
     };
-    // No encoder writes frames that are much longer than what is in them.
+    // No encoder writes frames that are much longer than their contents.
     let frame_max = contents + contents / 64 + 64 * 1024;
     loop {
         if take(source, &mut frame, BLOCK_HEADER_LEN)? < BLOCK_HEADER_LEN {
@@ -65,7 +66,7 @@ pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
         }
         let block = little_endian(&frame, frame.len() - BLOCK_HEADER_LEN, BLOCK_HEADER_LEN);
         let (last, kind, size) = (block & 1 == 1, block >> 1 & 3, block >> 3);
-        // A block of one byte repeated holds that byte alone.
+        // An RLE block contains only the repeated byte.
         let len = usize::try_from(if kind == 1 { 1 } else { size }).unwrap_or(usize::MAX);
         if frame.len() as u64 + len as u64 > frame_max || take(source, &mut frame, len)? < len {
             return Ok(Next::Start(frame));
@@ -80,7 +81,7 @@ pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
     Ok(Next::Frame(frame, usize::try_from(contents).unwrap_or(usize::MAX)))
 }
 
-/// Appends so many bytes of the source, or what there is: how many.
+/// Appends up to this many bytes of the source; returns the number.
 fn take(source: &mut impl BufRead, to: &mut Vec<u8>, len: usize) -> io::Result<usize> {
     let mut taken = 0;
     while taken < len {
@@ -101,7 +102,7 @@ fn little_endian(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// What the frame header descriptor says of the rest of the header (3.1.1.1).
+/// The rest of the header, according to the frame header descriptor (3.1.1.1).
 struct Header {
     /// After the descriptor: window, dictionary and contents size.
     len: usize,
@@ -147,14 +148,14 @@ struct Task {
     answer: SyncSender<Decoded>,
 }
 
-/// A frame that a thread is at.
+/// A frame that a thread is decoding.
 struct Flying {
     answer: Receiver<Decoded>,
-    /// What it takes of the memory.
+    /// The memory it uses.
     bytes: u64,
 }
 
-/// The threads, and the frames they are at. Dropped, it ends them.
+/// The threads and their frames. The threads end when this is dropped.
 pub(super) struct Pool {
     tasks: Option<SyncSender<Task>>,
     threads: Vec<JoinHandle<()>>,
@@ -163,10 +164,10 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Starts so many threads.
+    /// Starts this many threads.
     pub(super) fn start(threads: usize) -> Result<Self, DecodeError> {
         let count = threads.clamp(1, THREADS_MAX);
-        // Never full: no more frames are under way than there are threads and one more.
+        // Never full: there is at most one more frame in flight than there are threads.
         let (tasks, inbox) = sync_channel::<Task>(count + 1);
         let inbox = Arc::new(Mutex::new(inbox));
         let mut pool =
@@ -179,14 +180,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Whether one more frame may be given: there is a thread for it, and memory.
+    /// Whether there are a thread and memory for one more frame.
     pub(super) fn has_room(&self) -> bool {
-        // The frame that is then given may take half of the memory itself.
+        // The next frame may take half of the memory itself.
         let fits = self.flying_bytes < PARALLEL_MEMORY_MAX / 2;
         self.flying.is_empty() || (self.flying.len() <= self.threads.len() && fits)
     }
 
-    /// Gives a frame to the next free thread.
+    /// Passes a frame to the next free thread.
     pub(super) fn give(&mut self, frame: Vec<u8>, contents_len: usize) -> io::Result<()> {
         let bytes = (frame.len() + contents_len) as u64;
         let (answer, decoded) = sync_channel(1);
@@ -200,7 +201,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits for the contents of the oldest frame under way.
+    /// Waits for the contents of the oldest frame in flight.
     pub(super) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let Some(oldest) = self.flying.pop_front() else { return Ok(None) };
         self.flying_bytes -= oldest.bytes;
@@ -214,7 +215,7 @@ impl Drop for Pool {
         // Without a sender the threads end.
         self.tasks = None;
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so, and its frame failed.
+            // A panic was already reported, and its frame has failed.
             let _ = thread.join();
         }
     }
@@ -226,7 +227,7 @@ fn work(inbox: &Mutex<Receiver<Task>>, mut context: zstd_safe::DCtx<'static>) {
         let Ok(Task { frame, contents_len, answer }) = task else { return };
         let mut contents = Vec::with_capacity(contents_len);
         let decoded = context.decompress(&mut contents, &frame).map(|_| contents).map_err(get_error_name);
-        // Nobody waits any more where an earlier frame was damaged.
+        // If an earlier frame was damaged, nobody waits for this one.
         let _ = answer.send(decoded);
     }
 }

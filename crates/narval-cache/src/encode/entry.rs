@@ -7,11 +7,11 @@ use narval_store::{NarInput, NarOptions, Source, TransferError, VerifiedNar};
 
 use super::{EncodeError, Encoding};
 
-/// Writes the NAR of a path to `to`: the file as the source keeps it, or else in this encoding and signed with `key`. Returns
-/// its narinfo, which lacks what only the file tells: `URL`, and of a NAR that was encoded `FileHash` and `FileSize`.
+/// Writes the NAR of a path to `to`: the source's own file, if it has one, or else in this encoding and signed with
+/// `key`. Returns its narinfo without the fields that depend on the file: `URL`, and for an encoded NAR also `FileHash`
+/// and `FileSize`.
 ///
-/// # Errors
-/// If the NAR cannot be read, is not what the source says it is, or cannot be written.
+/// # Errors If the NAR cannot be read, does not match its metadata, or cannot be written.
 pub fn write_nar<S: Source>(
     source: &S,
     entry: &S::Entry,
@@ -32,7 +32,7 @@ pub fn write_nar<S: Source>(
             (Some(error), _) => TransferError::Source(error),
             (None, EncodeError::Corrupt) => TransferError::Source(nar.nar.invalid(&"it has another hash")),
             (None, EncodeError::Nar(error)) if error.kind() == ErrorKind::UnexpectedEof => {
-                TransferError::Source(nar.nar.invalid(&"it is cut short"))
+                TransferError::Source(nar.nar.invalid(&"it is truncated"))
             }
             (None, EncodeError::Nar(error) | EncodeError::Sink(error)) => TransferError::Sink(error),
         });

@@ -12,9 +12,9 @@ use narval_nix::{NarHash, Sha256Hasher};
 use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::{CCtx, CParameter, ErrorCode, compress_bound, get_error_name};
 
-/// The version of this framing. It changes whenever the same level of the same zstd library would give other bytes.
+/// The version of this framing. It changes whenever the same level of the same zstd library would produce other bytes.
 pub const FRAMES_FORMAT: u32 = 1;
-/// NAR bytes in a frame that is compressed in one call; the last frame has the rest. Twice as many make files 0.2 %
+/// NAR bytes in a frame that is compressed in one call; the last frame has the rest. Doubling it would make files 0.2 %
 /// smaller.
 const FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// NAR bytes in a frame of the other levels, which find repetitions at greater distances.
@@ -26,11 +26,11 @@ const FAST_LEVEL_MAX: i32 = 3;
 const LEVEL_1_WINDOW: u32 = 22;
 const LEVEL_1_HASH_TABLE: u32 = 15;
 const LEVEL_1_MATCH: u32 = 7;
-/// Workspaces in use at the same time, at most. Each takes about 6 MB.
+/// The maximum number of workspaces in use at the same time. Each takes about 6 MB.
 const WORKSPACES_MAX: usize = 8;
 /// Workspaces whose memory is kept for the next frame.
 const FREE_WORKSPACES_MAX: usize = 2;
-/// Frames of one NAR that are compressed at the same time, at most.
+/// The maximum number of frames of one NAR that are compressed at the same time.
 pub const FRAMES_AT_ONCE_MAX: usize = 4;
 /// Bytes read before they are hashed: few enough to still be in the processor's cache.
 const READ_BYTES: usize = 256 * 1024;
@@ -55,7 +55,7 @@ enum Mode {
 
 struct Streamed {
     encoder: Encoder<'static>,
-    /// NAR bytes that this frame still lacks.
+    /// NAR bytes missing in this frame.
     frame_left: u64,
     input: Box<[u8]>,
     made: Box<[u8]>,
@@ -127,7 +127,7 @@ impl FrameEncoder {
         self.left == 0
     }
 
-    /// Compresses one frame in each workspace; all but the last on threads of their own.
+    /// Compresses one frame in each workspace; all but the last on separate threads.
     fn whole_frames(
         &mut self,
         mut workspaces: Vec<Workspace>,
@@ -204,8 +204,8 @@ impl Streamed {
     }
 }
 
-/// Memory to compress one frame in, and the permit to do so. There is one for each processor, up to [`WORKSPACES_MAX`]: more
-/// would only take memory. None is held while a client is waited for.
+/// Memory to compress one frame in, and the permit to do so. There is one for each processor, up to [`WORKSPACES_MAX`]:
+/// more would only take memory. None is held while waiting for a client.
 struct Workspace(Memory);
 
 #[derive(Default)]
@@ -347,7 +347,7 @@ mod tests {
         text
     }
 
-    /// Gives out so many bytes at a time.
+    /// Returns this many bytes at a time.
     struct Pieces<'a>(&'a [u8], usize);
 
     impl Read for Pieces<'_> {

@@ -1,4 +1,4 @@
-//! Encoders for NARs: bare, or zstd in frames that a client decompresses on several cores.
+//! Encoders for NARs: uncompressed, or zstd in frames that a client can decompress on several cores.
 
 mod entry;
 mod frames;
@@ -10,7 +10,7 @@ use narval_nix::{Compression, NarHash, Sha256Hasher};
 pub use entry::write_nar;
 pub use frames::{EncodeError, FRAMES_AT_ONCE_MAX, FRAMES_FORMAT, FrameEncoder, Sink};
 
-/// Bytes read at once where nothing is compressed.
+/// Size of the buffer for uncompressed NARs.
 const BUFFER_LEN: usize = 256 * 1024;
 
 /// How a NAR is written to a cache.
@@ -23,7 +23,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// The `Compression` that the narinfo states.
+    /// The `Compression` of the narinfo.
     pub const fn compression(self) -> Compression {
         match self {
             Self::None => Compression::None,

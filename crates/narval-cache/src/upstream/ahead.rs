@@ -1,4 +1,4 @@
-//! Fetches narinfos ahead: whoever asks for a path asks for its references next.
+//! Prefetches narinfos: a client that requests a path requests its references next.
 
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,11 +9,11 @@ use narval_nix::{HashPart, NarInfo};
 
 use super::{AHEAD_MAX, AHEAD_THREADS};
 
-/// What waits to be fetched.
+/// The queue of hash parts to fetch.
 pub(super) struct Ahead(SyncSender<HashPart>);
 
 impl Ahead {
-    /// Starts the threads. Each calls `fetch` with what is to be fetched, until that breaks.
+    /// Starts the threads. Each calls `fetch` with the queued hash parts until that breaks.
     pub(super) fn start(
         fetch: impl Fn(&HashPart) -> ControlFlow<()> + Clone + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -26,12 +26,12 @@ impl Ahead {
         Ok(Self(sender))
     }
 
-    /// Fetches nothing.
+    /// A queue that fetches nothing.
     pub(super) fn none() -> Self {
         Self(sync_channel(0).0)
     }
 
-    /// Has the references of a path asked for, as far as there is room.
+    /// Queues the references of a path, as far as there is room.
     pub(super) fn references(&self, info: &NarInfo) {
         let own = info.path.hash_part();
         for reference in info.references.iter().map(narval_nix::StorePath::hash_part).filter(|part| *part != own) {

@@ -1,8 +1,8 @@
-//! Fetches a NAR: from the upstream into the file that its readers follow, verified on the way.
+//! Fetches a NAR from the upstream into a file that its readers follow, and verifies it meanwhile.
 //!
-//! [`VerifiedNar`](narval_store::VerifiedNar) is not used here, although it verifies NARs in passing, too. It pulls an uncompressed NAR out of
-//! a source that has checked its file, and holds back the end of the NAR. Here it is the *file* that is passed on as it came, compressed, and
-//! its last byte that is held back ([`Fill`]); the NAR is decoded only to be verified, and no byte of it goes anywhere.
+//! [`VerifiedNar`](narval_store::VerifiedNar) also verifies while reading, but it reads an uncompressed NAR from a
+//! source that has checked its file, and withholds the end of the NAR. Here the compressed *file* is passed on
+//! unchanged, and its last byte is withheld ([`Fill`]); the NAR is only decoded for verification.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
@@ -17,11 +17,11 @@ use super::remote::Remote;
 use crate::CacheFile;
 use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
 
-/// What a file may be longer than its NAR, where the narinfo does not say how long it is: compression makes little of what can't be
-/// compressed, and never much more.
+/// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
+/// longer.
 const EXPANSION_MAX: u64 = 1024 * 1024;
 
-/// A NAR to be fetched.
+/// A NAR to fetch.
 pub(super) struct Fetch {
     pub(super) remote: Arc<Remote>,
     pub(super) info: Arc<NarInfo>,
@@ -33,16 +33,16 @@ pub(super) struct Fetch {
 pub(super) enum Trouble {
     /// The upstream does not have the file.
     Absent,
-    /// The upstream could not be asked, or broke off.
+    /// The upstream could not be reached, or aborted.
     Unavailable(HttpError),
-    /// What came is not what the narinfo says.
+    /// The data does not match the narinfo.
     Wrong(String),
-    /// It could not be written.
+    /// The file could not be written.
     Disk(io::Error),
 }
 
 impl Fetch {
-    /// Fetches it into the file. The readers know the end when this returns.
+    /// Fetches it into the file. The readers have been notified of the end when this returns.
     pub(super) fn run(&self, file: &TemporaryFile) -> Result<(), Trouble> {
         let result = self.fetch(file.file());
         match &result {
@@ -52,7 +52,7 @@ impl Fetch {
                 let (path, log) = (&self.info.path, format!("upstream {url}"));
                 let (start, reason) = match trouble {
                     Trouble::Absent => {
-                        tracing::warn!("{log}: has the narinfo of {path} and not its NAR");
+                        tracing::warn!("{log}: has the narinfo of {path}, but not its NAR");
                         (Start::Absent, "the upstream does not have it".to_owned())
                     }
                     Trouble::Unavailable(error) => {
@@ -61,7 +61,7 @@ impl Fetch {
                     }
                     Trouble::Wrong(reason) => {
                         tracing::error!(
-                            "{log}: the NAR of {path} is not what its narinfo says: {reason}; it is not kept"
+                            "{log}: the NAR of {path} does not match its narinfo: {reason}; it is not stored"
                         );
                         (Start::Absent, reason.clone())
                     }
@@ -90,7 +90,7 @@ impl Fetch {
         if let (Some(length), Some(said)) = (length, info.file_size)
             && length != said
         {
-            return Err(Trouble::Wrong(format!("FileSize is {length}, and the narinfo says {said}")));
+            return Err(Trouble::Wrong(format!("FileSize is {length}, but the narinfo has {said}")));
         }
         let hasher = info.file_hash.and_then(|hash| Hasher::new(hash.algorithm()));
         let length_max = info.file_size.or(length).unwrap_or_else(|| info.nar_size.saturating_add(EXPANSION_MAX));
@@ -106,7 +106,7 @@ impl Fetch {
             at: 0,
         };
         let mut decoder = Decoder::new(&info.compression, tee, 1).map_err(|error| Trouble::Wrong(error.to_string()))?;
-        // Only now is there nothing left that would be better said by a status.
+        // Only now: errors before this are better reported as a status.
         self.fill.starts(Start::Comes(info.file_size.or(length)));
         self.verify(&mut decoder)
     }
@@ -130,14 +130,14 @@ impl Fetch {
             hasher.update(buffer.get(..len).unwrap_or_default());
         }
         let tee = decoder.source_mut();
-        // A compressed file ends where its format does: what is behind it belongs to no NAR.
+        // A compressed file ends where its format does: later bytes belong to no NAR.
         match tee.fill_buf() {
             Ok([]) => {}
-            Ok(_) => return Err(Trouble::Wrong("there is something behind the NAR".to_owned())),
+            Ok(_) => return Err(Trouble::Wrong("there are bytes after the NAR".to_owned())),
             Err(error) => return Err(tee.trouble.take().unwrap_or_else(|| Trouble::Wrong(error.to_string()))),
         }
         let differs = |what: &str, is: String, said: String| {
-            Err(Trouble::Wrong(format!("{what} is {is}, and the narinfo says {said}")))
+            Err(Trouble::Wrong(format!("{what} is {is}, but the narinfo has {said}")))
         };
         let (file_size, file_hash) = (tee.written, tee.hasher.take().map(Hasher::finish));
         let nar_hash = Hash::from(hasher.finish());
@@ -159,7 +159,7 @@ impl Fetch {
     }
 }
 
-/// What is read is also written, hashed, and told to the readers.
+/// A reader that also writes to the file, hashes, and notifies the file's readers.
 struct Tee<'a> {
     body: CacheFile,
     file: &'a File,
@@ -167,7 +167,7 @@ struct Tee<'a> {
     hasher: Option<Hasher>,
     written: u64,
     length_max: u64,
-    /// Why a read failed, where it was not the decoder.
+    /// Why a read failed, if the decoder was not the cause.
     trouble: Option<Trouble>,
     buffer: Vec<u8>,
     at: usize,

@@ -9,31 +9,31 @@ use std::time::Duration;
 pub enum FillEnd {
     /// The file is complete, and verified.
     Complete,
-    /// It never will be: whoever reads it must tell its client that something went wrong.
+    /// It never will be: its readers must report an error to their clients.
     Failed(Arc<str>),
 }
 
-/// How far a fill has come.
+/// The progress of a fill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes that may be read, from the beginning of the file.
+    /// Bytes that may be read, from the start of the file.
     pub readable: u64,
-    /// Whether there will be no more, and why.
+    /// How it ended, if it has.
     pub end: Option<FillEnd>,
 }
 
-/// What the upstream said before the first byte.
+/// The upstream's response before the first byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// The file comes; its length, if that is known.
+    /// The file follows; its length, if known.
     Comes(Option<u64>),
     /// The upstream does not have it.
     Absent,
-    /// It can't be asked.
+    /// It cannot be reached.
     Unavailable(String),
 }
 
-/// A NAR on its way from an upstream, shared by all who want it. Nobody holds a thread for it but the one that fetches.
+/// A NAR being fetched from an upstream, shared by all its readers. Only the fetch itself holds a thread.
 pub struct Fill {
     file: Arc<File>,
     state: Mutex<State>,
@@ -46,7 +46,7 @@ struct State {
     written: u64,
     length: Option<u64>,
     end: Option<FillEnd>,
-    /// Whom to call once there is more than so many bytes.
+    /// Functions to call once there are more than this many bytes.
     wakers: Vec<(u64, Waker)>,
 }
 
@@ -57,17 +57,18 @@ impl Fill {
         Self { file: Arc::new(file), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// The file, of which as much may be read as [`progress`](Self::progress) says.
+    /// The file; only the bytes that [`progress`](Self::progress) reports may be read.
     pub const fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// How far it has come.
+    /// The current progress.
     pub fn progress(&self) -> Progress {
         self.lock().progress()
     }
 
-    /// Calls `wake` once there is more to read than `beyond` bytes, or the end is known; at once if that is so. It must not block.
+    /// Calls `wake` once there are more than `beyond` bytes to read, or it has ended; immediately if that is already
+    /// so. `wake` must not block.
     pub fn when_beyond(&self, beyond: u64, wake: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         let progress = state.progress();
@@ -79,7 +80,7 @@ impl Fill {
         }
     }
 
-    /// Waits for what the upstream says first.
+    /// Waits for the upstream's response.
     pub(super) fn start(&self, patience: Duration) -> Option<Start> {
         let state = self.changed.wait_timeout_while(self.lock(), patience, |state| state.start.is_none());
         state.unwrap_or_else(PoisonError::into_inner).0.start.clone()
@@ -87,11 +88,11 @@ impl Fill {
 
     /// Waits for the end.
     pub(super) fn wait_for_end(&self, patience: Duration) {
-        // Whoever waits does nothing with it.
+        // The guard is not needed.
         drop(self.changed.wait_timeout_while(self.lock(), patience, |state| state.end.is_none()));
     }
 
-    /// Says what the upstream said.
+    /// Sets the upstream's response.
     pub(super) fn starts(&self, start: Start) {
         let mut state = self.lock();
         if let Start::Comes(length) = start {
@@ -101,7 +102,7 @@ impl Fill {
         self.changed.notify_all();
     }
 
-    /// So many bytes are in the file.
+    /// Sets how many bytes are in the file.
     pub(super) fn wrote(&self, written: u64) {
         let mut state = self.lock();
         state.written = written;
@@ -111,11 +112,11 @@ impl Fill {
         due.into_iter().for_each(|(_, wake)| wake());
     }
 
-    /// Says how it ended; the first one counts.
+    /// Sets how it ended; only the first call counts.
     pub(super) fn ends(&self, end: FillEnd) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
-        state.start.get_or_insert(Start::Unavailable("the fetch ended before it began".to_owned()));
+        state.start.get_or_insert(Start::Unavailable("the fetch ended before it started".to_owned()));
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.changed.notify_all();
@@ -128,7 +129,8 @@ impl Fill {
 }
 
 impl State {
-    /// The last byte of a known length is held back until all are verified: no client can take a wrong NAR for a whole one.
+    /// If the length is known, the last byte is withheld until everything is verified: no client can take a wrong NAR
+    /// for a complete one.
     fn progress(&self) -> Progress {
         let complete = self.end == Some(FillEnd::Complete);
         let held_back = self.length.filter(|_| !complete).map_or(u64::MAX, |length| length.saturating_sub(1));
@@ -183,6 +185,9 @@ mod tests {
         fill.wrote(8);
         fill.ends(FillEnd::Failed("no".into()));
         assert_eq!(woken.load(Ordering::Relaxed), 4);
-        assert_eq!(fill.start(Duration::ZERO), Some(Start::Unavailable("the fetch ended before it began".to_owned())));
+        assert_eq!(
+            fill.start(Duration::ZERO),
+            Some(Start::Unavailable("the fetch ended before it started".to_owned()))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The folder of what is kept, and its budget: what was used longest ago goes first.
+//! The folder of stored files, and its budget: the least recently used file is removed first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -11,13 +11,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
 use rustix::fs::FlockOperation;
 
-/// What the files that are being written begin with.
+/// The prefix of files that are being written.
 const INCOMING: &str = "incoming-";
 /// The folders.
 const FOLDERS: [&str; 3] = ["narinfo", "nar", "small"];
-/// What a file takes on a disk is a multiple of this.
+/// Disk usage of a file is rounded up to this.
 const BLOCK: u64 = 4096;
-/// How exact the time of the last use is on the disk, in milliseconds: a write for each use would cost more than it tells.
+/// The resolution of the time of the last use on disk, in milliseconds: writing every use would cost too much.
 const USE_WRITTEN_AFTER_MS: u64 = 3_600_000;
 
 /// The folder. Names are relative to it: `nar/….nar.xz`.
@@ -33,7 +33,7 @@ pub(super) struct Kept {
 #[derive(Debug, Default)]
 struct State {
     files: HashMap<Arc<str>, Entry>,
-    /// By last use; a number makes each unique.
+    /// By last use; a number makes keys unique.
     by_use: BTreeMap<(u64, u64), Arc<str>>,
     uses: u64,
     bytes: u64,
@@ -43,12 +43,12 @@ struct State {
 struct Entry {
     size: u64,
     used: (u64, u64),
-    /// The last use as the disk has it, in milliseconds.
+    /// The last use on disk, in milliseconds.
     written_ms: u64,
 }
 
 impl Kept {
-    /// Opens the folder, makes it if it is not there, and looks at what is in it.
+    /// Opens or creates the folder, and scans its contents.
     pub(super) fn open(folder: &Path, bytes_max: u64) -> io::Result<Self> {
         for name in FOLDERS {
             fs::create_dir_all(folder.join(name))?;
@@ -80,7 +80,7 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Changes the budget; what is too much is removed at once.
+    /// Changes the budget; the excess is removed immediately.
     pub(super) fn set_bytes_max(&self, bytes_max: u64) {
         let mut state = self.lock();
         self.bytes_max.store(bytes_max, Ordering::Release);
@@ -91,27 +91,27 @@ impl Kept {
         self.bytes_max.load(Ordering::Acquire)
     }
 
-    /// Bytes of all files.
+    /// The size of all files in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.lock().bytes
     }
 
-    /// Whether there is such a file. That is no use of it.
+    /// Whether the file exists. Does not count as a use.
     pub(super) fn has(&self, name: &str) -> bool {
         self.lock().files.contains_key(name)
     }
 
-    /// A file, with its length; it counts as used.
+    /// A file, with its length. Counts as a use.
     pub(super) fn get(&self, name: &str) -> Option<(File, u64)> {
         let size = self.lock().touch(name)?;
         let opened = File::open(self.folder.join(name));
         let Ok(file) = opened else {
-            // Somebody has removed it.
+            // It was removed by another process.
             self.lock().remove(name);
             return None;
         };
         if let Some(time) = self.lock().use_to_write(name) {
-            // Only how long it stays depends on it.
+            // It only affects how long the file stays.
             let _ = file.set_modified(time);
         }
         Some((file, size))
@@ -125,26 +125,26 @@ impl Kept {
         Some(bytes)
     }
 
-    /// A file to be written, without a name yet.
+    /// A new file for writing, without its final name.
     pub(super) fn create(&self) -> io::Result<TemporaryFile> {
         TemporaryFile::create(&self.folder, INCOMING, 0o644)
     }
 
-    /// Brings a file to the disk, names it, and makes room.
+    /// Syncs a file, renames it, and makes room.
     pub(super) fn keep(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         file.file().sync_data()?;
         self.name(name, file)
     }
 
-    /// Names a file that is not brought to the disk at once, and makes room: a crash may leave it empty, and whoever reads it must find that
-    /// out.
+    /// Renames a file without syncing it, and makes room: it may be empty after a crash, which its readers must detect.
     pub(super) fn keep_unsynced(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         self.name(name, file)
     }
 
     fn name(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         let size = file.file().metadata()?.len();
-        // Under the lock: were the budget lowered after this look at it, everything else would be removed for a file that does not fit.
+        // Under the lock: if the budget were lowered after this check, everything else would be removed for a file that
+        // does not fit.
         let mut state = self.lock();
         if size.next_multiple_of(BLOCK) > self.bytes_max() {
             return Ok(());
@@ -156,7 +156,7 @@ impl Kept {
         Ok(())
     }
 
-    /// As [`keep_unsynced`](Self::keep_unsynced), of bytes in memory.
+    /// Like [`keep_unsynced`](Self::keep_unsynced), for bytes in memory.
     pub(super) fn keep_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let file = self.create()?;
         io::Write::write_all(&mut file.file(), bytes)?;
@@ -165,7 +165,7 @@ impl Kept {
 
     pub(super) fn forget(&self, name: &str) {
         if self.lock().remove(name) {
-            // What can't be removed is found at the next start.
+            // A file that cannot be removed is found at the next start.
             let _ = fs::remove_file(self.folder.join(name));
         }
     }
@@ -175,7 +175,7 @@ impl Kept {
             let Some((_, name)) = state.by_use.first_key_value() else { return };
             let name = Arc::clone(name);
             state.remove(&name);
-            tracing::debug!("upstreams: {name} is removed, for its room");
+            tracing::debug!("upstreams: {name} is removed to free space");
             if let Err(error) = fs::remove_file(self.folder.join(&*name)) {
                 tracing::warn!("upstreams: cannot remove '{}': {error}", self.folder.join(&*name).display());
             }
@@ -214,7 +214,7 @@ impl State {
         Some(entry.size)
     }
 
-    /// The time of the last use, if the disk has an old one.
+    /// The time of the last use, if the one on disk is outdated.
     fn use_to_write(&mut self, name: &str) -> Option<SystemTime> {
         let entry = self.files.get_mut(name)?;
         let (now, _) = entry.used;
@@ -249,7 +249,7 @@ mod tests {
         kept.keep_bytes("nar/d", &[0; 100]).unwrap();
         assert!(kept.has("nar/a") && !kept.has("nar/b") && kept.has("narinfo/c") && kept.has("nar/d"));
         assert!(!folder.path().join("nar/b").exists());
-        // More than the whole budget is not kept, and nothing goes for it.
+        // A file larger than the whole budget is not stored, and nothing is removed for it.
         kept.keep_bytes("nar/e", &vec![0; 4 * BLOCK as usize]).unwrap();
         assert!(!kept.has("nar/e") && blocks(&kept) == 3);
         // The same name again counts once.

@@ -1,4 +1,4 @@
-//! Looking things up: in memory, in what is kept, then upstream by upstream.
+//! Lookups: in memory, in the stored files, then upstream by upstream.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,27 +26,27 @@ use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
 use crate::CacheError;
 use crate::written::{CacheName, Elsewhere};
 
-/// The longest wait for a narinfo that another thread asks for, and for the beginning of a NAR.
+/// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Threads that ask whether the references of what is pushed are there.
+/// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
 
-/// Upstreams, and what is kept of them. Cheap to clone: clones share everything.
+/// Upstreams and their stored files. Cheap to clone: clones share everything.
 #[derive(Clone)]
 pub struct Upstreams {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Why upstreams can't be used.
+/// Why upstreams cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamsError {
-    /// The folder can't be used.
+    /// The folder cannot be used.
     #[error("cannot use the folder of upstreams '{}': {error}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         error: io::Error,
     },
     /// No thread can be started.
@@ -54,10 +54,10 @@ pub enum UpstreamsError {
     Threads(io::Error),
 }
 
-/// What is known of a path.
+/// The result of a lookup.
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// Its narinfo, as it is to be served.
+    /// Its narinfo, as served.
     Found(Arc<[u8]>),
     /// No upstream has it.
     Absent,
@@ -66,9 +66,9 @@ pub enum Lookup {
 /// A NAR.
 #[derive(Debug)]
 pub enum NarAnswer {
-    /// It is kept: a file of this length.
+    /// A stored file of this length.
     File(File, u64),
-    /// It is on its way; its length, if that is known.
+    /// It is being fetched; its length, if known.
     Fill(Arc<Fill>, Option<u64>),
 }
 
@@ -76,13 +76,13 @@ pub(super) struct Shared {
     /// In order of priority.
     remotes: RwLock<Arc<[Arc<Remote>]>>,
     pub(super) kept: Kept,
-    /// Threads of the server that may wait.
+    /// Permits for threads of the server that wait.
     pub(super) waiting: Permits,
     fetches: Permits,
     store_dir: StoreDir,
     sign_keys: RwLock<Vec<SecretKey>>,
     narinfos: Memory<HashPart, Arc<Known>>,
-    /// By what a cache calls them: since when.
+    /// When absences were recorded, by name.
     absent: Memory<Box<str>, Instant>,
     asking: Mutex<HashMap<HashPart, Arc<Question>>>,
     fills: Mutex<HashMap<String, Arc<Fill>>>,
@@ -99,7 +99,7 @@ struct Known {
     text: Arc<[u8]>,
 }
 
-/// A narinfo that a thread is asking for.
+/// A narinfo that a thread is requesting.
 #[derive(Default)]
 struct Question {
     answer: Mutex<Option<Result<Option<Arc<Known>>, Unavailable>>>,
@@ -107,10 +107,9 @@ struct Question {
 }
 
 impl Upstreams {
-    /// Opens the folder. No upstream is asked for anything yet: they may all be away.
+    /// Opens the folder. No upstream is queried yet: they may all be down.
     ///
-    /// # Errors
-    /// The folder can't be used, or no thread can be started.
+    /// # Errors The folder cannot be used, or no thread can be started.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
         let UpstreamsOptions { folder, bytes_max, upstreams, store_dir, waiting } = options;
         let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
@@ -145,8 +144,8 @@ impl Upstreams {
         Ok(Self { shared })
     }
 
-    /// Replaces the upstreams and the budget. What is being fetched goes on; what came from an upstream that is gone, or that its keys no longer
-    /// vouch for, is no longer served.
+    /// Replaces the upstreams and the budget. Running fetches continue; paths of removed upstreams, or without a
+    /// signature by the current keys, are no longer served.
     pub fn replace(&self, upstreams: Vec<UpstreamOptions>, bytes_max: u64) {
         let shared = &self.shared;
         *shared.remotes.write().unwrap_or_else(PoisonError::into_inner) = remotes(upstreams, &shared.store_dir);
@@ -164,7 +163,7 @@ impl Upstreams {
         self.shared.forgotten.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What memory knows of a path: no wait, no disk.
+    /// A lookup only in memory: does not wait or access the disk.
     pub fn remembered(&self, hash_part: &HashPart) -> Option<Lookup> {
         if let Some(known) = self.shared.narinfos.get(hash_part) {
             return Some(Lookup::Found(Arc::clone(&known.text)));
@@ -172,48 +171,48 @@ impl Upstreams {
         self.shared.is_absent(hash_part.as_str()).then_some(Lookup::Absent)
     }
 
-    /// How many narinfos were forgotten so far: whoever remembers one does so under this number, taken before it was asked for.
+    /// The number of narinfos that were invalidated so far. To cache a narinfo, take this number before looking it up,
+    /// and compare it later.
     pub fn forgotten(&self) -> u64 {
         self.shared.forgotten.load(Ordering::Acquire)
     }
 
-    /// What is kept of a path. No upstream is asked, whatever happens: for the presence check before a push.
+    /// The stored narinfo of a path. Never queries an upstream: for the presence check before a push.
     pub fn kept(&self, hash_part: &HashPart) -> Option<Arc<[u8]>> {
         self.shared.known(hash_part).map(|known| Arc::clone(&known.text))
     }
 
-    /// The narinfo of a path, for a client. It may wait for the upstreams. A client that walks a closure has its NARs fetched ahead.
+    /// The narinfo of a path, for a client. May wait for the upstreams. If a client walks a closure, its NARs are
+    /// prefetched.
     ///
-    /// # Errors
-    /// [`Unavailable`]: no upstream has it that could be asked, and not all could.
+    /// # Errors [`Unavailable`]: not all upstreams could be queried, and none of the others has it.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
         let Some(known) = self.shared.lookup(hash_part)? else { return Ok(Lookup::Absent) };
         self.shared.walks.asked(&known.info);
         Ok(Lookup::Found(Arc::clone(&known.text)))
     }
 
-    /// As [`narinfo`](Self::narinfo), for somebody who looks at paths and will not fetch their NARs: it is no walk of a closure.
+    /// Like [`narinfo`](Self::narinfo), for inspecting paths without fetching their NARs: does not count as walking a
+    /// closure.
     ///
-    /// # Errors
-    /// As [`narinfo`](Self::narinfo).
+    /// # Errors See [`narinfo`](Self::narinfo).
     pub fn narinfo_to_look_at(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
         let known = self.shared.lookup(hash_part)?;
         Ok(known.map_or(Lookup::Absent, |known| Lookup::Found(Arc::clone(&known.text))))
     }
 
-    /// The length of a NAR, as its narinfo says it, without fetching the NAR: `None` for no such NAR, `Some(None)` for an unknown length.
+    /// The length of a NAR according to its narinfo, without fetching the NAR: `None` if there is no such NAR,
+    /// `Some(None)` if the length is unknown.
     ///
-    /// # Errors
-    /// As [`narinfo`](Self::narinfo).
+    /// # Errors See [`narinfo`](Self::narinfo).
     pub fn nar_length(&self, name: &str) -> Result<Option<Option<u64>>, Unavailable> {
         let known = self.shared.by_name(name)?;
         Ok(known.map(|known| known.info.file_size.or_else(|| known.plain_size())))
     }
 
-    /// A NAR by its name below `nar/`: from what is kept, from a fetch that is under way, or from one that begins now.
+    /// A NAR by its name below `nar/`: from the stored files, from a running fetch, or from a new one.
     ///
-    /// # Errors
-    /// As [`narinfo`](Self::narinfo).
+    /// # Errors See [`narinfo`](Self::narinfo).
     pub fn nar(&self, name: &str) -> Result<Option<NarAnswer>, Unavailable> {
         match self.shared.by_name(name)? {
             Some(known) => {
@@ -224,21 +223,22 @@ impl Upstreams {
         }
     }
 
-    /// Bytes of what is kept.
+    /// The size of the stored files in bytes.
     pub fn kept_bytes(&self) -> u64 {
         self.shared.kept.bytes()
     }
 }
 
 impl Elsewhere for Upstreams {
-    /// Asks for those that are not known, several at once. One that can't be asked for counts as not there: a closure is kept whole.
+    /// Queries unknown ones, several at once. A path that cannot be queried counts as absent, so that closures stay
+    /// complete.
     fn have(&self, _cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
         let has = |hash_part: &HashPart| self.shared.lookup(hash_part).is_ok_and(|found| found.is_some());
         thread::scope(|scope| {
             let ask = |part: &'_ [HashPart]| part.iter().map(has).collect::<Vec<_>>();
             let threads: Vec<_> = hash_parts.chunks(size).map(|part| (part, scope.spawn(move || ask(part)))).collect();
-            // A thread that panicked knows of none.
+            // A thread that panicked found none.
             threads.into_iter().flat_map(|(part, thread)| thread.join().unwrap_or(vec![false; part.len()])).collect()
         })
     }
@@ -251,7 +251,7 @@ impl std::fmt::Debug for Upstreams {
 }
 
 impl Known {
-    /// A NAR that is not compressed is its own file.
+    /// The size of the file if the NAR is not compressed.
     fn plain_size(&self) -> Option<u64> {
         (self.info.compression == narval_nix::Compression::None).then_some(self.info.nar_size)
     }
@@ -263,7 +263,7 @@ impl Shared {
     }
 
     pub(super) fn busy() -> Unavailable {
-        Unavailable::new(1, "too many requests wait for them already")
+        Unavailable::new(1, "too many requests are already waiting for them")
     }
 
     pub(super) fn is_absent(&self, what: &str) -> bool {
@@ -274,15 +274,15 @@ impl Shared {
         self.absent.insert(what.into(), Instant::now());
     }
 
-    /// Asks for a path that a client will probably ask for.
+    /// Looks up a path that a client will probably request.
     pub(super) fn look_ahead(&self, hash_part: HashPart) {
         if self.known(&hash_part).is_none() && !self.is_absent(hash_part.as_str()) {
-            // Whoever asks for it hears of what is wrong.
+            // A client that requests it gets the error.
             let _ = self.ask_once(hash_part);
         }
     }
 
-    /// Begins to fetch a NAR that a client will probably ask for, if it is not kept and there is room.
+    /// Starts fetching a NAR that a client will probably request, if it is not stored and there is room.
     pub(super) fn fetch_ahead(self: &Arc<Self>, hash_part: &HashPart) -> Option<Arc<Fill>> {
         let known = self.known(hash_part)?;
         let kept = format!("nar/{}", known.name.file);
@@ -296,13 +296,13 @@ impl Shared {
         }
         let begun = self.begin(&known, &kept, &mut fills);
         if begun.is_err() {
-            // Whoever asks for it hears of what is wrong.
+            // A client that requests it gets the error.
             self.walks.claimed(&known.name.file);
         }
         begun.ok()
     }
 
-    /// What memory or the disk knows.
+    /// A lookup in memory and on disk.
     fn known(&self, hash_part: &HashPart) -> Option<Arc<Known>> {
         if let Some(known) = self.narinfos.get(hash_part) {
             return Some(known);
@@ -311,7 +311,7 @@ impl Shared {
         self.take_up(*hash_part, &bytes)
     }
 
-    /// A kept narinfo, if its upstream is still one of ours and its signature still trusted.
+    /// Parses a stored narinfo; `None` if its upstream is no longer configured or its signature no longer trusted.
     fn take_up(&self, hash_part: HashPart, bytes: &[u8]) -> Option<Arc<Known>> {
         let text = str::from_utf8(bytes).ok()?;
         let (url, text) = text.strip_prefix(KEPT_FIRST)?.split_once("\n\n")?;
@@ -337,7 +337,7 @@ impl Shared {
         let known = Arc::new(Known { info: Arc::new(info), remote: Arc::clone(remote), name, text });
         let hash_part = known.info.path.hash_part();
         self.narinfos.insert(hash_part, Arc::clone(&known));
-        // The upstreams may have been replaced since this one was asked.
+        // The upstreams may have been replaced since this one was queried.
         if !self.remotes().iter().any(|current| Arc::ptr_eq(current, remote)) {
             self.narinfos.remove(&hash_part);
         }
@@ -355,7 +355,7 @@ impl Shared {
         self.ask_once(*hash_part)
     }
 
-    /// Asks the upstreams, or waits for the thread that does.
+    /// Queries the upstreams, or waits for the thread that does.
     fn ask_once(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
         let (question, is_ours) = {
             let mut asking = lock(&self.asking);
@@ -388,7 +388,7 @@ impl Shared {
                 continue;
             }
             if remote.cache.breaker.is_open() {
-                failed.get_or_insert_with(|| Unavailable::new(10, format!("{url} does not answer")));
+                failed.get_or_insert_with(|| Unavailable::new(10, format!("{url} does not respond")));
                 continue;
             }
             match remote.narinfo(hash_part) {
@@ -403,7 +403,7 @@ impl Shared {
                     tracing::warn!("upstream {error}");
                     failed.get_or_insert_with(|| Unavailable::new(5, error.to_string()));
                 }
-                // It has said something that is not taken: for us it has none.
+                // Its response is invalid: treated as absent.
                 Err(error) => tracing::warn!("upstream {error}"),
             }
         }
@@ -420,7 +420,7 @@ impl Shared {
         let name = kept_name(&known.info.path.hash_part());
         let text = format!("{KEPT_FIRST}{}\n\n{}", known.remote.url(), known.info.render(&self.store_dir));
         if let Err(error) = self.kept.keep_bytes(&name, text.as_bytes()) {
-            tracing::warn!("upstreams: the narinfo of {} is not kept: {error}", known.info.path);
+            tracing::warn!("upstreams: the narinfo of {} cannot be stored: {error}", known.info.path);
         }
     }
 
@@ -431,7 +431,7 @@ impl Shared {
         self.forgotten.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The path that a name of a NAR belongs to.
+    /// The path of a NAR's name.
     fn by_name(&self, name: &str) -> Result<Option<Arc<Known>>, Unavailable> {
         let Some(hash_part) = NarName::hash_part(name) else { return Ok(None) };
         let known = self.lookup(&hash_part)?;
@@ -445,7 +445,7 @@ impl Shared {
             if let Some(fill) = fills.get(&kept) {
                 Arc::clone(fill)
             } else if let Some((file, length)) = self.kept.get(&kept) {
-                // A file that somebody has cut is none of ours.
+                // Ignore a file that was truncated.
                 if known.info.file_size.or_else(|| known.plain_size()).is_none_or(|said| said == length) {
                     return Ok(Some(NarAnswer::File(file, length)));
                 }
@@ -475,7 +475,7 @@ impl Shared {
         }
     }
 
-    /// Begins to fetch a NAR, on a thread of its own.
+    /// Starts fetching a NAR, on its own thread.
     fn begin(
         self: &Arc<Self>,
         known: &Arc<Known>,
@@ -483,7 +483,7 @@ impl Shared {
         fills: &mut HashMap<String, Arc<Fill>>,
     ) -> Result<Arc<Fill>, Unavailable> {
         if known.remote.cache.breaker.is_open() {
-            return Err(Unavailable::new(10, format!("{} does not answer", known.remote.url())));
+            return Err(Unavailable::new(10, format!("{} does not respond", known.remote.url())));
         }
         let permit = self.fetches.take().ok_or_else(Self::busy)?;
         let failed = |error: io::Error| {
@@ -500,10 +500,10 @@ impl Shared {
                 Ok(()) if !shared.walks.may_keep(&known.name.file) => {}
                 Ok(()) => {
                     if let Err(error) = shared.kept.keep(&name, file) {
-                        tracing::error!("upstreams: the NAR of {} is not kept: {error}", known.info.path);
+                        tracing::error!("upstreams: the NAR of {} cannot be stored: {error}", known.info.path);
                     }
                 }
-                // A narinfo without a NAR is worse than none.
+                // A narinfo without its NAR is worse than none.
                 Err(Trouble::Absent | Trouble::Wrong(_)) => {
                     shared.note_absent(&wrong_name(&known.remote, &known.info.path.hash_part()));
                     shared.forget(&known);
@@ -518,7 +518,7 @@ impl Shared {
     }
 }
 
-/// What a thread that fetches ahead does with a path: it breaks once the upstreams are closed.
+/// Calls a function for a prefetching thread; breaks once the upstreams are closed.
 fn unless_closed<T>(
     shared: &Weak<Shared>,
     act: fn(&Arc<Shared>, &HashPart) -> T,
@@ -536,14 +536,14 @@ fn remotes(mut upstreams: Vec<UpstreamOptions>, store_dir: &StoreDir) -> Arc<[Ar
     upstreams.into_iter().map(|one| Arc::new(Remote::new(one, store_dir))).collect()
 }
 
-/// What a kept narinfo begins with.
+/// The start of a stored narinfo.
 const KEPT_FIRST: &str = "Upstream: ";
 
 fn kept_name(hash_part: &HashPart) -> String {
     format!("narinfo/{hash_part}")
 }
 
-/// Under which a path is remembered that this upstream had no right NAR of.
+/// The name under which a path is recorded whose NAR this upstream does not have, or has wrong.
 fn wrong_name(remote: &Remote, hash_part: &HashPart) -> String {
     format!("{hash_part} {}", remote.url())
 }

@@ -1,13 +1,14 @@
-//! Upstreams: binary caches that are asked for what this one has not, and whose answers are kept while they pass.
+//! Upstreams: binary caches that are queried for missing paths, and whose files are stored while they are passed on.
 //!
-//! [`Upstreams`] are some of them, in order of priority, over one folder with a budget. What they promise:
+//! [`Upstreams`] are several of them, in order of priority, with one folder and budget. Guarantees:
 //!
-//! - A narinfo is verified against the keys of the upstream that it came from, each time it is taken up again from the disk.
-//! - A NAR is fetched once however many ask for it: a [`Fill`] is a file that grows, and whoever wants the NAR reads behind the writer. It is
-//!   verified meanwhile. If it is not what the narinfo says, the last byte is never given out, nothing is kept, and the log names the
-//!   upstream.
-//! - What no upstream has is remembered for [`ABSENT_FOR`]. A timeout is never an absence: then the answer is [`Unavailable`].
-//! - While upstreams are away, what is kept is served, and the server starts.
+//! - A narinfo is verified against the keys of its upstream, also each time it is read from disk again.
+//! - A NAR is fetched once, however many clients request it: a [`Fill`] is a growing file, and readers follow its
+//!   writer. It is verified meanwhile. If it does not match the narinfo, the last byte is never sent, nothing is
+//!   stored, and the log names the upstream.
+//! - Absences are remembered for [`ABSENT_FOR`]. A timeout never counts as an absence: then the result is
+//!   [`Unavailable`].
+//! - While upstreams are down, stored files are served, and the server can start.
 //!
 //! ```text
 //! DIR/lock             one process at a time
@@ -15,7 +16,7 @@
 //! DIR/nar/<hash>.nar*  a NAR's file by its FileHash (NarHash, if the narinfo has none): one file for all paths that share it
 //! DIR/small/<name>     listings, build logs, realisations, debug information
 //! ```
-//! NARs get names of our own, `nar/<hash part>-<hash>.nar…`: a client that remembers one for weeks says by it which narinfo it belongs to.
+//! NARs get our own names, `nar/<hash part>-<hash>.nar…`: even weeks later, a name tells which narinfo it belongs to.
 
 mod ahead;
 mod fetch;
@@ -36,33 +37,34 @@ pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use options::{UpstreamOptions, UpstreamsOptions, Waiting};
 pub use small::Small;
 
-/// How long what no upstream has is remembered.
+/// How long absences are remembered.
 pub const ABSENT_FOR: Duration = Duration::from_secs(60);
-/// The most absences that are remembered.
+/// The maximum number of remembered absences.
 pub const ABSENT_MAX: usize = 100_000;
-/// The most narinfos in memory; each takes 2 to 4 KB.
+/// The maximum number of narinfos in memory; each takes 2 to 4 KB.
 pub const NARINFOS_MAX: usize = 8192;
-/// Threads of the server that may wait for upstreams at once. More are told that the upstreams are unavailable: the others must stay free
-/// for what is kept.
+/// The maximum number of server threads that wait for upstreams. Further requests fail as unavailable: the other
+/// threads must stay free for stored files.
 pub const WAITING_MAX: usize = 64;
-/// NARs that are fetched at once. Each has a thread, and a decoder's window.
+/// The maximum number of concurrent fetches of NARs. Each has a thread, and a decoder's window.
 pub const FETCHES_MAX: usize = 64;
-/// Narinfos that wait to be fetched ahead. More are not.
+/// The maximum number of narinfos queued for prefetching; more are skipped.
 pub const AHEAD_MAX: usize = 1024;
-/// Threads that fetch narinfos ahead.
+/// Threads that prefetch narinfos.
 pub const AHEAD_THREADS: usize = 4;
-/// NARs that wait to be fetched ahead. More are not.
+/// The maximum number of NARs queued for prefetching; more are skipped.
 pub const AHEAD_NARS_MAX: usize = 4096;
-/// Threads that fetch NARs ahead, each one at a time.
+/// Threads that prefetch NARs, one at a time each.
 pub const AHEAD_NAR_THREADS: usize = 4;
-/// The most bytes of NARs that are fetched before a client asks for them; never more than a quarter of the budget.
+/// The maximum size of prefetched NARs that no client has requested yet, in bytes; never more than a quarter of the
+/// budget.
 pub const AHEAD_NAR_BYTES_MAX: u64 = 4 << 30;
-/// The longest build log or listing, in bytes.
+/// The maximum size of a build log or listing, in bytes.
 pub const SMALL_LEN_MAX: u64 = 32 * 1024 * 1024;
 
-/// No upstream can be asked at the moment. It says nothing of whether they have what was asked for.
+/// No upstream can be queried at the moment. It is unknown whether they have the path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no upstream can be asked at the moment ({reason}); try again in {} s", retry_after.as_secs())]
+#[error("no upstream is available at the moment ({reason}); try again in {} s", retry_after.as_secs())]
 pub struct Unavailable {
     /// When a client should try again.
     pub retry_after: Duration,

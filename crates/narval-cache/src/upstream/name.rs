@@ -8,7 +8,7 @@ use narval_nix::{Algorithm, HashPart, NarInfo};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NarName {
     hash_part: HashPart,
-    /// Its file: the same for all paths that share it.
+    /// The name of its file: the same for all paths that share it.
     pub(super) file: String,
 }
 
@@ -16,7 +16,7 @@ impl NarName {
     pub(super) fn of(info: &NarInfo) -> Self {
         let file_hash = info.file_hash.filter(|hash| hash.algorithm() == Algorithm::Sha256);
         let hash = file_hash.map_or_else(|| info.nar_hash.to_nix32(), |hash| hash.to_nix32());
-        // Some compressions have no extension in Nix: their names must not be those of other files.
+        // Some compressions have no extension in Nix: their names must not collide with others.
         let extension = match (info.compression, info.compression.file_extension()) {
             (narval_nix::Compression::None, _) => String::new(),
             (other, "") => format!(".{}", other.name()),
@@ -25,7 +25,7 @@ impl NarName {
         Self { hash_part: info.path.hash_part(), file: format!("{hash}.nar{extension}") }
     }
 
-    /// The hash part in a name, if it can be one of ours.
+    /// The hash part in a name, if it has our format.
     pub(super) fn hash_part(name: &str) -> Option<HashPart> {
         let (hash_part, file) = name.split_once('-')?;
         file.contains(".nar").then(|| HashPart::parse(hash_part.as_bytes()).ok()).flatten()

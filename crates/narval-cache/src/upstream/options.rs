@@ -1,4 +1,4 @@
-//! What upstreams are told.
+//! Options of upstreams.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use super::permits::Permits;
 pub struct UpstreamOptions {
     /// Its address.
     pub url: Url,
-    /// The keys whose signatures count for what comes from it; `None`: signatures are not asked for. What comes unsigned is served without a
-    /// signature of ours.
+    /// The trusted keys for its paths; `None` if signatures are not required. Unsigned paths are served without our
+    /// signature.
     pub keys: Option<TrustedKeys>,
-    /// Lower is asked first; equal ones in the order given.
+    /// Lower is queried first; equal ones in the given order.
     pub priority: i64,
     /// Login and password.
     pub credentials: Netrc,
-    /// How long connecting may take, and each wait for a narinfo.
+    /// The timeout for connecting, and for each wait for a narinfo.
     pub timeout: Duration,
-    /// How long a NAR may stand still.
+    /// How long a NAR may make no progress.
     pub stall_timeout: Duration,
 }
 
@@ -40,7 +40,8 @@ impl UpstreamOptions {
     }
 }
 
-/// How many threads of a server may wait for upstreams at once ([`WAITING_MAX`](super::WAITING_MAX)): over all caches that share it. Cheap to clone.
+/// Limits how many threads of a server wait for upstreams ([`WAITING_MAX`](super::WAITING_MAX)), over all caches that
+/// share it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Waiting(pub(super) Permits);
 
@@ -50,16 +51,16 @@ impl Default for Waiting {
     }
 }
 
-/// All of them, and where their answers are kept.
+/// All upstreams, and where their files are stored.
 pub struct UpstreamsOptions {
-    /// The folder; made if it is not there. No other process may use it.
+    /// The folder; created if it does not exist. No other process may use it.
     pub folder: PathBuf,
-    /// What it may hold, in bytes. It may be over that for a moment, by what is being fetched.
+    /// Its budget in bytes. Running fetches may temporarily exceed it.
     pub bytes_max: u64,
     /// The upstreams.
     pub upstreams: Vec<UpstreamOptions>,
     /// The store directory of the paths.
     pub store_dir: StoreDir,
-    /// The threads that may wait for them, shared with other caches of the server.
+    /// The limit of waiting threads, shared with other caches of the server.
     pub waiting: Waiting,
 }

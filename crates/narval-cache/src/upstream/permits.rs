@@ -1,9 +1,9 @@
-//! A bound on how many do something at once. Nobody waits: who gets no permit does something else.
+//! A limit on concurrency without waiting: a caller that gets no permit does something else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many permits. Cheap to clone: clones share them.
+/// A number of permits. Cheap to clone: clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct Permits(Arc<AtomicUsize>);
 

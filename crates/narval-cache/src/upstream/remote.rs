@@ -1,4 +1,4 @@
-//! One upstream, as it is asked.
+//! Requests to one upstream.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::options::UpstreamOptions;
 use crate::lookup::Trust;
 use crate::{Cache, CacheError, Wanted, client};
 
-/// One upstream. It has a client for narinfos, which are wanted soon, and one for NARs, which may take their time.
+/// One upstream. It has a client for narinfos, with short timeouts, and one for NARs, with long ones.
 pub(super) struct Remote {
     pub(super) cache: Cache,
     pub(super) nars: Arc<Client>,
@@ -43,12 +43,12 @@ impl Remote {
         self.cache.url()
     }
 
-    /// Whether what comes from it is signed by a key that is trusted for it.
+    /// Whether its paths must be signed by a key that is trusted for it.
     pub(super) const fn is_signed(&self) -> bool {
         self.trust.check_signatures
     }
 
-    /// Its narinfo of a path, with the text as it came; `None` if it has none.
+    /// Its narinfo of a path; `None` if it has none.
     pub(super) fn narinfo(&self, hash_part: HashPart) -> Result<Option<NarInfo>, CacheError> {
         match self.cache.narinfo(&Wanted::HashPart(hash_part), false)? {
             Some(mut info) => self.check(&mut info).map(|()| Some(info)),
@@ -56,14 +56,15 @@ impl Remote {
         }
     }
 
-    /// A narinfo that was kept, if it is still trusted.
+    /// A stored narinfo, if it is still trusted.
     pub(super) fn take_up(&self, hash_part: HashPart, text: &[u8]) -> Result<NarInfo, CacheError> {
         let mut info = self.cache.parse(&Wanted::HashPart(hash_part), text)?;
         self.check(&mut info)?;
         Ok(info)
     }
 
-    /// A signature is asked for even where the contents determine the name: whoever gets the narinfo from us checks nothing of that.
+    /// A signature is required even for content-addressed paths: clients that get the narinfo from us do not check the
+    /// contents.
     fn check(&self, info: &mut NarInfo) -> Result<(), CacheError> {
         self.trust.check(&self.cache, info)?;
         let fingerprint = info.fingerprint(&self.trust.store_dir);
@@ -74,7 +75,8 @@ impl Remote {
         Ok(())
     }
 
-    /// Where its NAR is. The URL is signed by nobody: it may lead to a content delivery network, and not into our own.
+    /// The URL of its NAR. It is not covered by a signature: it may lead to a content delivery network, but not into
+    /// our own network.
     pub(super) fn nar_url(&self, info: &NarInfo) -> Result<Url, CacheError> {
         let url = self.cache.nar_url(info)?;
         if url.origin() == self.url().origin() || url.scheme() == Scheme::Https {

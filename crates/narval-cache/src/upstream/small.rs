@@ -1,4 +1,5 @@
-//! Listings, build logs, realisations, debug information: small, signed by nobody or checked by clients, and kept all the same.
+//! Listings, build logs, realisations and debug information: small, either unsigned or checked by clients, and stored
+//! like other files.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,7 +12,7 @@ use super::lookup::{Shared, Upstreams};
 use super::{SMALL_LEN_MAX, Unavailable};
 use crate::open_small_once;
 
-/// What is held in memory of a small file while it is fetched, in bytes.
+/// The memory used while fetching a small file, in bytes.
 const BUFFER_LEN: usize = 64 * 1024;
 
 /// A small file of a binary cache.
@@ -33,11 +34,11 @@ pub enum Small {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DebugInfoName(String);
 
-/// The longest build id, in digits.
+/// The maximum length of a build id, in digits.
 const BUILD_ID_LEN_MAX: usize = 128;
 
 impl Small {
-    /// Debug information by its name; `None` for a name that is none.
+    /// Debug information by its name; `None` for an invalid name.
     pub fn debug_info(name: &str) -> Option<Self> {
         let id = name.strip_suffix(".debug").unwrap_or(name);
         let legal = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -45,7 +46,7 @@ impl Small {
         is_id.then(|| Self::DebugInfo(DebugInfoName(name.to_owned())))
     }
 
-    /// Below the address of a cache.
+    /// Its URL relative to a cache.
     fn url(&self) -> String {
         match self {
             Self::Listing(hash_part) => format!("{hash_part}.ls"),
@@ -56,7 +57,7 @@ impl Small {
         }
     }
 
-    /// In the folder of what is kept.
+    /// Its name in the folder of stored files.
     fn kept(&self) -> String {
         match self {
             Self::Listing(hash_part) => format!("small/{hash_part}.ls"),
@@ -69,15 +70,17 @@ impl Small {
 }
 
 impl Upstreams {
-    /// A small file and its length, from what is kept or from the first upstream that has it. It is decoded if it came encoded.
+    /// A small file and its length, from the stored files or from the first upstream that has it, with its content
+    /// coding decoded.
     ///
-    /// It is a file because it may have up to [`SMALL_LEN_MAX`] bytes: neither fetching it nor a client that reads it slowly holds it in memory.
+    /// It is a file because it may have up to [`SMALL_LEN_MAX`] bytes, which neither a fetch nor a slow client should
+    /// hold in memory.
     ///
     /// # Errors
     /// [`Unavailable`]: no upstream has it that could be asked, and not all could.
     pub fn small(&self, small: &Small) -> Result<Option<(File, u64)>, Unavailable> {
         let shared = &*self.shared;
-        // An empty one was not on the disk yet when the machine went down.
+        // An empty one was not synced before a crash.
         if let Some(kept) = shared.kept.get(&small.kept()).filter(|(_, length)| *length > 0) {
             return Ok(Some(kept));
         }
@@ -88,7 +91,7 @@ impl Upstreams {
         let mut failed = None;
         for remote in shared.remotes().iter() {
             if remote.cache.breaker.is_open() {
-                failed = Some(format!("{} does not answer", remote.url()));
+                failed = Some(format!("{} does not respond", remote.url()));
                 continue;
             }
             let url = remote.url().child(&small.url());
@@ -115,7 +118,7 @@ impl Upstreams {
                     remote.cache.breaker.succeeded();
                     let opened = file.file().try_clone().map_err(disk)?;
                     if let Err(error) = shared.kept.keep_unsynced(&small.kept(), file) {
-                        tracing::warn!("upstreams: '{}' is not kept: {error}", small.kept());
+                        tracing::warn!("upstreams: '{}' cannot be stored: {error}", small.kept());
                     }
                     return Ok(Some((opened, length)));
                 }
@@ -142,7 +145,7 @@ enum ReceiveError {
     Disk(io::Error),
 }
 
-/// Writes what an upstream sends to a file; its length.
+/// Writes an upstream's response to a file; returns its length.
 fn receive(mut from: Box<dyn Read + Send>, to: &TemporaryFile) -> Result<u64, ReceiveError> {
     let (mut buffer, mut length) = (vec![0; BUFFER_LEN], 0);
     loop {

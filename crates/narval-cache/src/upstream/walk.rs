@@ -1,7 +1,7 @@
-//! Fetches NARs ahead, where a client walks a closure.
+//! Prefetches NARs if a client walks a closure.
 //!
-//! A client that asks for a path, and then for what that path refers to, is about to fetch the NARs of both: it walks the closure. One that
-//! asks for single paths is not. NARs that are fetched ahead are bounded in number and in bytes, and leave most fetches to clients.
+//! A client that requests a path and then its references walks the closure, and will fetch the NARs of both. One that
+//! requests single paths will not. Prefetched NARs are limited in number and bytes, and leave most fetches to clients.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -17,30 +17,30 @@ use quick_cache::sync::Cache as Memory;
 use super::fill::Fill;
 use super::{AHEAD_NAR_BYTES_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX};
 
-/// References that a client may ask for next.
+/// The maximum number of references that a client may request next.
 const EXPECTED_MAX: usize = 1 << 16;
 
-/// How soon a client that walks a closure asks for the next path, and for the NARs.
+/// How soon a client that walks a closure requests the next path, and the NARs.
 const WALK_SOON: Duration = Duration::from_secs(600);
 
 /// The closures that clients walk.
 pub(super) struct Walks {
-    /// By what a client may ask for next: which path refers to it, and when that was asked for.
+    /// By expected path: the path that refers to it, and when that was requested.
     expected: Memory<HashPart, (HashPart, Instant)>,
     queue: SyncSender<HashPart>,
-    /// NARs that were fetched ahead and that no client has asked for yet, by the name of their file.
+    /// Prefetched NARs that no client has requested yet, by the name of their file.
     unclaimed: Mutex<HashMap<String, (u64, Instant)>>,
     bytes_max: AtomicU64,
 }
 
-/// How much of a budget may be fetched ahead.
+/// The share of a budget for prefetching.
 fn share_of(budget: u64) -> u64 {
     AHEAD_NAR_BYTES_MAX.min(budget / 4)
 }
 
 impl Walks {
-    /// Starts the threads. Each calls `begin` with what is to be fetched, until that breaks, and waits for the fetch that it begins, if
-    /// it begins one. At most a quarter of `budget` bytes is fetched before anybody asks for it.
+    /// Starts the threads. Each calls `begin` with the queued paths until that breaks, and waits for the started fetch,
+    /// if any. At most a quarter of `budget` bytes is prefetched without a request.
     pub(super) fn start(
         budget: u64,
         begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>> + Clone + Send + 'static,
@@ -54,7 +54,7 @@ impl Walks {
         Ok(Self::new(queue, budget))
     }
 
-    /// Fetches nothing.
+    /// Prefetches nothing.
     pub(super) fn none() -> Self {
         Self::new(sync_channel(0).0, 0)
     }
@@ -68,7 +68,7 @@ impl Walks {
         }
     }
 
-    /// Changes the budget. What is being fetched ahead continues; see [`may_keep`](Self::may_keep).
+    /// Changes the budget. Running fetches continue; see [`may_keep`](Self::may_keep).
     pub(super) fn set_budget(&self, budget: u64) {
         self.bytes_max.store(share_of(budget), Ordering::Release);
     }
@@ -77,7 +77,7 @@ impl Walks {
         self.bytes_max.load(Ordering::Acquire)
     }
 
-    /// Notes that a client was told of a path.
+    /// Records that a client got a narinfo.
     pub(super) fn asked(&self, info: &NarInfo) {
         let own = info.path.hash_part();
         let referrer = self.expected.get(&own).filter(|(_, since)| since.elapsed() < WALK_SOON);
@@ -92,12 +92,12 @@ impl Walks {
         }
     }
 
-    /// Notes that a client has asked for a NAR.
+    /// Records that a client has requested a NAR.
     pub(super) fn claimed(&self, file: &str) {
         self.lock().remove(file);
     }
 
-    /// Whether a NAR of so many bytes may be fetched ahead.
+    /// Whether a NAR of this size in bytes may be prefetched.
     pub(super) fn may_fetch(&self, file: &str, bytes: u64) -> bool {
         let mut unclaimed = self.lock();
         unclaimed.retain(|_, (_, since)| since.elapsed() < WALK_SOON);
@@ -108,8 +108,8 @@ impl Walks {
         fits
     }
 
-    /// Whether a NAR that has been fetched is kept: it is if a client has asked for it, or if what nobody has asked for still fits. The budget
-    /// may have been lowered meanwhile, and then what clients use must not make room for it.
+    /// Whether to store a fetched NAR: if a client has requested it, or if unrequested NARs are still within their
+    /// share. The budget may have been lowered meanwhile, and used files must not be removed for unused ones.
     pub(super) fn may_keep(&self, file: &str) -> bool {
         let mut unclaimed = self.lock();
         let fits = !unclaimed.contains_key(file) || total(&unclaimed) <= self.bytes_max();

@@ -1,4 +1,4 @@
-//! The endpoint that gives keys to a container: ECS, EKS Pod Identity, and what does as they do.
+//! The endpoint that provides keys to a container: ECS, EKS Pod Identity, and compatible ones.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use narval_client::{Client, Extra, Method, Request, Url};
 use super::environment::read;
 use super::{CredentialsError, Environment, Keys, document};
 
-/// Where `AWS_CONTAINER_CREDENTIALS_RELATIVE_URI` leads.
+/// The base of `AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`.
 const ECS: &str = "http://169.254.170.2";
-/// The addresses besides this machine's own that may be asked over plain HTTP: those of ECS and of EKS.
+/// The addresses, besides loopback, that may be queried over plain HTTP: those of ECS and of EKS.
 const OVER_HTTP: [&str; 3] = ["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
-/// The longest answer.
+/// The maximum size of a response.
 const ANSWER_LEN_MAX: u64 = 64 * 1024;
 
 /// The keys of the endpoint that the environment names; `None` if it names none.
@@ -25,10 +25,10 @@ pub(super) fn keys(environment: &Environment, client: &Client) -> Result<Option<
     let host = &url.origin().host;
     let is_loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     if !(url.scheme() == narval_client::Scheme::Https || is_loopback || OVER_HTTP.contains(&host.as_str())) {
-        return Err(unusable("only https://, or an address of this machine or of AWS's containers"));
+        return Err(unusable("only https://, or a loopback address or one of AWS's container endpoints"));
     }
     let token = match environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE") {
-        // Read each time: it is replaced before it expires.
+        // Read every time: the file is replaced before the token expires.
         Some(file) => read(file.as_ref())?.map(|text| text.trim().to_owned()),
         None => environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
     };

@@ -1,4 +1,4 @@
-//! Keys as JSON documents: what the container's endpoint, the instance's metadata and `credential_process` give out.
+//! Keys as JSON documents, as returned by the container's endpoint, the instance's metadata and `credential_process`.
 
 use std::time::SystemTime;
 
@@ -11,7 +11,7 @@ use super::{CredentialsError, Keys};
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Document {
-    /// `Success`, of the instance's metadata.
+    /// `Success` in the instance's metadata.
     code: Option<String>,
     access_key_id: Option<String>,
     secret_access_key: Option<String>,
@@ -33,7 +33,7 @@ pub(super) fn parse(who: &str, text: &[u8]) -> Result<Keys, CredentialsError> {
     let (Some(id), Some(secret)) = (document.access_key_id, secret) else {
         return Err(broken("AccessKeyId or SecretAccessKey is missing"));
     };
-    let expires = document.expiration.map(|text| parse_time(&text).ok_or_else(|| broken("Expiration is no time")));
+    let expires = document.expiration.map(|text| parse_time(&text).ok_or_else(|| broken("Expiration is not a time")));
     Ok(Keys { id, secret, token, expires: expires.transpose()? })
 }
 

@@ -1,4 +1,4 @@
-//! The environment that credentials are looked for in.
+//! The environment in which credentials are searched.
 
 use std::path::{Path, PathBuf};
 
@@ -6,21 +6,21 @@ use zeroize::Zeroizing;
 
 use super::{CredentialsError, Keys};
 
-/// The largest file read.
+/// The maximum size of a file.
 const FILE_LEN_MAX: u64 = 1024 * 1024;
 
 type Lookup = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Environment variables, of this process or given.
+/// Environment variables: those of this process, or given ones.
 pub struct Environment(Lookup);
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     pub fn of_process() -> Self {
         Self(Box::new(|name| std::env::var(name).ok()))
     }
 
-    /// These variables, and no others.
+    /// Only these variables.
     pub fn of(variables: Vec<(String, String)>) -> Self {
         Self(Box::new(move |name| variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())))
     }
@@ -36,7 +36,7 @@ impl Environment {
         named.or_else(|| self.get("HOME").map(|home| Path::new(&home).join(below_home)))
     }
 
-    /// The access key of the environment itself.
+    /// The access key in the environment itself.
     pub(super) fn keys(&self) -> Option<Keys> {
         let (id, secret) = (self.get("AWS_ACCESS_KEY_ID")?, self.get("AWS_SECRET_ACCESS_KEY")?);
         let token = self.get("AWS_SESSION_TOKEN").map(Zeroizing::new);
@@ -44,7 +44,7 @@ impl Environment {
     }
 }
 
-/// Reads a small file of text; `None` if there is none.
+/// Reads a small text file; `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<Zeroizing<String>>, CredentialsError> {
     let fail =
         |error: &dyn std::fmt::Display| CredentialsError::Setting(format!("cannot read '{}': {error}", path.display()));

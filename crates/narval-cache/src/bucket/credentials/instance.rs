@@ -7,12 +7,12 @@ use super::{CredentialsError, Environment, Keys, document};
 /// The service's address on every instance.
 const SERVICE: &str = "http://169.254.169.254";
 const ROLES: &str = "latest/meta-data/iam/security-credentials/";
-/// How long the session with the service is asked for: that of one look-up.
+/// The requested lifetime of the session with the service: one lookup.
 const SESSION_SECONDS: &str = "60";
-/// The longest answer.
+/// The maximum size of a response.
 const ANSWER_LEN_MAX: u64 = 64 * 1024;
 
-/// The keys of the role of this instance; `None` if this is no instance, or one without a role.
+/// The keys of this instance's role; `None` if this is not an instance, or one without a role.
 pub(super) fn keys(environment: &Environment, client: &Client) -> Result<Option<Keys>, CredentialsError> {
     if environment.get("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         return Ok(None);
@@ -28,7 +28,7 @@ pub(super) fn keys(environment: &Environment, client: &Client) -> Result<Option<
     let session = match ask(Method::Put, "latest/api/token", ("x-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS))
     {
         Ok(Some(session)) => String::from_utf8_lossy(&session).trim().to_owned(),
-        // Nobody there: this is no instance.
+        // No response: this is not an instance.
         Ok(None) | Err(HttpError::Connect { .. } | HttpError::Stalled { .. } | HttpError::Offline) => return Ok(None),
         Err(error) => return Err(failed(&error)),
     };

@@ -1,9 +1,9 @@
-//! Credentials for buckets, found as AWS's tools find them.
+//! Credentials for buckets, found in the same way as AWS's tools do.
 //!
-//! In this order, the first that is there: the environment (`AWS_ACCESS_KEY_ID`), the profile of the files (`AWS_PROFILE`,
-//! else `default`), a web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`), the container's endpoint
-//! (`AWS_CONTAINER_CREDENTIALS_…`), the instance's metadata. An address that names a profile (`profile=`) uses that one alone.
-//! Where there are none, requests are not signed: public buckets are read without credentials.
+//! The first of these that exists: the environment (`AWS_ACCESS_KEY_ID`), the profile of the files (`AWS_PROFILE`, else
+//! `default`), a web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`), the container's endpoint
+//! (`AWS_CONTAINER_CREDENTIALS_…`), the instance's metadata. An address with a profile (`profile=`) only uses that one.
+//! Without credentials, requests are not signed, so public buckets can be read.
 //!
 //! Source: AWS SDKs and Tools Reference Guide, "Standardized credential providers".
 
@@ -42,13 +42,13 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// Why credentials that are configured cannot be had.
+/// Why configured credentials are not available.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CredentialsError {
-    /// A setting or a file is wrong.
+    /// A setting or a file is invalid.
     #[error("{0}")]
     Setting(String),
-    /// Who gives them out did not. It may later.
+    /// Their provider failed, possibly temporarily.
     #[error("{0}")]
     Passing(String),
 }

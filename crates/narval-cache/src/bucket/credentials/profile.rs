@@ -10,10 +10,10 @@ use super::environment::read;
 use super::web_identity::WebIdentity;
 use super::{CredentialsError, Environment, Keys, document};
 
-/// The settings of a profile; wiped when dropped, since secrets are among them.
+/// The settings of a profile; wiped when dropped, because they contain secrets.
 type Settings = HashMap<String, Zeroizing<String>>;
 
-/// The keys of a profile; `None` if it is not there, or says nothing of keys.
+/// The keys of a profile; `None` if it does not exist, or has no keys.
 pub(super) fn keys(environment: &Environment, name: &str, client: &Client) -> Result<Option<Keys>, CredentialsError> {
     let Some(profile) = settings(environment, name)? else { return Ok(None) };
     let get = |setting: &str| profile.get(setting).map(|value| value.as_str()).filter(|value| !value.is_empty());
@@ -43,7 +43,7 @@ pub(super) fn exists(environment: &Environment, name: &str) -> Result<bool, Cred
     Ok(settings(environment, name)?.is_some())
 }
 
-/// What both files say of a profile; the credentials file counts first.
+/// The settings of a profile in both files; the credentials file takes precedence.
 fn settings(environment: &Environment, name: &str) -> Result<Option<Settings>, CredentialsError> {
     let mut all: Option<Settings> = None;
     for (variable, file, section) in [
@@ -62,7 +62,7 @@ fn settings(environment: &Environment, name: &str) -> Result<Option<Settings>, C
     Ok(all)
 }
 
-/// The settings of a section; `None` without it. Indented lines belong to the setting above them, and are none of ours.
+/// The settings of a section; `None` without it. Indented lines belong to the setting above them, and are ignored.
 fn parse(text: &str, wanted: &str) -> Option<Settings> {
     let (mut found, mut within) = (None, false);
     for line in text.lines() {
@@ -84,7 +84,7 @@ fn parse(text: &str, wanted: &str) -> Option<Settings> {
     found
 }
 
-/// Runs `credential_process`, as AWS's tools do: with the shell, and what it says on stderr is shown.
+/// Runs `credential_process`, as AWS's tools do: with the shell, and with its stderr shown.
 fn run(name: &str, command: &str) -> Result<Keys, CredentialsError> {
     let who = format!("the credential_process of the profile '{name}'");
     let mut process = Command::new("sh");

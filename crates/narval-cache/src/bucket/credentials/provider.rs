@@ -1,4 +1,4 @@
-//! Finds keys, keeps them, and renews them before they expire.
+//! Finds keys, caches them, and renews them before they expire.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,14 +10,14 @@ use super::{CredentialsError, Environment, Keys, container, instance, profile};
 
 /// Keys are renewed this long before they expire.
 const RENEWED_BEFORE: Duration = Duration::from_secs(300);
-/// After a renewal that failed, the keys are used for so long before the next.
+/// After a failed renewal, how long the keys are used before the next attempt.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
-/// How long it is remembered that there are no credentials.
+/// How long the absence of credentials is remembered.
 const NONE_FOR: Duration = Duration::from_secs(300);
-/// How long the endpoints of the machine itself may take: they are near, or not there.
+/// The timeout for the machine's own endpoints: they are near, or do not exist.
 const NEAR_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The credentials of one profile, or those that the environment offers.
+/// The credentials of one profile, or those of the environment.
 pub struct Provider {
     environment: Arc<Environment>,
     profile: Option<String>,
@@ -28,12 +28,12 @@ pub struct Provider {
 struct State {
     /// `Some(None)`: there are none.
     found: Option<Option<Arc<Keys>>>,
-    /// When to look again, besides at their end.
+    /// When to look again, other than at their expiry.
     look_again: Option<Instant>,
 }
 
 impl Provider {
-    /// Nothing is looked for yet.
+    /// Nothing is searched yet.
     pub fn new(environment: Arc<Environment>, profile: Option<String>) -> Self {
         Self { environment, profile, state: Mutex::default() }
     }
@@ -42,10 +42,9 @@ impl Provider {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The keys to sign with; `None` if there are none anywhere. Others wait while one looks.
+    /// The keys to sign with; `None` if there are none anywhere. Concurrent callers wait for one search.
     ///
-    /// # Errors
-    /// If credentials are configured and cannot be had.
+    /// # Errors If configured credentials are not available.
     pub fn keys(&self, client: &Client) -> Result<Option<Arc<Keys>>, CredentialsError> {
         let mut state = self.lock();
         let due = state.look_again.is_some_and(|at| Instant::now() >= at);
@@ -66,7 +65,7 @@ impl Provider {
             }
             Err(error) => match &state.found {
                 Some(Some(keys)) if !expires_within(keys, Duration::ZERO) => {
-                    tracing::warn!("credentials could not be renewed, and are still good: {error}");
+                    tracing::warn!("credentials could not be renewed, but are still valid: {error}");
                     let keys = Arc::clone(keys);
                     state.look_again = Some(Instant::now() + RENEWAL_INTERVAL);
                     Ok(Some(keys))
@@ -76,7 +75,7 @@ impl Provider {
         }
     }
 
-    /// Has them looked for again: they were refused as too old.
+    /// Makes the next call search again: the keys were rejected as expired.
     pub fn forget(&self) {
         *self.lock() = State::default();
     }
@@ -119,7 +118,7 @@ impl Provider {
     }
 }
 
-/// A client for the endpoints of the machine itself: no proxy stands between.
+/// A client for the machine's own endpoints, without a proxy.
 fn near_client() -> Client {
     Client::new(ClientOptions {
         proxies: Proxies::default(),

@@ -10,10 +10,10 @@ use super::document::parse_time;
 use super::environment::read;
 use super::{CredentialsError, Environment, Keys};
 
-/// The longest answer.
+/// The maximum size of a response.
 const ANSWER_LEN_MAX: u64 = 64 * 1024;
 
-/// A role, and the file with the token that shows who takes it on.
+/// A role, and the file with the identity token for assuming it.
 pub(super) struct WebIdentity {
     pub(super) token_file: String,
     pub(super) role: String,
@@ -21,11 +21,11 @@ pub(super) struct WebIdentity {
 }
 
 impl WebIdentity {
-    /// What the environment names; `None` if it names none.
+    /// The web identity in the environment, if any.
     pub(super) fn of(environment: &Environment) -> Result<Option<Self>, CredentialsError> {
         let Some(token_file) = environment.get("AWS_WEB_IDENTITY_TOKEN_FILE") else { return Ok(None) };
         let missing =
-            || CredentialsError::Setting("AWS_WEB_IDENTITY_TOKEN_FILE is set, and AWS_ROLE_ARN is not".into());
+            || CredentialsError::Setting("AWS_WEB_IDENTITY_TOKEN_FILE is set, but AWS_ROLE_ARN is not".into());
         let role = environment.get("AWS_ROLE_ARN").ok_or_else(missing)?;
         Ok(Some(Self { token_file, role, session: environment.get("AWS_ROLE_SESSION_NAME") }))
     }
@@ -63,7 +63,7 @@ impl WebIdentity {
     }
 }
 
-/// That of the region, or the one named.
+/// The endpoint of the region, or the given one.
 fn endpoint(environment: &Environment) -> String {
     let region = environment.get("AWS_REGION").or_else(|| environment.get("AWS_DEFAULT_REGION"));
     let of_region = || {
