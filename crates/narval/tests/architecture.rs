@@ -1,0 +1,52 @@
+//! `docs/architecture.md` names files and folders that exist.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+use std::fs;
+use std::path::Path;
+
+/// All files and folders of the crates as the page writes them: the crate, then the path below its `src`. Folders end in `/`.
+fn places() -> Vec<String> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut places = Vec::new();
+    for entry in fs::read_dir(crates).unwrap() {
+        let entry = entry.unwrap();
+        collect(&entry.path().join("src"), &format!("/{}/", entry.file_name().to_str().unwrap()), &mut places);
+    }
+    places
+}
+
+fn collect(folder: &Path, name: &str, places: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let place = format!("{name}{}", entry.file_name().to_str().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            collect(&entry.path(), &format!("{place}/"), places);
+            places.push(format!("{place}/"));
+        } else {
+            places.push(place);
+        }
+    }
+}
+
+/// The files and folders that a page names, in its text and in its pictures.
+fn named(page: &str) -> Vec<&str> {
+    let words = page.split(|c: char| c.is_whitespace() || "`(),;:|".contains(c)).map(|word| word.trim_matches('.'));
+    let is_name = |word: &&str| {
+        (word.ends_with(".rs") || word.ends_with('/'))
+            && word.starts_with(|c: char| c.is_ascii_lowercase())
+            && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/_-.".contains(&byte))
+    };
+    words.filter(is_name).collect()
+}
+
+#[test]
+fn every_file_and_folder_that_the_page_names_exists() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/architecture.md")).unwrap();
+    let (places, named) = (places(), named(&page));
+    assert!(named.len() > 100, "only {} names are found in the page", named.len());
+    // A name may leave out the crate and the first folders, which the text around it says.
+    let is_there = |name: &str| places.iter().any(|place| place.ends_with(&format!("/{name}")));
+    let missing: Vec<_> = named.into_iter().filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "docs/architecture.md names what is not there: {missing:?}");
+}
