@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 
+use super::failed::describe;
 use crate::written::index::IndexError;
 
 /// How long a connection may take, the name's look-up and TLS included.
@@ -32,8 +33,7 @@ impl Address {
         // Certificates are verified whatever is asked for: the stricter modes are what 'require' means here.
         let text =
             text.replace("sslmode=verify-full", "sslmode=require").replace("sslmode=verify-ca", "sslmode=require");
-        let mut config: Config =
-            text.parse().map_err(|error: tokio_postgres::Error| unusable(super::pool::describe(&error)))?;
+        let mut config: Config = text.parse().map_err(|error: tokio_postgres::Error| unusable(describe(&error)))?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(unusable("it names no host: 'postgres://USER@HOST/DATABASE'".to_owned()));
         }

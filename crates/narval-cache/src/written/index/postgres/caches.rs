@@ -4,7 +4,7 @@ use narval_nix::Sha256;
 use tokio_postgres::{Client, Row};
 
 use super::Change;
-use super::pool::Failed;
+use super::failed::Failed;
 use super::sql::{execute, get, int, p, parsed, query, query_opt};
 use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, Pending};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use super::pool::Failed;
+use super::failed::Failed;
 use super::sql::{execute, get, int, p, query_opt};
 
 /// A lease that was taken.

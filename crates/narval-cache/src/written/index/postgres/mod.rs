@@ -6,6 +6,7 @@
 
 mod address;
 mod caches;
+mod failed;
 mod lease;
 mod nars;
 mod paths;
@@ -28,7 +29,8 @@ use tokio_postgres::Client;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use self::address::Address;
-use self::pool::{Failed, Pool};
+use self::failed::Failed;
+use self::pool::Pool;
 use self::sql::{execute, p};
 use super::{
     CacheId, CacheRecord, Commit, Cutoff, Index, IndexError, NarRecord, PathRecord, Pending, PinRecord, Snapshot,

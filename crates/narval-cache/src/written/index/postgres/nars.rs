@@ -5,7 +5,7 @@ use tokio_postgres::{Client, Row};
 
 use super::Change;
 use super::caches::add_pending;
-use super::pool::Failed;
+use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
 use crate::written::index::{CacheId, NarRecord, Usage};
 

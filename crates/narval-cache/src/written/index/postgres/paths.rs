@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 
 use super::Change;
 use super::caches::add_pending;
-use super::pool::Failed;
+use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
 use crate::written::index::{CacheId, Commit, PathRecord};
 

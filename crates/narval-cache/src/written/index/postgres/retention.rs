@@ -7,9 +7,9 @@ use tokio_postgres::Client;
 
 use super::Change;
 use super::caches::add_pending;
+use super::failed::Failed;
 use super::nars::remove_files;
 use super::paths::orphan;
-use super::pool::Failed;
 use super::sql::{execute, get, int, maybe_number, number, p, parsed, query, query_opt, texts};
 use crate::written::index::{CacheId, Cutoff, PinRecord, Snapshot, SnapshotPath, Used};
 

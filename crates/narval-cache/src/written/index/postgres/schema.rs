@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
+use super::failed::{Failed, describe};
 use super::lease::Lease;
-use super::pool::{Connection, Failed};
+use super::pool::Connection;
 use super::sql::{execute, p, query_opt};
 use crate::written::index::IndexError;
 
@@ -132,7 +133,7 @@ pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Re
                 let reason = format!(
                     "{}: let the user make tables ('grant create on database … to …'), or make the schema for it ('create schema narval \
                      authorization …')",
-                    super::pool::describe(&error)
+                    describe(&error)
                 );
                 return Err(IndexError::Unusable { database: name.to_owned(), reason });
             }

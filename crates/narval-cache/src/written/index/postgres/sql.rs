@@ -4,7 +4,7 @@ use narval_nix::{HashPart, Sha256};
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, Row};
 
-use super::pool::Failed;
+use super::failed::Failed;
 
 /// A parameter and its type.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);

@@ -3,7 +3,7 @@
 use tokio_postgres::{Client, Row};
 
 use super::Change;
-use super::pool::Failed;
+use super::failed::Failed;
 use super::sql::{execute, get, int, maybe_number, number, p, query, query_opt};
 use crate::written::index::TokenRecord;
 

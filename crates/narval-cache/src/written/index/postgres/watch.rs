@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 
 use super::Node;
-use super::pool::{Connection, Failed, Pool};
+use super::failed::Failed;
+use super::pool::{Connection, Pool};
 use super::sql::{execute, get, p, query_opt};
 
 /// How often is looked.

@@ -1,0 +1,116 @@
+//! What goes wrong with a statement, and what it means.
+
+use std::time::Duration;
+
+use tokio_postgres::Error as SqlError;
+use tokio_postgres::error::SqlState;
+
+use crate::written::index::IndexError;
+
+/// Why a statement or a transaction failed.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The database says so, or the connection broke.
+    Sql(SqlError),
+    /// There was no answer for so long.
+    Deadline(Duration),
+    /// A row that cannot be read.
+    Row(String),
+    /// Another process changed the same paths: nothing is done.
+    Changed,
+    /// It must be done again with [`Lock::Alone`](super::Lock::Alone).
+    NeedsLock,
+}
+
+impl From<SqlError> for Failed {
+    fn from(error: SqlError) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl Failed {
+    fn state(&self) -> Option<&SqlState> {
+        match self {
+            Self::Sql(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    /// The connection is of no use any more.
+    pub(super) fn breaks_connection(&self) -> bool {
+        match self {
+            Self::Deadline(_) => true,
+            Self::Sql(error) => match error.code() {
+                // The server ends it: 57P01 to 57P05, and class 08.
+                Some(state) => state.code().starts_with("57P") || state.code().starts_with("08"),
+                // Closed, or broken. What the client finds wrong with values has a cause of another kind.
+                None => error.is_closed() || is_io(error),
+            },
+            _ => false,
+        }
+    }
+
+    /// Two transactions were in each other's way, and PostgreSQL undid this one: it is done again.
+    pub(super) fn is_collision(&self) -> bool {
+        [
+            &SqlState::T_R_SERIALIZATION_FAILURE,
+            &SqlState::T_R_DEADLOCK_DETECTED,
+            &SqlState::FOREIGN_KEY_VIOLATION,
+            &SqlState::UNIQUE_VIOLATION,
+        ]
+        .into_iter()
+        .any(|state| self.state() == Some(state))
+    }
+
+    /// Nothing is wrong with the database; it does not do this at the moment.
+    fn is_temporary(&self) -> bool {
+        let states = [
+            &SqlState::LOCK_NOT_AVAILABLE,
+            &SqlState::QUERY_CANCELED,
+            &SqlState::TOO_MANY_CONNECTIONS,
+            &SqlState::READ_ONLY_SQL_TRANSACTION,
+            &SqlState::OUT_OF_MEMORY,
+            &SqlState::INSUFFICIENT_RESOURCES,
+        ];
+        self.breaks_connection() || self.is_collision() || states.into_iter().any(|state| self.state() == Some(state))
+    }
+
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Self::Sql(error) => describe(error),
+            Self::Deadline(after) => format!("no answer within {} s", after.as_secs()),
+            Self::Row(reason) => reason.clone(),
+            Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
+        }
+    }
+
+    pub(super) fn at(&self, index: &str) -> IndexError {
+        let (index, reason) = (index.to_owned(), self.reason());
+        if self.is_temporary() {
+            return IndexError::Away { index, reason };
+        }
+        IndexError::Database { index, reason, full: self.state() == Some(&SqlState::DISK_FULL) }
+    }
+}
+
+fn is_io(error: &SqlError) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    causes.into_iter().any(|cause| cause.is::<std::io::Error>())
+}
+
+/// An error with its causes, in one line.
+pub(super) fn describe(error: &SqlError) -> String {
+    if let Some(error) = error.as_db_error() {
+        return format!("{} ({})", error.message(), error.code().code());
+    }
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
