@@ -343,11 +343,11 @@ fn keys_that_can_not_be_had() {
     // A set of keys that is too long, has too many, is none.
     let ci = Ci::start();
     *ci.keys.lock().unwrap() = format!("{{\"keys\": [], \"a\": \"{}\"}}", "a".repeat(KEYS_LEN_MAX as usize));
-    assert!(unavailable(&ci, &ci.verifier()).contains("longer than"));
+    assert!(unavailable(&ci, &ci.verifier()).contains("larger than"));
     ci.publish(&vec![json!({ "kty": "oct", "kid": "a", "k": "AAAA" }); 129]);
     assert!(unavailable(&ci, &ci.verifier()).contains("more than 128 keys"));
     *ci.keys.lock().unwrap() = "<html>".to_owned();
-    assert!(unavailable(&ci, &ci.verifier()).contains("no JSON"));
+    assert!(unavailable(&ci, &ci.verifier()).contains("not JSON"));
     // Keys of other kinds beside ours do no harm; alone they are none.
     let others = [json!({ "kty": "oct", "kid": "a", "k": "AAAA" }), json!({ "kty": "new", "kid": "a" }), json!(7)];
     ci.publish(&others);

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::metrics::Metrics;
 
 /// The answer while no upstream can be asked. Nix shows it to its user.
-const NO_UPSTREAM: &str = "This cache does not have it, and no upstream cache can be asked at the moment. To push, use this URL followed by /push/.\n";
+const NO_UPSTREAM: &str = "This cache does not have it, and no upstream cache is available at the moment. To push, use this URL followed by /push/.\n";
 
 /// Why a request fails.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ impl ServeError {
             }
             Self::Shortage { .. } => {
                 tracing::error!("{self}");
-                Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store can't be read now.\n")
+                Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store cannot be read at the moment.\n")
                     .header(header::RETRY_AFTER, HeaderValue::from_static("1"))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
@@ -140,13 +140,13 @@ impl ServeError {
             ),
             Self::NotWritable => Response::text(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "This cache takes no uploads: 'narval serve --data DIR' makes one that does.\n",
+                "This cache does not accept uploads; run 'narval serve --data DIR' for one that does.\n",
             )
             .header(header::ALLOW, "GET, HEAD"),
             Self::Store(error) => {
                 metrics.database_errors.inc();
                 tracing::error!("{error}");
-                Response::text(StatusCode::INTERNAL_SERVER_ERROR, "The store can't be read now.\n")
+                Response::text(StatusCode::INTERNAL_SERVER_ERROR, "The store cannot be read at the moment.\n")
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
         }

@@ -97,11 +97,7 @@ impl Metrics {
         };
         let requests = ROUTES.iter().map(|route| counters(route)).collect();
         let latencies = Histogram::new(SECONDS);
-        registry.register(
-            "worker_seconds",
-            "Time to begin an answer that was not given from memory",
-            latencies.clone(),
-        );
+        registry.register("worker_seconds", "Time to start a response that was not in memory", latencies.clone());
         let bytes: Family<EncodingLabel, Counter> = Family::default();
         registry.register("nar_bytes", "Bytes of NARs sent by encoding", bytes.clone());
         let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
@@ -118,24 +114,24 @@ impl Metrics {
             latencies,
             narinfo_memo_hits: counter("narinfo_memo_hits", "Narinfos and absences answered from memory"),
             narinfo_memo_misses: counter("narinfo_memo_misses", "Narinfos and absences looked up in the store"),
-            layout_hits: counter("layout_hits", "NARs whose plan was remembered"),
+            layout_hits: counter("layout_hits", "NARs whose plan was cached"),
             layout_misses: counter("layout_misses", "NARs that were planned"),
-            flat_nar_hits: counter("flat_nar_hits", "NARs of many small files sent from one file"),
+            flat_nar_hits: counter("flat_nar_hits", "NARs of many small files sent from a packed file"),
             nar_cache_hits: counter("nar_cache_hits", "Compressed NARs sent from the cache"),
-            nar_cache_misses: counter("nar_cache_misses", "Compressed NARs that had to be made"),
+            nar_cache_misses: counter("nar_cache_misses", "Compressed NARs that had to be created"),
             nar_cache_damaged: counter("nar_cache_damaged", "Compressed NARs in the cache that had changed on disk"),
-            single_flight_waits: counter("single_flight_waits", "Requests that joined a compression under way"),
+            single_flight_waits: counter("single_flight_waits", "Requests that joined an in-flight compression"),
             stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
-            corrupt_paths: counter("corrupt_paths", "Paths whose files are not what the database says"),
-            database_errors: counter("store_errors", "Times the store could not be asked"),
-            upload_bytes: counter("upload_bytes", "Bytes of uploaded NARs that were received"),
-            uploads_stored: counter("uploads_stored", "NARs that were received, verified and stored"),
-            uploads_known: counter("uploads_known", "Uploads of NARs that the cache had"),
+            corrupt_paths: counter("corrupt_paths", "Paths whose files do not match the database"),
+            database_errors: counter("store_errors", "Times the store could not be read"),
+            upload_bytes: counter("upload_bytes", "Bytes received of uploaded NARs"),
+            uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
+            uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
             uploads_refused: counter("uploads_refused", "Uploads that were refused"),
             logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
             logins_throttled: counter(
                 "logins_throttled",
-                "Tokens not looked at: too many wrong ones came from the address",
+                "Tokens rejected unseen after too many wrong ones from the address",
             ),
             nar_bytes_identity,
             nar_bytes_zstd,

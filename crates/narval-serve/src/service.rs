@@ -408,10 +408,10 @@ impl Elsewhere for OtherSources {
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// There is neither a store nor a cache.
-    #[error("there is nothing to serve: neither a store nor a cache that is written")]
+    #[error("there is nothing to serve: neither a store nor a writable cache")]
     NoSource,
     /// The live store and the cache are for different store directories.
-    #[error("the store is for '{live}' and the cache for '{written}': serve them by themselves")]
+    #[error("the store is for '{live}' and the cache for '{written}': serve them separately")]
     StoreDirs {
         /// The store's.
         live: StoreDir,

@@ -55,7 +55,7 @@ fn warm_one(service: &Service, path: &StorePath) -> Warmed {
             Outcome::Finished => Warmed::Made,
             outcome => {
                 let reason = outcome.trouble_with_nar();
-                Warmed::Failed(reason.unwrap_or_else(|| "the NAR cache can't be written to".to_owned()))
+                Warmed::Failed(reason.unwrap_or_else(|| "the NAR cache is not writable".to_owned()))
             }
         },
         Err(error) => Warmed::Failed(error.to_string()),

@@ -165,7 +165,7 @@ impl Cache {
             return Ok(());
         }
         tracing::error!(
-            "cache '{}': 'nar/{name}' is lost or damaged: it and its paths are forgotten, push them again",
+            "cache '{}': 'nar/{name}' is lost or damaged: it and its paths are removed; push them again",
             self.name()
         );
         self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
@@ -180,7 +180,7 @@ impl Cache {
     /// When the index or a file can't be looked at, or too many are asked about.
     pub fn missing(&self, hash_parts: &[HashPart], lease_seconds: Option<u64>) -> Result<Vec<HashPart>, Refusal> {
         if hash_parts.len() > QUESTION_MAX {
-            let message = format!("more than {QUESTION_MAX} paths in one question");
+            let message = format!("more than {QUESTION_MAX} paths in one query");
             return Err(Refusal::new(super::RefusalKind::TooLarge, message));
         }
         // The lease first: what is present afterwards stays.

@@ -111,7 +111,7 @@ impl Cache {
         for (part, text) in narinfos {
             let info = parse(part, text.as_ref(), &settings)?;
             if batch.insert(*part, info).is_some() {
-                return Err(Refusal::new(RefusalKind::Malformed, format_args!("'{part}' comes twice in one commit")));
+                return Err(Refusal::new(RefusalKind::Malformed, format_args!("'{part}' is in the commit twice")));
             }
         }
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
@@ -131,7 +131,7 @@ impl Cache {
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
             }
         }
-        Err(Refusal::new(RefusalKind::Conflict, "others are committing the same paths; try again"))
+        Err(Refusal::new(RefusalKind::Conflict, "other clients are committing the same paths; try again"))
     }
 
     /// Files are written before the index says that they are there, and get their names after.
@@ -191,7 +191,7 @@ impl Cache {
         let more = missing.len().saturating_sub(NAMED_MAX);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let message = format!(
-            "'{referrer}' is not kept: its closure lacks {}{more}. Push the whole closure; if Nix believes that it is here \
+            "'{referrer}' is refused: its closure lacks {}{more}. Push the whole closure; if Nix believes that it is here \
              already, use 'nix copy --refresh'",
             named.join(", ")
         );
@@ -288,7 +288,7 @@ impl Cache {
         let name = name.to_string();
         let absent = || {
             let message =
-                format!("'{path}': its NAR 'nar/{name}' is not here; push the path again (with 'nix copy --refresh')");
+                format!("'{path}': its NAR 'nar/{name}' is missing; push the path again (with 'nix copy --refresh')");
             Refusal::new(RefusalKind::Conflict, message)
         };
         let nar = self.index().file(self.id(), &name)?.ok_or_else(absent)?;

@@ -102,11 +102,14 @@ impl Data {
     pub fn import(&self, text: &str) -> Result<Imported, DataError> {
         let invalid = |reason: String| {
             let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
-            super::error::io_error("take back an export to", self.path(), source)
+            super::error::io_error("import into", self.path(), source)
         };
         let saved: Saved = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
         if saved.version != VERSION {
-            return Err(invalid(format!("it has version {}, this narval reads {VERSION}", saved.version)));
+            return Err(invalid(format!(
+                "it has version {}, but this narval supports version {VERSION}",
+                saved.version
+            )));
         }
         let index = &self.shared().index;
         let mut imported = Imported::default();
@@ -118,7 +121,7 @@ impl Data {
             cache.set_settings(&settings)?;
             for SavedPin { name, path, created, until, keep } in saved.pins {
                 let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());
-                let hash_part = part.ok_or_else(|| invalid(format!("'{path}' is no store path")))?;
+                let hash_part = part.ok_or_else(|| invalid(format!("'{path}' is not a store path")))?;
                 if index.path(cache.id(), &hash_part)?.is_some() {
                     index.pin(cache.id(), PinRecord { name, hash_part, path, created, until, keep })?;
                     imported.pins += 1;

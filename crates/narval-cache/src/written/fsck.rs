@@ -141,7 +141,7 @@ impl Cache {
             report.problems.push(format!(
                 "'{}' is {}",
                 path.display(),
-                if is_there { "damaged" } else { "lost or cut off" }
+                if is_there { "damaged" } else { "missing or truncated" }
             ));
             if options.repair {
                 // The shared file is the same, or as bad: it must not be taken for a good one.
@@ -172,7 +172,7 @@ impl Cache {
             }
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
-                report.problems.push(format!("'{}' is not as the index has it", path.display()));
+                report.problems.push(format!("'{}' does not match the index", path.display()));
                 if options.repair {
                     self.publish(&record).map_err(fail)?;
                 }
@@ -219,7 +219,7 @@ impl Cache {
             let Some(name) = name else { continue };
             report.files += 1;
             if let Err(refusal) = self.import_nar(&name, &path) {
-                report.problems.push(format!("'{}' is left out: {refusal}", path.display()));
+                report.problems.push(format!("'{}' is skipped: {refusal}", path.display()));
             }
         }
         let mut records = Vec::new();
@@ -229,12 +229,14 @@ impl Cache {
             report.paths += 1;
             match self.import_narinfo(&part, &path)? {
                 Ok(record) => records.push(record),
-                Err(reason) => report.problems.push(format!("'{}' is left out: {reason}", path.display())),
+                Err(reason) => report.problems.push(format!("'{}' is skipped: {reason}", path.display())),
             }
         }
         for step in records.chunks(STEP) {
             if self.index().commit(self.id(), step.to_vec(), self.now())? == Commit::Changed {
-                report.problems.push("another process writes this cache: stop the server, and try again".to_owned());
+                report
+                    .problems
+                    .push("another process is writing to this cache: stop the server, and try again".to_owned());
             }
         }
         Ok(())
@@ -249,10 +251,10 @@ impl Cache {
         };
         let file = info.url.strip_prefix("nar/").unwrap_or(&info.url).to_owned();
         let Some(nar) = self.index().file(self.id(), &file)? else {
-            return Ok(Err(format!("'{}' is not there", info.url)));
+            return Ok(Err(format!("'{}' does not exist", info.url)));
         };
         if (nar.nar_hash, nar.nar_size, nar.compression) != (info.nar_hash, info.nar_size, info.compression) {
-            return Ok(Err(format!("'{}' is another NAR", info.url)));
+            return Ok(Err(format!("'{}' has other contents", info.url)));
         }
         let references =
             info.references.iter().map(StorePath::hash_part).filter(|reference| reference != part).collect();

@@ -122,10 +122,10 @@ impl FromStr for Scopes {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PatternError {
     /// Not a glob.
-    #[error("'{0}' is no pattern for names of caches (as 'team-*')")]
+    #[error("'{0}' is not a pattern for cache names (such as 'team-*')")]
     Glob(String),
     /// More than [`PATTERNS_MAX`].
-    #[error("a token names at most {PATTERNS_MAX} caches or patterns")]
+    #[error("a token can have at most {PATTERNS_MAX} caches or patterns")]
     TooMany,
 }
 
@@ -227,7 +227,7 @@ impl Grant {
             return Ok(());
         }
         let message = format!(
-            "token '{}' does not allow '{}' in the cache '{cache}': ask for one made by 'narval token create --{}'",
+            "token '{}' does not allow '{}' in the cache '{cache}': ask for one created with 'narval token create --{}'",
             self.token,
             scope.name(),
             scope.name()

@@ -16,7 +16,7 @@ pub const DEFAULT_CACHE: &str = "default";
 /// Why a text is not the name of a cache.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "a cache's name has 1 to {CACHE_NAME_LEN_MAX} characters of a-z, 0-9, '-', '_' and '.', and begins with a letter or a digit"
+    "a cache name must have 1 to {CACHE_NAME_LEN_MAX} characters of a-z, 0-9, '-', '_' and '.', and start with a letter or a digit"
 )]
 pub struct CacheNameError;
 
@@ -81,7 +81,7 @@ pub enum NarFileNameError {
     )]
     Shape,
     /// The characters are no hash.
-    #[error("the name of the NAR begins with no SHA-256: {0}")]
+    #[error("the name of the NAR does not start with a SHA-256: {0}")]
     Hash(#[from] Nix32Error),
 }
 

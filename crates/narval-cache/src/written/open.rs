@@ -110,6 +110,6 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
 }
 
 fn collect_all(data: &Data) {
-    let caches = data.caches().map_err(|error| tracing::error!("no collection: {error}"));
+    let caches = data.caches().map_err(|error| tracing::error!("cannot collect garbage: {error}"));
     caches.unwrap_or_default().iter().for_each(Cache::collect_in_background);
 }

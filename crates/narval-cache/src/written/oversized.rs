@@ -18,7 +18,7 @@ impl Oversized {
     pub(super) fn collect(&mut self, data: &Data) {
         match data.caches() {
             Ok(caches) => caches.iter().for_each(|cache| self.collect_one(cache)),
-            Err(error) => tracing::error!("no collection: {error}"),
+            Err(error) => tracing::error!("cannot collect garbage: {error}"),
         }
     }
 

@@ -90,7 +90,7 @@ impl Cache {
                 return Ok(());
             }
         }
-        Err(Refusal::new(RefusalKind::Conflict, "others are committing its paths"))
+        Err(Refusal::new(RefusalKind::Conflict, "other clients are committing its paths"))
     }
 
     /// Stores a NAR again, as zstd.

@@ -43,14 +43,14 @@ impl Cache {
     pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
         self.data().reconcile_locked().map_err(|error| {
             tracing::error!("{error}");
-            Refusal::new(RefusalKind::Failed, "the cache cannot put its files in order; its log says why")
+            Refusal::new(RefusalKind::Failed, "the cache cannot repair its files; see its log")
         })
     }
 
     /// Makes one thing as the index says.
     pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), DataError> {
         let path = self.directory().path();
-        let fail = |source: io::Error| io_error("put in order", path, source);
+        let fail = |source: io::Error| io_error("repair", path, source);
         match pending {
             Pending::Path(part) => match self.index().path(self.id(), part)? {
                 Some(record) => self.publish(&record).map_err(fail),
@@ -70,7 +70,7 @@ impl Cache {
                 if file_len(&blob).map_err(fail)? == Some(nar.file_size) {
                     return self.directory().link_nar(&blob, name).map_err(fail);
                 }
-                tracing::info!("cache '{}': '{name}' was not received to its end, and is forgotten", self.name());
+                tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
                 Ok(self.index().remove_file(self.id(), name)?)
             }
             Pending::Blob(nar_hash, compression) => {

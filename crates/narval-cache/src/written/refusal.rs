@@ -117,7 +117,7 @@ impl From<IndexError> for Refusal {
         if error.is_full() {
             Self::no_space()
         } else {
-            Self::new(RefusalKind::Failed, "the cache's index fails; its log says why")
+            Self::new(RefusalKind::Failed, "the cache's index failed; see the server's log")
         }
     }
 }

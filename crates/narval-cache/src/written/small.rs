@@ -129,7 +129,7 @@ impl Cache {
             Err(Refusal { kind: RefusalKind::NotFound | RefusalKind::TooLarge, message })
                 if kind == SmallKind::Other =>
             {
-                tracing::warn!("cache '{}': a file of a kind that is not known is dropped: {message}", self.name());
+                tracing::warn!("cache '{}': a file of an unknown type is dropped: {message}", self.name());
                 // A client that is not listened to takes it for a failure. How fast it must send is for the server to say.
                 io::copy(body, &mut io::sink()).ok();
                 Ok(Put::Dropped)
@@ -193,7 +193,7 @@ impl Cache {
         let old = placed.map_err(|error| match kind {
             // A file is where this one needs a folder, or the reverse.
             SmallKind::Other if is_in_the_way(&error) => {
-                Refusal::new(RefusalKind::NotFound, format_args!("'{path}' has the name of another one's folder"))
+                Refusal::new(RefusalKind::NotFound, format_args!("'{path}' conflicts with another file's folder"))
             }
             _ => fail(error),
         })?;

@@ -69,13 +69,13 @@ pub enum TokenError {
     #[error(transparent)]
     Index(#[from] IndexError),
     /// The label is too long or has control characters.
-    #[error("a token's label has 1 to {LABEL_LEN_MAX} bytes and no control characters")]
+    #[error("a token's label must have 1 to {LABEL_LEN_MAX} bytes and no control characters")]
     Label,
     /// It would allow nothing.
-    #[error("a token allows something: give at least one of pull, push, sign, pin, delete, replace, admin")]
+    #[error("a token must allow something: give at least one of pull, push, sign, pin, delete, replace, admin")]
     NoScope,
     /// The system gives no random numbers.
-    #[error("no random numbers from the system: {0}")]
+    #[error("the system provides no random numbers: {0}")]
     Random(String),
     /// What is recorded can't be read.
     #[error("token '{id}' in the index cannot be read: {reason}")]

@@ -109,11 +109,11 @@ impl Auth {
         let address = address(head.peer());
         if !self.throttle.may_try(address, &presented) {
             metrics.logins_throttled.inc();
-            return Err(unauthorized("too many wrong tokens came from this address: wait some seconds"));
+            return Err(unauthorized("too many wrong tokens from this address: wait a few seconds"));
         }
         let verified = self.tokens.verify(&presented).map_err(|error| {
             tracing::error!("{error}");
-            Refusal::new(RefusalKind::Failed, "the tokens cannot be read; the server's log says why")
+            Refusal::new(RefusalKind::Failed, "the tokens cannot be read; see the server's log")
         })?;
         match verified {
             Some(grant) => {
@@ -126,7 +126,7 @@ impl Auth {
                 self.throttle.failed(address);
                 metrics.logins_failed.inc();
                 Err(unauthorized(
-                    "this token is unknown, expired or revoked: replace it in the netrc file ('narval token create' makes one)",
+                    "this token is unknown, expired or revoked: replace it in the netrc file ('narval token create' creates one)",
                 ))
             }
         }

@@ -59,17 +59,15 @@ impl Exchange {
     fn answer(&self, auth: &Auth, mut request: Request, metrics: &Metrics) -> Result<Response, ServeError> {
         let address = address(request.peer());
         let presented = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {
-            ServeError::Upload(format!(
-                "the body is to be the platform's token, at most {TOKEN_LEN_MAX} bytes: {error}"
-            ))
+            ServeError::Upload(format!("the body must be the platform's token, at most {TOKEN_LEN_MAX} bytes: {error}"))
         })?;
         if !auth.throttle.may_try(address, presented.as_bytes()) {
             metrics.logins_throttled.inc();
-            return Err(unauthorized("too many wrong tokens came from this address: wait some seconds"));
+            return Err(unauthorized("too many wrong tokens from this address: wait a few seconds"));
         }
         if self.running.fetch_add(1, Ordering::AcqRel) >= EXCHANGES_MAX {
             self.running.fetch_sub(1, Ordering::AcqRel);
-            return Ok(later("too many tokens are exchanged just now"));
+            return Ok(later("too many token exchanges at the moment"));
         }
         let verified = self.verifier.verify(&presented);
         self.running.fetch_sub(1, Ordering::AcqRel);
@@ -83,7 +81,7 @@ impl Exchange {
             Err(error) => {
                 auth.throttle.failed(address);
                 metrics.logins_failed.inc();
-                tracing::info!("OpenID Connect: a token from {peer} is refused: {error}");
+                tracing::info!("OpenID Connect: a token from {peer} was refused: {error}");
                 Err(match error {
                     OidcError::NoRule(_) => Refusal::new(RefusalKind::Forbidden, error).into(),
                     error => unauthorized(&error.to_string()),
@@ -100,7 +98,7 @@ impl Exchange {
             NewToken { label: verified.label.clone(), caches: caches.clone(), scopes: *scopes, expires: Some(expires) };
         let (info, token) = self.data.tokens().create(&new).map_err(|error: TokenError| {
             tracing::error!("{error}");
-            Refusal::new(RefusalKind::Failed, "no token can be made; the server's log says why")
+            Refusal::new(RefusalKind::Failed, "a token cannot be created; see the server's log")
         })?;
         let grant = Grant {
             token: info.id.clone(),

@@ -125,7 +125,7 @@ impl Page {
 /// An answer that nobody stores: paths come and go.
 fn json(value: &impl Serialize) -> Result<Response, ServeError> {
     let text = serde_json::to_vec(value).map_err(|error| {
-        tracing::error!("cannot write an answer for the page: {error}");
+        tracing::error!("cannot render a response for the page: {error}");
         ServeError::NoPath
     })?;
     Ok(Response::new(StatusCode::OK)

@@ -42,7 +42,7 @@ impl Now {
     pub(super) fn join(this: &Arc<Self>, request: &Request) -> Result<Response, ServeError> {
         let upgrade = Upgrade::new(request).and_then(Upgrade::same_origin);
         let upgrade =
-            upgrade.map_err(|_| ServeError::Upload("this is a WebSocket for the page of this server".into()))?;
+            upgrade.map_err(|_| ServeError::Upload("this WebSocket is only for the page of this server".into()))?;
         let this = Arc::clone(this);
         Ok(upgrade.accept(move |socket: &WebSocket, event| {
             if matches!(event, WsEvent::Open) {
@@ -54,7 +54,7 @@ impl Now {
     fn open(self: &Arc<Self>, socket: &WebSocket) {
         let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
         if viewers.len() >= VIEWERS_MAX {
-            socket.close(CloseCode::POLICY_VIOLATION, "too many look already");
+            socket.close(CloseCode::POLICY_VIOLATION, "too many viewers");
             return;
         }
         viewers.push(socket.clone());
@@ -62,7 +62,7 @@ impl Now {
             let this = Arc::clone(self);
             let spawned = std::thread::Builder::new().name("page".into()).spawn(move || this.tell());
             if let Err(error) = spawned {
-                tracing::warn!("cannot show live figures: {error}");
+                tracing::warn!("cannot send live figures: {error}");
                 viewers.clear();
                 socket.close(CloseCode::INTERNAL_ERROR, "no thread can be started");
             }

@@ -47,7 +47,7 @@ pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<R
         None | Some("want=narinfos") => Want::NarInfos,
         Some("want=presence") => Want::Presence,
         Some("want=closure") => Want::Closure,
-        Some(_) => return Err(ServeError::Batch("the query is want=presence, want=narinfos or want=closure")),
+        Some(_) => return Err(ServeError::Batch("the query must be want=presence, want=narinfos or want=closure")),
     };
     let compressed = negotiate_coding(&request.head(), &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd);
     let walk = hash_parts(&mut request)?;
@@ -67,12 +67,12 @@ pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<R
 /// One hash part on each line.
 fn hash_parts(request: &mut Request) -> Result<ClosureWalk<HashPart>, ServeError> {
     let text = request.body().bytes(HASH_PARTS_MAX * LINE_BYTES).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => ServeError::Batch("at most 65536 hash parts may be asked for at once"),
+        io::ErrorKind::InvalidData => ServeError::Batch("at most 65536 hash parts are allowed in one request"),
         _ => ServeError::Batch("the request ended too early"),
     })?;
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let parse =
-        |line| HashPart::parse(line).map_err(|_| ServeError::Batch("each line is a hash part of 32 characters"));
+        |line| HashPart::parse(line).map_err(|_| ServeError::Batch("each line must be a hash part of 32 characters"));
     Ok(ClosureWalk::new(lines.map(parse).collect::<Result<Vec<_>, _>>()?))
 }
 

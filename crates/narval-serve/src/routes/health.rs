@@ -13,7 +13,7 @@ pub(crate) fn answer(store: Option<&Store>, cache: Option<&Cache>) -> Response {
     let failed = log_failures("health", &readable(store, cache));
     let response = match failed {
         false => Response::text(StatusCode::OK, "ok\n"),
-        true => Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store can't be read now.\n"),
+        true => Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store cannot be read at the moment.\n"),
     };
     response.header(header::CACHE_CONTROL, "no-store")
 }

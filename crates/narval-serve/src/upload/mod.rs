@@ -187,7 +187,7 @@ impl Uploads {
             Upload::Unknown(path) => {
                 // A kind of file that a later Nix uploads must not fail its copy; nobody can have asked for it before.
                 let bytes = read(body, OTHER_BYTES_MAX)?.len();
-                tracing::warn!("PUT {path}: {bytes} bytes of a kind that is not known were dropped");
+                tracing::warn!("PUT {path}: a file of an unknown type was dropped ({bytes} bytes)");
                 Ok(Response::new(StatusCode::OK))
             }
         }
@@ -273,7 +273,7 @@ fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, ServeError> {
 }
 
 fn ended_early(error: &io::Error) -> ServeError {
-    ServeError::Upload(format!("the upload cannot be read to its end: {error}"))
+    ServeError::Upload(format!("the upload ended early: {error}"))
 }
 
 /// A body whose bytes are counted.

@@ -35,7 +35,7 @@ pub(super) fn missing(uploads: &Arc<Uploads>, request: Request) -> Result<Respon
         let body = read(&mut decoded(coding, body)?, HASH_PARTS_MAX as u64 * LINE_BYTES)?;
         let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let asked = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
-        let asked = asked.map_err(|_| malformed("each line is a hash part of 32 characters"))?;
+        let asked = asked.map_err(|_| malformed("each line must be a hash part of 32 characters"))?;
         let missing = this.cache.missing(&asked, Some(LEASE_SECONDS))?;
         let mut answer = String::with_capacity(missing.len() * 33 + 16);
         for hash_part in &missing {
@@ -52,7 +52,9 @@ fn target(name: &str) -> Result<NarTarget, ServeError> {
         let compression = compression_of(rest.strip_prefix(".nar")?)?;
         Some(NarTarget::Nar { nar_hash: Sha256::from_nix32(hash.as_bytes()).ok()?, compression })
     });
-    parsed.ok_or(malformed("a NAR is named '<NAR hash>.nar', then nothing or .zst .xz .bz2 .lz4 .br"))
+    parsed.ok_or(malformed(
+        "the name of a NAR must be '<NAR hash>.nar', optionally followed by .zst .xz .bz2 .lz4 or .br",
+    ))
 }
 
 /// Where in a NAR a part belongs.
@@ -74,7 +76,8 @@ impl Part {
                 _ => offset = None,
             }
         }
-        let offset = offset.ok_or(malformed("the query of a part is offset=<bytes>, and last=1 for the last one"))?;
+        let offset =
+            offset.ok_or(malformed("the query of a part must be offset=<bytes>, with &last=1 for the last one"))?;
         Ok(Some(Self { offset, is_last }))
     }
 }
@@ -114,7 +117,8 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
             Err(PartError::Offset(expected)) => return Ok(offset_conflict(expected)),
             Err(error) => return Err(this.refuse_part(error)),
         }
-        let (file, length) = this.pool.parts.finish(&key).ok_or(malformed("another request works on this upload"))?;
+        let (file, length) =
+            this.pool.parts.finish(&key).ok_or(malformed("another request is writing to this upload"))?;
         match this.cache.begin(target, Some(length), &grant)? {
             Begin::Known(stored) => Ok(this.known(&stored)),
             Begin::Receive(upload) => Ok(this.created(&upload.adopt(file)?)),
@@ -127,7 +131,7 @@ pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<R
     if let Begin::Known(stored) = uploads.cache.begin(target(name)?, None, grant)? {
         return Ok(uploads.known(&stored));
     }
-    let answer = text(StatusCode::NOT_FOUND, "This NAR is not here.\n".to_owned());
+    let answer = text(StatusCode::NOT_FOUND, "This cache does not have the NAR.\n".to_owned());
     Ok(match uploads.pool.parts.received(&key(uploads, name, grant)) {
         Some(length) => answer.header(UPLOAD_OFFSET, length.to_string()),
         None => answer,
@@ -188,8 +192,7 @@ impl Uploads {
                         "the cache's disk is full: free space there, then push again",
                     )
                     .into(),
-                    _ => Refusal::new(RefusalKind::Failed, "the upload cannot be written; the server's log says why")
-                        .into(),
+                    _ => Refusal::new(RefusalKind::Failed, "the upload cannot be written; see the server's log").into(),
                 }
             }
         }
@@ -210,7 +213,7 @@ fn too_large() -> ServeError {
 }
 
 fn offset_conflict(expected: u64) -> Response {
-    text(StatusCode::CONFLICT, format!("{expected} bytes of this NAR are here: continue there\n"))
+    text(StatusCode::CONFLICT, format!("the server has {expected} bytes of this NAR: continue there\n"))
         .header(UPLOAD_OFFSET, expected.to_string())
 }
 

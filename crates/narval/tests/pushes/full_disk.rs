@@ -94,7 +94,7 @@ fn a_full_disk_gives_back_what_pushes_that_were_given_up_have_left() {
         assert!(std::time::Instant::now() < until, "{}", disk.lab.server.log());
         std::thread::sleep(std::time::Duration::from_secs(1));
     }
-    assert!(disk.lab.server.log().contains("that no path has"), "{}", disk.lab.server.log());
+    assert!(disk.lab.server.log().contains("without a path"), "{}", disk.lab.server.log());
     assert_eq!(disk.lab.get(&nars[0].url()).status, 404);
     // What a path has stays.
     assert_eq!(disk.lab.get(&kept.url()).body, kept.bytes);

@@ -9,7 +9,7 @@ use super::{LEEWAY_SECONDS, TOKEN_LEN_MAX};
 #[non_exhaustive]
 pub enum OidcError {
     /// It is not a JWT.
-    #[error("this is not a token of OpenID Connect: {0}")]
+    #[error("this is not an OpenID Connect token: {0}")]
     Malformed(String),
     /// It is too long.
     #[error("the token is longer than {TOKEN_LEN_MAX} bytes")]
@@ -31,7 +31,7 @@ pub enum OidcError {
         algorithm: String,
     },
     /// The signature is not the issuer's.
-    #[error("the signature of the token is wrong")]
+    #[error("the signature of the token is invalid")]
     Signature,
     /// It has expired.
     #[error("the token has expired (more than {LEEWAY_SECONDS} s ago); request it right before it is used")]
@@ -46,7 +46,7 @@ pub enum OidcError {
     #[error("the claim '{0}' of the token is missing or malformed")]
     Claim(String),
     /// No rule allows it anything.
-    #[error("no rule of this server allows the token anything; it is that of {0}")]
+    #[error("no rule of this server matches the token of {0}")]
     NoRule(String),
     /// The keys of the issuer can't be had now. The client may try again.
     #[error("the keys of the issuer '{issuer}' cannot be fetched now; try again later")]
@@ -94,7 +94,7 @@ pub enum RuleError {
         claims: String,
     },
     /// The address is none, or not a safe one.
-    #[error("'{url}' can't be an issuer: {reason}")]
+    #[error("'{url}' cannot be an issuer: {reason}")]
     Address {
         /// The address.
         url: String,

@@ -45,10 +45,10 @@ impl<T> Issuer<T> {
         let address = |reason: &str| RuleError::Address { url: issuer.to_owned(), reason: reason.to_owned() };
         let url = Url::parse(issuer).map_err(|error| address(&error.to_string()))?;
         if !is_safe(&url) {
-            return Err(address("give an https:// address (http:// is for this machine alone)"));
+            return Err(address("give an https:// address (http:// is only allowed for this machine)"));
         }
         if url.userinfo().is_some() || issuer.contains(['?', '#']) {
-            return Err(address("it has parts that an issuer has not"));
+            return Err(address("it has parts that are not allowed in an issuer"));
         }
         if audience.is_empty() {
             return Err(RuleError::NoAudience(issuer.to_owned()));

@@ -77,7 +77,7 @@ impl Keys {
             }),
             failure => Err(OidcError::Unavailable {
                 issuer: self.issuer.clone(),
-                reason: failure.clone().unwrap_or_else(|| "it was asked too often".to_owned()),
+                reason: failure.clone().unwrap_or_else(|| "it was queried too often".to_owned()),
             }),
         }
     }
@@ -156,7 +156,7 @@ fn get(client: &Client, url: &Url, limit: u64) -> Result<Value, String> {
     let failed = |error: HttpError| format!("{url}: {error}");
     let Response { head, mut body } = client.send(&Request::get(url)).map_err(failed)?;
     if head.status != 200 {
-        return Err(format!("{url}: the answer is {}", head.status));
+        return Err(format!("{url}: the status is {}", head.status));
     }
     let (mut text, mut buffer) = (Vec::new(), [0; 8 * 1024]);
     loop {
@@ -164,12 +164,12 @@ fn get(client: &Client, url: &Url, limit: u64) -> Result<Value, String> {
         text.extend_from_slice(buffer.get(..len).unwrap_or_default());
         match len {
             0 => break,
-            _ if text.len() as u64 > limit => return Err(format!("{url}: the answer is longer than {limit} bytes")),
-            _ if Instant::now() > until => return Err(format!("{url}: the answer takes too long")),
+            _ if text.len() as u64 > limit => return Err(format!("{url}: the response is larger than {limit} bytes")),
+            _ if Instant::now() > until => return Err(format!("{url}: the response takes too long")),
             _ => {}
         }
     }
-    serde_json::from_slice(&text).map_err(|error| format!("{url}: no JSON: {error}"))
+    serde_json::from_slice(&text).map_err(|error| format!("{url}: not JSON: {error}"))
 }
 
 /// A key to verify with, and what it is for. One for RSA never verifies anything else, nor one for a curve.

@@ -26,11 +26,10 @@ impl Unverified {
         let mut parts = token.split('.');
         let (Some(header), Some(payload), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next())
         else {
-            return Err(malformed("it has not three parts"));
+            return Err(malformed("it does not have three parts"));
         };
-        let header = object(header).ok_or_else(|| malformed("its header is no JSON object"))?;
-        let name =
-            header.get("alg").and_then(Value::as_str).ok_or_else(|| malformed("its header names no algorithm"))?;
+        let header = object(header).ok_or_else(|| malformed("its header is not a JSON object"))?;
+        let name = header.get("alg").and_then(Value::as_str).ok_or_else(|| malformed("its header has no algorithm"))?;
         // The list is ours: the token chooses among it, and the key must be one for what it chose.
         let algorithm = match name {
             "RS256" => Algorithm::RS256,
@@ -39,11 +38,11 @@ impl Unverified {
         };
         // RFC 7515 section 4.1.11: whoever does not understand an extension must refuse the token.
         if header.contains_key("crit") {
-            return Err(malformed("its header asks for extensions"));
+            return Err(malformed("its header requires extensions"));
         }
         let kid =
-            header.get("kid").and_then(Value::as_str).ok_or_else(|| malformed("its header names no key ('kid')"))?;
-        let claims = object(payload).ok_or_else(|| malformed("its claims are no JSON object"))?;
+            header.get("kid").and_then(Value::as_str).ok_or_else(|| malformed("its header has no key id ('kid')"))?;
+        let claims = object(payload).ok_or_else(|| malformed("its claims are not a JSON object"))?;
         let issuer = claims.get("iss").and_then(Value::as_str).ok_or_else(|| OidcError::Claim("iss".to_owned()))?;
         Ok(Self { algorithm, kid: kid.to_owned(), issuer: issuer.to_owned() })
     }

@@ -89,7 +89,7 @@ fn explain<T>(error: &ErrorKind, issuer: &Issuer<T>) -> OidcError {
         ErrorKind::MissingRequiredClaim(claim) | ErrorKind::InvalidClaimFormat(claim) => {
             OidcError::Claim(claim.clone())
         }
-        _ => OidcError::Malformed("its parts can't be read".to_owned()),
+        _ => OidcError::Malformed("its parts cannot be decoded".to_owned()),
     }
 }
 

@@ -85,7 +85,7 @@ impl Cache {
         let settings = self.settings();
         if length.is_some_and(|length| length > settings.nar_size_max) {
             let max = settings.nar_size_max;
-            let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache takes");
+            let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache accepts");
             return Err(Refusal::new(RefusalKind::TooLarge, message));
         }
         if let Some(stored) = self.known(&target)? {

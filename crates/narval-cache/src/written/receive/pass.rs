@@ -72,7 +72,7 @@ pub(super) fn verify(
     };
     if claimed != found && !claims.is_alias {
         let message =
-            format!("'{}' has the SHA-256 {}: it was damaged on its way; push again", claims.target, found.to_nix32());
+            format!("'{}' has the SHA-256 {}: it was damaged in transit; push again", claims.target, found.to_nix32());
         return Err(Refusal::new(RefusalKind::Unprocessable, message));
     }
     let Decoded { nar_size, compression, listing_size, found, .. } = decoded;
@@ -128,7 +128,7 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Deco
     let first = tee.fill_buf().map_err(|error| invalid(&error))?;
     let compression = match claims.target.compression() {
         Some(compression) => compression,
-        None => sniff(first).ok_or_else(|| invalid(&"it is neither a NAR nor compressed in a known way"))?,
+        None => sniff(first).ok_or_else(|| invalid(&"it is neither a NAR nor in a known compression format"))?,
     };
     let mut decoder = Decoder::new(&compression, &mut *tee, 1).map_err(|error| invalid(&error))?;
     let mut hasher = (compression != Compression::None).then(Sha256Hasher::new);
@@ -261,7 +261,7 @@ fn sniff(first: &[u8]) -> Option<Compression> {
 
 fn too_large(claims: &Claims<'_>) -> Refusal {
     let message = format!(
-        "'{}' is larger than {} bytes, the largest NAR that this cache takes",
+        "'{}' is larger than {} bytes, the largest NAR that this cache accepts",
         claims.target, claims.nar_size_max
     );
     Refusal::new(RefusalKind::TooLarge, message)
@@ -271,6 +271,6 @@ fn wrong_length(claims: &Claims<'_>) -> Refusal {
     let length = claims.length.unwrap_or_default();
     Refusal::new(
         RefusalKind::Malformed,
-        format_args!("the upload of '{}' has not the {length} bytes that were announced", claims.target),
+        format_args!("the upload of '{}' does not have the announced {length} bytes", claims.target),
     )
 }

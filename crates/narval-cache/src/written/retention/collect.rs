@@ -118,7 +118,7 @@ impl Cache {
     pub(in crate::written) fn collect_in_background(&self) {
         match self.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
             Ok(collected) => tracing::info!(
-                "cache '{}': forgot {} paths, kept {}; removed {} NARs with {} bytes",
+                "cache '{}': removed {} paths, kept {}; deleted {} NARs with {} bytes",
                 self.name(),
                 collected.forgotten.len(),
                 collected.kept,

@@ -45,11 +45,11 @@ impl Cache {
     fn try_pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Refusal> {
         grant.require(self.name(), Scope::Pin)?;
         if name.is_empty() || name.len() > NAME_LEN_MAX || name.chars().any(char::is_control) {
-            let message = format!("the name of a pin has 1 to {NAME_LEN_MAX} bytes and no control characters");
+            let message = format!("the name of a pin must have 1 to {NAME_LEN_MAX} bytes and no control characters");
             return Err(Refusal::new(RefusalKind::Malformed, message));
         }
         if holds.keep == Some(0) {
-            return Err(Refusal::new(RefusalKind::Malformed, "a pin that keeps 0 revisions keeps nothing"));
+            return Err(Refusal::new(RefusalKind::Malformed, "a pin must keep at least one revision"));
         }
         let _no_collection =
             self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))?;

@@ -30,15 +30,15 @@ impl Data {
         }
         // Who was told that a NAR is here counts.
         self.shared().record();
-        let caches = self.caches().map_err(|error| tracing::error!("no room is made: {error}"));
+        let caches = self.caches().map_err(|error| tracing::error!("cannot free space: {error}"));
         for cache in caches.unwrap_or_default() {
             match cache.sweep(UNFINISHED_GRACE, now) {
                 Ok((0, _)) => {}
                 Ok((files, bytes)) => tracing::warn!(
-                    "cache '{}': there was no room: removed {files} NARs with {bytes} bytes that no path has",
+                    "cache '{}': out of space: deleted {files} NARs without a path ({bytes} bytes)",
                     cache.name()
                 ),
-                Err(refusal) => tracing::error!("cache '{}': no room is made: {refusal}", cache.name()),
+                Err(refusal) => tracing::error!("cache '{}': cannot free space: {refusal}", cache.name()),
             }
         }
     }

@@ -134,10 +134,10 @@ impl Folder {
     pub(crate) fn discard(&self, stored: &Stored) {
         let removed = fs::remove_file(&stored.path);
         let what = match removed {
-            Ok(()) => "it is removed, and made anew when it is asked for".to_owned(),
+            Ok(()) => "it is removed, and will be created again on request".to_owned(),
             // Another thread or process removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-            Err(error) => format!("and it can't be removed: {error}"),
+            Err(error) => format!("and it cannot be removed: {error}"),
         };
         tracing::error!("'{}' in the NAR cache is damaged; {what}", stored.path.display());
     }
