@@ -171,7 +171,7 @@ fn tokens_that_are_not_exchanged() {
         (platform.token(&[("exp", json!(1))]), 401, "expired"),
         (stranger.token(&[]), 401, "not accepted here"),
         (stranger.token(&[("iss", ours)]), 401, "signature"),
-        ("nonsense".to_owned(), 401, "not a token"),
+        ("nonsense".to_owned(), 401, "not an OpenID Connect token"),
         (platform.token(&[("repository", json!("other-org/app"))]), 403, "no rule"),
     ] {
         let answer = exchange(&server, &token);
