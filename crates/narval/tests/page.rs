@@ -192,7 +192,7 @@ fn a_browser_shows_every_view_without_a_complaint() {
         (format!("#/path/{hash}"), "valid, this server".to_owned()),
         (format!("#/files/{hash}/bin/run"), "#!".to_owned()),
         ("#/now".to_owned(), "Requests per second".to_owned()),
-        ("#/path/nothing".to_owned(), "Not here".to_owned()),
+        ("#/path/nothing".to_owned(), "Not found".to_owned()),
     ];
     for (at, expected) in views {
         for width in [390, 1280] {

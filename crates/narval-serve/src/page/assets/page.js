@@ -41,7 +41,7 @@ class Failure extends Error {
 async function get(path, as = 'json') {
   const headers = token ? { Authorization: 'Bearer ' + token } : {};
   let answer;
-  try { answer = await fetch(path, { headers }); } catch { throw new Failure(0, 'The server does not answer.'); }
+  try { answer = await fetch(path, { headers }); } catch { throw new Failure(0, 'The server does not respond.'); }
   if (!answer.ok) throw new Failure(answer.status, (await answer.text()).trim() || 'The server answered ' + answer.status + '.');
   return answer[as]();
 }
@@ -70,16 +70,16 @@ async function useView(mine) {
   const flake = '{\n  nixConfig = {\n    extra-substituters = [ "' + url + '" ];\n' + (keys ? '    extra-trusted-public-keys = [ ' + list + ' ];\n' : '') + '  };\n}';
   const nixos = '{\n  nix.settings.substituters = [ "' + url + '" ];\n' + (keys ? '  nix.settings.trusted-public-keys = [ ' + list + ' ];\n' : '') + '}';
   const result = el('p', { role: 'status' });
-  const has = [about.live && 'the store of this machine', about.written && number(about.written.paths) + ' paths that were pushed (' + bytes(about.written.bytes) + ')', about.upstreams && 'what its upstreams have'].filter(Boolean);
+  const has = [about.live && 'this machine’s store', about.written && number(about.written.paths) + ' pushed paths (' + bytes(about.written.bytes) + ')', about.upstreams && 'paths of its upstreams'].filter(Boolean);
   show(
     heading('Use this cache'),
     el('p', {}, 'It serves packages for ', el('code', {}, about.storeDir), ': ', has.join(', '), '.'),
-    !keys && el('p', { class: 'bad' }, 'This server signs nothing: Nix takes its paths only if somebody else signed them.'),
+    !keys && el('p', { class: 'bad' }, 'This server does not sign its paths: Nix only accepts those with another trusted signature.'),
     el('h2', {}, 'With Narval'), copyable('narval use ' + url, 'command for narval use'),
     el('h2', {}, 'nix.conf'), copyable(conf, 'lines for nix.conf'),
     el('h2', {}, 'A flake'), copyable(flake, 'nixConfig of a flake'),
     el('h2', {}, 'NixOS'), copyable(nixos, 'NixOS settings'),
-    about.written && [el('h2', {}, 'Push to it'), el('p', {}, 'With a token from whoever runs it, in ', el('code', {}, '~/.netrc'), ':'),
+    about.written && [el('h2', {}, 'Push to it'), el('p', {}, 'With a token from its operator in ', el('code', {}, '~/.netrc'), ':'),
       copyable('machine ' + location.hostname + ' login narval password TOKEN', 'line for netrc'),
       copyable('nix copy --to ' + url + ' ./result', 'command for nix copy')],
     el('h2', {}, 'Check'),
@@ -88,18 +88,18 @@ async function useView(mine) {
   );
 }
 async function check(result, about) {
-  result.className = ''; result.textContent = 'Asking…';
+  result.className = ''; result.textContent = 'Checking…';
   try {
     const info = await get(base + 'nix-cache-info', 'text');
     const dir = /^StoreDir: *(.*)$/m.exec(info)?.[1];
     if (dir !== about.storeDir) throw new Failure(0, 'nix-cache-info is for ' + dir + '.');
     const found = await get(api + 'paths');
-    if (!found.paths.length) { result.className = 'good'; result.textContent = 'It answers. There is no path in it yet.'; return; }
+    if (!found.paths.length) { result.className = 'good'; result.textContent = 'It responds, but has no paths yet.'; return; }
     const path = await get(api + 'path/' + found.paths[0].hash);
     const ours = path.signatures.some((signature) => signature.ours);
     result.className = ours || !about.keys.length ? 'good' : 'bad';
-    result.textContent = !about.keys.length ? 'It answers, without signatures.'
-      : ours ? 'It works: ' + path.name + ' is there and signed by this server.' : path.name + ' is there, but this server has not signed it.';
+    result.textContent = !about.keys.length ? 'It responds, but does not sign its paths.'
+      : ours ? 'It works: it has ' + path.name + ', signed by this server.' : 'It has ' + path.name + ', but not signed by this server.';
   } catch (error) { result.className = 'bad'; result.textContent = error.message; }
 }
 
@@ -139,23 +139,23 @@ async function pathView(mine, hash, to) {
   const sum = el('p', { class: 'soft', role: 'status' }, 'Reading the closure…');
   const chain = el('div', {});
   const linked = (paths) => paths.length ? el('ul', { class: 'rows' }, paths.map((one) => el('li', {}, el('a', { href: '#/path/' + one.hash }, name(one.name))))) : el('p', { class: 'soft' }, 'None.');
-  const from = { store: 'the store of this machine', cache: 'what was pushed here', upstream: 'an upstream cache' }[path.source];
+  const from = { store: 'this machine’s store', cache: 'pushed to this cache', upstream: 'an upstream cache' }[path.source];
   const signed = path.signatures.map((signature) => el('div', {}, el('code', {}, signature.key), ' ',
     signature.ours === true ? el('span', { class: 'good' }, 'valid, this server’s key')
       : signature.ours === false ? el('span', { class: 'bad' }, 'NOT valid for this server’s key') : el('span', { class: 'soft' }, 'another key')));
   const facts = [
     ['Store path', el('code', {}, name(path.path))], ['From', from], ['Size', bytes(path.narSize) + ' unpacked' + (path.fileSize && path.fileSize !== path.narSize ? ', ' + bytes(path.fileSize) + ' to download' + (path.compression === 'none' ? '' : ' (' + path.compression + ')') : '')],
     ['Signatures', signed.length ? signed : el('span', { class: 'bad' }, 'none')],
-    path.deriver && ['Made by', [name(path.deriver.name), ' ', el('a', { href: '#/log/' + path.deriver.hash + '-' + encodeURIComponent(path.deriver.name) }, 'build log')]],
+    path.deriver && ['Built by', [name(path.deriver.name), ' ', el('a', { href: '#/log/' + path.deriver.hash + '-' + encodeURIComponent(path.deriver.name) }, 'build log')]],
     path.contentAddress && ['Content address', el('code', {}, path.contentAddress)],
     path.pins.length && ['Pinned as', path.pins.join(', ')],
     ['NAR hash', el('code', {}, path.narHash)],
   ].filter(Boolean);
   show(
     heading(name(path.name)),
-    el('p', {}, el('a', { href: '#/files/' + hash }, 'Look inside')),
+    el('p', {}, el('a', { href: '#/files/' + hash }, 'Browse files')),
     el('dl', {}, facts.map(([term, value]) => [el('dt', {}, term), el('dd', {}, value)])),
-    el('h2', {}, 'What it takes with it'), sum, map, chain,
+    el('h2', {}, 'Closure'), sum, map, chain,
     el('div', { class: 'split' },
       el('section', {}, el('h2', {}, 'Refers to (' + number(path.references.length) + ')'), linked(path.references)),
       el('section', {}, el('h2', {}, 'Referred to by (' + number(path.referrers.length) + (path.moreReferrers ? '+' : '') + ')'), linked(path.referrers))),
@@ -225,7 +225,7 @@ async function filesView(mine, hash, open) {
   const [path, listing] = await Promise.all([get(api + 'path/' + hash), get(base + hash + '.ls').catch((error) => { if (error.status === 404) return null; throw error; })]);
   if (mine !== view) return;
   if (!listing) {
-    show(heading('Inside ', name(path.name)), el('p', {}, 'There is no listing of it: it was pushed without one, or has names that are not UTF-8.'), el('p', {}, el('a', { href: '#/path/' + hash }, 'Back to the path')));
+    show(heading('Files of ', name(path.name)), el('p', {}, 'It has no listing: it was pushed without one, or has names that are not UTF-8.'), el('p', {}, el('a', { href: '#/path/' + hash }, 'Back to the path')));
     return;
   }
   const shown = el('section', { 'aria-live': 'polite' });
@@ -241,7 +241,7 @@ async function filesView(mine, hash, open) {
       reader.readAsDataURL(answer);
       return;
     }
-    if (node.size > 1e6) { shown.replaceChildren(...head, el('p', { class: 'soft' }, 'Too large to be shown.')); return; }
+    if (node.size > 1e6) { shown.replaceChildren(...head, el('p', { class: 'soft' }, 'Too large to display.')); return; }
     const data = new Uint8Array(await get(url(file), 'arrayBuffer'));
     const binary = data.subarray(0, 8000).includes(0);
     shown.replaceChildren(...head, el('div', { class: 'view', tabindex: 0, role: 'region', 'aria-label': 'Contents of ' + title }, binary ? el('p', { class: 'soft' }, 'Not text.') : el('pre', {}, new TextDecoder().decode(data))));
@@ -263,7 +263,7 @@ async function filesView(mine, hash, open) {
     });
   }
   const root = listing.root;
-  show(heading('Inside ', name(path.name)), el('p', {}, el('a', { href: '#/path/' + hash }, 'Back to the path')),
+  show(heading('Files of ', name(path.name)), el('p', {}, el('a', { href: '#/path/' + hash }, 'Back to the path')),
     el('div', { class: 'split' }, root.type === 'directory' ? el('ul', { class: 'tree top' }, entries(root, '')) : el('p', {}, 'One file, ' + bytes(root.size) + '.'), shown));
   const node = open ? open.split('/').reduce((at, key) => at?.entries && Object.hasOwn(at.entries, key) ? at.entries[key] : null, root) : root;
   if (node?.type === 'regular') act(look(open, node));
@@ -271,7 +271,7 @@ async function filesView(mine, hash, open) {
 async function logView(mine, derivation) {
   const text = await get(base + 'log/' + encodeURIComponent(derivation), 'text').catch((error) => { if (error.status === 404) return null; throw error; });
   if (mine !== view) return;
-  show(heading('Build log'), el('p', { class: 'soft' }, name(derivation)), text == null ? el('p', {}, 'This cache has no log of that build.') : el('div', { class: 'view', tabindex: 0, role: 'region', 'aria-label': 'Build log' }, el('pre', {}, text)));
+  show(heading('Build log'), el('p', { class: 'soft' }, name(derivation)), text == null ? el('p', {}, 'This cache has no log of this build.') : el('div', { class: 'view', tabindex: 0, role: 'region', 'aria-label': 'Build log' }, el('pre', {}, text)));
 }
 
 // ---------------------------------------------------------------- now
@@ -291,7 +291,7 @@ function nowView(mine) {
     ['Connections', engine((it) => it.connections), number],
     ['Queue', engine((it) => it.queue), number, (value) => value > 0],
     ['Workers busy', (now, before, seconds) => now.engine ? 100 * (now.engine.busy - before.engine.busy) / seconds / now.engine.workers : 0, (value) => Math.round(value) + ' %', (value) => value > 90],
-    ['Turned away per second', rate((sample) => engine((it) => it.overloaded + it.refused)(sample)), (value) => value.toFixed(1), (value) => value > 0],
+    ['Refused per second', rate((sample) => engine((it) => it.overloaded + it.refused)(sample)), (value) => value.toFixed(1), (value) => value > 0],
     ['Narinfos per second', rate((sample) => sample.narinfos), (value) => number(Math.round(value))],
     ['Answered from memory', (now, before) => { const hits = now.memoHits - before.memoHits; const all = hits + now.memoMisses - before.memoMisses; return all ? 100 * hits / all : 100; }, (value) => Math.round(value) + ' %'],
     ['NARs per second', rate((sample) => sample.nars), (value) => value.toFixed(1)],
@@ -329,7 +329,7 @@ function nowView(mine) {
     };
     socket.onclose = () => {
       if (mine !== view) return;
-      state.textContent = 'Not connected; trying again.';
+      state.textContent = 'Not connected; retrying.';
       const timer = setTimeout(connect, wait);
       leave = () => clearTimeout(timer);
       wait = Math.min(wait * 2, 15000);
@@ -342,11 +342,11 @@ function nowView(mine) {
 let leave = () => {};
 function failed(error) {
   if (error.status === 401) return askToken(error);
-  show(heading(error.status === 404 ? 'Not here' : 'That did not work'), el('p', { role: 'alert' }, error.status === 404 ? 'This cache does not have it.' : error.message), el('p', {}, el('a', { href: '#/find' }, 'Find something else')));
+  show(heading(error.status === 404 ? 'Not found' : 'Request failed'), el('p', { role: 'alert' }, error.status === 404 ? 'This cache does not have it.' : error.message), el('p', {}, el('a', { href: '#/find' }, 'Search for something else')));
 }
 function askToken(error) {
   const field = el('input', { type: 'password', id: 'token', autocomplete: 'off' });
-  show(heading('This cache is private'), el('p', { class: token ? 'bad' : '', role: 'alert' }, token ? error.message : 'Put in a token that may pull. It stays in this tab.'),
+  show(heading('This cache is private'), el('p', { class: token ? 'bad' : '', role: 'alert' }, token ? error.message : 'Enter a token with the scope pull. It stays in this tab.'),
     el('form', { onsubmit: (event) => { event.preventDefault(); token = field.value.trim(); sessionStorage.setItem('token', token); route(); } },
       el('label', { for: 'token' }, 'Token'), field, el('p', {}, el('button', {}, 'Go on'))));
   field.focus();
