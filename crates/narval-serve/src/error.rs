@@ -55,7 +55,7 @@ pub(crate) enum ServeError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The cache that is written refuses something, or fails.
+    /// The writable cache refuses something, or fails.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// No upstream can be asked at the moment.

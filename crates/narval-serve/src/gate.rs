@@ -1,4 +1,4 @@
-//! Who may do what with a cache: decided before anything of the cache is looked at, so that what is refused says nothing of it.
+//! Access control of one cache. It runs before anything of the cache is read, so that refusals reveal nothing about its contents.
 
 use narval_cache::written::{CacheName, Grant, Scope};
 use narval_http::{HeadRef, Method, Request};
@@ -9,7 +9,7 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::routes::table::{PushRoute, Route};
 
-/// The door of one cache, or of a name that no cache has.
+/// Access control of one cache, or of a name that no cache has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate<'a> {
     pub(crate) auth: &'a Auth,
@@ -25,14 +25,14 @@ pub(crate) struct Gate<'a> {
 pub(crate) enum Allowed<'a> {
     Put(Route<'a>, Grant),
     Post(PushRoute<'a>, Grant),
-    /// To be told how much of this NAR has come.
+    /// May ask how much of this NAR was received.
     Progress(&'a str, Grant),
-    /// To decide what the cache keeps.
+    /// May change what the cache keeps.
     Administer(Administration<'a>, Grant),
     Read(Route<'a>),
 }
 
-/// What decides what a cache keeps, each with a scope of its own.
+/// Requests that change what a cache keeps. They need other scopes than uploads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Administration<'a> {
     /// `GET …/pins`
@@ -46,7 +46,7 @@ pub(crate) enum Administration<'a> {
 }
 
 impl<'a> Administration<'a> {
-    /// What a method asks of a route; `None` for all else.
+    /// Returns `None` for all other requests.
     fn of(method: &Method, route: &Route<'a>) -> Option<Self> {
         Some(match (method, route) {
             (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Pins)) => Self::ListPins,
@@ -100,8 +100,8 @@ impl Gate<'_> {
         }
     }
 
-    /// Whether a caller may read, as far as memory tells. What it does not tell is for a worker, and so is a wrong token: it is refused
-    /// whatever it is sent with.
+    /// Whether a caller may read, as far as this can be decided from memory. Otherwise, and for wrong tokens, which are refused on every request,
+    /// a worker decides.
     pub(crate) fn may_read_inline(&self, head: &HeadRef<'_>) -> bool {
         match head.header_bytes("authorization") {
             None => self.is_public,
@@ -112,8 +112,8 @@ impl Gate<'_> {
         }
     }
 
-    /// Whether a caller may read. A private cache says no more to strangers than that they are; to a token without the scope `pull`, every
-    /// name is absent, whether it exists or not. Whoever may push needs to know that this is a cache.
+    /// Checks whether a caller may read. A private cache answers 401 to callers without a token. To a token without the scope `pull`, every
+    /// name is absent, whether it exists or not; a token that may push can read `nix-cache-info`, which Nix asks for first.
     fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {
         if self.is_public || (self.is_root && matches!(route, Route::Health | Route::Ready)) {
             return Ok(());

@@ -42,7 +42,7 @@ fn read_ahead_threads() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8)
 }
 
-/// Nix packages as a binary cache: of a live store, of a cache that is written, or of both.
+/// Nix packages as a binary cache: of a live store, of a writable cache, or of both.
 ///
 /// Cheap to clone: clones share everything.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub struct Sources {
     pub store: Option<Store>,
     /// A cache that takes uploads; only with [`Face::Narval`].
     pub written: Option<WrittenCache>,
-    /// What else is asked; only with a cache that takes uploads.
+    /// The upstreams; only with a cache that takes uploads.
     pub upstreams: Option<Upstreams>,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Live {
     pub(crate) nars: Nars,
 }
 
-/// The cache that is written.
+/// The writable cache.
 #[derive(Debug)]
 struct Written {
     cache: Cache,
@@ -244,7 +244,7 @@ impl Service {
         self.shared.written.as_ref().is_none_or(|written| written.is_public)
     }
 
-    /// [`Handler::inline`] of a request whose path goes on with ours at byte `at`.
+    /// [`Handler::inline`] of a request. The cache's own path begins at byte `at` of the request's.
     #[inline]
     pub(crate) fn inline_at(&self, head: &HeadRef<'_>, at: usize) -> Option<Response> {
         let shared = &*self.shared;
@@ -265,7 +265,7 @@ impl Service {
         Some(response)
     }
 
-    /// [`Handler::handle`] of a request whose path goes on with ours at byte `at`.
+    /// [`Handler::handle`] of a request. The cache's own path begins at byte `at` of the request's.
     pub(crate) fn handle_at(&self, request: Request, at: usize) -> Response {
         self.count(request, Some(at), |shared, route, is_own, request| match &shared.written {
             Some(written) => shared.answer_with_tokens(written, route, is_own, at, request),
@@ -472,7 +472,7 @@ impl Shared {
         Page::is_wanted(&request.head()).then(|| page.document(&request.head()))
     }
 
-    /// Answers a request to a server that takes uploads: who sends it comes first.
+    /// Answers a request to a server that takes uploads. Access control comes first.
     fn answer_with_tokens(
         &self,
         written: &Written,
@@ -497,7 +497,7 @@ impl Shared {
         }
     }
 
-    /// Answers from the cache that is written alone: below [`PUSH_BASE`].
+    /// Answers from the writable cache alone: below [`PUSH_BASE`].
     fn read_own(&self, written: &Written, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
         let small = |kind, name: &str| small::answer(&written.cache, kind, name);
         match route {
@@ -612,7 +612,7 @@ impl Shared {
         }
     }
 
-    /// A small file from the live store, else from the cache that is written.
+    /// A small file from the live store, else from the writable cache.
     fn first(
         &self,
         live: impl FnOnce(&Live) -> Result<Response, ServeError>,
@@ -638,21 +638,21 @@ impl Shared {
 }
 
 impl Written {
-    /// The door of this cache, for a request whose path goes on with ours at byte `at`.
+    /// The access control of this cache. The cache's own path begins at byte `at` of the request's.
     #[inline]
     fn gate<'a>(&'a self, metrics: &'a Metrics, at: usize) -> Gate<'a> {
         Gate { auth: &self.auth, cache: self.cache.name(), is_public: self.is_public, is_root: at == 0, metrics }
     }
 
-    /// Exchanges the token of a CI platform, for whoever has none of ours yet, if that is asked for.
+    /// Returns the OIDC exchange if this request asks for it. Its callers have no token of this server yet.
     fn exchange(&self, route: &Route<'_>, request: &Request) -> Option<&OidcExchange> {
         let is_asked = *request.method() == Method::POST && *route == Route::Push(PushRoute::Oidc);
         self.exchange.as_ref().filter(|_| is_asked)
     }
 }
 
-/// Below this, the cache that is written answers as if it were the only source: a client that asks what is missing there uploads what only
-/// the live store or an upstream has, and its questions make nobody fetch.
+/// Below this path, the writable cache answers as if it were the only source. So a push uploads paths that only the live store or an upstream
+/// has, and its presence checks cause no fetches.
 const PUSH_BASE: &str = "/push";
 
 fn below_push(path: &str) -> Option<&str> {

@@ -75,7 +75,7 @@ impl Cache {
     /// Changes how it behaves, here and in the index.
     ///
     /// # Errors
-    /// When the index or `nix-cache-info` can't be written.
+    /// If the index or `nix-cache-info` cannot be written.
     pub fn set_settings(&self, settings: &CacheSettings) -> Result<(), DataError> {
         self.index().set_settings(self.id(), &settings.to_json())?;
         *self.state.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings.clone());
@@ -116,7 +116,7 @@ impl Cache {
     /// The narinfo of a path, as it is served.
     ///
     /// # Errors
-    /// When the index fails.
+    /// If the index fails.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<Arc<[u8]>>, IndexError> {
         let narinfo = self.index().narinfo(self.id(), hash_part)?;
         if narinfo.is_some() {
@@ -128,18 +128,18 @@ impl Cache {
     /// As [`Cache::narinfo`], of many, in the order of the question.
     ///
     /// # Errors
-    /// When the index fails.
+    /// If the index fails.
     pub fn narinfos(&self, hash_parts: &[HashPart]) -> Result<Vec<Option<Arc<[u8]>>>, IndexError> {
         let found = self.index().narinfos(self.id(), hash_parts)?;
         hash_parts.iter().zip(&found).filter(|(_, text)| text.is_some()).for_each(|(part, _)| self.note_used(part));
         Ok(found.into_iter().map(|text| text.map(Arc::from)).collect())
     }
 
-    /// Opens the file of a NAR, by its name below `nar/`; `None` if there is none. One that is not as long as it should be is
-    /// never given out: it is forgotten, with the paths that are served from it, so that they can be pushed again.
+    /// Opens the file of a NAR by its name below `nar/`. Returns `None` if there is none. A file of the wrong length is never served: it is
+    /// removed from the index, together with the paths that use it, so that they can be pushed again.
     ///
     /// # Errors
-    /// When the index or the file can't be read.
+    /// If the index or the file cannot be read.
     pub fn nar_file(&self, name: &str) -> Result<Option<NarFile>, Refusal> {
         let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
         let name = parsed.to_string();
@@ -156,7 +156,7 @@ impl Cache {
         Ok(None)
     }
 
-    /// Looks again, while nobody writes, whether a file is lost; if so, forgets it.
+    /// Checks again, under the exclusive lock, whether a file is lost. If it is, removes it from the index.
     pub(super) fn lost(&self, name: &str) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
@@ -173,11 +173,11 @@ impl Cache {
         self.reconcile_now()
     }
 
-    /// Which of these paths are not here, or have lost their NAR, in the order of the question. With `lease_seconds`, those
-    /// that are here stay for so long: the client is told that it need not send them.
+    /// Returns the paths that are missing, or whose NAR is lost, in the given order. With `lease_seconds`, the others are leased for so long,
+    /// because the client will not upload them.
     ///
     /// # Errors
-    /// When the index or a file can't be looked at, or too many are asked about.
+    /// If the index or a file cannot be read, or there are too many hash parts.
     pub fn missing(&self, hash_parts: &[HashPart], lease_seconds: Option<u64>) -> Result<Vec<HashPart>, Refusal> {
         if hash_parts.len() > QUESTION_MAX {
             let message = format!("more than {QUESTION_MAX} paths in one query");
@@ -206,7 +206,7 @@ impl Cache {
     /// All its paths, by base name.
     ///
     /// # Errors
-    /// When the index fails.
+    /// If the index fails.
     pub fn list(&self) -> Result<Vec<Listed>, IndexError> {
         self.record_uses();
         let paths = self.index().snapshot(self.id())?.paths.into_iter();
@@ -219,30 +219,30 @@ impl Cache {
     /// How much is in it.
     ///
     /// # Errors
-    /// When the index fails, or the small files can't be looked at.
+    /// If the index fails, or the small files cannot be listed.
     pub fn usage(&self) -> Result<Usage, Refusal> {
         Ok(Usage { small_bytes: self.bytes_of_small_files()?, ..self.index().usage(self.id())? })
     }
 
-    /// What refers to a path, itself left out.
+    /// The paths that refer to a path, except itself.
     ///
     /// # Errors
-    /// When the index fails.
+    /// If the index fails.
     pub fn referrers(&self, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {
         self.index().referrers(self.id(), hash_part)
     }
 
-    /// Notes that a path was asked for, whether or not its narinfo came from here: what a server answers from memory counts.
+    /// Notes that a path was requested. Answers from memory count, too.
     pub fn note_used(&self, hash_part: &HashPart) {
         self.shared.uses.note_path(self.id(), hash_part, self.now());
     }
 
-    /// As [`Cache::note_used`], by the name of a NAR's file.
+    /// As [`note_used`](Cache::note_used), by the name of a NAR's file.
     pub fn note_nar_used(&self, name: &NarFileName) {
         self.shared.uses.note_file(self.id(), name, self.now());
     }
 
-    /// Records what was noted, for those who look at it next.
+    /// Writes the noted uses to the index, before they are read there.
     pub(super) fn record_uses(&self) {
         self.shared.record();
     }

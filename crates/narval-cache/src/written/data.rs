@@ -25,7 +25,7 @@ impl Data {
     /// A cache; `None` if there is none of this name.
     ///
     /// # Errors
-    /// When the index or the cache's folder can't be read.
+    /// If the index or the cache's folder cannot be read.
     pub fn cache(&self, name: &CacheName) -> Result<Option<Cache>, DataError> {
         if let Some(state) = self.open_caches().get(name) {
             return Ok(Some(self.handle(Arc::clone(state))));
@@ -45,7 +45,7 @@ impl Data {
     /// Makes a cache; one of this name that is there stays as it is, and is returned.
     ///
     /// # Errors
-    /// When the index or the cache's folder can't be written.
+    /// If the index or the cache's folder cannot be written.
     pub fn create_cache(&self, name: &CacheName, settings: &CacheSettings) -> Result<Cache, DataError> {
         let record = self.shared.index.create_cache(name, &settings.to_json(), super::now())?;
         let cache = self.open_cache(record)?;

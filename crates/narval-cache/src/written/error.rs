@@ -1,4 +1,4 @@
-//! Why a data folder can't be used.
+//! Errors of data folders.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use thiserror::Error;
 use super::index::IndexError;
 use super::{CacheName, SettingsError};
 
-/// Why a data folder can't be used.
+/// An error of a data folder.
 #[derive(Debug, Error)]
 pub enum DataError {
-    /// A file can't be used.
+    /// A file cannot be used.
     #[error("cannot {action} '{}': {source}", path.display())]
     Io {
         /// What was tried, as a verb.
@@ -32,7 +32,7 @@ pub enum DataError {
         /// Why, and what to do.
         reason: String,
     },
-    /// The settings of a cache can't be read.
+    /// The settings of a cache cannot be read.
     #[error("cache '{cache}': {source}")]
     Settings {
         /// The cache.

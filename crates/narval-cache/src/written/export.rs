@@ -50,7 +50,7 @@ struct SavedToken {
 pub struct Imported {
     /// Tokens that were not there.
     pub tokens: usize,
-    /// Pins of paths that are there.
+    /// Pins of existing paths.
     pub pins: usize,
 }
 
@@ -59,7 +59,7 @@ impl Data {
     /// still say who may write.
     ///
     /// # Errors
-    /// When the index can't be read.
+    /// If the index cannot be read.
     pub fn export(&self) -> Result<String, DataError> {
         let index = &self.shared().index;
         let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens: Vec::new() };
@@ -95,10 +95,10 @@ impl Data {
         Ok(serde_json::to_string_pretty(&saved).unwrap_or_default())
     }
 
-    /// Takes back what [`Data::export`] has saved. Tokens that are there stay as they are; pins of paths that are not are left out.
+    /// Restores what [`Data::export`] has saved. Existing tokens are not changed, and pins of absent paths are skipped.
     ///
     /// # Errors
-    /// A text that is no such export, or an index that can't be written.
+    /// If the text is no such export, or the index cannot be written.
     pub fn import(&self, text: &str) -> Result<Imported, DataError> {
         let invalid = |reason: String| {
             let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason);

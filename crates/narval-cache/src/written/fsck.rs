@@ -41,7 +41,7 @@ impl Data {
     /// Checks all caches, and the files that they share.
     ///
     /// # Errors
-    /// When the index or a folder can't be read.
+    /// If the index or a folder cannot be read.
     pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, Refusal> {
         let mut report = FsckReport::default();
         for cache in self.caches().map_err(failed)? {
@@ -93,7 +93,7 @@ impl Data {
     /// as `index.sqlite.<time>`; one in a database is not touched, and an empty database must be named. Tokens, pins and settings are not in the files: see [`Data::export`]. No server may be running.
     ///
     /// # Errors
-    /// When the folder can't be read or written.
+    /// If the folder cannot be read or written.
     pub fn rebuild(path: &Path, database: Option<Database>) -> Result<(Self, FsckReport), DataError> {
         if let Some(database) = &database {
             super::database::must_be_empty(path, database)?;

@@ -195,7 +195,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// That of whoever may write the data folder: everything.
+    /// The grant of an administrator, who can write to the data folder: everything.
     pub fn administrator(label: &str) -> Self {
         Self {
             token: String::new(),

@@ -1,8 +1,8 @@
-//! The cache that is written: a data folder with named caches, the tokens for them, and an index of it all.
+//! The writable cache: a data folder with named caches, the tokens for them, and an index of it all.
 //!
 //! Knows nothing of HTTP. [`Data`] is an open folder, [`Cache`] one of its caches: [`Cache::begin_nar`] and
 //! [`Cache::commit_narinfos`] write, [`Cache::narinfo`] and [`Cache::nar_file`] read. [`Tokens`] turns what a client presents
-//! into a [`Grant`]; whoever writes needs one. What is refused is a [`Refusal`], with a message for the client.
+//! into a [`Grant`]; every write needs one. Errors are a [`Refusal`], with a message for the client.
 //!
 //! ```text
 //! DIR/index.sqlite               the index (SQLite, WAL), unless it is in a database ([`Database`])

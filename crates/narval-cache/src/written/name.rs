@@ -34,7 +34,7 @@ impl CacheName {
     /// Parses a name.
     ///
     /// # Errors
-    /// When it is none.
+    /// If it is invalid.
     pub fn parse(text: &str) -> Result<Self, CacheNameError> {
         let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.".contains(&byte);
         let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
@@ -106,7 +106,7 @@ impl NarFileName {
     /// Parses a name, without the `nar/` before it.
     ///
     /// # Errors
-    /// When it is none.
+    /// If it is invalid.
     pub fn parse(name: &str) -> Result<Self, NarFileNameError> {
         let (hash, rest) = name.split_at_checked(Self::HASH_LEN).ok_or(NarFileNameError::Shape)?;
         let found = rest.strip_prefix(".nar").ok_or(NarFileNameError::Shape)?;

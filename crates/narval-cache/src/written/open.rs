@@ -36,7 +36,7 @@ pub struct DataOptions {
     /// Forget what nothing keeps, so often: for a server, which also recompresses what it is set to. The first time is after one
     /// such period.
     pub collect_every: Option<Duration>,
-    /// For measuring only: uncompressed NARs are believed and not synchronised. Whoever uploads could put anything in anybody's
+    /// For measuring only: uncompressed NARs are neither verified nor synced. Whoever uploads could put anything in anybody's
     /// place.
     #[doc(hidden)]
     pub unsafe_no_verify: bool,
@@ -46,7 +46,7 @@ impl Data {
     /// Opens a data folder, and makes it when it is missing. Removes what processes that are gone have left behind.
     ///
     /// # Errors
-    /// When the folder or its index can't be used.
+    /// When the folder or its index cannot be used.
     pub fn open(path: &Path, options: DataOptions) -> Result<Self, DataError> {
         let database = options.database.as_ref();
         if options.must_exist && !database::exists(path, database) {

@@ -16,7 +16,7 @@ pub const MESSAGE_LEN_MAX: usize = 1000;
 pub enum RefusalKind {
     /// 400: what was sent is malformed.
     Malformed,
-    /// 401: nobody, or a token that is unknown, expired or revoked.
+    /// 401: no token, or one that is unknown, expired or revoked.
     Unauthorized,
     /// 403: the token lacks a scope.
     Forbidden,

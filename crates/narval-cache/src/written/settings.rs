@@ -7,7 +7,7 @@ use thiserror::Error;
 /// A NAR larger than this is refused, if nothing else is said: 64 GiB. Decoding a hostile file costs at most as much.
 pub const NAR_SIZE_MAX: u64 = 64 << 30;
 
-/// How long what nobody asked for is kept, if nothing else is said, in days.
+/// The default retention in days: how long unused paths are kept.
 pub const RETENTION_DAYS: u32 = 90;
 
 /// Nix remembers for so long that a path is in a cache, in days: with a shorter retention clients believe in paths that are gone.
@@ -33,7 +33,7 @@ pub struct CacheSettings {
     /// Whether a path is refused when its contents refer to a path of this cache that its narinfo does not name. Nix itself
     /// makes such paths (sources that mention store paths, `unsafeDiscardReferences`), so they are reported only by default.
     pub strict_references: bool,
-    /// What nobody asked for during so many days is forgotten; `None`: nothing is.
+    /// Paths that were not used for so many days are collected. `None`: never.
     pub retention_days: Option<u32>,
     /// More bytes than this are not kept: the least recently used paths go first. Logs and other small files have at most a
     /// quarter of it.
@@ -66,7 +66,7 @@ impl Default for CacheSettings {
     }
 }
 
-/// Kept settings can't be read.
+/// Stored settings cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("the settings in the index cannot be read: {0}")]
 pub struct SettingsError(String);

@@ -48,19 +48,19 @@ pub enum SmallKind {
     Other,
 }
 
-/// What was done with a small file.
+/// What became of an uploaded small file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Put {
     /// It is new, or has replaced another.
     Written,
-    /// There was one, which stays; or the cache makes such files itself.
+    /// The existing one was kept, or the cache makes such files itself.
     Kept,
-    /// It is of a kind that is not known, and cannot be kept: its name is none, it is too large, or there are too many.
+    /// It is of an unknown kind and was discarded: its name is invalid, it is too large, or there are too many.
     Dropped,
 }
 
 impl SmallKind {
-    /// Where the file is in the cache's folder; `None` for a name that is none.
+    /// The file's path in the cache's folder. Returns `None` for an invalid name.
     fn path(self, name: &str) -> Option<String> {
         match self {
             Self::Listing => name.parse::<HashPart>().ok().map(|part| format!("{part}.ls")),
@@ -98,10 +98,10 @@ impl SmallKind {
 }
 
 impl Cache {
-    /// Opens a small file, with its length; `None` if there is none, or the name is none.
+    /// Opens a small file, and returns its length, too. Returns `None` if it does not exist or the name is invalid.
     ///
     /// # Errors
-    /// When it is there and can't be read.
+    /// If it exists and cannot be read.
     pub fn small_file(&self, kind: SmallKind, name: &str) -> Result<Option<(File, u64)>, Refusal> {
         let Some(path) = kind.path(name) else { return Ok(None) };
         let fail = |error: io::Error| Refusal::of_file("open", &path, &error);
@@ -122,7 +122,7 @@ impl Cache {
     /// (signatures may have been added to it).
     ///
     /// # Errors
-    /// A name that is none, a token that may not push, a file that is too large, or no room.
+    /// If the name is invalid, the token may not push, the file is too large, or there is no room.
     pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
         let result = match self.try_put(kind, name, body, grant) {
             // What a later Nix uploads must not fail its copy.
@@ -160,7 +160,7 @@ impl Cache {
             let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
             return if len > kind.len_max() { Err(too_large()) } else { Ok(Put::Kept) };
         }
-        // Whoever uploads when it is full already is told before the body is read.
+        // A cache that is already full refuses before the body is read.
         self.check_quota(1)?;
         let fail = |error: io::Error| Refusal::of_file("write", &path, &error);
         let file = self.storage().incoming().map_err(fail)?;

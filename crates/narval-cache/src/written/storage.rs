@@ -51,12 +51,12 @@ impl Storage {
         &self.path
     }
 
-    /// Waits for whoever removes files, and keeps them from beginning.
+    /// Waits for processes that remove files, and keeps others from starting.
     pub(crate) fn lock_shared(&self) -> io::Result<StorageLock> {
         self.lock(FlockOperation::LockShared)
     }
 
-    /// Waits for whoever adds files, and keeps them from beginning.
+    /// Waits for processes that add files, and keeps others from starting.
     pub(crate) fn lock_exclusive(&self) -> io::Result<StorageLock> {
         self.lock(FlockOperation::LockExclusive)
     }

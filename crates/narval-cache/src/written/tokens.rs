@@ -41,7 +41,7 @@ pub struct NewToken {
     pub expires: Option<u64>,
 }
 
-/// What is known of a token; not the token, which nobody knows but who has it.
+/// What is stored about a token. The token itself is not stored.
 #[derive(Debug, Clone)]
 pub struct TokenInfo {
     /// Its id, the part between the first two underscores.
@@ -62,7 +62,7 @@ pub struct TokenInfo {
     pub revoked: Option<u64>,
 }
 
-/// Why a token can't be made or found.
+/// An error when tokens are created or looked up.
 #[derive(Debug, Error)]
 pub enum TokenError {
     /// The index fails.
@@ -77,7 +77,7 @@ pub enum TokenError {
     /// The system gives no random numbers.
     #[error("the system provides no random numbers: {0}")]
     Random(String),
-    /// What is recorded can't be read.
+    /// A stored record cannot be read.
     #[error("token '{id}' in the index cannot be read: {reason}")]
     Record {
         /// Its id.
@@ -95,7 +95,7 @@ impl Tokens {
     /// Makes a token, and shows it this once.
     ///
     /// # Errors
-    /// When it can't be what is wanted, or can't be recorded.
+    /// If it is invalid or cannot be stored.
     pub fn create(&self, new: &NewToken) -> Result<(TokenInfo, Zeroizing<String>), TokenError> {
         if new.label.is_empty() || new.label.len() > LABEL_LEN_MAX || new.label.chars().any(char::is_control) {
             return Err(TokenError::Label);

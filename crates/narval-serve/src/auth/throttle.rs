@@ -1,4 +1,4 @@
-//! Slows down whoever guesses tokens, by address.
+//! Throttles addresses that guess tokens.
 //!
 //! After [`FREE`] wrong tokens, one address may try one token in [`PAUSE`]; what it tries in between is refused unseen, so
 //! that a guess tells nothing. Tokens that were right a moment ago are exempt: one client with a wrong token must not lock out the others

@@ -15,7 +15,7 @@ pub(super) struct About {
     keys: Vec<String>,
     /// Whether it serves a store as it is now.
     live: bool,
-    /// The cache that is written.
+    /// The writable cache.
     written: Option<Written>,
     upstreams: bool,
 }

@@ -1,4 +1,4 @@
-//! Search by name: a table of the names of all paths in memory, made when somebody searches and dropped when nobody does.
+//! Search by name, in a table of the names of all paths in memory. The first search builds it, and it is dropped when it is not used.
 //!
 //! A scan of the names of a million paths takes a few milliseconds, and no database index finds parts of words. The names of
 //! a live store could not be indexed anyway: its database belongs to Nix.
@@ -21,7 +21,7 @@ const PAGE_LEN: usize = 50;
 /// The longest query, in bytes, and the most words in it.
 const QUERY_LEN_MAX: usize = 256;
 const WORDS_MAX: usize = 16;
-/// How long a table is kept that nobody asks.
+/// How long an unused table is kept.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 /// A table that is not up to date any more is made anew, but this part of the time at most goes into it: one in twenty.
 const REST_FACTOR: u32 = 20;
@@ -69,7 +69,7 @@ impl Asked {
 pub(super) struct Found {
     hash: String,
     name: String,
-    /// Bytes: of the NAR in a live store, of its file in a cache that is written.
+    /// Bytes: of the NAR in a live store, of its file in a writable cache.
     size: u64,
     /// When it was registered, or last pushed or asked for, in seconds since 1970.
     time: u64,
@@ -121,7 +121,7 @@ impl Catalog {
         Ok(self.table(places)?.search(asked))
     }
 
-    /// Whoever comes while it is made waits: it would not be made faster twice.
+    /// Requests that arrive while it is built wait for it.
     fn table(self: &Arc<Self>, places: &Places) -> Result<Arc<Table>, ServeError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         // Before anything is read: a table can only be newer than its stamps say.

@@ -100,7 +100,7 @@ impl Page {
         accept.split(|byte| *byte == b',').any(|range| range.trim_ascii().starts_with(b"text/html"))
     }
 
-    /// The document. It says nothing about the cache, so that whoever may not read sees no more than where to put a token.
+    /// The document. It contains nothing about the cache: callers that may not read it only see where to put a token.
     pub(crate) fn document(&self, head: &HeadRef<'_>) -> Response {
         self.document.answer(head)
     }
@@ -122,7 +122,7 @@ impl Page {
     }
 }
 
-/// An answer that nobody stores: paths come and go.
+/// An answer that must not be stored: paths come and go.
 fn json(value: &impl Serialize) -> Result<Response, ServeError> {
     let text = serde_json::to_vec(value).map_err(|error| {
         tracing::error!("cannot render a response for the page: {error}");

@@ -1,4 +1,4 @@
-//! What the server does now: told once a second to everybody who looks, over a WebSocket. Nothing is sampled while nobody looks.
+//! Live figures, sent once a second over a WebSocket. Nothing is sampled while no client is connected.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +69,7 @@ impl Now {
         }
     }
 
-    /// Tells until nobody looks any more.
+    /// Sends samples until the last client has disconnected.
     fn tell(&self) {
         loop {
             let uptime = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -25,7 +25,7 @@ pub(crate) struct Narinfos {
     pub(crate) live: Option<LiveNarinfos>,
     pub(crate) written: Option<Arc<WrittenNarinfos>>,
     pub(crate) upstream: Option<UpstreamNarinfos>,
-    /// The answer for paths that are not there.
+    /// The answer for absent paths.
     pub(crate) absent: Arc<Prepared>,
 }
 
@@ -56,7 +56,7 @@ impl Narinfos {
         Ok(self.respond(head, answer))
     }
 
-    /// Answers on a worker from the cache that is written alone.
+    /// Answers on a worker from the writable cache alone.
     pub(crate) fn answer_own(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
         let answer = match &self.written {
             Some(written) => written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok)?,
@@ -65,7 +65,7 @@ impl Narinfos {
         Ok(self.respond(head, answer))
     }
 
-    /// The narinfo or the absence of a hash part: of each source from memory, else read.
+    /// Looks up the narinfo of a hash part: in each source first in memory, then by reading it.
     pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let answer = self.look_up_own(hash_part)?;
         match (&answer, &self.upstream) {
@@ -76,7 +76,7 @@ impl Narinfos {
         }
     }
 
-    /// The same for the page: to look at a path is not to fetch its closure.
+    /// As [`look_up`](Self::look_up), for the page: viewing a path does not prefetch its closure.
     pub(crate) fn look_at(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let answer = self.look_up_own(hash_part)?;
         match (&answer, &self.upstream) {
@@ -87,7 +87,7 @@ impl Narinfos {
         }
     }
 
-    /// The same with what is kept of the upstreams: a question for presence makes nobody fetch.
+    /// As [`look_up`](Self::look_up), but only with what is kept of the upstreams: a presence check causes no fetches.
     pub(crate) fn look_up_here(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let answer = self.look_up_own(hash_part)?;
         Ok(match (&answer, &self.upstream) {
@@ -96,7 +96,7 @@ impl Narinfos {
         })
     }
 
-    /// Of the live store and the cache that is written.
+    /// Looks up the live store and the writable cache.
     fn look_up_own(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let mut answer = Answer::Absent;
         if let Some(live) = &self.live {
@@ -180,7 +180,7 @@ impl LiveNarinfos {
     }
 }
 
-/// The answer for a path that is not there. No proxy may cache it: the path may be built a moment later.
+/// The answer for absent paths. Proxies must not cache it: the path may be built a moment later.
 pub(crate) fn absent() -> Arc<Prepared> {
     let no_store = (header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Arc::new(prepared(StatusCode::NOT_FOUND, "text/plain", &[no_store], "No such path.\n"))

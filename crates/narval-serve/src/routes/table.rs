@@ -20,7 +20,7 @@ pub(crate) enum Route<'a> {
     NarInfo(HashPart),
     /// `/nar/…` of the store, any dialect
     Nar(NarRoute<'a>),
-    /// `/nar/<file hash>.nar…` of the cache that is written: the name of the file
+    /// `/nar/<file hash>.nar…` of the writable cache: the name of the file
     NarFile(&'a str),
     /// `/nar/<hash part>-<hash>.nar.…` of an upstream: the name of the file
     UpstreamNar(&'a str),
@@ -190,7 +190,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
 
 /// The dialects: `<hash>-<narhash>.nar` (nix-serve, nix-serve-ng), `<hash>.nar` (old nix-serve, eris),
 /// `<narhash>.nar?hash=<hash>` (harmonia); and our own `<hash>-<narhash>.nar.zst`, which a client may have from `narval serve`
-/// and ask `nix-serve` for. A file of the cache that is written has the name that Nix gave it.
+/// and ask `nix-serve` for. A file of the writable cache has the name that Nix gave it.
 #[inline]
 fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
     let (name, zstd) = match file.strip_suffix(".zst") {

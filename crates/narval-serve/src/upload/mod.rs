@@ -185,7 +185,7 @@ impl Uploads {
                 Put::Kept | Put::Dropped => Response::new(StatusCode::OK),
             }),
             Upload::Unknown(path) => {
-                // A kind of file that a later Nix uploads must not fail its copy; nobody can have asked for it before.
+                // Files of kinds that only a later Nix knows must not fail its copy.
                 let bytes = read(body, OTHER_BYTES_MAX)?.len();
                 tracing::warn!("PUT {path}: a file of an unknown type was dropped ({bytes} bytes)");
                 Ok(Response::new(StatusCode::OK))

@@ -1,4 +1,4 @@
-//! Answers from upstreams, after those of the store and of the cache that is written.
+//! Answers from upstreams, after those of the store and of the writable cache.
 
 pub(crate) mod nar;
 pub(crate) mod narinfo;

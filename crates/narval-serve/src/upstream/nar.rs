@@ -61,7 +61,7 @@ pub(crate) fn answer(
                 let follower = Follower::new(growing, range.start, Some(range.start + range.length), metrics);
                 Ok(Body::source(follower, Some(range.length)))
             }
-            // Nobody asks for that but who tries out what a server does.
+            // No Nix client asks for several ranges.
             Selected::Several(_) => Err(Unavailable {
                 retry_after: Duration::from_secs(1),
                 reason: "several ranges are sent once the NAR is here".to_owned(),

@@ -15,7 +15,7 @@ use crate::narinfo::render::present;
 #[derive(Debug)]
 pub(crate) struct UpstreamNarinfos {
     pub(crate) upstreams: Upstreams,
-    /// Those that are there, under the count of those that were forgotten.
+    /// Narinfos that exist, each stored with [`Upstreams::forgotten`].
     pub(crate) memo: Memo<u64>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -32,7 +32,7 @@ impl UpstreamNarinfos {
         Some(answer)
     }
 
-    /// What is remembered or kept of a hash part. No upstream is asked.
+    /// The remembered or kept answer for a hash part. No upstream is asked.
     pub(crate) fn kept(&self, hash_part: &HashPart) -> Answer {
         match self.remembered(hash_part) {
             Some(answer) => answer,
@@ -40,8 +40,8 @@ impl UpstreamNarinfos {
         }
     }
 
-    /// As [`read`](Self::read), for the page: whoever looks at a closure there fetches none of its NARs. Not remembered here, so that the
-    /// first client that asks is seen.
+    /// As [`read`](Self::read), for the page: viewing a closure does not prefetch its NARs. The answer is not remembered here, so that the first
+    /// client that asks is counted.
     pub(crate) fn look_at(&self, hash_part: &HashPart) -> Result<Answer, ServeError> {
         Ok(match self.upstreams.narinfo_to_look_at(hash_part)? {
             Lookup::Absent => Answer::Absent,
@@ -53,7 +53,7 @@ impl UpstreamNarinfos {
         Answer::Present(Arc::new(present(Face::Narval, text.to_vec())))
     }
 
-    /// Takes up what is kept, or asks the upstreams. It waits for them.
+    /// Reads what is kept, or asks the upstreams and waits for them.
     pub(crate) fn read(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         self.metrics.narinfo_memo_misses.inc();
         let forgotten = self.upstreams.forgotten();

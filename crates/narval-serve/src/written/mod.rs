@@ -1,4 +1,4 @@
-//! Answers from the cache that is written.
+//! Answers from the writable cache.
 
 pub(crate) mod nar;
 pub(crate) mod narinfo;

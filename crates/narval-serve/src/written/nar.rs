@@ -1,4 +1,4 @@
-//! NARs of the cache that is written: files, sent as they were uploaded.
+//! NARs of the writable cache: files, sent as they were uploaded.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Narinfos of the cache that is written: remembered as they are sent, and never served stale.
+//! Narinfos of the writable cache: remembered as they are sent, and never served stale.
 
 use std::sync::Arc;
 

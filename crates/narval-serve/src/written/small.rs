@@ -1,4 +1,4 @@
-//! Small files of the cache that is written: listings, logs, realisations, debug information.
+//! Small files of the writable cache: listings, logs, realisations, debug information.
 
 use narval_cache::written::{Cache, SmallKind};
 use narval_http::{Body, FileRange, Response, StatusCode, header};
@@ -10,7 +10,7 @@ pub(crate) fn answer(cache: &Cache, kind: SmallKind, name: &str) -> Result<Respo
     let (file, length) = cache.small_file(kind, name)?.ok_or(ServeError::NoPath)?;
     let body = Body::file(FileRange { file: file.into(), offset: 0, length });
     let response = Response::new(StatusCode::OK).header(header::CONTENT_TYPE, content_type(kind));
-    // Whoever may push could put a page or a script here.
+    // A `push` token can upload pages and scripts.
     Ok(response.header(header::X_CONTENT_TYPE_OPTIONS, "nosniff").body(body))
 }
 

@@ -213,7 +213,7 @@ pub(crate) struct Used {
 pub(crate) struct Cutoff {
     /// No narinfo has named it since then.
     pub(crate) orphaned: u64,
-    /// Nobody has uploaded it or asked for it since then.
+    /// It was not uploaded or requested since then.
     pub(crate) used: u64,
 }
 
@@ -266,9 +266,9 @@ pub(crate) trait Index: Send + Sync {
     fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError>;
     /// What is recorded of a path.
     fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError>;
-    /// Which of these paths are there.
+    /// Which of these paths exist.
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
-    /// For each path that is there, the name of its NAR's file and the bytes that it should have.
+    /// For each path that exists, the name of its NAR's file and the length that the file must have.
     fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
     /// Makes paths visible, all at once and durably, or none: each must still have the version of its record.
     fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError>;

@@ -1,4 +1,4 @@
-//! Why a token is refused, or a rule can't be.
+//! Errors of tokens, rules and issuers.
 
 use thiserror::Error;
 
@@ -48,7 +48,7 @@ pub enum OidcError {
     /// No rule allows it anything.
     #[error("no rule of this server matches the token of {0}")]
     NoRule(String),
-    /// The keys of the issuer can't be had now. The client may try again.
+    /// The keys of the issuer cannot be fetched now. The client may try again.
     #[error("the keys of the issuer '{issuer}' cannot be fetched now; try again later")]
     Unavailable {
         /// The issuer.
@@ -65,7 +65,7 @@ impl OidcError {
     }
 }
 
-/// Why an issuer or a rule can't be.
+/// An invalid issuer or rule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RuleError {

@@ -45,7 +45,7 @@ pub const KEYS_LEN_MAX: u64 = 256 * 1024;
 pub const KEYS_MAX: usize = 128;
 /// How long keys are used before the issuer is asked again.
 pub const KEYS_FRESH: std::time::Duration = std::time::Duration::from_secs(3600);
-/// How long keys are used while the issuer can't be asked.
+/// How long keys are used while the issuer cannot be asked.
 pub const KEYS_STALE_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 /// How often an issuer is asked for its keys at most, in each [`FETCH_WINDOW`]: tokens with made-up key ids come as often as
 /// anybody likes.

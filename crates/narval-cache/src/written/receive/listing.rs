@@ -16,7 +16,7 @@ const LISTING_LEN_MAX: u64 = 64 << 20;
 pub(crate) enum NoListing {
     /// JSON cannot express it, or it would be larger than is read.
     Inexpressible,
-    /// It can't be written.
+    /// It cannot be written.
     Io(io::Error),
 }
 

@@ -68,7 +68,7 @@ impl Cache {
     /// Begins the upload of a NAR of so many bytes, named by its file's hash as below `nar/`. To be asked before the body is read.
     ///
     /// # Errors
-    /// A name that is none, a token that may not push, a file that is too large or for which there is no room.
+    /// If the name is invalid, the token may not push, or the file is too large or does not fit on the disk.
     pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
         let parsed = NarFileName::parse(name);
@@ -141,7 +141,7 @@ impl Cache {
     /// A file of the data folder to receive into, for [`Upload::adopt`]. It is removed when dropped.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// If it cannot be created.
     pub fn incoming_file(&self) -> Result<TemporaryFile, Refusal> {
         self.storage().incoming().map_err(|error| Refusal::of_file("create", "incoming/", &error))
     }

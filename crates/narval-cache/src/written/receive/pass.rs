@@ -238,7 +238,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Without a listing, if JSON can't express it; Nix has none then either.
+    /// Without a listing, if JSON cannot express it; Nix has none then either.
     fn without(self, error: NoListing) -> Result<Self, Refusal> {
         match error {
             NoListing::Inexpressible => Ok(self),

@@ -12,7 +12,7 @@ use crate::decode::INPUT_LEN;
 pub(super) enum TeeError {
     /// The sender has failed.
     Body(io::Error),
-    /// The file can't be written.
+    /// The file cannot be written.
     File(io::Error),
     /// There are more bytes than there should be.
     TooLong,

@@ -114,7 +114,7 @@ impl Cache {
         Ok(collected)
     }
 
-    /// As [`Cache::collect`], when nobody waits for it: the outcome goes to the log.
+    /// As [`Cache::collect`], in the background: the outcome is logged.
     pub(in crate::written) fn collect_in_background(&self) {
         match self.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
             Ok(collected) => tracing::info!(

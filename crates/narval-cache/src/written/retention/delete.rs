@@ -14,18 +14,18 @@ const NAMED_MAX: usize = 3;
 pub struct Deleted {
     /// Hash parts of the paths.
     pub paths: Vec<HashPart>,
-    /// Files of NARs; one that another path or cache has stays.
+    /// Files of NARs. A file that another path or cache uses stays.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl Cache {
-    /// Deletes a path now, its NAR too, whatever pins it. With `referrers`, all that refers to it as well; else it is refused if
-    /// anything does.
+    /// Deletes a path and its NAR at once, whatever pins it. With `referrers`, all paths that refer to it are deleted, too; without, the
+    /// deletion is refused if there are any.
     ///
     /// # Errors
-    /// A path that is not here or is referred to, a token that may not delete.
+    /// If the path is not in the cache or other paths refer to it, or the token may not delete.
     pub fn delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Refusal> {
         let result = self.try_delete(hash_part, referrers, grant);
         let outcome =

@@ -8,19 +8,19 @@ use crate::written::{Cache, Grant, Refusal, RefusalKind, Scope};
 /// The longest name of a pin, in bytes.
 const NAME_LEN_MAX: usize = 128;
 
-/// For how long a pin holds.
+/// How long a pin holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PinFor {
-    /// Of all pins of this name, so many of the newest stay; `None`: all.
+    /// How many of the newest pins of this name are kept. `None` keeps all.
     pub keep: Option<u32>,
-    /// Until then, in seconds since 1970; `None`: for ever.
+    /// When it ends, in seconds since 1970. `None`: never.
     pub until: Option<u64>,
 }
 
 /// A pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pin {
-    /// Its name; there may be several of one name, revisions.
+    /// Its name. Several pins of one name are its revisions.
     pub name: String,
     /// Base name of the path that it holds, with its closure.
     pub path: String,
@@ -34,7 +34,7 @@ impl Cache {
     /// Pins a path of this cache: it stays, with its closure. The same path under the same name again is its newest revision.
     ///
     /// # Errors
-    /// A path that is not here, a name that is none, a token that may not pin.
+    /// If the path is not in the cache, the name is invalid, or the token may not pin.
     pub fn pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Refusal> {
         let result = self.try_pin(name, hash_part, holds, grant);
         let outcome = result.as_ref().map(|pin| pin.path.clone()).map_err(ToString::to_string);
@@ -75,7 +75,7 @@ impl Cache {
     /// Removes all pins of a name; with a path, only those of it. Says how many.
     ///
     /// # Errors
-    /// When the token may not pin, or the index fails.
+    /// If the token may not pin, or the index fails.
     pub fn unpin(&self, name: &str, path: Option<&StorePath>, grant: &Grant) -> Result<usize, Refusal> {
         grant.require(self.name(), Scope::Pin)?;
         let removed = self.index().unpin(self.id(), name, path.map(StorePath::hash_part))?;

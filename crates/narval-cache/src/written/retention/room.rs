@@ -21,7 +21,7 @@ impl Data {
         self.shared().shortage.is_recent(crate::written::now())
     }
 
-    /// Removes NARs that no path has and that nobody has used for a while, of all caches. Not for somebody who has the
+    /// Removes NARs of all caches that no path refers to and that were not used for a while. Not to be called with the
     /// storage lock.
     pub(in crate::written) fn make_room(&self) {
         let now = crate::written::now();

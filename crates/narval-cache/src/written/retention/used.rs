@@ -1,4 +1,4 @@
-//! Who was asked for, collected in memory and recorded from time to time.
+//! Uses of paths and NARs, collected in memory and recorded from time to time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ use narval_nix::HashPart;
 use crate::written::index::{CacheId, Used};
 use crate::written::name::NarFileName;
 
-/// What can wait to be recorded, in each part. Uses of more different things within one period are not noted.
+/// The most uses that wait to be recorded, in each part. More within one period are not noted.
 const WAITING_MAX: usize = 1 << 14;
 
-/// Parts, each with its lock: requests for different things do not wait for each other.
+/// Parts, each with its lock, so that requests for different paths rarely wait for each other.
 const PARTS: usize = 16;
 
 /// A use is recorded to the minute: of many within one, the first is noted.
@@ -86,7 +86,7 @@ impl Uses {
         }
     }
 
-    /// Takes all that waits, to be recorded.
+    /// Takes all waiting uses, to record them.
     pub(in crate::written) fn take(&self) -> Vec<Used> {
         let take = |part: &Mutex<_>| std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
         let used = |((cache, subject), time): ((CacheId, Subject), u64)| match subject {

@@ -228,7 +228,7 @@ fn is_as_named(file: &File, stored: &Stored) -> bool {
                 at += got as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // What can't be read can't be sent.
+            // Unreadable data cannot be sent.
             Err(_) => return false,
         }
     }
