@@ -9,7 +9,7 @@ use super::support::NARVAL;
 use super::{PATIENCE, UNITS};
 
 /// Ends with its last user: systemd and all that it started.
-struct Booted {
+pub(crate) struct Booted {
     child: Child,
     /// Its end is the end of the machine.
     stdin: Option<ChildStdin>,
@@ -17,14 +17,14 @@ struct Booted {
 }
 
 impl Booted {
-    /// `None`: there can be no such namespaces here.
-    fn new(folder: &Path) -> Option<Self> {
+    /// `None`: there can be no such namespaces here. `packages` is /packages there.
+    pub(crate) fn new(folder: &Path, units: &Path, packages: &Path) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !Path::new("/lib/systemd/systemd").exists() {
             eprintln!("note: skipped: needs root, and systemd");
             return None;
         }
         let mut boot = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/systemd/boot"));
-        boot.arg(folder).args([UNITS, NARVAL]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        boot.arg(folder).arg(units).arg(NARVAL).arg(packages).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = boot.spawn().unwrap();
         let stdin = child.stdin.take();
         let mut pid = String::new();
@@ -47,7 +47,7 @@ impl Booted {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
-    fn run(&self, script: &str) -> String {
+    pub(crate) fn run(&self, script: &str) -> String {
         let output = self.try_run(script);
         assert!(
             output.status.success(),
@@ -83,7 +83,7 @@ impl Drop for Booted {
 #[test]
 fn the_units_run_as_the_operators_page_says() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(machine) = Booted::new(folder.path()) else { return };
+    let Some(machine) = Booted::new(folder.path(), Path::new(UNITS), Path::new(UNITS)) else { return };
     machine.run(
         "install -d -m 755 /etc/narval && install -d -m 700 /etc/narval/keys /etc/narval/tokens
         narval key generate cache.example.org-1 --out /etc/narval/keys/cache.sec
@@ -123,8 +123,8 @@ END
 
     // With the socket unit, a restart refuses no connection.
     machine.run("systemctl stop narval-serve.service && systemctl start narval-serve.socket");
+    // curl ends with 7 where nothing listens, and with 52 where a connection is closed before its first request arrives.
     machine.run(
-        // curl ends with 7 where nothing listens, and with 52 where a connection is closed before its first request arrives.
         "systemctl reset-failed
         (for _ in 1 2 3; do systemctl restart narval-serve.service; done; touch /run/restarted) &
         until [ -e /run/restarted ]; do curl -sSf http://127.0.0.1:5000/nix-cache-info > /run/info || [ $? = 52 ]; done

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 mod booted;
+mod package;
 #[path = "../support/mod.rs"]
 mod support;
 
