@@ -7,7 +7,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::{
     bench, cache, cat, completions, config, copy, demo, doctor, enter, gc, hook, install, key, ls, man, nar, path_info,
-    pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, use_cache, verify, warm, watch_store,
+    pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, tree, use_cache, verify, warm,
+    watch_store, why,
 };
 use crate::ui::{log, output};
 
@@ -32,7 +33,7 @@ Examples:
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
-    ("Inspect", &["path-info", "ls", "cat"]),
+    ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
     ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "cache"]),
     ("Maintain", &["verify", "gc", "doctor"]),
     ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
@@ -66,6 +67,8 @@ enum Command {
     WatchStore(watch_store::Args),
     Verify(verify::Args),
     PathInfo(path_info::Args),
+    Tree(tree::Args),
+    Why(why::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Profiles(profiles::Args),
@@ -128,6 +131,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::WatchStore(args) => watch_store::run(args),
         Command::Verify(args) => verify::run(args),
         Command::PathInfo(args) => path_info::run(args),
+        Command::Tree(args) => tree::run(&args),
+        Command::Why(args) => why::run(&args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Profiles(args) => profiles::run(args),

@@ -15,4 +15,5 @@ mod programs;
 mod push;
 mod races;
 mod stores;
+mod trees;
 mod trouble;
