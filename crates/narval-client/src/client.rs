@@ -282,15 +282,7 @@ impl Client {
         let Response { head, body } = self.send(&Request { accepts_coding: true, ..Request::get(url) })?;
         match head.status {
             200 => self.options.codings.reader(body, &names(&head)?).map(Some),
-            404 | 403 | 410 => {
-                body.drain();
-                Ok(None)
-            }
-            status => {
-                let retry_after = head.retry_after();
-                body.drain();
-                Err(HttpError::Status { status, retry_after })
-            }
+            _ => absent(&head, body).map(|()| None),
         }
     }
 
@@ -302,15 +294,7 @@ impl Client {
                 let bytes = body.read_all(limit)?;
                 self.options.codings.decoded(bytes, &names(&head)?, limit).map(Some)
             }
-            404 | 403 | 410 => {
-                body.drain();
-                Ok(None)
-            }
-            status => {
-                let retry_after = head.retry_after();
-                body.drain();
-                Err(HttpError::Status { status, retry_after })
-            }
+            _ => absent(&head, body).map(|()| None),
         }
     }
 }
@@ -318,12 +302,19 @@ impl Client {
 /// Sends a request and waits for the head of the final response.
 fn exchange(connection: &mut Connection, bytes: &[u8]) -> Result<Head, HttpError> {
     connection.send(bytes)?;
-    loop {
-        let head = connection.read_head()?;
-        match head.status {
-            101 => return Err(HttpError::Malformed("a protocol switch nobody asked for")),
-            100..=199 => {}
-            _ => return Ok(head),
-        }
+    connection.read_final_head()
+}
+
+/// Whether a status says that there is no such file: 404, 410, or 403, the answer of object stores whose folders may not be
+/// listed.
+///
+/// # Errors
+/// If it says anything else.
+fn absent(head: &Head, body: Body) -> Result<(), HttpError> {
+    let retry_after = head.retry_after();
+    body.drain();
+    match head.status {
+        404 | 403 | 410 => Ok(()),
+        status => Err(HttpError::Status { status, retry_after }),
     }
 }

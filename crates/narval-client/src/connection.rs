@@ -140,6 +140,18 @@ impl Connection {
         }
     }
 
+    /// Reads the head of the final response: informational ones (RFC 9110 section 15.2) are skipped.
+    pub(crate) fn read_final_head(&mut self) -> Result<Head, HttpError> {
+        loop {
+            let head = self.read_head()?;
+            match head.status {
+                101 => return Err(HttpError::Malformed("a protocol switch nobody asked for")),
+                100..=199 => {}
+                _ => return Ok(head),
+            }
+        }
+    }
+
     /// The buffered bytes.
     pub(crate) fn buffered(&self) -> &[u8] {
         self.buffer.get(self.start..).unwrap_or_default()

@@ -161,7 +161,7 @@ fn exchange(
             if let Err(error) = send_payload(connection, upload) {
                 // A server that refuses closes its side, but its response may have arrived.
                 connection.set_timeout(CONTINUE_TIMEOUT)?;
-                return match final_head(connection) {
+                return match connection.read_final_head() {
                     Ok(answer) => Ok((answer, false)),
                     Err(_) => Err(error),
                 };
@@ -169,7 +169,7 @@ fn exchange(
         }
     }
     connection.set_timeout(ANSWER_TIMEOUT)?;
-    let answer = final_head(connection)?;
+    let answer = connection.read_final_head()?;
     connection.reset_timeout()?;
     Ok((answer, true))
 }
@@ -218,15 +218,4 @@ fn send_file(
         range.start += wanted as u64;
     }
     Ok(())
-}
-
-fn final_head(connection: &mut Connection) -> Result<Head, HttpError> {
-    loop {
-        let head = connection.read_head()?;
-        match head.status {
-            101 => return Err(HttpError::Malformed("a protocol switch nobody asked for")),
-            100..=199 => {}
-            _ => return Ok(head),
-        }
-    }
 }
