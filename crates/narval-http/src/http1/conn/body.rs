@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 
 use super::act::{Act, Body, Request, Then};
-use super::body_memory::Buffered;
+use super::body_memory::NextStep;
 use super::incoming_body::{Fed, IncomingBody};
 use super::service::{Exchange, Pipe, Service};
 use super::state::{BodyLeft, Receiving, Scan, State, Unread};
@@ -131,7 +131,13 @@ impl<X: Exchange> Conn<X> {
         let next = match incoming.feed(input.rest(), limits, |data| body.push(data, expected)) {
             Ok(Fed { consumed, done }) => {
                 input.used += consumed;
-                next_step(body, done, service)
+                if !done {
+                    Some(body.next_step(limits.body_buffer_max, || service.has_free_stream()))
+                } else if body.share.fits() {
+                    None
+                } else {
+                    Some(NextStep::Refuse)
+                }
             }
             Err(error) => {
                 input.use_all();
@@ -140,19 +146,20 @@ impl<X: Exchange> Conn<X> {
             }
         };
         match next {
-            NextStep::Receive => return Act::Wait,
-            NextStep::Refuse => {
+            Some(NextStep::Receive) => return Act::Wait,
+            Some(NextStep::Refuse) => {
                 input.use_all();
                 service.refuse(is_head);
                 return self.give_up_input();
             }
-            NextStep::Dispatch | NextStep::Stream => {}
+            // It is complete, or its handler receives the rest.
+            None | Some(NextStep::Stream) => {}
         }
         let State::Body(request) = std::mem::replace(&mut self.state, State::Head(Scan::default())) else {
             return Act::Wait;
         };
         let Receiving { incoming, body, bytes, head } = *request;
-        if next == NextStep::Stream {
+        if next == Some(NextStep::Stream) {
             let pipe = service.pipe(body, incoming.rest(), false);
             return self.stream(bytes, head, incoming, pipe, service);
         }
@@ -208,33 +215,4 @@ pub(super) fn feed_unread(unread: &mut Unread, input: &mut Input<'_>, limits: &L
         *unread = None;
     }
     input.use_all();
-}
-
-/// The next step for a body that is being received into memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum NextStep {
-    /// Receive more of it.
-    Receive,
-    /// It is complete.
-    Dispatch,
-    /// Stream the rest to a handler.
-    Stream,
-    /// There is no memory for it.
-    Refuse,
-}
-
-fn next_step<X: Exchange>(body: &Buffered, is_complete: bool, service: &impl Service<X>) -> NextStep {
-    if !body.share.fits() {
-        NextStep::Refuse
-    } else if is_complete {
-        NextStep::Dispatch
-    } else if body.bytes.len() > service.limits().body_buffer_max {
-        NextStep::Stream
-    } else if body.share.is_fair() {
-        NextStep::Receive
-    } else if service.has_free_stream() {
-        NextStep::Stream
-    } else {
-        NextStep::Refuse
-    }
 }

@@ -121,6 +121,32 @@ impl Buffered {
         }
         self.bytes.extend_from_slice(data);
     }
+
+    /// The next step for an incomplete body, of which up to `buffer_max` bytes are received into memory.
+    pub(crate) fn next_step(&self, buffer_max: usize, has_free_stream: impl FnOnce() -> bool) -> NextStep {
+        if !self.share.fits() {
+            NextStep::Refuse
+        } else if self.bytes.len() > buffer_max {
+            NextStep::Stream
+        } else if self.share.is_fair() {
+            NextStep::Receive
+        } else if has_free_stream() {
+            NextStep::Stream
+        } else {
+            NextStep::Refuse
+        }
+    }
+}
+
+/// The next step for a body that is being received into memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// Receive more of it.
+    Receive,
+    /// Stream the rest to a handler.
+    Stream,
+    /// There is no memory for it.
+    Refuse,
 }
 
 #[cfg(test)]

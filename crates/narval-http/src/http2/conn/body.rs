@@ -9,38 +9,14 @@ use super::service::{Ending, Exchange, Request, RequestBody, Service};
 use super::stream::{How, InMemory, Receiving};
 use crate::http1::ProtoError;
 use crate::http1::conn::Pipe;
-use crate::http1::conn::body_memory::Buffered;
+use crate::http1::conn::body_memory::NextStep;
 use crate::http2::frame::{self, ErrorCode};
 use crate::http2::response;
 use crate::io::clock::Millis;
-use crate::limits::{BODY_SMALL, HTTP2_STREAM_WINDOW_MAX, Limits};
+use crate::limits::{BODY_SMALL, HTTP2_STREAM_WINDOW_MAX};
 
 /// How many WINDOW_UPDATEs are sent for a stream before its window grows.
 const CREDITS_BEFORE_GROWTH: u32 = 4;
-
-/// The next step for a body that is being received into memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum NextStep {
-    Receive,
-    /// Stream the rest to a handler.
-    Stream,
-    /// There is no memory for it.
-    Refuse,
-}
-
-fn next_step<X: Exchange>(body: &Buffered, limits: &Limits, service: &impl Service<X>) -> NextStep {
-    if !body.share.fits() {
-        NextStep::Refuse
-    } else if body.bytes.len() > limits.body_buffer_max {
-        NextStep::Stream
-    } else if body.share.is_fair() {
-        NextStep::Receive
-    } else if service.has_free_stream() {
-        NextStep::Stream
-    } else {
-        NextStep::Refuse
-    }
-}
 
 impl<X: Exchange> Conn<X> {
     /// Handles a received part of a request body.
@@ -70,7 +46,9 @@ impl<X: Exchange> Conn<X> {
                     incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
                 let expected = expected.min(service.limits().body_buffer_max);
                 let fed = incoming.feed(data, service.limits(), |data| body.push(data, expected));
-                fed.map(|fed| (fed.consumed, next_step(body, service.limits(), service), true))
+                fed.map(|fed| {
+                    (fed.consumed, body.next_step(service.limits().body_buffer_max, || service.has_free_stream()), true)
+                })
             }
             Receiving::Piped { incoming, pipe } => {
                 let fed = incoming.feed(data, service.limits(), |data| pipe.push(data));
