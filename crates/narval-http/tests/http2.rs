@@ -7,8 +7,10 @@
     reason = "a test fails by panicking, its helpers too"
 )]
 
+mod pieces;
+
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
@@ -16,36 +18,11 @@ use std::time::Duration;
 
 use narval_http::tls::{PemPair, TlsAcceptor, TlsConfig};
 use narval_http::{
-    Body, BodySource, DriverChoice, Event, EventOptions, FileRange, Fill, Handler, HeadRef, Limits, Listen,
-    ListenAddress, Prepared, Request, Response, SegmentBuf, Server, ServerHandle, StatusCode, files, header,
+    Body, BodySource, DriverChoice, FileRange, Fill, Handler, HeadRef, Limits, Listen, ListenAddress, Prepared,
+    Request, Response, SegmentBuf, Server, ServerHandle, StatusCode, files,
 };
 
-/// Bytes that depend on their place.
-fn content(length: u32) -> Vec<u8> {
-    (0..length).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
-}
-
-const FILE_LENGTH: u32 = 3_000_000;
-
-/// Framing and file ranges in turn, as a NAR stream has them.
-struct Mixed {
-    file: Arc<File>,
-    left: u32,
-}
-
-impl BodySource for Mixed {
-    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        out.memory().extend_from_slice(b"<frame>");
-        out.push_file(FileRange { file: self.file.clone(), offset: 1000, length: 1_500_000 });
-        out.memory().extend_from_slice(b"</frame>");
-        self.left -= 1;
-        Ok(if self.left == 0 { Fill::Done } else { Fill::More })
-    }
-
-    fn trailers(&mut self) -> Vec<(header::HeaderName, header::HeaderValue)> {
-        vec![(header::HeaderName::from_static("x-end"), header::HeaderValue::from_static("reached"))]
-    }
-}
+use pieces::{FILE_LENGTH, Mixed, content, events, pushed};
 
 /// Fails after its first piece.
 struct Failing(bool);
@@ -82,9 +59,9 @@ impl Handler for Answers {
             "/large" => Body::bytes(content(FILE_LENGTH)),
             "/file" => return self.file(0, FILE_LENGTH.into()),
             "/part" => return self.file(5, 20_000),
-            "/mixed" => Body::source(Mixed { file: self.file.clone(), left: 3 }, None),
+            "/mixed" => Body::source(Mixed { file: self.file.clone(), left: 3, has_trailers: true }, None),
             "/failing" => Body::source(Failing(false), None),
-            "/short" => Body::source(Mixed { file: self.file.clone(), left: 1 }, Some(9_000_000)),
+            "/short" => Body::source(Mixed { file: self.file.clone(), left: 1, has_trailers: true }, Some(9_000_000)),
             "/panics" => panic!("on purpose"),
             "/empty" => Body::empty(),
             "/none" => return Response::new(StatusCode::NO_CONTENT),
@@ -96,28 +73,8 @@ impl Handler for Answers {
                 });
                 return response;
             }
-            "/pushed" => {
-                let (body, mut writer) = Body::writer(None);
-                std::thread::spawn(move || {
-                    for number in 0..3 {
-                        std::thread::sleep(Duration::from_millis(20));
-                        writer.write_all(&vec![b'0' + number; 100_000]).unwrap();
-                        writer.flush().unwrap();
-                    }
-                    writer.finish().unwrap();
-                });
-                body
-            }
-            "/events" => {
-                let (response, events) = Response::events(EventOptions::default());
-                std::thread::spawn(move || {
-                    for number in 0..3 {
-                        std::thread::sleep(Duration::from_millis(20));
-                        assert!(events.send(&Event::new(number.to_string())).is_accepted());
-                    }
-                });
-                return response;
-            }
+            "/pushed" => pushed(),
+            "/events" => return events(),
             "/hints" => {
                 assert!(request.informational(StatusCode::EARLY_HINTS, &[]).unwrap());
                 Body::bytes("hinted\n")

@@ -8,6 +8,8 @@
     reason = "a test fails by panicking, its helpers too"
 )]
 
+mod pieces;
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,34 +19,15 @@ use std::time::Duration;
 
 use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, probe};
 use narval_http::{
-    Body, BodySource, Builder, DriverChoice, Event, EventOptions, FileRange, Fill, Handler, HeadRef, Limits, Listen,
-    ListenAddress, Peer, Request, Response, SegmentBuf, Server, ServerHandle, StatusCode, ws,
+    Body, Builder, DriverChoice, FileRange, Handler, HeadRef, Limits, Listen, ListenAddress, Peer, Request, Response,
+    Server, ServerHandle, StatusCode, ws,
 };
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+use pieces::{FILE_LENGTH, Mixed, content, events, pushed};
+
 type Client = StreamOwned<ClientConnection, TcpStream>;
-
-/// A file of 3 MB whose every byte depends on its place.
-fn content() -> Vec<u8> {
-    (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
-}
-
-/// Framing and file ranges in turn, as a NAR stream has them.
-struct Mixed {
-    file: Arc<File>,
-    left: u32,
-}
-
-impl BodySource for Mixed {
-    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        out.memory().extend_from_slice(b"<frame>");
-        out.push_file(FileRange { file: self.file.clone(), offset: 1000, length: 1_500_000 });
-        out.memory().extend_from_slice(b"</frame>");
-        self.left -= 1;
-        Ok(if self.left == 0 { Fill::Done } else { Fill::More })
-    }
-}
 
 struct Running {
     handle: ServerHandle,
@@ -57,15 +40,15 @@ impl Running {
     fn start(ktls: bool, limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        std::fs::write(&path, content()).unwrap();
+        std::fs::write(&path, content(FILE_LENGTH)).unwrap();
         let file = Arc::new(File::open(&path).unwrap());
         let handler = move |mut request: Request| {
             let body = match request.path() {
                 "/small" => Body::bytes("small\n"),
-                "/large" => Body::bytes(content()),
+                "/large" => Body::bytes(content(FILE_LENGTH)),
                 "/file" => Body::file(FileRange { file: file.clone(), offset: 0, length: 3_000_000 }),
                 "/part" => Body::file(FileRange { file: file.clone(), offset: 5, length: 20_000 }),
-                "/mixed" => Body::source(Mixed { file: file.clone(), left: 3 }, None),
+                "/mixed" => Body::source(Mixed { file: file.clone(), left: 3, has_trailers: false }, None),
                 "/socket" => {
                     let Ok(upgrade) = ws::Upgrade::new(&request) else { return Response::new(StatusCode::BAD_REQUEST) };
                     let (response, socket) = upgrade.accept_with_handle(|socket: &ws::WebSocket, event| {
@@ -79,28 +62,9 @@ impl Running {
                 }
                 "/pushed" => {
                     assert!(request.informational(StatusCode::EARLY_HINTS, &[]).unwrap());
-                    let (body, mut writer) = Body::writer(None);
-                    std::thread::spawn(move || {
-                        for number in 0..3 {
-                            // Long enough for the connection to wait, most times; either way is right.
-                            std::thread::sleep(Duration::from_millis(20));
-                            writer.write_all(&vec![b'0' + number; 100_000]).unwrap();
-                            writer.flush().unwrap();
-                        }
-                        writer.finish().unwrap();
-                    });
-                    body
+                    pushed()
                 }
-                "/events" => {
-                    let (response, events) = Response::events(EventOptions::default());
-                    std::thread::spawn(move || {
-                        for number in 0..3 {
-                            std::thread::sleep(Duration::from_millis(20));
-                            assert!(events.send(&Event::new(number.to_string())).is_accepted());
-                        }
-                    });
-                    return response;
-                }
+                "/events" => return events(),
                 "/hints" => {
                     // The body is read by another thread, which asks the client for it meanwhile.
                     let mut body = std::mem::take(request.body());
@@ -210,7 +174,7 @@ fn get(client: &mut Client, path: &str) -> (u16, Vec<u8>) {
 }
 
 fn mixed() -> Vec<u8> {
-    let one = [b"<frame>", &content()[1000..1_501_000], b"</frame>"].concat();
+    let one = [b"<frame>", &content(FILE_LENGTH)[1000..1_501_000], b"</frame>"].concat();
     one.repeat(3)
 }
 
@@ -240,9 +204,9 @@ fn every_kind_of_body_arrives_whole() {
             // Twice on one connection: the second round finds it as the first has left it, with kTLS in the kernel.
             for _ in 0..2 {
                 assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
-                assert!(get(&mut client, "/large") == (200, content()));
-                assert!(get(&mut client, "/file") == (200, content()));
-                assert!(get(&mut client, "/part") == (200, content()[5..20_005].to_vec()));
+                assert!(get(&mut client, "/large") == (200, content(FILE_LENGTH)));
+                assert!(get(&mut client, "/file") == (200, content(FILE_LENGTH)));
+                assert!(get(&mut client, "/part") == (200, content(FILE_LENGTH)[5..20_005].to_vec()));
                 assert!(get(&mut client, "/mixed") == (200, mixed()));
                 assert_eq!(get(&mut client, "/none").0, 404);
             }
@@ -261,14 +225,14 @@ fn large_files_go_through_the_kernel_where_it_can() {
     let mut client = server.client(&rustls::version::TLS13);
     let before = sessions();
     assert!(get(&mut client, "/part").0 == 200 && sessions() == before, "small files stay in user space");
-    assert!(get(&mut client, "/file") == (200, content()));
+    assert!(get(&mut client, "/file") == (200, content(FILE_LENGTH)));
     assert_eq!(sessions() > before, probe().is_ok());
     // A key update by the client, answered in its turn by ours, between two answers. A kernel before 6.14 can't change its
     // key, and the connection would end.
     if probe().is_err() || kernel_is_at_least(6, 14) {
         client.conn.refresh_traffic_keys().unwrap();
         assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
-        assert!(get(&mut client, "/file") == (200, content()));
+        assert!(get(&mut client, "/file") == (200, content(FILE_LENGTH)));
     }
 }
 
@@ -288,7 +252,7 @@ fn a_key_update_between_answers_that_are_sealed_in_place() {
         assert_eq!(get(&mut client, path).0, 200);
     }
     client.conn.refresh_traffic_keys().unwrap();
-    assert!(get(&mut client, "/file") == (200, content()));
+    assert!(get(&mut client, "/file") == (200, content(FILE_LENGTH)));
     assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
     assert!(get(&mut client, "/mixed") == (200, mixed()));
 }
@@ -307,7 +271,7 @@ fn key_updates_before_the_first_answer_that_is_sealed_in_place() {
                     assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
                 }
             }
-            assert!(get(&mut client, "/file") == (200, content()), "after {updates} key updates");
+            assert!(get(&mut client, "/file") == (200, content(FILE_LENGTH)), "after {updates} key updates");
             assert_eq!(get(&mut client, "/small"), (200, b"small\n".to_vec()));
         }
     }
@@ -317,7 +281,7 @@ fn key_updates_before_the_first_answer_that_is_sealed_in_place() {
 fn request_bodies_and_pipelined_requests() {
     let server = Running::start(false, Limits::default());
     let mut client = server.client(&rustls::version::TLS13);
-    let upload = content();
+    let upload = content(FILE_LENGTH);
     write!(client, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", upload.len()).unwrap();
     client.write_all(&upload).unwrap();
     client.flush().unwrap();
@@ -353,9 +317,9 @@ fn hints_and_the_request_for_a_body_from_two_threads() {
                 other => panic!("{}", String::from_utf8_lossy(other)),
             }
         }
-        client.write_all(&content()[..100_000]).unwrap();
+        client.write_all(&content(FILE_LENGTH)[..100_000]).unwrap();
         client.flush().unwrap();
-        assert!(answer(&mut client) == (200, content()[..100_000].to_vec()));
+        assert!(answer(&mut client) == (200, content(FILE_LENGTH)[..100_000].to_vec()));
     }
 }
 
@@ -411,7 +375,7 @@ fn a_client_that_ends_its_side_gets_its_answer_and_a_close_notify() {
                     assert!(ended.is_ok(), "{case}: {ended:?}");
                     assert_eq!(answer.starts_with(b"HTTP/1.1 200 "), !request.is_empty(), "{case}");
                     if request.contains("/file") {
-                        assert!(answer.ends_with(&content()), "{case}");
+                        assert!(answer.ends_with(&content(FILE_LENGTH)), "{case}");
                     }
                 }
             }
@@ -519,7 +483,7 @@ fn bodies_that_do_not_come_hold_up_nobody_over_tls() {
             let mut client = server.client(&rustls::version::TLS12);
             assert_eq!(get(&mut client, "/").1, b"0");
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n").unwrap();
-            client.write_all(&content()).unwrap();
+            client.write_all(&content(FILE_LENGTH)).unwrap();
             assert_eq!(answer(&mut client).1, b"3000000");
         }
     }
@@ -554,7 +518,7 @@ fn web_sockets_over_tls() {
     let (mut socket, _) = tungstenite::client("wss://localhost/socket", stream).unwrap();
     assert_eq!(socket.read().unwrap().into_text().unwrap().as_str(), "welcome");
     for length in [0, 5, 60_000] {
-        let message = tungstenite::Message::binary(content()[..length].to_vec());
+        let message = tungstenite::Message::binary(content(FILE_LENGTH)[..length].to_vec());
         socket.send(message.clone()).unwrap();
         assert_eq!(socket.read().unwrap(), message);
     }
@@ -662,7 +626,7 @@ fn pings_that_come_together_are_answered_together() {
 fn curl_agrees() {
     let server = Running::start(false, Limits::default());
     let cert = server.folder.path().join("cert.pem");
-    for (path, expected) in [("/small", b"small\n".to_vec()), ("/file", content()), ("/mixed", mixed())] {
+    for (path, expected) in [("/small", b"small\n".to_vec()), ("/file", content(FILE_LENGTH)), ("/mixed", mixed())] {
         let out = std::process::Command::new("curl")
             .args(["--silent", "--show-error", "--fail", "--max-time", "20", "--cacert"])
             .arg(&cert)
