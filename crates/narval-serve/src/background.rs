@@ -22,8 +22,8 @@ struct Work {
 }
 
 impl Background {
-    /// At most `threads_max` threads of this name, started when there is work. At most `waiting_max` jobs wait for one; beyond that, the
-    /// caller does its job itself.
+    /// At most `threads_max` threads of this name, started on demand. At most `waiting_max` jobs wait for them; beyond that, the caller runs
+    /// its job itself.
     pub(crate) fn new(name: &'static str, threads_max: usize, waiting_max: usize) -> Arc<Self> {
         Arc::new(Self { name, threads_max, waiting_max, work: Mutex::default() })
     }
@@ -42,10 +42,10 @@ impl Background {
         let this = Arc::clone(self);
         match std::thread::Builder::new().name(self.name.to_owned()).spawn(move || this.work()) {
             Ok(_) => work.threads += 1,
-            // Those that there are will do it.
+            // The existing threads will run it.
             Err(_) if work.threads > 0 => {}
             Err(_) => {
-                // Counts as one.
+                // This thread counts as one.
                 work.threads += 1;
                 drop(work);
                 self.work();

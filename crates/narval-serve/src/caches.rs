@@ -1,4 +1,4 @@
-//! Several caches in one server: which one a request is for, by its host and by the first part of its path.
+//! Several caches in one server. The host and the first component of the path decide which one a request is for.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,23 +11,23 @@ use crate::routes::table;
 
 /// The caches of one server: one at `/`, others below `/NAME` or at `/` of a host.
 ///
-/// A request is for the cache of its host, if there is one; else for the one that the first part of its path names; else for the cache at `/`.
-/// If one of the caches below `/NAME` is private, a name that no cache has is answered as a private cache would answer.
+/// A request is for the cache of its host, if there is one; otherwise for the cache that the first component of its path names; otherwise for the
+/// cache at `/`. If one of the caches below `/NAME` is private, requests for names that no cache has are answered as a private cache would.
 #[derive(Clone, Debug)]
 pub struct Caches {
     root: Service,
     by_path: HashMap<Box<str>, Service>,
     by_host: HashMap<Box<str>, Service>,
-    /// With no other than the one at `/`, nothing is looked up.
+    /// If the cache at `/` is the only one, nothing is looked up.
     is_one: bool,
     hides_names: bool,
 }
 
-/// Whom a request is for.
+/// Which cache a request is for.
 enum Found<'a> {
-    /// A cache, and how much of the path leads to it.
+    /// A cache, and the length of the path that leads to it.
     Cache(&'a Service, usize),
-    /// The name of a cache, which none has.
+    /// A valid name that no cache has.
     Nobody(CacheName),
 }
 
@@ -37,7 +37,7 @@ impl Caches {
         Self { root, by_path: HashMap::new(), by_host: HashMap::new(), is_one: true, hides_names: false }
     }
 
-    /// One more cache, below `/NAME`. The name must not be that of a route ([`is_reserved_name`]).
+    /// Adds a cache below `/NAME`. The name must not be that of a route ([`is_reserved_name`]).
     #[must_use]
     pub fn at_path(mut self, name: &CacheName, service: Service) -> Self {
         self.hides_names |= !service.is_public();
@@ -46,7 +46,7 @@ impl Caches {
         self
     }
 
-    /// One more cache, at `/` of a host: a name without a port, in any case.
+    /// Adds a cache at `/` of a host: a name without a port, in any case.
     #[must_use]
     pub fn at_host(mut self, host: &str, service: Service) -> Self {
         self.by_host.insert(host.to_ascii_lowercase().into(), service);
@@ -62,7 +62,7 @@ impl Caches {
         }
         let path = head.path();
         let name = path.strip_prefix('/').and_then(|rest| rest.split('/').next()).unwrap_or_default();
-        // By far the most of them.
+        // Most requests.
         if name.ends_with(table::NARINFO) {
             return Found::Cache(&self.root, 0);
         }
@@ -113,7 +113,7 @@ fn host_name(host: &str) -> Cow<'_, str> {
     if name.bytes().any(|byte| byte.is_ascii_uppercase()) { name.to_ascii_lowercase().into() } else { name.into() }
 }
 
-/// What no cache below `/` may be called: the first parts of the paths that the cache at `/` answers, and files that browsers ask for.
+/// Names that no cache below `/` may have: the first components of the paths that the cache at `/` answers, and files that browsers request.
 const RESERVED: [&str; 20] = [
     "_narval",
     "api",
@@ -137,8 +137,8 @@ const RESERVED: [&str; 20] = [
     "web",
 ];
 
-/// Whether a name is that of a route, so that no cache can be below it: `nar`, `log`, `push`, `nix-cache-info`, or a name that ends as a
-/// narinfo or a listing does.
+/// Whether a name is that of a route, so that no cache can have it: `nar`, `log`, `push`, `nix-cache-info`, or a name that ends like a narinfo
+/// or a listing.
 pub fn is_reserved_name(name: &str) -> bool {
     name.is_empty() || RESERVED.contains(&name) || name.ends_with(table::NARINFO) || name.ends_with(table::LISTING)
 }

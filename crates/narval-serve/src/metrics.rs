@@ -1,4 +1,4 @@
-//! What the service counts, as OpenMetrics (<https://prometheus.io/docs/specs/om/open_metrics_spec/>).
+//! The counters of a service, as OpenMetrics (<https://prometheus.io/docs/specs/om/open_metrics_spec/>).
 
 use std::fmt;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub(crate) struct Metrics {
     pub(crate) nar_bytes_zstd: Counter,
     /// Bytes of NARs sent as they were uploaded, compressed.
     pub(crate) nar_bytes_compressed: Counter,
-    /// Of NARs that were sent while they came from an upstream.
+    /// Bytes of NARs sent while they were fetched from an upstream.
     pub(crate) nar_bytes_upstream: Counter,
     pub(crate) upload_bytes: Counter,
     pub(crate) uploads_stored: Counter,
@@ -86,7 +86,7 @@ struct EncodingLabel {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Counters that are all zero.
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("narval");
         let requests: Family<RequestLabels, Counter> = Family::default();
@@ -154,7 +154,7 @@ impl Metrics {
         self.latencies.observe(time.as_secs_f64());
     }
 
-    /// What the page shows, as one JSON object of totals.
+    /// The totals that the page shows, as a JSON object.
     pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>) -> String {
         let sums = |status: fn(u16) -> bool| -> u64 {
             let of_route = |statuses: &Vec<Counter>| -> u64 {

@@ -1,4 +1,4 @@
-//! What outlives a service: a reload replaces services while the server runs, and the caches of one server share what bounds all of them.
+//! State that outlives a service. A reload replaces services while the server runs, and all caches of a server share limits and threads.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,8 +12,8 @@ use crate::metrics::Metrics;
 use crate::upload::UploadPool;
 use crate::written::narinfo::WrittenNarinfos;
 
-/// What the services of one server share, and what stays when one of them is replaced: counters, remembered narinfos, verified tokens, uploads
-/// in parts, and the threads for small uploads.
+/// State that the services of one server share, and that survives when one of them is replaced: counters, remembered narinfos, verified tokens,
+/// partial uploads, and the threads for small uploads.
 ///
 /// Cheap to clone: clones share everything.
 #[derive(Clone, Debug, Default)]
@@ -27,11 +27,11 @@ struct State {
     engine: OnceLock<EngineCounters>,
 }
 
-/// What stays of one cache.
+/// The state of one cache.
 #[derive(Debug)]
 struct CacheState {
     metrics: Arc<Metrics>,
-    /// With the memory that they may take, in bytes.
+    /// The narinfos, and their memory limit in bytes.
     narinfos: Option<(u64, Arc<WrittenNarinfos>)>,
 }
 
@@ -45,14 +45,14 @@ impl fmt::Debug for EngineCounters {
 }
 
 impl ServerState {
-    /// The state of a server that has answered nothing yet.
+    /// The state of a new server.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Shows the counters of the engine that runs the services at `/metrics` of the cache at `/`. Only the first call has an effect.
     pub fn show_engine(&self, counters: impl Fn() -> Snapshot + Send + Sync + 'static) {
-        // One text cannot show two engines.
+        // Only one engine can be shown.
         let _ = self.0.engine.set(EngineCounters(Box::new(counters)));
     }
 
@@ -69,7 +69,7 @@ impl ServerState {
         self.of(cache, |state| Arc::clone(&state.metrics))
     }
 
-    /// The narinfos of a cache, with those that are remembered already: they are valid while the cache's stamp stays.
+    /// The narinfos of a cache, including those that are already remembered: they are valid until the cache's stamp changes.
     pub(crate) fn narinfos(&self, cache: &Cache, memory_bytes: u64) -> Arc<WrittenNarinfos> {
         self.of(cache.name(), |state| match &state.narinfos {
             Some((bytes, narinfos)) if *bytes == memory_bytes => Arc::clone(narinfos),
@@ -82,7 +82,7 @@ impl ServerState {
         })
     }
 
-    /// Verifies the tokens of the data folder. A server has one.
+    /// The verifier of the data folder's tokens. A server has one.
     pub(crate) fn auth(&self, data: &Data) -> Arc<Auth> {
         Arc::clone(self.0.auth.get_or_init(|| Arc::new(Auth::new(data))))
     }

@@ -7,10 +7,10 @@ use narval_http::HeadRef;
 /// Credentials longer than this are malformed.
 const LEN_MAX: usize = 4096;
 
-/// What the field says.
+/// The contents of the field.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Credentials {
-    /// There is no such field.
+    /// The request has no such field.
     None,
     /// A Bearer token, or the password of Basic credentials: Nix can send nothing else from a netrc file.
     Token(Vec<u8>),

@@ -1,4 +1,4 @@
-//! Who sends a request: the token in its `Authorization` field, and what that token allows.
+//! Authentication: the token in a request's `Authorization` field, and what it allows.
 
 mod credentials;
 pub(crate) mod oidc;
@@ -56,7 +56,7 @@ pub(crate) struct Auth {
     throttle: Throttle,
 }
 
-/// The most tokens that are remembered.
+/// The most verified tokens in memory.
 const REMEMBERED_MAX: usize = 1024;
 /// How long one is remembered: its last use is recorded to the minute.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
@@ -73,7 +73,7 @@ impl Auth {
         Self { tokens, data: data.clone(), remembered, throttle: Throttle::default() }
     }
 
-    /// What the token of a request allows, if that is in memory, and no token was revoked since. For the shard: it waits for nothing.
+    /// What the token of a request allows, if that is in memory and no token was revoked since. For the shard: it does not block.
     pub(crate) fn remembered(&self, head: &HeadRef<'_>) -> Option<Arc<Grant>> {
         match credentials(head) {
             Credentials::Token(token) => self.recall(self.data.stamp(), &Sha256::of(&token)),
@@ -89,7 +89,7 @@ impl Auth {
         is_valid.then_some(grant)
     }
 
-    /// Who sends this request. A revoked token is refused at once.
+    /// Identifies the sender of a request. A revoked token is refused at once.
     ///
     /// # Errors
     /// 401 for credentials that are not a valid token, whatever is requested.
@@ -101,7 +101,7 @@ impl Auth {
             }
             Credentials::Token(token) => token,
         };
-        // Before the tokens are read: what is remembered can only be newer than its stamp says.
+        // Taken before the tokens are read, so that a remembered grant can only be newer than its stamp.
         let (stamp, hash) = (self.data.stamp(), Sha256::of(&presented));
         if let Some(grant) = self.recall(stamp, &hash) {
             return Ok(Caller::Bearer(grant));

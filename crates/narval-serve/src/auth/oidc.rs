@@ -1,4 +1,4 @@
-//! `POST /_narval/v1/oidc`: a CI job shows the token of its platform, and gets a short one of this cache.
+//! `POST /_narval/v1/oidc`: a CI job exchanges the token of its platform for a short-lived one of this cache.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use super::{Auth, address, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 
-/// Exchanges at once: one may wait for an issuer that is slow.
+/// The most exchanges at the same time: each may wait for a slow issuer.
 const EXCHANGES_MAX: usize = 4;
 
-/// What a rule allows the tokens that meet it.
+/// What a rule allows to tokens that match it.
 #[derive(Clone, Debug)]
 pub struct OidcGrant {
-    /// In which caches.
+    /// The caches.
     pub caches: CachePatterns,
-    /// What.
+    /// The scopes.
     pub scopes: Scopes,
-    /// For how long.
+    /// The lifetime.
     pub lifetime: Duration,
 }
 
@@ -55,7 +55,7 @@ impl OidcExchange {
 }
 
 impl Exchange {
-    /// Answers with a token and its end; the body of the request is the platform's token.
+    /// Answers with a token and its expiry. The body of the request is the platform's token.
     fn answer(&self, auth: &Auth, mut request: Request, metrics: &Metrics) -> Result<Response, ServeError> {
         let address = address(request.peer());
         let presented = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {

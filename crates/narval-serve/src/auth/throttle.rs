@@ -1,8 +1,8 @@
 //! Throttles addresses that guess tokens.
 //!
-//! After [`FREE`] wrong tokens, one address may try one token in [`PAUSE`]; what it tries in between is refused unseen, so
-//! that a guess tells nothing. Tokens that were right a moment ago are exempt: one client with a wrong token must not lock out the others
-//! behind the same address. No thread waits.
+//! After [`FREE`] wrong tokens, one token per [`PAUSE`] is checked for an address. Others are refused without being checked, so a guess reveals
+//! nothing. Tokens that were recently valid are exempt: one client with a wrong token must not lock out the others behind the same address. No
+//! thread waits.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use narval_nix::Sha256;
 
-/// Wrong tokens from one address before it is slowed down.
+/// Wrong tokens from one address before it is throttled.
 const FREE: u32 = 10;
-/// From then on, one attempt in this time.
+/// Afterwards, one token is checked in this time.
 const PAUSE: Duration = Duration::from_secs(2);
 /// An address without wrong tokens for this long is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// The most addresses in the table. When it is full, the one whose last wrong token is oldest is dropped.
 const ADDRESSES_MAX: usize = 4096;
-/// The most right tokens that are remembered for one address.
+/// The most valid tokens that are remembered for one address.
 const RIGHT_MAX: usize = 64;
 
 /// See the module's description.
@@ -33,12 +33,12 @@ struct Attempts {
     wrong: u32,
     last_wrong: Instant,
     next_try: Instant,
-    /// SHA-256 of tokens that were right.
+    /// SHA-256 of valid tokens.
     right: Vec<Sha256>,
 }
 
 impl Throttle {
-    /// Whether a token may be looked at. Clients on unix sockets always may.
+    /// Whether a token may be checked. Clients on unix sockets are not throttled.
     pub(super) fn may_try(&self, address: Option<IpAddr>, token: &[u8]) -> bool {
         let Some(address) = address.map(network) else { return true };
         let mut addresses = self.lock();
@@ -54,7 +54,7 @@ impl Throttle {
         may
     }
 
-    /// A token was right. Remembered only for addresses from which wrong ones came.
+    /// Records a valid token, but only for addresses that have sent wrong ones.
     pub(super) fn succeeded(&self, address: Option<IpAddr>, token: &[u8]) {
         let Some(address) = address.map(network) else { return };
         if let Some(attempts) = self.lock().get_mut(&address) {
@@ -68,7 +68,7 @@ impl Throttle {
         }
     }
 
-    /// A token was wrong.
+    /// Records a wrong token.
     pub(super) fn failed(&self, address: Option<IpAddr>) {
         let Some(address) = address.map(network) else { return };
         let now = Instant::now();
@@ -101,7 +101,7 @@ impl Throttle {
     }
 }
 
-/// What counts as one address: an IPv6 network of 64 bits, which one customer has.
+/// What counts as one address. For IPv6, a /64 network: one customer usually has at least that.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,

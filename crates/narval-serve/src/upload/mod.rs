@@ -1,8 +1,8 @@
 //! Uploads: what `nix copy --to`, `nix store sign` and `nix store copy-log` PUT, and our own push protocol (`docs/push-protocol.md`).
 //!
-//! Whatever can be refused is refused before the body is read: a client that waits for `100 Continue` sends nothing then. A small body is in
-//! memory when the handler runs; it is verified and synced by a few threads of its own, so that workers are left to readers. A large one
-//! is read, verified and written on the engine's thread for streamed bodies, one thread for each upload.
+//! Uploads are refused before the body is read if possible, so that a client that waits for `100 Continue` does not send it. A small body is in
+//! memory when the handler runs. A few dedicated threads verify and sync it, so that workers stay free for reads. A large body is read, verified
+//! and written on one of the engine's threads for streamed bodies.
 
 mod administration;
 mod coding;
@@ -30,13 +30,13 @@ use administration::Command;
 use coding::{coding, decoded};
 use parts::Parts;
 
-/// Bodies up to this size are handed to the upload threads. A server that takes uploads has its engine stream larger ones.
+/// Bodies up to this size are handled by the upload threads. The engine streams larger ones.
 pub const SMALL_UPLOAD_BYTES: usize = 64 * 1024;
 /// The threads for small uploads.
 const THREADS_MAX: usize = 8;
-/// Small uploads that wait for one. Each has its body in the memory that the engine has for bodies.
+/// Small uploads that wait for a thread. Their bodies count towards the engine's memory for bodies.
 const WAITING_MAX: usize = 4096;
-/// The most bytes that are read of a `nix-cache-info`, and of a kind of file that is not known.
+/// The most bytes that are read of a `nix-cache-info`, and of files that are discarded.
 const OTHER_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Takes uploads into one cache.
@@ -67,7 +67,7 @@ enum Upload {
     CacheInfo,
     NarInfo(HashPart),
     Small(SmallKind, String),
-    /// What can be the name of no file.
+    /// A path that cannot be the name of a file. The upload is discarded.
     Unknown(String),
 }
 
@@ -76,7 +76,7 @@ impl Uploads {
         Self { data, cache, pool, metrics }
     }
 
-    /// Answers a PUT of somebody who may push.
+    /// Answers a PUT of a token that may push.
     pub(crate) fn put(
         self: &Arc<Self>,
         route: Route<'_>,
@@ -116,7 +116,7 @@ impl Uploads {
         self.receive(request, move |body| this.take(upload, &mut decoded(coding, body)?, &grant))
     }
 
-    /// Answers a POST of the push protocol, of somebody who may push.
+    /// Answers a POST of the push protocol, of a token that may push.
     pub(crate) fn post(
         self: &Arc<Self>,
         route: PushRoute<'_>,
@@ -133,7 +133,7 @@ impl Uploads {
         }
     }
 
-    /// Lists, makes and removes pins, and deletes paths, for somebody who may. It may wait for uploads, and so runs where they do.
+    /// Lists, adds and removes pins, and deletes paths, for a token that may. This can wait for uploads, so it runs on the upload threads.
     pub(crate) fn administer(
         self: &Arc<Self>,
         asked: Administration<'_>,
@@ -145,7 +145,7 @@ impl Uploads {
         self.receive(request, move |_| command.run(&this.cache, &grant))
     }
 
-    /// Says how much of a NAR has come in parts.
+    /// Returns how much of a NAR was received in parts.
     pub(crate) fn progress(&self, name: &str, grant: &Grant) -> Result<Response, ServeError> {
         push::progress(self, name, grant)
     }
@@ -154,7 +154,7 @@ impl Uploads {
         let head = request.head();
         let coding = coding(&head)?;
         let length = head.header("content-length").and_then(|length| length.parse().ok()).filter(|_| coding.is_none());
-        // Before anything of the body is read: a client that waits for 100 Continue need not send it.
+        // Before the body is read: a client that waits for 100 Continue need not send it.
         let upload = match self.cache.begin_nar(name, length, &grant)? {
             Begin::Known(_) => {
                 self.metrics.uploads_known.inc();
@@ -175,7 +175,7 @@ impl Uploads {
         tracing::debug!("stored a NAR of {} bytes ({} compressed)", stored.nar_size, stored.file_size);
     }
 
-    /// Takes what is not a NAR.
+    /// Takes an upload that is not a NAR.
     fn take(&self, upload: Upload, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
         match upload {
             Upload::CacheInfo => self.take_cache_info(body),
@@ -193,7 +193,7 @@ impl Uploads {
         }
     }
 
-    /// The cache says itself what it is. An uploader that takes it for another store directory must not go on.
+    /// The cache makes its own `nix-cache-info`. A client with another store directory must not continue.
     fn take_cache_info(&self, body: &mut dyn Read) -> Result<Response, ServeError> {
         let text = read(body, OTHER_BYTES_MAX)?;
         let info = CacheInfo::parse(&text).map_err(|error| ServeError::Upload(format!("nix-cache-info: {error}")))?;
@@ -234,8 +234,8 @@ impl Uploads {
     }
 }
 
-/// Whether a client can send an upload again after an error that passes. Nix before 2.33.2 then sends `Content-Length` and no body, five
-/// times (measured), and its user never sees the first answer.
+/// Whether a client can repeat an upload after a temporary error. Nix before 2.33.2 then sends `Content-Length` without a body, five times
+/// (measured), and its user never sees the first answer.
 fn repeats_uploads(head: &HeadRef<'_>) -> bool {
     let agent = head.header("user-agent").unwrap_or_default();
     let Some(version) = agent.split(' ').find_map(|word| word.strip_prefix("Nix/")) else { return true };
@@ -249,7 +249,7 @@ fn repeats_uploads(head: &HeadRef<'_>) -> bool {
     (next(), next(), next()) >= (2, 33, 2)
 }
 
-/// An error as this client can bear it: one that it would repeat in vain is made final.
+/// Replaces a temporary error by a permanent one for clients that cannot repeat uploads.
 fn for_client(error: ServeError, repeats: bool) -> ServeError {
     match error {
         ServeError::Refused(refusal) if refusal.kind == RefusalKind::NoSpace && !repeats => {
@@ -259,7 +259,7 @@ fn for_client(error: ServeError, repeats: bool) -> ServeError {
     }
 }
 
-/// All of a body.
+/// Reads a whole body.
 ///
 /// # Errors
 /// 413 for more than `bytes_max` bytes; 400 if it ends early or its coding is damaged.

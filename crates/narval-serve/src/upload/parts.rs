@@ -1,7 +1,7 @@
-//! NARs that come in parts, and resume where they were interrupted.
+//! NARs that are uploaded in parts, and resume where they were interrupted.
 //!
-//! What has come of a NAR is in a temporary file of the data folder: it is gone when the server has ended. A part counts once all of it was
-//! received.
+//! The received parts of a NAR are in a temporary file of the data folder, which does not survive the server. A part counts once it was received
+//! completely.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,7 +17,7 @@ pub(super) const PART_BYTES_MAX: u64 = 32 * 1024 * 1024;
 const DROP_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// The most uploads in parts. Each has an open file.
 const UPLOADS_MAX: usize = 256;
-/// The most of one token.
+/// The most uploads in parts of one token.
 const UPLOADS_OF_ONE_MAX: usize = 64;
 
 /// The token of an upload, and its cache and name.
@@ -29,7 +29,7 @@ pub(super) struct Parts {
     uploads: Mutex<HashMap<Key, Arc<Mutex<Upload>>>>,
 }
 
-/// What has come of one NAR.
+/// The received parts of one NAR.
 #[derive(Debug)]
 pub(super) struct Upload {
     file: TemporaryFile,
@@ -37,10 +37,10 @@ pub(super) struct Upload {
     last_part: Instant,
 }
 
-/// Why a part was not taken.
+/// Why a part was refused.
 #[derive(Debug)]
 pub(super) enum PartError {
-    /// It does not continue what was received: this many bytes are here.
+    /// It does not start where the last one ended: so many bytes were received.
     Offset(u64),
     /// Too many uploads at the same time.
     TooMany,
@@ -55,14 +55,14 @@ pub(super) enum PartError {
 }
 
 impl Parts {
-    /// How much of a NAR has come.
+    /// How much of a NAR was received, in bytes.
     pub(super) fn received(&self, key: &Key) -> Option<u64> {
         let upload = Arc::clone(self.lock().get(key)?);
         let length = lock(&upload).length;
         Some(length)
     }
 
-    /// Appends a part that begins at `offset`; returns how much has come. `create` makes a file for the first part.
+    /// Appends a part that begins at `offset`, and returns how much was received. `create` makes a file for the first part.
     pub(super) fn append(
         &self,
         key: &Key,
@@ -85,7 +85,7 @@ impl Parts {
         self.lock().retain(|_, upload| is_kept(upload));
     }
 
-    /// Ends an upload in parts: its file and its length. `None`: there is none, or another request appends to it.
+    /// Ends an upload in parts, and returns its file and length. Returns `None` if there is none, or if another request appends to it.
     pub(super) fn finish(&self, key: &Key) -> Option<(TemporaryFile, u64)> {
         let upload = self.lock().remove(key)?;
         let upload = Arc::into_inner(upload)?.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,7 @@ impl Upload {
     fn append(&mut self, body: &mut dyn Read) -> Result<u64, PartError> {
         let mut at = self.length;
         let mut piece = vec![0; 256 * 1024];
-        // What is left of a part that broke off is overwritten, or cut off.
+        // The rest of an interrupted part is overwritten or truncated.
         self.file.file().set_len(at).map_err(PartError::File)?;
         self.file.file().seek(SeekFrom::Start(at)).map_err(PartError::File)?;
         loop {

@@ -11,7 +11,7 @@ use super::parts::{Key, PART_BYTES_MAX, PartError};
 use super::{Counted, Uploads, compression_of, ended_early, narinfo_lines, read, text};
 use crate::error::ServeError;
 
-/// The key in `nix-cache-info` that tells clients where pushes are taken.
+/// The key in `nix-cache-info` that announces the push protocol.
 pub(crate) const CACHE_INFO_KEY: &str = "NarvalPush";
 /// Its value.
 pub(crate) const PATH: &str = "_narval/v1";
@@ -22,9 +22,9 @@ const HASH_PARTS_MAX: usize = 65_536;
 const LINE_BYTES: u64 = 33;
 /// The largest commit, in bytes. It takes about six times as much memory, as text, as narinfos, and as rows.
 const COMMIT_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// How long a path stays that a client was told is present, in seconds: 24 hours.
+/// The lease of a path that a client was told is present, in seconds: 24 hours.
 const LEASE_SECONDS: u64 = 24 * 3600;
-/// How much of a part has come, in answers.
+/// The header field that says how much of an upload was received.
 const UPLOAD_OFFSET: &str = "upload-offset";
 
 /// `POST missing`: which paths of a closure the cache lacks.
@@ -87,7 +87,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     let target = target(name)?;
     let part = Part::parse(request.query())?;
     let length: Option<u64> = request.header("content-length").and_then(|length| length.parse().ok());
-    // All of this before the body is read: a client that waits for 100 Continue need not send it.
+    // Before the body is read: a client that waits for 100 Continue need not send it.
     let upload = match uploads.cache.begin(target, length.filter(|_| part.is_none()), &grant)? {
         Begin::Known(stored) => return Ok(uploads.known(&stored)),
         Begin::Receive(upload) => upload,
@@ -126,7 +126,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     })
 }
 
-/// `HEAD nar/<NAR hash>.nar…`: whether the cache has it, else how much has come.
+/// `HEAD nar/<NAR hash>.nar…`: whether the cache has it, or else how much was received.
 pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<Response, ServeError> {
     if let Begin::Known(stored) = uploads.cache.begin(target(name)?, None, grant)? {
         return Ok(uploads.known(&stored));
