@@ -330,13 +330,15 @@ fn refusals_reach_clients_that_are_still_sending() {
     let (push, pull) = (lab.token("push"), lab.token("pull"));
     let nar = Nar::of(&vec![4; 24 << 20]);
     publish(&lab, &push, &Nar::of(b"another one"));
-    let wrong = format!("{}0", &push[..push.len() - 1]);
+    let known = Nar::of(&vec![5; 3 << 20]);
+    assert_eq!(lab.put(&known.url(), &push, &known.bytes).status, 201);
     let too_long = vec![b'x'; (16 << 20) + 100_000];
     let narinfo = nar.narinfo(PATH, &[]);
     for round in 0..50 {
         for (status, method, path, token, body) in [
+            (200, "PUT", known.url(), &*push, &known.bytes[..]),
             (401, "PUT", nar.url(), "", &nar.bytes[..]),
-            (401, "PUT", nar.url(), &wrong, &nar.bytes[..3_000_000]),
+            (401, "PUT", nar.url(), "nv1_wrong_wrong", &nar.bytes[..3_000_000]),
             (403, "PUT", nar.url(), &pull, &nar.bytes[..]),
             (403, "PUT", narinfo_url(), &pull, narinfo.as_bytes()),
             (405, "PUT", "/metrics".to_owned(), &push, &nar.bytes[..1_000_000]),
