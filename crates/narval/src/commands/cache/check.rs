@@ -20,12 +20,12 @@ pub(super) struct FsckArgs {
     /// Read every NAR and compare its hash, not only its length
     #[arg(long)]
     contents: bool,
-    /// Forget what is lost, write again what can be, remove what belongs to nothing
+    /// Remove lost paths from the index, restore what can be restored, and delete stray files
     #[arg(long)]
     repair: bool,
-    /// Make the index again from the files, verifying every NAR; the server must not be running
+    /// Rebuild the index from the files, verifying all NARs; stop the server first
     ///
-    /// The present index stays beside it. Tokens and pins are not in the files: take them back with `narval cache import`.
+    /// The old index is kept beside it. Tokens and pins are not in the files: restore them with `narval cache import`.
     #[arg(long, conflicts_with_all = ["contents", "repair"])]
     rebuild: bool,
 }
@@ -34,7 +34,7 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let report = if args.rebuild {
         let folder = args.data.folder()?;
         if !folder.join("caches").is_dir() {
-            return Err(Failure::usage(format!("'{}' is no data folder: it has no 'caches'", folder.display())));
+            return Err(Failure::usage(format!("'{}' is not a data folder: it has no 'caches'", folder.display())));
         }
         Data::rebuild(&folder, None).map_err(Failure::runtime)?.1
     } else {
@@ -50,7 +50,7 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     match problems {
         0 => Ok(()),
         _ if args.rebuild || args.repair => Ok(()),
-        _ => Err(Failure::runtime("something is wrong; 'narval cache fsck --repair' puts it in order")),
+        _ => Err(Failure::runtime("there are problems; 'narval cache fsck --repair' fixes them")),
     }
 }
 
@@ -60,6 +60,6 @@ pub(super) fn import(data: &DataArgs, file: &Path) -> Result<(), Failure> {
     let data = data.create()?;
     let imported = data.import(&text).map_err(Failure::usage)?;
     data.wait_until_noticed();
-    note!("took back {} tokens and {} pins", imported.tokens, imported.pins);
+    note!("imported {} tokens and {} pins", imported.tokens, imported.pins);
     Ok(())
 }
