@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::{CacheName, Grant};
 
-/// Who did what, one JSON object a line: `time` (seconds since 1970), `token`, `label`, `peer`, `cache`, `action`, `subject`,
-/// `result` (`ok` or `refused`), `detail`. A token is named by its id, which is no secret.
+/// The audit log, one JSON object per line: `time` (seconds since 1970), `token`, `label`, `peer`, `cache`, `action`,
+/// `subject`, `result` (`ok` or `refused`), `detail`. A token is identified by its id, which is not secret.
 #[derive(Debug)]
 pub struct Audit {
     path: PathBuf,
@@ -41,7 +41,7 @@ impl Audit {
         &self.path
     }
 
-    /// Notes what somebody did, or was refused. What cannot be noted goes to the program's log.
+    /// Records an action or a refusal. Failures to write are logged.
     pub fn note(
         &self,
         grant: &Grant,
@@ -57,7 +57,7 @@ impl Audit {
         self.write(grant, cache, action, result, [(subject, detail.as_str())]);
     }
 
-    /// Notes many things of one kind that somebody did, each with its detail.
+    /// Records many actions of one type, each with its detail.
     pub(super) fn note_done<'a>(
         &self,
         grant: &Grant,

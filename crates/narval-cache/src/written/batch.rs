@@ -5,13 +5,13 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 
 use super::{Refusal, RefusalKind};
 
-/// The most narinfos in one body.
+/// The maximum number of narinfos in one body.
 const NARINFOS_MAX: usize = 65_536;
 
-/// Reads `<hash part> <length>` and as many bytes, again and again, then `end <number>`. The narinfos are parts of the body.
+/// Parses repeated `<hash part> <length>` lines, each followed by that many bytes, and a final `end <number>`. The
+/// narinfos are slices of the body.
 ///
-/// # Errors
-/// When the body is not of this form, or has too many narinfos or one that is too long.
+/// # Errors If the body does not have this format, or has too many narinfos or one that is too long.
 pub fn read_commit(mut body: &[u8]) -> Result<Vec<(HashPart, &[u8])>, Refusal> {
     let wrong = || {
         let form = "a commit is '<hash part> <length>', the narinfo, … and 'end <number of narinfos>'";

@@ -15,23 +15,23 @@ use super::small_bytes::SmallBytes;
 use super::storage::{self, CacheDirectory, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
-/// The most hash parts in one question.
+/// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;
 
 /// The bytes that a check writes: more than a file system keeps in an inode.
 const CHECKED_LEN: usize = 4096;
 
-/// What a server may remember answers under: equal stamps, and nothing has changed that a reader of any cache of the folder can
-/// see. To be taken before what is remembered is asked for.
+/// Identifies a state for caching results: if two stamps are equal, nothing has changed that a reader of any cache of
+/// the folder can see. Take it before the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp(pub(super) u64);
 
-/// A NAR's file, opened.
+/// The open file of a NAR.
 #[derive(Debug)]
 pub struct NarFile {
-    /// The file, from its beginning.
+    /// The file, at its start.
     pub file: File,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: u64,
     /// How it is compressed.
     pub compression: narval_nix::Compression,
@@ -39,14 +39,14 @@ pub struct NarFile {
     pub nar_hash: NarHash,
 }
 
-/// A path in a list of all.
+/// An entry of the list of all paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Base name.
     pub path: String,
-    /// When it was last pushed or asked for, in seconds since 1970.
+    /// When it was last pushed or requested, in seconds since 1970.
     pub used: u64,
-    /// Bytes of its NAR as it is stored.
+    /// The size of its stored NAR in bytes.
     pub file_size: u64,
 }
 
@@ -67,12 +67,12 @@ impl Cache {
         &self.state.name
     }
 
-    /// How it behaves.
+    /// Its settings.
     pub fn settings(&self) -> Arc<CacheSettings> {
         Arc::clone(&self.state.settings.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes how it behaves, here and in the index.
+    /// Changes its settings, here and in the index.
     ///
     /// # Errors
     /// If the index or `nix-cache-info` cannot be written.
@@ -83,12 +83,12 @@ impl Cache {
         self.write_cache_info().map_err(|source| io_error("write 'nix-cache-info' in", path, source))
     }
 
-    /// The keys that sign what is uploaded by those who may have it signed. Kept in memory only.
+    /// Sets the keys that sign uploads of clients with the permission to sign. Only kept in memory.
     pub fn set_sign_keys(&self, keys: Vec<SecretKey>) {
         *self.state.sign_keys.write().unwrap_or_else(PoisonError::into_inner) = keys.into();
     }
 
-    /// Where references may lead besides this cache.
+    /// Sets where references may also exist, besides this cache.
     pub fn set_elsewhere(&self, elsewhere: Option<Arc<dyn Elsewhere>>) {
         *self.state.elsewhere.write().unwrap_or_else(PoisonError::into_inner) = elsewhere;
     }
@@ -98,22 +98,21 @@ impl Cache {
         Stamp(self.index().stamp())
     }
 
-    /// Whether other servers may add paths at any time: then it must be asked again for what it did not have.
+    /// Whether other servers may add paths at any time: then absent paths must be queried again.
     pub fn is_shared(&self) -> bool {
         self.index().is_shared()
     }
 
     /// Whether uploads can be stored now: writes to a temporary file, as an upload does first.
     ///
-    /// # Errors
-    /// When the file can't be written.
+    /// # Errors If the file cannot be written.
     pub fn check_writable(&self) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("write to", "incoming", &error);
         let file = self.storage().incoming().map_err(fail)?;
         file.file().write_all(&[0; CHECKED_LEN]).and_then(|()| file.file().sync_data()).map_err(fail)
     }
 
-    /// The narinfo of a path, as it is served.
+    /// The narinfo of a path, as served.
     ///
     /// # Errors
     /// If the index fails.
@@ -125,7 +124,7 @@ impl Cache {
         Ok(narinfo.map(Arc::from))
     }
 
-    /// As [`Cache::narinfo`], of many, in the order of the question.
+    /// Like [`Cache::narinfo`] for many paths, in the given order.
     ///
     /// # Errors
     /// If the index fails.
@@ -183,7 +182,7 @@ impl Cache {
             let message = format!("more than {QUESTION_MAX} paths in one query");
             return Err(Refusal::new(super::RefusalKind::TooLarge, message));
         }
-        // The lease first: what is present afterwards stays.
+        // The lease first: paths that are present after it stay.
         if let Some(seconds) = lease_seconds {
             self.index().lease(self.id(), hash_parts, self.now().saturating_add(seconds))?;
         }
@@ -216,7 +215,7 @@ impl Cache {
         Ok(listed)
     }
 
-    /// How much is in it.
+    /// Its number of paths and size.
     ///
     /// # Errors
     /// If the index fails, or the small files cannot be listed.
@@ -237,7 +236,7 @@ impl Cache {
         self.shared.uses.note_path(self.id(), hash_part, self.now());
     }
 
-    /// As [`note_used`](Cache::note_used), by the name of a NAR's file.
+    /// Like [`note_used`](Cache::note_used), by the name of a NAR's file.
     pub fn note_nar_used(&self, name: &NarFileName) {
         self.shared.uses.note_file(self.id(), name, self.now());
     }
@@ -287,7 +286,7 @@ impl Cache {
         self.state.elsewhere.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Uploads of one NAR give it its names one after another.
+    /// A lock for uploads of the same NAR, which add names to it one after another.
     pub(super) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
         let [first, ..] = nar_hash.as_bytes();
         let locks = &self.shared.nar_locks;
@@ -298,7 +297,7 @@ impl Cache {
         self.shared.audit.note(grant, Some(self.name()), action, subject, outcome);
     }
 
-    /// As [`Cache::audit`], of many things that were done: each with its detail.
+    /// Like [`Cache::audit`], for many actions, each with its detail.
     pub(super) fn audit_done<'a>(
         &self,
         grant: &Grant,
@@ -313,20 +312,20 @@ impl Cache {
         storage::write_new(self.storage(), text.as_bytes())?.persist(&self.directory().path().join("nix-cache-info"))
     }
 
-    /// Writes the narinfo and the listing of a path where the standard layout has them.
+    /// Writes the narinfo and the listing of a path to their places in the standard layout.
     pub(super) fn publish(&self, record: &PathRecord) -> io::Result<()> {
         let narinfo = storage::write_new(self.storage(), &record.narinfo)?;
         self.publish_written(record, narinfo)
     }
 
-    /// As [`Cache::publish`], of a narinfo that is written already.
+    /// Like [`Cache::publish`], for a narinfo that is already written.
     pub(super) fn publish_written(&self, record: &PathRecord, narinfo: TemporaryFile) -> io::Result<()> {
         let path = self.directory().path();
         if record.listing_size.is_some() {
             let listing = self.storage().blob_listing(&record.nar_hash);
             match storage::link(&listing, &path.join(format!("{}.ls", record.hash_part))) {
-                // Nobody depends on it: it may be gone, or have more names than the file system allows (thousands of paths
-                // with the same contents).
+                // Not essential: the file may be gone, or have more links than the file system allows (thousands of
+                // paths with the same contents).
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::TooManyLinks) => {}
                 linked => linked?,
             }

@@ -1,4 +1,4 @@
-//! Committing narinfos: what makes paths visible.
+//! Commits narinfos, which makes paths visible.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -9,13 +9,13 @@ use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
 use super::index::{Commit, NarRecord, PathRecord};
 use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope, storage};
 
-/// The most narinfos in one commit.
+/// The maximum number of narinfos in one commit.
 pub const COMMIT_MAX: usize = 100_000;
 
-/// How often a commit is tried when others change the same paths.
+/// How often a commit is tried while others change the same paths.
 const ATTEMPTS_MAX: usize = 16;
 
-/// The most missing references that a message names.
+/// The maximum number of missing references in a message.
 const NAMED_MAX: usize = 3;
 
 /// What a commit did with a path.
@@ -23,16 +23,16 @@ const NAMED_MAX: usize = 3;
 pub enum Outcome {
     /// It is new.
     Added,
-    /// It was there; signatures were added to it.
+    /// It existed; signatures were added.
     Signed,
-    /// It was there as it is.
+    /// It existed with the same contents.
     Unchanged,
     /// It has other contents or references now.
     Replaced,
 }
 
 impl Outcome {
-    /// As the audit log has it.
+    /// The name in the audit log.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -43,14 +43,14 @@ impl Outcome {
     }
 }
 
-/// A path that is committed.
+/// A committed path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
     /// The path.
     pub path: StorePath,
     /// What was done.
     pub outcome: Outcome,
-    /// Paths of this cache that its contents mention and its narinfo does not name.
+    /// Paths of this cache that its contents mention, but its narinfo does not.
     pub undeclared: Vec<HashPart>,
 }
 
@@ -61,11 +61,10 @@ struct Prepared {
 }
 
 impl Cache {
-    /// Makes paths visible, all or none: their NARs are here, what they refer to is here, in the same commit or in an upstream,
-    /// and their narinfos say what is true. When this returns they are on the disk.
+    /// Makes paths visible, all or none. Their NARs must be in this cache, their references in this cache, in the same
+    /// commit or in an upstream, and their narinfos correct. They are on disk when this returns.
     ///
-    /// # Errors
-    /// When one of them is refused; the message names it.
+    /// # Errors If one of them is refused; the message names it.
     pub fn commit_narinfos<T: AsRef<[u8]>>(
         &self,
         narinfos: &[(HashPart, T)],
@@ -125,7 +124,7 @@ impl Cache {
             let changed: Vec<&Prepared> =
                 prepared.iter().filter(|prepared| prepared.committed.outcome != Outcome::Unchanged).collect();
             if changed.is_empty() || self.publish_all(&changed)? == Commit::Done {
-                // What was there already was pushed all the same.
+                // Paths that existed also count as pushed.
                 let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
                 unchanged.for_each(|prepared| self.note_used(&prepared.record.hash_part));
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
@@ -134,10 +133,10 @@ impl Cache {
         Err(Refusal::new(RefusalKind::Conflict, "other clients are committing the same paths; try again"))
     }
 
-    /// Files are written before the index says that they are there, and get their names after.
+    /// Files are written before the commit in the index, and renamed after it.
     fn publish_all(&self, changed: &[&Prepared]) -> Result<Commit, Refusal> {
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
-        // A large commit has its files written after it: each is open until it has its name.
+        // The files of a large commit are written after it, because each stays open until it is renamed.
         let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
         let mut written = Vec::with_capacity(early.len());
         for prepared in early {
@@ -155,14 +154,14 @@ impl Cache {
                 None => self.publish(&prepared.record),
             };
             if let Err(error) = published {
-                // It is committed: the index serves it, and the file is made at the next start.
+                // It is committed: the index serves it, and the file is created at the next start.
                 tracing::warn!("cannot write '{}.narinfo': {error}", prepared.record.hash_part);
             }
         }
         Ok(Commit::Done)
     }
 
-    /// Each reference is in this cache, in the same commit, or in an upstream.
+    /// Checks that each reference is in this cache, in the same commit, or in an upstream.
     fn check_references(&self, batch: &HashMap<HashPart, NarInfo>, settings: &CacheSettings) -> Result<(), Refusal> {
         let wanted: BTreeSet<&StorePath> = batch
             .values()
@@ -227,7 +226,7 @@ impl Cache {
         if let Some(old) = &old {
             let before = NarInfo::parse(&old.narinfo, &settings.store_dir).ok();
             match before.filter(|before| is_same(before, &info)) {
-                // Its NAR is lost: this one takes its place.
+                // Its NAR is lost: this one replaces it.
                 Some(before) if !self.has_nar_of(&part)? => {
                     merge(&mut info, &before.signatures);
                     info.ca = info.ca.or(before.ca);
@@ -235,7 +234,7 @@ impl Cache {
                     outcome = Outcome::Signed;
                 }
                 Some(before) => {
-                    // It stays as it is, with what is new about it.
+                    // It is unchanged, except for new signatures.
                     let signatures = std::mem::replace(&mut info, before);
                     merge(&mut info, &signatures.signatures);
                     info.ca = info.ca.or(signatures.ca);
@@ -269,12 +268,12 @@ impl Cache {
         Ok(Prepared { record, committed: Committed { path: info.path, outcome, undeclared } })
     }
 
-    /// Whether the NAR of a path that is here is there, too.
+    /// Whether the NAR of a path of this cache exists.
     fn has_nar_of(&self, part: &HashPart) -> Result<bool, Refusal> {
         Ok(self.missing(&[*part], None)?.is_empty())
     }
 
-    /// The NAR that a narinfo means: one that is here, and is what the narinfo says.
+    /// The NAR of a narinfo, which must be in this cache and match the narinfo.
     fn nar_of(&self, info: &NarInfo) -> Result<(String, NarRecord), Refusal> {
         let path = &info.path;
         let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
@@ -307,8 +306,8 @@ impl Cache {
         Ok((name, nar))
     }
 
-    /// Paths that are here, or come with the same commit, and that the NAR mentions although the narinfo does not. Each hash part is
-    /// looked up once in a commit: many narinfos may name one NAR that mentions thousands.
+    /// Paths in this cache or the same commit that the NAR mentions, but the narinfo does not. Each hash part is looked
+    /// up once per commit: many narinfos may share one NAR that mentions thousands.
     fn undeclared(
         &self,
         info: &NarInfo,
@@ -316,7 +315,7 @@ impl Cache {
         batch: &HashMap<HashPart, NarInfo>,
         known: &mut HashMap<HashPart, bool>,
     ) -> Result<Vec<HashPart>, Refusal> {
-        // A derivation names its outputs, which it does not refer to.
+        // A derivation mentions its outputs, which are not references.
         if info.path.is_derivation() {
             return Ok(Vec::new());
         }
@@ -328,7 +327,7 @@ impl Cache {
         Ok(nar.found.iter().filter(is_undeclared).copied().collect())
     }
 
-    /// Has the cache's keys sign a path, if that is due; refuses one without a signature that the cache requires.
+    /// Signs a path with the cache's keys, if permitted; refuses one without a signature that the cache requires.
     fn check_and_sign(
         &self,
         info: &mut NarInfo,
@@ -337,7 +336,7 @@ impl Cache {
         grant: &Grant,
     ) -> Result<(), Refusal> {
         let fingerprint = info.fingerprint(&settings.store_dir);
-        // Only what this upload brings counts: what others have signed before says nothing about it.
+        // Only signatures in this upload count: earlier ones say nothing about it.
         let is_signed_by = |keys: &[narval_nix::PublicKey]| {
             let keys: TrustedKeys = keys.iter().cloned().collect();
             keys.find_valid(fingerprint.as_bytes(), &claimed.signatures).is_some()
@@ -360,7 +359,7 @@ impl Cache {
     }
 }
 
-/// The most files that are written, and open, before their commit.
+/// The maximum number of files that are written, and open, before their commit.
 const WRITTEN_EARLY_MAX: usize = 128;
 
 fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarInfo, Refusal> {
@@ -379,14 +378,14 @@ fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarIn
     Ok(info)
 }
 
-/// Whether two narinfos speak of the same contents and references: what signatures cover.
+/// Whether two narinfos have the same contents and references, which signatures cover.
 fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
     one.path == other.path
         && (one.nar_hash, one.nar_size) == (other.nar_hash, other.nar_size)
         && one.reference_set() == other.reference_set()
 }
 
-/// Adds signatures that are not there yet. Sorted, as Nix writes them.
+/// Adds new signatures, sorted as in Nix.
 fn merge(info: &mut NarInfo, signatures: &[Signature]) {
     let mut all: BTreeSet<Signature> = info.signatures.iter().cloned().collect();
     for signature in signatures {

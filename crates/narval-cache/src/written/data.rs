@@ -1,4 +1,4 @@
-//! A data folder, opened.
+//! An open data folder.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::shared::{CacheState, Shared};
 use super::storage::CacheDirectory;
 use super::{Audit, Cache, CacheName, CacheSettings, Stamp, Tokens};
 
-/// A data folder: cheap to clone, shared by threads, and opened by other processes at the same time.
+/// A data folder. Cheap to clone, can be shared between threads, and may be open in other processes at the same time.
 #[derive(Clone)]
 pub struct Data {
     shared: Arc<Shared>,
@@ -22,7 +22,7 @@ impl Data {
         self.shared.storage.path()
     }
 
-    /// A cache; `None` if there is none of this name.
+    /// A cache; `None` if there is none with this name.
     ///
     /// # Errors
     /// If the index or the cache's folder cannot be read.
@@ -36,13 +36,12 @@ impl Data {
 
     /// All caches, by name.
     ///
-    /// # Errors
-    /// As [`Data::cache`].
+    /// # Errors See [`Data::cache`].
     pub fn caches(&self) -> Result<Vec<Cache>, DataError> {
         self.shared.index.caches()?.into_iter().map(|record| self.open_cache(record)).collect()
     }
 
-    /// Makes a cache; one of this name that is there stays as it is, and is returned.
+    /// Creates a cache; an existing one with this name is returned unchanged.
     ///
     /// # Errors
     /// If the index or the cache's folder cannot be written.
@@ -61,17 +60,18 @@ impl Data {
         Stamp(self.shared.index.stamp())
     }
 
-    /// Who may do what.
+    /// The tokens.
     pub fn tokens(&self) -> Tokens {
         Tokens::new(Arc::clone(&self.shared))
     }
 
-    /// Who did what.
+    /// The audit log.
     pub fn audit(&self) -> &Audit {
         &self.shared.audit
     }
 
-    /// To be called at the end of a command that has changed something: a server beside it has noticed when this returns.
+    /// Call this at the end of a command that has changed something: a running server has noticed the change when this
+    /// returns.
     pub fn wait_until_noticed(&self) {
         std::thread::sleep(self.shared.index.noticed_after());
     }

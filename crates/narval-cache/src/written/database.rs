@@ -1,7 +1,7 @@
-//! Where the index of a data folder is: in the folder, or in a database that several servers share.
+//! The location of a data folder's index: in the folder, or in a database that several servers share.
 //!
-//! A folder and a database that belong together have the same id, in the file `index.id` and in a table. So neither is used with
-//! another: a server would forget all paths whose files it does not find.
+//! A folder and its database have the same id, in the file `index.id` and in a table. This prevents using one with
+//! another: a server would remove all paths whose files it does not find.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -9,13 +9,13 @@ use std::str::FromStr;
 use super::error::DataError;
 use super::index::{Index, IndexError, Sqlite};
 
-/// The file with the id of the index, where that is in a database.
+/// The file with the id of an index in a database.
 const ID: &str = "index.id";
 
 /// The index in the folder.
 const SQLITE: &str = "index.sqlite";
 
-/// The address of a PostgreSQL database. Its password is in no message.
+/// The address of a PostgreSQL database. Messages never contain its password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Database(String);
 
@@ -54,7 +54,7 @@ pub(super) fn open(folder: &Path, database: Option<&Database>) -> Result<Box<dyn
     }
 }
 
-/// Makes sure that nothing is in a database that is to have the index of a folder.
+/// Checks that a database for a new index is empty.
 pub(super) fn must_be_empty(folder: &Path, database: &Database) -> Result<(), DataError> {
     let index = connect(folder, database)?;
     for cache in index.caches()? {
@@ -89,7 +89,7 @@ fn connect(_: &Path, _: &Database) -> Result<Box<dyn Index>, DataError> {
     Err(IndexError::Unusable { database, reason }.into())
 }
 
-/// The id of a folder, which is made if it has none.
+/// The id of a folder; created if it has none.
 #[cfg(feature = "postgres")]
 fn id(folder: &Path) -> std::io::Result<String> {
     use std::fs;
@@ -107,7 +107,7 @@ fn id(folder: &Path) -> std::io::Result<String> {
         let new = narval_store::TemporaryFile::create(folder, super::storage::TEMPORARY, 0o644)?;
         new.file().write_all(format!("{}\n", narval_nix::nix32::encode(&id)).as_bytes())?;
         new.file().sync_all()?;
-        // Another process may be doing the same: the first counts.
+        // Another process may be doing the same: the first one wins.
         match fs::hard_link(new.path(), &file) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => fs::File::open(folder)?.sync_all()?,

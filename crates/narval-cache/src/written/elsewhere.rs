@@ -1,11 +1,11 @@
-//! Paths of other caches that references may lead to.
+//! Paths of other caches that references may point to.
 
 use narval_nix::HashPart;
 
 use super::CacheName;
 
-/// Where paths may be that are referred to and not in the cache: its upstreams.
+/// Where references may exist that are not in the cache: its upstreams.
 pub trait Elsewhere: Send + Sync {
-    /// For each hash part, whether a client that uses this cache can have the path.
+    /// For each hash part, whether a client of this cache can get the path.
     fn have(&self, cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool>;
 }

@@ -1,4 +1,4 @@
-//! Checking a cache against its files, and making the index again from them.
+//! Checks the index against the files, and rebuilds it from them.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -11,29 +11,29 @@ use super::index::{Commit, PathRecord};
 use super::storage::{self, file_len};
 use super::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Refusal};
 
-/// What is read of a file at once.
+/// Size of the read buffer.
 const BUFFER_LEN: usize = 256 * 1024;
 
 /// Paths that are recorded in one transaction.
 const STEP: usize = 500;
 
-/// How to check.
+/// Options of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FsckOptions {
-    /// Read every NAR's file and compare its hash; else only their lengths are compared.
+    /// Whether to read every NAR's file and compare its hash; otherwise only the lengths are compared.
     pub contents: bool,
-    /// Forget what is lost, write again what can be, remove what belongs to nothing.
+    /// Whether to remove lost paths from the index, restore what can be restored, and delete stray files.
     pub repair: bool,
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FsckReport {
-    /// Paths that were looked at.
+    /// The number of checked paths.
     pub paths: usize,
-    /// Files of NARs that were looked at.
+    /// The number of checked NAR files.
     pub files: usize,
-    /// What is wrong, a line each.
+    /// The problems, one line each.
     pub problems: Vec<String>,
 }
 
@@ -89,8 +89,9 @@ impl Data {
         Ok(())
     }
 
-    /// Makes the index again from the files of all caches, reading and verifying every NAR. The present index is kept beside it,
-    /// as `index.sqlite.<time>`; one in a database is not touched, and an empty database must be named. Tokens, pins and settings are not in the files: see [`Data::export`]. No server may be running.
+    /// Rebuilds the index from the files of all caches, reading and verifying every NAR. The old index is kept beside
+    /// it, as `index.sqlite.<time>`; one in a database is not touched, and an empty database must be named. Tokens,
+    /// pins and settings are not in the files: see [`Data::export`]. No server may be running.
     ///
     /// # Errors
     /// If the folder cannot be read or written.
@@ -129,7 +130,7 @@ impl Cache {
             if is_there && (!options.contents || hash_of(&path).map_err(fail)? == nar.file_hash) {
                 continue;
             }
-            // It may have been removed, or be on its way.
+            // It may have been removed, or not renamed yet.
             let alone = self.storage().lock_exclusive().map_err(fail)?;
             if self.index().file(self.id(), &name)?.as_ref() != Some(&nar) {
                 continue;
@@ -144,7 +145,7 @@ impl Cache {
                 if is_there { "damaged" } else { "missing or truncated" }
             ));
             if options.repair {
-                // The shared file is the same, or as bad: it must not be taken for a good one.
+                // The shared file is the same, or just as damaged, and must not be reused.
                 let blob = self.storage().blob(&nar.nar_hash, nar.compression);
                 let is_good = file_len(&blob).map_err(fail)? == Some(nar.file_size)
                     && hash_of(&blob).map_err(fail)? == nar.file_hash;
@@ -211,7 +212,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Records what the files say: NARs that verify, then the narinfos that are true of them.
+    /// Imports the files: valid NARs, then the narinfos that match them.
     fn import_files(&self, report: &mut FsckReport) -> Result<(), Refusal> {
         let root = self.directory().path().to_owned();
         for path in entries(&root.join("nar"))? {

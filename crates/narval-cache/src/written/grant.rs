@@ -1,4 +1,4 @@
-//! What somebody may do: scopes, and the caches that they are for.
+//! Permissions: scopes, and the caches that they apply to.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,28 +9,28 @@ use thiserror::Error;
 
 use super::{CacheName, Refusal, RefusalKind};
 
-/// The most caches or patterns that one token names.
+/// The maximum number of caches or patterns of one token.
 pub const PATTERNS_MAX: usize = 64;
 
 /// The longest pattern, in bytes.
 const PATTERN_LEN_MAX: usize = 128;
 
-/// One thing that a token may allow.
+/// A permission that a token may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Read a cache that is not public.
     Pull,
     /// Upload.
     Push,
-    /// Have the cache's keys sign what is uploaded.
+    /// Have the cache sign uploaded paths.
     Sign,
     /// Add and remove pins.
     Pin,
     /// Delete paths.
     Delete,
-    /// Replace a path by other contents.
+    /// Replace the contents of a path.
     Replace,
-    /// All of it, and manage tokens.
+    /// All of these, and managing tokens.
     Admin,
 }
 
@@ -39,7 +39,7 @@ impl Scope {
     pub const ALL: [Self; 7] =
         [Self::Pull, Self::Push, Self::Sign, Self::Pin, Self::Delete, Self::Replace, Self::Admin];
 
-    /// The name, as `narval token create --<name>` has it.
+    /// The name, as in `narval token create --<name>`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pull => "pull",
@@ -57,7 +57,7 @@ impl Scope {
     }
 }
 
-/// A text names no scope.
+/// An unknown scope.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("unknown scope '{0}' (known: pull, push, sign, pin, delete, replace, admin)")]
 pub struct UnknownScope(String);
@@ -84,7 +84,7 @@ impl Scopes {
         Self(self.0 | scope.bit())
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -118,7 +118,7 @@ impl FromStr for Scopes {
     }
 }
 
-/// Why texts are not patterns for names of caches.
+/// Why texts are not valid patterns for cache names.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PatternError {
     /// Not a glob.
@@ -139,15 +139,14 @@ pub struct CachePatterns {
 impl CachePatterns {
     /// Patterns such as `default` and `team-*`.
     ///
-    /// # Errors
-    /// When one is malformed or there are too many.
+    /// # Errors If one is malformed or there are too many.
     pub fn new<S: AsRef<str>>(patterns: &[S]) -> Result<Self, PatternError> {
         if patterns.len() > PATTERNS_MAX {
             return Err(PatternError::TooMany);
         }
         let mut globs = GlobSetBuilder::new();
         for pattern in patterns.iter().map(AsRef::as_ref) {
-            // A list of them is kept with blanks in between.
+            // They are stored as a list separated by blanks.
             let legal = !pattern.is_empty()
                 && pattern.len() <= PATTERN_LEN_MAX
                 && pattern.bytes().all(|byte| byte.is_ascii_graphic());
@@ -161,12 +160,12 @@ impl CachePatterns {
     /// Every cache.
     pub fn all() -> Self {
         let texts = Arc::from(["*".to_owned()]);
-        // This glob is legal.
+        // This glob is valid.
         let globs = Glob::new("*").and_then(|glob| GlobSetBuilder::new().add(glob).build());
         Self { texts, globs: globs.unwrap_or_default() }
     }
 
-    /// Whether a cache is meant.
+    /// Whether a cache matches.
     pub fn matches(&self, cache: &CacheName) -> bool {
         self.globs.is_match(cache.as_str())
     }
@@ -180,17 +179,17 @@ impl CachePatterns {
 /// What a verified token allows its bearer.
 #[derive(Debug, Clone)]
 pub struct Grant {
-    /// The token's id, which is no secret; empty for what this machine's administrator does.
+    /// The token's id, which is not secret; empty for this machine's administrator.
     pub token: String,
-    /// What the token is called.
+    /// The label of the token.
     pub label: String,
-    /// Which caches it is for.
+    /// The caches that it applies to.
     pub caches: CachePatterns,
-    /// What it allows there.
+    /// Its scopes.
     pub scopes: Scopes,
-    /// When it ends, in seconds since 1970.
+    /// When it expires, in seconds since 1970.
     pub expires: Option<u64>,
-    /// From where the request came, for the audit log.
+    /// The address of the client, for the audit log.
     pub peer: Option<String>,
 }
 
@@ -207,7 +206,7 @@ impl Grant {
         }
     }
 
-    /// As a request from this address uses it.
+    /// The grant as used by a request from this address.
     #[must_use]
     pub fn from_peer(self, peer: impl fmt::Display) -> Self {
         Self { peer: Some(peer.to_string()), ..self }
@@ -218,7 +217,7 @@ impl Grant {
         self.scopes.has(scope) && self.caches.matches(cache)
     }
 
-    /// As [`Grant::allows`], or a refusal that says which scope is missing.
+    /// Like [`Grant::allows`]; the refusal names the missing scope.
     ///
     /// # Errors
     /// [`RefusalKind::Forbidden`].

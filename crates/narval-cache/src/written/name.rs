@@ -1,4 +1,4 @@
-//! Names that come from outside and become file names: of caches, and of NARs.
+//! Untrusted names that become file names: of caches and of NARs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use narval_nix::nix32::Nix32Error;
 use narval_nix::{Compression, NarHash, Sha256};
 use thiserror::Error;
 
-/// The longest name of a cache, in bytes.
+/// The maximum length of a cache name in bytes.
 pub const CACHE_NAME_LEN_MAX: usize = 64;
 
 /// The cache that is served at `/`.
@@ -20,7 +20,7 @@ pub const DEFAULT_CACHE: &str = "default";
 )]
 pub struct CacheNameError;
 
-/// The name of a cache: a folder, a part of a URL, and what tokens are for. Cheap enough to clone.
+/// The name of a cache, used as a folder, in URLs and in tokens. Cheap to clone.
 ///
 /// ```
 /// use narval_cache::written::CacheName;
@@ -75,12 +75,12 @@ impl FromStr for CacheName {
 /// Why a text is not the name of a NAR's file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NarFileNameError {
-    /// Not of that form.
+    /// It does not have this format.
     #[error(
         "a NAR is named '<52 nix32 characters of its file's SHA-256>.nar', then nothing or .xz .bz2 .zst .lzip .lz4 .br"
     )]
     Shape,
-    /// The characters are no hash.
+    /// The characters are not a hash.
     #[error("the name of the NAR does not start with a SHA-256: {0}")]
     Hash(#[from] Nix32Error),
 }
@@ -141,12 +141,12 @@ impl FromStr for NarFileName {
     }
 }
 
-/// What a client that uploads a NAR says of it.
+/// How a client identifies a NAR that it uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NarTarget {
-    /// The hash of its file, as Nix does.
+    /// By the hash of its file, as Nix does.
     File(NarFileName),
-    /// The hash of the NAR: the file can be made while it is sent.
+    /// By the hash of the NAR, so the file can be produced while it is sent.
     Nar {
         /// SHA-256 of the NAR.
         nar_hash: NarHash,
@@ -156,7 +156,7 @@ pub enum NarTarget {
 }
 
 impl NarTarget {
-    /// The compression, if it is known beforehand.
+    /// The compression, if it is known in advance.
     pub fn compression(&self) -> Option<Compression> {
         match self {
             Self::File(name) => name.compression(),

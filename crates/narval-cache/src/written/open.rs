@@ -1,4 +1,4 @@
-//! Opening a data folder: what processes have left behind is put in order, and threads begin that keep house.
+//! Opens a data folder: repairs what killed processes have left, and starts the maintenance threads.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,33 +20,31 @@ use super::storage::{Storage, TEMPORARY};
 use super::tokens_used::TokensUsed;
 use super::{Audit, Cache, recompress};
 
-/// How often what was collected is recorded.
+/// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
 
-/// How often what is pending is made durable.
+/// How often pending changes are made durable.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 
-/// How to open a data folder.
+/// Options for opening a data folder.
 #[derive(Debug, Clone, Default)]
 pub struct DataOptions {
-    /// Do not make what is missing: a command that only reads says that there is no data folder instead.
+    /// Whether the folder must exist; otherwise it is created.
     pub must_exist: bool,
     /// Where the index is, if not in the folder.
     pub database: Option<Database>,
-    /// Forget what nothing keeps, so often: for a server, which also recompresses what it is set to. The first time is after one
-    /// such period.
+    /// How often to collect garbage; for servers, which also recompress if configured. The first time is after one such
+    /// period.
     pub collect_every: Option<Duration>,
-    /// For measuring only: uncompressed NARs are neither verified nor synced. Whoever uploads could put anything in anybody's
-    /// place.
+    /// Only for measurements: uncompressed NARs are neither verified nor synced, so any uploader could forge paths.
     #[doc(hidden)]
     pub unsafe_no_verify: bool,
 }
 
 impl Data {
-    /// Opens a data folder, and makes it when it is missing. Removes what processes that are gone have left behind.
+    /// Opens a data folder, creating it if necessary. Removes the leftovers of processes that have ended.
     ///
-    /// # Errors
-    /// When the folder or its index cannot be used.
+    /// # Errors If the folder or its index cannot be used.
     pub fn open(path: &Path, options: DataOptions) -> Result<Self, DataError> {
         let database = options.database.as_ref();
         if options.must_exist && !database::exists(path, database) {

@@ -1,20 +1,20 @@
-//! Caches that pushes have made larger than they may be are collected soon, and not with every push.
+//! Collects caches that pushes have made too large soon, but not at every push.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Cache, CacheName, Data};
 
-/// A cache is collected for its size no sooner than this after the last time.
+/// The minimum time between two collections of a cache because of its size.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// When caches were collected for their size, and how large they were from then on at least.
+/// When caches were collected because of their size, and their smallest size since.
 #[derive(Debug, Default)]
 pub(super) struct Oversized(HashMap<CacheName, (Instant, u64)>);
 
 impl Oversized {
-    /// Collects those that are over their size. What is forgotten keeps its bytes until its grace is over, so a cache is collected again only when
-    /// it has grown since.
+    /// Collects those that are too large. Removed paths keep their bytes during the grace period, so a cache is only
+    /// collected again if it has grown since.
     pub(super) fn collect(&mut self, data: &Data) {
         match data.caches() {
             Ok(caches) => caches.iter().for_each(|cache| self.collect_one(cache)),

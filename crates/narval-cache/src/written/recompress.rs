@@ -1,8 +1,8 @@
-//! Recompressing NARs: what came as xz, bzip2, or uncompressed becomes zstd in frames, when there is time.
+//! Recompresses NARs in the background: xz, bzip2 and uncompressed files become zstd in frames.
 //!
-//! The new file is an upload like any other: it is decoded again and verified before it is stored. Then one transaction has all
-//! paths of the NAR name it. The old file stays under its name for as long as clients remember the old narinfo: whoever asks for
-//! that name gets the bytes that the old narinfo speaks of. A process that is killed leaves the one state or the other.
+//! The new file is an upload like any other: it is decoded again and verified before it is stored. Then one transaction
+//! changes all paths of the NAR to it. The old file keeps its name for as long as clients remember the old narinfo, so
+//! they still get the file that it describes. A killed process leaves either the old or the new state.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -20,35 +20,34 @@ use super::{Cache, Grant, NarTarget, Refusal, RefusalKind};
 use crate::decode::Decoder;
 use crate::encode::FrameEncoder;
 
-/// How long the file stays that a NAR had before it was recompressed, in seconds: the 30 days for which Nix remembers a narinfo.
+/// How long the old file of a recompressed NAR is kept, in seconds: the 30 days for which Nix remembers a narinfo.
 pub const RECOMPRESSED_GRACE: u64 = 30 * 24 * 60 * 60;
 
-/// zstd's level. There is time: what counts is the size.
+/// The zstd level: the size matters more than the time.
 const LEVEL: i32 = 9;
 
 /// How often a server looks for NARs to recompress.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
 
-/// NARs that are taken from the index at once.
+/// The number of NARs read from the index at a time.
 const STEP: usize = 64;
 
-/// NARs that could not be recompressed and are not tried again by this process, at most.
+/// The maximum number of failed NARs that this process remembers and does not try again.
 const FAILED_MAX: usize = 4096;
 
-/// How often paths are looked at again when others change them.
+/// How often paths are read again while others change them.
 const ATTEMPTS_MAX: usize = 4;
 
 impl Cache {
-    /// Recompresses all NARs that paths of this cache have and that are not zstd, one after the other. Says how many; those that fail
-    /// are logged and left as they are.
+    /// Recompresses all NARs of this cache's paths that are not zstd, one after the other. Returns how many; failed
+    /// ones are logged and left unchanged.
     ///
-    /// # Errors
-    /// When the index fails, or there is no room.
+    /// # Errors If the index fails, or the disk is full.
     pub fn recompress(&self) -> Result<usize, Refusal> {
         self.recompress_but(&mut HashSet::new(), &|| true)
     }
 
-    /// As [`Cache::recompress`], for as long as `goes_on`, without those that have failed before.
+    /// Like [`Cache::recompress`], while `goes_on` returns `true`, and without NARs that have failed before.
     fn recompress_but(&self, failed: &mut HashSet<String>, goes_on: &dyn Fn() -> bool) -> Result<usize, Refusal> {
         let (mut after, mut done) = (String::new(), 0);
         loop {
@@ -93,7 +92,7 @@ impl Cache {
         Err(Refusal::new(RefusalKind::Conflict, "other clients are committing its paths"))
     }
 
-    /// Stores a NAR again, as zstd.
+    /// Stores a NAR again as zstd.
     fn make_zstd(&self, old: &NarRecord) -> Result<(String, NarRecord), Refusal> {
         let (nar_hash, compression) = (old.nar_hash, Compression::Zstd);
         let fail = |error: std::io::Error| Refusal::of_file("recompress", nar_hash, &error);
@@ -117,7 +116,7 @@ impl Cache {
         Ok((name.to_string(), NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found }))
     }
 
-    /// Has all paths that name a file name another one of the same NAR.
+    /// Changes all paths with this file to another file of the same NAR.
     fn rename_in_paths(&self, old: &str, (name, nar): &(String, NarRecord)) -> Result<Commit, Refusal> {
         let fail = |error: std::io::Error| Refusal::of_file("write", "a narinfo", &error);
         let _no_collection = self.storage().lock_shared().map_err(fail)?;
@@ -137,14 +136,14 @@ impl Cache {
             records.push(PathRecord { file: name.clone(), narinfo, ..record });
         }
         self.directory().sync_nars().map_err(fail)?;
-        // A collection comes when nothing has named the old file for COLLECT_GRACE.
+        // A collection removes the old file once nothing has used it for COLLECT_GRACE.
         let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - super::COLLECT_GRACE);
         if self.index().rename(self.id(), records.clone(), old, orphaned)? == Commit::Changed {
             return Ok(Commit::Changed);
         }
         for record in &records {
             if let Err(error) = self.publish(record) {
-                // It is committed: the index serves it, and the file is made at the next start.
+                // It is committed: the index serves it, and the file is created at the next start.
                 tracing::warn!("cannot write '{}.narinfo': {error}", record.hash_part);
             }
         }
@@ -152,10 +151,10 @@ impl Cache {
     }
 }
 
-/// Recompresses what caches have that are set to, for as long as the data folder is open. One NAR at a time, with the lowest
-/// priority.
+/// Recompresses the NARs of caches with that setting as long as the data folder is open. One NAR at a time, with the
+/// lowest priority.
 pub(super) fn run(shared: &Weak<Shared>) {
-    // Of this thread alone, as Linux has it. Without it the work is done all the same.
+    // On Linux, this only affects this thread. If it fails, the work is still done.
     rustix::process::nice(19).ok();
     let mut failed = HashSet::new();
     loop {
@@ -165,7 +164,7 @@ pub(super) fn run(shared: &Weak<Shared>) {
             continue;
         }
         for cache in data.caches().unwrap_or_default().iter().filter(|cache| cache.settings().recompress) {
-            // Settings may be changed meanwhile, by a command or a reload.
+            // Settings may change meanwhile, by a command or a reload.
             match cache.recompress_but(&mut failed, &|| cache.settings().recompress) {
                 Ok(0) => {}
                 Ok(done) => tracing::info!("cache '{}': recompressed {done} NARs", cache.name()),

@@ -1,4 +1,4 @@
-//! Making files as the index says, where a process was killed between the two.
+//! Makes files consistent with the index after a process was killed between updating both.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -10,8 +10,8 @@ use super::storage::{self, file_len};
 use super::{Cache, Refusal, RefusalKind};
 
 impl Data {
-    /// Looks at everything that the index has as pending. Waits for those who are writing files: what they have not finished is
-    /// not mistaken for something left behind.
+    /// Checks everything that is pending in the index. Waits for current writers, so that their unfinished files are
+    /// not taken for leftovers.
     pub(super) fn reconcile(&self) -> Result<(), DataError> {
         let shared = self.shared();
         if shared.index.pending_max()?.is_none() {
@@ -22,7 +22,7 @@ impl Data {
         self.reconcile_locked()
     }
 
-    /// As [`Data::reconcile`], for somebody who has the exclusive lock.
+    /// Like [`Data::reconcile`], with the exclusive lock held.
     pub(super) fn reconcile_locked(&self) -> Result<(), DataError> {
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
@@ -31,7 +31,7 @@ impl Data {
             if let Some(cache) = cache_of(id) {
                 cache.reconcile(&pending)?;
             }
-            // As long as nobody else writes: whatever changes it again has a greater number.
+            // Nobody else is writing: later changes have greater numbers.
             done.fetch_max(number, Ordering::AcqRel);
         }
         Ok(())
@@ -39,7 +39,7 @@ impl Data {
 }
 
 impl Cache {
-    /// Makes files as the index says, for somebody who has the exclusive lock.
+    /// Makes files consistent with the index, with the exclusive lock held.
     pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
         self.data().reconcile_locked().map_err(|error| {
             tracing::error!("{error}");
@@ -47,7 +47,7 @@ impl Cache {
         })
     }
 
-    /// Makes one thing as the index says.
+    /// Makes one file consistent with the index.
     pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), DataError> {
         let path = self.directory().path();
         let fail = |source: io::Error| io_error("repair", path, source);
@@ -78,7 +78,7 @@ impl Cache {
                     return Ok(());
                 }
                 storage::remove_file(&self.storage().blob(nar_hash, *compression)).map_err(fail)?;
-                // Another form of the NAR may have the same listing; it is made again with the next upload.
+                // Another file of the NAR may have the same listing; the next upload creates it again.
                 storage::remove_file(&self.storage().blob_listing(nar_hash)).map_err(fail)
             }
         }

@@ -1,4 +1,4 @@
-//! Why something was not done, as a client is told.
+//! Refusals, with messages for clients.
 
 use std::fmt;
 use std::io;
@@ -8,38 +8,38 @@ use thiserror::Error;
 
 use super::index::IndexError;
 
-/// The longest message, in bytes. Nix shows bodies of less than 1 KB to its user.
+/// The maximum length of a message in bytes. Nix shows bodies of less than 1 KB to its user.
 pub const MESSAGE_LEN_MAX: usize = 1000;
 
-/// What kind of refusal it is: each stands for one HTTP status.
+/// The type of a refusal: each has one HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
-    /// 400: what was sent is malformed.
+    /// 400: the request is malformed.
     Malformed,
     /// 401: no token, or one that is unknown, expired or revoked.
     Unauthorized,
     /// 403: the token lacks a scope.
     Forbidden,
-    /// 404: there is nothing of that name.
+    /// 404: there is nothing with that name.
     NotFound,
-    /// 405: this cache takes none of these.
+    /// 405: this cache does not accept these.
     NotAllowed,
-    /// 409: it contradicts what is there.
+    /// 409: it conflicts with the current state.
     Conflict,
-    /// 413: larger than what is taken.
+    /// 413: too large.
     TooLarge,
-    /// 422: well-formed, and not what it claims to be.
+    /// 422: well-formed, but not what it claims to be.
     Unprocessable,
-    /// 507: no room. Not an answer to a PUT of an old Nix: stop reading instead.
+    /// 507: no space. Must not be the response to a PUT of an old Nix: stop reading instead.
     NoSpace,
     /// 503: the index cannot be reached; later it may be.
     Away,
-    /// 500: a file or the index fails.
+    /// 500: a file or the index failed.
     Failed,
 }
 
 impl RefusalKind {
-    /// The status that stands for it.
+    /// Its HTTP status.
     pub const fn status(self) -> u16 {
         match self {
             Self::Malformed => 400,
@@ -57,7 +57,7 @@ impl RefusalKind {
     }
 }
 
-/// Why something was not done. The message is for the client: one line, what is wrong and what to do.
+/// A refusal. The message is for the client: one line, what is wrong and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct Refusal {
@@ -68,7 +68,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal with this message; what is too long of it is cut off.
+    /// A refusal with this message, truncated if it is too long.
     pub fn new(kind: RefusalKind, message: impl fmt::Display) -> Self {
         let mut message = message.to_string();
         if message.len() > MESSAGE_LEN_MAX {
@@ -79,7 +79,7 @@ impl Refusal {
         Self { kind, message }
     }
 
-    /// A file of the cache fails: the details go to the log, since they are not the client's business.
+    /// A file of the cache failed: the details are only logged, not sent to the client.
     pub(super) fn of_file(action: &str, what: impl fmt::Display, error: &io::Error) -> Self {
         tracing::error!("cannot {action} '{what}': {error}");
         if is_full(error) {
@@ -89,7 +89,7 @@ impl Refusal {
         }
     }
 
-    /// There is no room left.
+    /// There is no space left.
     pub(super) fn no_space() -> Self {
         Self::new(
             RefusalKind::NoSpace,
@@ -99,7 +99,7 @@ impl Refusal {
     }
 }
 
-/// Whether a file system has no room: ENOSPC, or a quota that is used up.
+/// Whether a file system is full: ENOSPC, or an exhausted quota.
 pub(super) fn is_full(error: &io::Error) -> bool {
     let codes = [Errno::NOSPC, Errno::DQUOT].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|code| codes.contains(&code))

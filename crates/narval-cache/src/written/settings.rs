@@ -1,4 +1,4 @@
-//! How one cache behaves.
+//! The settings of a cache.
 
 use narval_nix::{CacheInfo, PublicKey, StoreDir};
 use serde::{Deserialize, Serialize};
@@ -10,10 +10,12 @@ pub const NAR_SIZE_MAX: u64 = 64 << 30;
 /// The default retention in days: how long unused paths are kept.
 pub const RETENTION_DAYS: u32 = 90;
 
-/// Nix remembers for so long that a path is in a cache, in days: with a shorter retention clients believe in paths that are gone.
+/// How long Nix remembers that a cache has a path, in days: with a shorter retention, clients rely on paths that were
+/// removed.
 pub const RETENTION_DAYS_SAFE: u32 = 30;
 
-/// How a cache behaves. Kept in the index, so that commands beside a server know it too; secret keys are not among it.
+/// The settings of a cache. Stored in the index, so that commands beside a server know them, too; secret keys are not
+/// included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheSettings {
     /// The store directory of its paths.
@@ -22,27 +24,27 @@ pub struct CacheSettings {
     pub priority: u32,
     /// `WantMassQuery` in `nix-cache-info`: whether clients ask this cache for many paths at once.
     pub want_mass_query: bool,
-    /// Whether everybody may read.
+    /// Whether reading needs no token.
     pub public: bool,
-    /// The public halves of the keys that sign what is uploaded, for `nix-cache-info`.
+    /// The public keys of the signing keys, for `nix-cache-info`.
     pub public_keys: Vec<PublicKey>,
-    /// An upload that one of these has signed is signed by the cache, too.
+    /// Uploads signed by one of these are also signed by the cache.
     pub trusted_keys: Vec<PublicKey>,
-    /// If there are any, an upload must be signed by one of them.
+    /// If set, uploads must be signed by one of these.
     pub required_keys: Vec<PublicKey>,
     /// Whether a path is refused when its contents refer to a path of this cache that its narinfo does not name. Nix itself
     /// makes such paths (sources that mention store paths, `unsafeDiscardReferences`), so they are reported only by default.
     pub strict_references: bool,
     /// Paths that were not used for so many days are collected. `None`: never.
     pub retention_days: Option<u32>,
-    /// More bytes than this are not kept: the least recently used paths go first. Logs and other small files have at most a
-    /// quarter of it.
+    /// The maximum size in bytes: the least recently used paths are removed first. Logs and other small files may use
+    /// at most a quarter of it.
     pub size_max: Option<u64>,
-    /// With more bytes than this, of NARs, listings, logs and other small files, uploads are refused.
+    /// The size in bytes of NARs, listings, logs and other small files above which uploads are refused.
     pub quota: Option<u64>,
-    /// The largest NAR that is taken, in bytes, uncompressed.
+    /// The largest accepted NAR in bytes, uncompressed.
     pub nar_size_max: u64,
-    /// Whether NARs that are not zstd are recompressed to it when there is time.
+    /// Whether NARs that are not zstd are recompressed in the background.
     pub recompress: bool,
 }
 
@@ -72,7 +74,7 @@ impl Default for CacheSettings {
 pub struct SettingsError(String);
 
 impl CacheSettings {
-    /// What `nix-cache-info` says.
+    /// The contents of `nix-cache-info`.
     pub fn cache_info(&self) -> CacheInfo {
         CacheInfo {
             store_dir: self.store_dir.clone(),
@@ -83,7 +85,7 @@ impl CacheSettings {
         }
     }
 
-    /// The warning that these settings deserve, if any.
+    /// A warning about these settings, if any.
     pub fn warning(&self) -> Option<String> {
         let days = self.retention_days.filter(|days| *days < RETENTION_DAYS_SAFE)?;
         Some(format!(
@@ -139,7 +141,7 @@ impl CacheSettings {
     }
 }
 
-/// The settings as they are kept.
+/// The stored settings.
 #[derive(Serialize, Deserialize)]
 #[serde(default)]
 struct Record {

@@ -1,4 +1,4 @@
-//! What the handles of one data folder share, and those of one cache.
+//! The state shared by the handles of one data folder, and of one cache.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ use super::{Audit, CacheName, CacheSettings};
 /// Locks that uploads of one NAR share.
 pub(super) const NAR_LOCKS: usize = 64;
 
-/// What the handles of one folder share.
+/// Shared by the handles of one folder.
 pub(super) struct Shared {
     pub(super) storage: Storage,
     pub(super) index: Box<dyn Index>,
@@ -29,15 +29,15 @@ pub(super) struct Shared {
     pub(super) uses: Uses,
     pub(super) shortage: Shortage,
     pub(super) unsafe_no_verify: bool,
-    /// Up to which change files are known to be as the index says.
+    /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,
     pub(super) nar_locks: [Mutex<()>; NAR_LOCKS],
     pub(super) caches: RwLock<HashMap<CacheName, Arc<CacheState>>>,
-    /// Ends the thread that keeps house.
+    /// Ends the maintenance thread.
     pub(super) _stop: Sender<()>,
 }
 
-/// What the handles of one cache share.
+/// Shared by the handles of one cache.
 pub(super) struct CacheState {
     pub(super) id: CacheId,
     pub(super) name: CacheName,
@@ -63,7 +63,7 @@ impl CacheState {
 }
 
 impl Shared {
-    /// Records who was asked for, and by which tokens.
+    /// Writes the collected uses of paths and tokens.
     pub(super) fn record(&self) {
         let uses = self.uses.take();
         if !uses.is_empty()
@@ -79,12 +79,12 @@ impl Shared {
         }
     }
 
-    /// Makes durable what is pending, so that it need not be looked at again.
+    /// Makes pending changes durable, so that they need not be checked again.
     pub(super) fn settle(&self) {
         let settle = || -> Result<(), DataError> {
             let Some(up_to) = self.index.pending_max()? else { return Ok(()) };
             let path = self.storage.path();
-            // One call for all files, in place of one for each.
+            // One call for all files, instead of one per file.
             let folder = File::open(path).map_err(|source| io_error("open", path, source))?;
             rustix::fs::syncfs(&folder).map_err(|error| io_error("synchronise", path, error.into()))?;
             Ok(self.index.settle(up_to)?)

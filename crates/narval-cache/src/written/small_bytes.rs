@@ -1,4 +1,4 @@
-//! How many bytes the small files of a cache have.
+//! The total size of a cache's small files.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -22,7 +22,7 @@ impl SmallBytes {
         *bytes = bytes.map(|bytes| bytes.saturating_sub(old).saturating_add(new));
     }
 
-    /// To be counted again.
+    /// Makes the next call count again.
     pub(super) fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,4 +1,4 @@
-//! Tokens: who may do what.
+//! Tokens.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::grant::{CachePatterns, Grant, PatternError, Scopes, UnknownScope};
 use super::index::{IndexError, TokenRecord};
 use super::shared::Shared;
 
-/// What every token begins with.
+/// The prefix of every token.
 pub const TOKEN_PREFIX: &str = "nv1_";
 
 /// Bytes of a token's id.
@@ -28,14 +28,14 @@ pub struct Tokens {
     shared: Arc<Shared>,
 }
 
-/// What a token is to be.
+/// The properties of a new token.
 #[derive(Debug, Clone)]
 pub struct NewToken {
-    /// What it is called, in lists and in the audit log.
+    /// Its name in lists and in the audit log.
     pub label: String,
-    /// Which caches it is for.
+    /// The caches that it applies to.
     pub caches: CachePatterns,
-    /// What it allows there.
+    /// Its scopes.
     pub scopes: Scopes,
     /// When it ends, in seconds since 1970.
     pub expires: Option<u64>,
@@ -46,11 +46,11 @@ pub struct NewToken {
 pub struct TokenInfo {
     /// Its id, the part between the first two underscores.
     pub id: String,
-    /// What it is called.
+    /// Its label.
     pub label: String,
-    /// Which caches it is for.
+    /// The caches that it applies to.
     pub caches: Vec<String>,
-    /// What it allows there.
+    /// Its scopes.
     pub scopes: Scopes,
     /// When it was made, in seconds since 1970, as all times here.
     pub created: u64,
@@ -74,7 +74,7 @@ pub enum TokenError {
     /// It would allow nothing.
     #[error("a token must allow something: give at least one of pull, push, sign, pin, delete, replace, admin")]
     NoScope,
-    /// The system gives no random numbers.
+    /// The operating system provides no random numbers.
     #[error("the system provides no random numbers: {0}")]
     Random(String),
     /// A stored record cannot be read.
@@ -92,7 +92,7 @@ impl Tokens {
         Self { shared }
     }
 
-    /// Makes a token, and shows it this once.
+    /// Creates a token, and returns it; it cannot be shown again.
     ///
     /// # Errors
     /// If it is invalid or cannot be stored.
@@ -125,7 +125,7 @@ impl Tokens {
         Ok((info(record)?, text))
     }
 
-    /// All tokens, the oldest first, revoked ones too.
+    /// All tokens, including revoked ones, the oldest first.
     ///
     /// # Errors
     /// When the index fails.
@@ -133,7 +133,8 @@ impl Tokens {
         self.shared.index.tokens()?.into_iter().map(info).collect()
     }
 
-    /// Revokes a token: from now on it is refused, by every process that serves this folder. False: there is none of this id.
+    /// Revokes a token: from now on, every process that serves this folder rejects it. Returns `false` if there is none
+    /// with this id.
     ///
     /// # Errors
     /// When the index fails.
@@ -141,14 +142,14 @@ impl Tokens {
         Ok(self.shared.index.revoke_token(id, super::now())?)
     }
 
-    /// What a token allows; `None` for one that is unknown, expired or revoked. Nothing about it is remembered between calls.
+    /// What a token allows; `None` if it is unknown, expired or revoked. Nothing is cached between calls.
     ///
     /// # Errors
     /// When the index fails.
     pub fn verify(&self, presented: &[u8]) -> Result<Option<Grant>, TokenError> {
         let Some(id) = id_of(presented) else { return Ok(None) };
         let record = self.shared.index.token(id)?;
-        // Also of a token that is unknown: that it is, the time taken does not tell.
+        // Also for an unknown token, so that the time does not reveal that it is unknown.
         let hash = Sha256::of(presented);
         let known = record.as_ref().map_or([0; 32], |record| record.hash);
         let is_same = equal(&known, hash.as_bytes());
@@ -171,7 +172,7 @@ impl Tokens {
     }
 }
 
-/// The id in a token of the right form.
+/// The id in a token with the right format.
 fn id_of(presented: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(presented).ok()?.strip_prefix(TOKEN_PREFIX)?;
     let (id, secret) = text.split_once('_')?;
@@ -180,7 +181,7 @@ fn id_of(presented: &[u8]) -> Option<&str> {
     (legal && is_digits(id) && is_digits(secret)).then_some(id)
 }
 
-/// Compares in a time that does not depend on where they differ.
+/// Compares in constant time.
 fn equal(one: &[u8; 32], other: &[u8; 32]) -> bool {
     let difference = one.iter().zip(other).fold(0, |difference, (one, other)| difference | (one ^ other));
     std::hint::black_box(difference) == 0

@@ -1,12 +1,12 @@
-//! When tokens were last used, collected in memory and recorded from time to time.
+//! When tokens were last used, collected in memory and written periodically.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Last uses that wait to be recorded; more are not.
+/// The maximum number of collected uses; more are dropped.
 const USED_MAX: usize = 4096;
 
-/// Last uses of tokens that are not recorded yet.
+/// Last uses of tokens that are not written yet.
 #[derive(Debug, Default)]
 pub(super) struct TokensUsed(Mutex<HashMap<String, u64>>);
 

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{LEEWAY_SECONDS, TOKEN_LEN_MAX};
 
-/// Why a token allows nothing. The messages are for the client: they tell nothing that is not in the token or public.
+/// Why a token is rejected. The messages are for the client, and only contain what is public or in the token.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum OidcError {
@@ -17,7 +17,7 @@ pub enum OidcError {
     /// An algorithm that is not accepted, such as `none` or `HS256`.
     #[error("tokens signed with '{0}' are not accepted; RS256 and ES256 are")]
     Algorithm(String),
-    /// Its issuer is not one of those that are accepted.
+    /// Its issuer is not accepted.
     #[error("tokens of the issuer '{0}' are not accepted here")]
     UnknownIssuer(String),
     /// The issuer has no such key.
@@ -39,13 +39,13 @@ pub enum OidcError {
     /// It is not valid yet.
     #[error("the token is not valid yet (by more than {LEEWAY_SECONDS} s); check the clocks")]
     NotYet,
-    /// It was made for somebody else.
+    /// It was issued for another audience.
     #[error("the token is not for the audience '{0}'; request it for that one")]
     Audience(String),
     /// A claim that every token must have is missing or malformed.
     #[error("the claim '{0}' of the token is missing or malformed")]
     Claim(String),
-    /// No rule allows it anything.
+    /// No rule matches it.
     #[error("no rule of this server matches the token of {0}")]
     NoRule(String),
     /// The keys of the issuer cannot be fetched now. The client may try again.
@@ -53,7 +53,7 @@ pub enum OidcError {
     Unavailable {
         /// The issuer.
         issuer: String,
-        /// Why, for the log: it may tell of the network that the server is in.
+        /// Why, for the log: it may reveal details of the server's network.
         reason: String,
     },
 }
@@ -79,10 +79,10 @@ pub enum RuleError {
         /// Why.
         reason: String,
     },
-    /// A rule without claims would allow everybody.
+    /// A rule without claims would match everybody.
     #[error("a rule needs at least one claim: without, everybody whose platform this is would be allowed")]
     Empty,
-    /// A rule for a platform that everybody can use does not say whose jobs it means.
+    /// A rule for a platform that everybody can use does not restrict whose jobs match.
     #[error(
         "a rule for {issuer} needs a claim that says whose jobs it means, with a pattern that does not begin with a wildcard: \
          one of {claims}"
@@ -93,7 +93,7 @@ pub enum RuleError {
         /// The claims.
         claims: String,
     },
-    /// The address is none, or not a safe one.
+    /// The address is invalid, or not safe.
     #[error("'{url}' cannot be an issuer: {reason}")]
     Address {
         /// The address.

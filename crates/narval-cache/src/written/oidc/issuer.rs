@@ -7,18 +7,18 @@ use narval_client::{Scheme, Url};
 use super::error::RuleError;
 use super::rule::Rule;
 
-/// A platform whose tokens are accepted. `T` is what its rules allow.
+/// A platform whose tokens are accepted. `T` is the type of what its rules allow.
 #[derive(Clone, Debug)]
 pub struct Issuer<T> {
     pub(super) name: Box<str>,
-    /// As the claim `iss` and the discovery document must have it, byte for byte.
+    /// Must be equal to the claim `iss` and to the discovery document, byte for byte.
     pub(super) issuer: Box<str>,
     pub(super) url: Url,
     pub(super) audience: Box<str>,
     pub(super) rules: Vec<Rule<T>>,
 }
 
-/// Platforms that everybody can run jobs on, and the claims that say whose they are.
+/// Platforms where everybody can run jobs, and the claims that identify their owners.
 const SHARED: [(&str, &[&str]); 2] = [
     (
         "https://token.actions.githubusercontent.com",
@@ -36,11 +36,11 @@ const SHARED: [(&str, &[&str]); 2] = [
 ];
 
 impl<T> Issuer<T> {
-    /// Accepts tokens that `issuer` made for `audience`, by the first of `rules` that they meet. `name` is what logs call it.
+    /// Accepts tokens that `issuer` issued for `audience`, according to the first matching rule. `name` is its name in
+    /// logs.
     ///
-    /// # Errors
-    /// An address that is not `https` (or `http` on this machine), no audience, no rule, and for GitHub and GitLab a rule that does not say
-    /// whose jobs it means.
+    /// # Errors An address that is not `https` (or `http` on this machine), no audience, no rule, and for GitHub and
+    /// GitLab a rule that does not restrict whose jobs match.
     pub fn new(name: &str, issuer: &str, audience: &str, rules: Vec<Rule<T>>) -> Result<Self, RuleError> {
         let address = |reason: &str| RuleError::Address { url: issuer.to_owned(), reason: reason.to_owned() };
         let url = Url::parse(issuer).map_err(|error| address(&error.to_string()))?;
@@ -65,7 +65,7 @@ impl<T> Issuer<T> {
     }
 }
 
-/// Whether what comes from there is what was sent: over TLS, or from this machine.
+/// Whether responses are authentic: over TLS, or from this machine.
 pub(super) fn is_safe(url: &Url) -> bool {
     match url.scheme() {
         Scheme::Https => true,

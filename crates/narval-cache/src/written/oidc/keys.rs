@@ -1,4 +1,4 @@
-//! The keys of an issuer: fetched when they are needed, remembered, and never asked for more often than is decent.
+//! The keys of an issuer: fetched when needed, cached, and requested at a limited rate.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,13 +30,13 @@ pub(super) struct Keys {
 #[derive(Default)]
 struct State {
     keys: Arc<KeySet>,
-    /// When they came.
+    /// When they were fetched.
     since: Option<Instant>,
-    /// A thread asks the issuer now.
+    /// Whether a thread is querying the issuer.
     fetching: bool,
-    /// When the issuer was asked, within the window.
+    /// When the issuer was queried, within the window.
     asked: VecDeque<Instant>,
-    /// Why the last asking failed, if it did.
+    /// Why the last query failed, if it did.
     failure: Option<String>,
 }
 
@@ -46,14 +46,14 @@ impl Keys {
         Self { issuer, url, client, state: Mutex::default(), fetched: Condvar::new() }
     }
 
-    /// The key of this id, for this algorithm. Asks the issuer when it is not known, or when what is known is old.
+    /// The key with this id for this algorithm. Queries the issuer if it is unknown, or if the cached keys are old.
     pub(super) fn find(&self, kid: &str, algorithm: Algorithm) -> Result<DecodingKey, OidcError> {
         let wanted = (kid.to_owned(), algorithm);
         let mut state = self.lock();
         if let Some(key) = state.usable(&wanted, KEYS_FRESH) {
             return Ok(key);
         }
-        // One asks; the others wait for what it gets.
+        // One thread queries; the others wait for its result.
         if state.fetching {
             let waited = self.fetched.wait_timeout_while(state, FETCH_TIME_MAX, |state| state.fetching);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -120,7 +120,7 @@ impl State {
     }
 }
 
-/// Asks the issuer where its keys are (OpenID Connect Discovery 1.0 section 4), and for them.
+/// Requests the discovery document (OpenID Connect Discovery 1.0 section 4), and then the keys.
 fn fetch(client: &Client, url: &Url, issuer: &str) -> Result<KeySet, String> {
     let discovery = url.child(".well-known/openid-configuration").map_err(|error| error.to_string())?;
     let document = get(client, &discovery, DISCOVERY_LEN_MAX)?;
@@ -139,7 +139,7 @@ fn fetch(client: &Client, url: &Url, issuer: &str) -> Result<KeySet, String> {
     }
     let mut keys = KeySet::new();
     for key in list {
-        // Keys of kinds that are not accepted are none of ours.
+        // Keys of unsupported types are skipped.
         if let Some((name, key)) = usable_key(key) {
             keys.entry(name).or_insert(key);
         }
@@ -150,7 +150,7 @@ fn fetch(client: &Client, url: &Url, issuer: &str) -> Result<KeySet, String> {
     Ok(keys)
 }
 
-/// Reads a small JSON file. An issuer that sends a byte now and then is left, too.
+/// Reads a small JSON file. An issuer that only sends a byte now and then times out, too.
 fn get(client: &Client, url: &Url, limit: u64) -> Result<Value, String> {
     let until = Instant::now() + FETCH_TIME_MAX;
     let failed = |error: HttpError| format!("{url}: {error}");
@@ -172,7 +172,7 @@ fn get(client: &Client, url: &Url, limit: u64) -> Result<Value, String> {
     serde_json::from_slice(&text).map_err(|error| format!("{url}: not JSON: {error}"))
 }
 
-/// A key to verify with, and what it is for. One for RSA never verifies anything else, nor one for a curve.
+/// A key for verification, with its algorithm. An RSA key never verifies another algorithm, nor does a key of a curve.
 fn usable_key(key: &Value) -> Option<((String, Algorithm), DecodingKey)> {
     let key: Jwk = serde_json::from_value(key.clone()).ok()?;
     let algorithm = match &key.algorithm {

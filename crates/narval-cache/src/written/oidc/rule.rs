@@ -12,10 +12,10 @@ pub type Claims = Map<String, Value>;
 
 /// The longest pattern, in bytes.
 const PATTERN_LEN_MAX: usize = 512;
-/// The longest claim that is compared, in bytes.
+/// The maximum length of a compared claim, in bytes.
 const CLAIM_LEN_MAX: usize = 4096;
 
-/// What a claim must be: one of some patterns.
+/// A condition on a claim: it must match one of several patterns.
 ///
 /// A pattern is a glob over the whole text: `*` and `?` stand for anything but `/`, `**` for anything. Numbers and booleans are compared as
 /// JSON writes them; of a list, one entry is enough.
@@ -27,7 +27,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The claim `name` is one of `patterns`.
+    /// The claim `name` must match one of `patterns`.
     ///
     /// # Errors
     /// [`RuleError::Pattern`], also for no pattern at all.
@@ -68,14 +68,14 @@ impl Claim {
         }
     }
 
-    /// Whether it says whose jobs are meant: one of these claims, and no pattern that anybody could meet.
+    /// Whether it restricts whose jobs match: it is one of these claims, without patterns that anybody could match.
     pub(super) fn names_somebody(&self, identities: &[&str]) -> bool {
         let open = |pattern: &str| pattern.starts_with(['*', '?', '[', '{']);
         identities.contains(&&*self.name) && !self.patterns.iter().any(|pattern| open(pattern))
     }
 }
 
-/// A rule: all of its claims must be met. `T` is what it then allows.
+/// A rule: all of its claims must match. `T` is what it then allows.
 #[derive(Clone, Debug)]
 pub struct Rule<T> {
     pub(super) claims: Vec<Claim>,
@@ -83,10 +83,9 @@ pub struct Rule<T> {
 }
 
 impl<T> Rule<T> {
-    /// Allows something to tokens that meet all claims.
+    /// A rule that allows something to tokens that match all claims.
     ///
-    /// # Errors
-    /// [`RuleError::Empty`]: a rule that anybody meets.
+    /// # Errors [`RuleError::Empty`]: a rule that everybody would match.
     pub fn new(claims: Vec<Claim>, allows: T) -> Result<Self, RuleError> {
         if claims.is_empty() {
             return Err(RuleError::Empty);
@@ -94,7 +93,7 @@ impl<T> Rule<T> {
         Ok(Self { claims, allows })
     }
 
-    /// Whether a token meets all claims.
+    /// Whether a token matches all claims.
     pub fn is_met(&self, claims: &Claims) -> bool {
         self.claims.iter().all(|claim| claim.is_met(claims))
     }

@@ -1,4 +1,4 @@
-//! The form of a token, before anything of it is believed.
+//! The format of a token, before it is verified.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::TOKEN_LEN_MAX;
 use super::error::OidcError;
 
-/// What a token says of itself. Nothing of it is verified.
+/// The unverified contents of a token.
 #[derive(Debug)]
 pub(super) struct Unverified {
     pub(super) algorithm: Algorithm,
@@ -17,7 +17,7 @@ pub(super) struct Unverified {
 }
 
 impl Unverified {
-    /// Takes the compact form apart (RFC 7515 section 7.1).
+    /// Parses the compact serialization (RFC 7515 section 7.1).
     pub(super) fn parse(token: &str) -> Result<Self, OidcError> {
         if token.len() > TOKEN_LEN_MAX {
             return Err(OidcError::TooLong);
@@ -30,13 +30,13 @@ impl Unverified {
         };
         let header = object(header).ok_or_else(|| malformed("its header is not a JSON object"))?;
         let name = header.get("alg").and_then(Value::as_str).ok_or_else(|| malformed("its header has no algorithm"))?;
-        // The list is ours: the token chooses among it, and the key must be one for what it chose.
+        // We define the list: the token chooses from it, and the key must fit the chosen algorithm.
         let algorithm = match name {
             "RS256" => Algorithm::RS256,
             "ES256" => Algorithm::ES256,
             other => return Err(OidcError::Algorithm(short(other))),
         };
-        // RFC 7515 section 4.1.11: whoever does not understand an extension must refuse the token.
+        // RFC 7515 section 4.1.11: a token with an unknown extension must be rejected.
         if header.contains_key("crit") {
             return Err(malformed("its header requires extensions"));
         }
@@ -53,7 +53,7 @@ fn object(part: &str) -> Option<Map<String, Value>> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// A text of a client as a message may repeat it.
+/// Shortens a client's text for a message.
 pub(super) fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(100).collect()
 }

@@ -17,7 +17,7 @@ use super::{FETCH_TIMEOUT, LEEWAY_SECONDS};
 /// The longest label, in bytes.
 const LABEL_LEN_MAX: usize = 120;
 
-/// Verifies tokens of some issuers. Threads share it. `T` is what rules allow.
+/// Verifies tokens of several issuers. Can be shared between threads. `T` is what rules allow.
 pub struct Verifier<T> {
     issuers: Vec<(Issuer<T>, Keys)>,
 }
@@ -25,16 +25,16 @@ pub struct Verifier<T> {
 /// What a token allows.
 #[derive(Debug)]
 pub struct Verified<'a, T> {
-    /// What the rule that it meets allows.
+    /// What the matching rule allows.
     pub allows: &'a T,
-    /// Who it is, for logs and lists: the issuer's name and the token's subject.
+    /// The bearer, for logs and lists: the issuer's name and the token's subject.
     pub label: String,
-    /// All that it says.
+    /// All of its claims.
     pub claims: Claims,
 }
 
 impl<T> Verifier<T> {
-    /// Accepts tokens of these issuers. Nothing is fetched yet, so an issuer may be away when the server starts.
+    /// Accepts tokens of these issuers. Nothing is fetched yet, so an issuer may be down when the server starts.
     pub fn new(issuers: Vec<Issuer<T>>) -> Self {
         let options = ClientOptions {
             proxies: Proxies::from_env(),
@@ -52,8 +52,7 @@ impl<T> Verifier<T> {
 
     /// What a token allows.
     ///
-    /// # Errors
-    /// It allows nothing, or [`OidcError::Unavailable`].
+    /// # Errors It is rejected, or [`OidcError::Unavailable`].
     pub fn verify(&self, token: &str) -> Result<Verified<'_, T>, OidcError> {
         let token = token.trim();
         let unverified = Unverified::parse(token)?;
@@ -67,7 +66,7 @@ impl<T> Verifier<T> {
         validation.set_issuer(&[&issuer.issuer]);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
         let claims = decode::<Claims>(token, &key, &validation).map_err(|error| explain(error.kind(), issuer))?.claims;
-        // The library also takes a list of issuers of which one is right.
+        // The library would also accept a list that contains the issuer.
         if claims.get("iss").and_then(Value::as_str) != Some(&issuer.issuer) {
             return Err(OidcError::Claim("iss".to_owned()));
         }

@@ -1,20 +1,20 @@
-//! The listing of a NAR, written to a file while the NAR comes.
+//! The listing of a NAR, written to a file while the NAR arrives.
 
 use std::io::{self, Write};
 
 use narval_nix::listing;
 use narval_nix::nar::Event;
 
-/// Bytes written at once.
+/// Size of the write buffer.
 const BUFFER_LEN: usize = 16 * 1024;
 
-/// The largest listing that is made, in bytes. A NAR of a few megabytes, well compressed, can have millions of entries; the
+/// The maximum size of a listing in bytes. A NAR of a few megabytes, well compressed, can have millions of entries; the
 /// largest real ones have a hundred thousand.
 const LISTING_LEN_MAX: u64 = 64 << 20;
 
 /// Why there is no listing.
 pub(crate) enum NoListing {
-    /// JSON cannot express it, or it would be larger than is read.
+    /// JSON cannot express it, or it would be too large.
     Inexpressible,
     /// It cannot be written.
     Io(io::Error),
@@ -48,7 +48,7 @@ impl<W: Write> ListingWriter<W> {
         if self.buffer.len() >= BUFFER_LEN { self.write_out() } else { Ok(()) }
     }
 
-    /// Ends it; says how long it is.
+    /// Ends it, and returns its length.
     pub(crate) fn finish(mut self) -> Result<u64, NoListing> {
         std::mem::take(&mut self.writer).finish(&mut self.buffer);
         self.write_out()?;

@@ -1,8 +1,8 @@
 //! Receiving NARs.
 //!
-//! An upload is written to a file of its own while one pass verifies it: SHA-256 of the file, a bounded decoder, the NAR's
-//! grammar, SHA-256 of the NAR, its listing, the store paths that it mentions. What passes is made durable, recorded and given
-//! its names, in this order; what does not leaves nothing. One thread does all of it, the one that has the body.
+//! An upload is written to its own file while one pass verifies it: SHA-256 of the file, a bounded decoder, the NAR's
+//! grammar, SHA-256 of the NAR, its listing, the store paths that it mentions. A valid upload is made durable, recorded
+//! and linked to its names, in this order; an invalid one leaves nothing. The thread with the body does all of this.
 
 mod listing;
 mod pass;
@@ -22,16 +22,16 @@ use super::index::NarRecord;
 use super::storage::{self, file_len};
 use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};
 
-/// What becomes of an upload that begins.
+/// The result of starting an upload.
 #[derive(Debug)]
 pub enum Begin {
-    /// The cache has this NAR: nothing need be sent.
+    /// The cache has this NAR: nothing needs to be sent.
     Known(Stored),
-    /// It is to be sent.
+    /// It must be sent.
     Receive(Box<Upload>),
 }
 
-/// An upload that may come.
+/// An accepted upload.
 #[derive(Debug)]
 pub struct Upload {
     cache: Cache,
@@ -40,20 +40,20 @@ pub struct Upload {
     grant: Grant,
 }
 
-/// A NAR that is stored.
+/// A stored NAR.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
     /// The name of its file, below `nar/`.
     pub name: NarFileName,
     /// SHA-256 of the NAR.
     pub nar_hash: NarHash,
-    /// Bytes of the NAR.
+    /// The size of the NAR in bytes.
     pub nar_size: u64,
     /// How its file is compressed.
     pub compression: Compression,
-    /// SHA-256 of the file that is kept: of another one if this NAR was there already.
+    /// SHA-256 of the stored file, which is another one if the cache already had this NAR.
     pub file_hash: Sha256,
-    /// Bytes of the file that is kept.
+    /// The size of the stored file in bytes.
     pub file_size: u64,
 }
 
@@ -65,7 +65,8 @@ impl Stored {
 }
 
 impl Cache {
-    /// Begins the upload of a NAR of so many bytes, named by its file's hash as below `nar/`. To be asked before the body is read.
+    /// Starts the upload of a NAR of this length, named by its file's hash as below `nar/`. Call this before reading
+    /// the body.
     ///
     /// # Errors
     /// If the name is invalid, the token may not push, or the file is too large or does not fit on the disk.
@@ -76,10 +77,9 @@ impl Cache {
         self.begin(NarTarget::File(name), length, grant)
     }
 
-    /// As [`Cache::begin_nar`], named by either hash. For a NAR's hash, a file with another compression is known, too.
+    /// Like [`Cache::begin_nar`], named by either hash. For a NAR's hash, a file with another compression also counts.
     ///
-    /// # Errors
-    /// As [`Cache::begin_nar`].
+    /// # Errors See [`Cache::begin_nar`].
     pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
         let settings = self.settings();
@@ -89,7 +89,7 @@ impl Cache {
             return Err(Refusal::new(RefusalKind::TooLarge, message));
         }
         if let Some(stored) = self.known(&target)? {
-            // Its narinfo may be on its way.
+            // Its narinfo may follow soon.
             self.note_nar_used(&stored.name);
             return Ok(Begin::Known(stored));
         }
@@ -102,7 +102,7 @@ impl Cache {
         Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone() })))
     }
 
-    /// Whether so many bytes more are within the quota.
+    /// Checks that this many more bytes are within the quota.
     pub(super) fn check_quota(&self, more: u64) -> Result<(), Refusal> {
         if let Some(quota) = self.settings().quota {
             let usage = self.usage()?;
@@ -118,7 +118,7 @@ impl Cache {
         Ok(())
     }
 
-    /// What this cache has of what an upload would bring, if its file is there.
+    /// The NAR of an upload, if this cache already has its file.
     fn known(&self, target: &NarTarget) -> Result<Option<Stored>, Refusal> {
         let candidates = match target {
             NarTarget::File(name) => {
@@ -138,7 +138,7 @@ impl Cache {
         Ok(None)
     }
 
-    /// A file of the data folder to receive into, for [`Upload::adopt`]. It is removed when dropped.
+    /// A temporary file in the data folder for [`Upload::adopt`]. It is removed when dropped.
     ///
     /// # Errors
     /// If it cannot be created.
@@ -148,15 +148,15 @@ impl Cache {
 }
 
 impl Upload {
-    /// An upload that this program makes itself, whatever other forms of the NAR there are.
+    /// An internal upload, regardless of other files of the same NAR.
     pub(super) fn new(cache: &Cache, target: NarTarget, length: u64, grant: &Grant) -> Self {
         Self { cache: cache.clone(), target, length: Some(length), grant: grant.clone() }
     }
 
     /// Receives, verifies and stores the file. When this returns, its bytes are on the disk.
     ///
-    /// # Errors
-    /// When the body ends early or is not what its name and length say, or is no NAR, or there is no room. Nothing is left.
+    /// # Errors If the body ends early, does not match its name and length, is not a NAR, or does not fit on the disk.
+    /// Nothing is left then.
     pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
         let result = self.cache.incoming_file().and_then(|file| {
             let verified = self.verify(body, Some(file.file()))?;
@@ -165,10 +165,10 @@ impl Upload {
         self.note(result)
     }
 
-    /// As [`Upload::receive`], of a file of [`Cache::incoming_file`] that was received already: it is read, and not copied.
+    /// Like [`Upload::receive`], for a file of [`Cache::incoming_file`] that is already complete: it is read, but not
+    /// copied.
     ///
-    /// # Errors
-    /// As [`Upload::receive`].
+    /// # Errors See [`Upload::receive`].
     pub fn adopt(self, file: TemporaryFile) -> Result<Stored, Refusal> {
         let rewind = || file.file().rewind().map_err(|error| Refusal::of_file("read", self.target, &error));
         let verified = rewind().and_then(|()| self.verify(&mut file.file(), None));
@@ -195,7 +195,7 @@ impl Upload {
         let (cache, storage) = (&self.cache, self.cache.storage());
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
         let fresh = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
-        // Before the lock: it is what takes time. Not done if the NAR is there already.
+        // Before taking the lock, because it takes time. Not needed if the cache already has the NAR.
         let mut is_durable = cache.is_unverified();
         if !is_durable && cache.stored(&fresh)?.is_none() {
             file.file().sync_all().map_err(failed)?;
@@ -205,7 +205,7 @@ impl Upload {
         let _one_by_one = cache.nar_lock(&nar_hash).lock().unwrap_or_else(PoisonError::into_inner);
         let parsed = match &self.target {
             NarTarget::File(name) => *name,
-            // The name of the file that is kept, if there is one already.
+            // The name of the stored file, if there is one already.
             NarTarget::Nar { .. } => {
                 let kept = cache.stored(&fresh)?.map_or(file_hash, |kept| kept.file_hash);
                 NarFileName::new(kept, compression)
@@ -219,22 +219,22 @@ impl Upload {
                 kept
             }
             None => {
-                // Others may have used up what there was when this began.
+                // Others may have used the quota meanwhile.
                 cache.check_quota(fresh.file_size)?;
-                // The row first: what is recorded and has no file is found at the next start.
+                // The row first: a row without a file is found at the next start.
                 cache.index().add_file(cache.id(), &name, &fresh, cache.now())?;
                 let place = || {
                     if fresh.listing_size.is_some() {
                         storage::persist(listing, &storage.blob_listing(&nar_hash))?;
                     }
                     if !is_durable {
-                        // Another upload's file was there a moment ago, and is lost now.
+                        // Another upload's file existed a moment ago, and is lost now.
                         file.file().sync_all()?;
                     }
                     storage::persist(file, &blob)
                 };
                 if let Err(error) = place() {
-                    // The first error counts; if this fails, too, the next start finds the row.
+                    // The first error is reported; if this fails, too, the next start finds the row.
                     cache.index().remove_file(cache.id(), &name).ok();
                     return Err(failed(error));
                 }
@@ -260,7 +260,7 @@ impl Cache {
         let mut nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
         match self.index().nar(&nar_hash, compression)? {
             Some(kept) if kept.file_size == file_size && kept.file_hash == file_hash => {}
-            // Another file of this NAR was there first: this name becomes one of it, as if it had been uploaded.
+            // There already is another file of this NAR: this name becomes an alias of it, as after an upload.
             Some(kept) => {
                 storage::link(&blob, path).map_err(failed)?;
                 nar = kept;
@@ -278,7 +278,7 @@ impl Cache {
         Ok(self.index().add_file(self.id(), &name.to_string(), &nar, self.now())?)
     }
 
-    /// The stored form of this NAR, if its file is there as recorded.
+    /// The stored file of this NAR, if it exists as recorded.
     fn stored(&self, nar: &NarRecord) -> Result<Option<NarRecord>, Refusal> {
         let Some(kept) = self.index().nar(&nar.nar_hash, nar.compression)? else { return Ok(None) };
         let blob = self.storage().blob(&nar.nar_hash, nar.compression);
@@ -287,7 +287,7 @@ impl Cache {
     }
 }
 
-/// Has an upload of these bytes verified, of a name that states this compression or none: for fuzzing. Nothing is kept.
+/// Verifies an upload of these bytes under a name with this compression or none, for fuzzing. Nothing is stored.
 #[doc(hidden)]
 pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result<(NarHash, u64), Refusal> {
     let failed = |error: std::io::Error| Refusal::of_file("create", "a file", &error);

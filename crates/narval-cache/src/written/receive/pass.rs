@@ -1,4 +1,4 @@
-//! The one pass over a NAR that is uploaded.
+//! The single pass over an uploaded NAR.
 
 use std::fs::File;
 use std::io::{BufRead, Read};
@@ -12,23 +12,23 @@ use super::tee::{Tee, TeeError};
 use crate::decode::Decoder;
 use crate::written::{NarTarget, Refusal, RefusalKind};
 
-/// Bytes of a NAR that are decoded, hashed and looked at before the next. As much as stays in the processor's nearer caches, and little enough
-/// for many uploads at the same time.
+/// Size of the pieces of a NAR that are decoded, hashed and scanned. They fit into the inner CPU caches, and are small
+/// enough for many concurrent uploads.
 const PIECE_LEN: usize = 64 * 1024;
 
-/// What an upload may be.
+/// The expected properties of an upload.
 pub(super) struct Claims<'a> {
     pub(super) target: &'a NarTarget,
-    /// Bytes that were announced.
+    /// The announced length in bytes.
     pub(super) length: Option<u64>,
     pub(super) nar_size_max: u64,
-    /// For measuring only: an uncompressed file is believed.
+    /// Only for measurements: an uncompressed file is not verified.
     pub(super) is_unverified: bool,
-    /// The name may be that of another file of the same NAR.
+    /// Whether the name may belong to another file of the same NAR.
     pub(super) is_alias: bool,
 }
 
-/// What an upload is.
+/// The verified properties of an upload.
 pub(super) struct Verified {
     pub(super) file_hash: Sha256,
     pub(super) file_size: u64,
@@ -39,16 +39,17 @@ pub(super) struct Verified {
     pub(super) found: Vec<HashPart>,
 }
 
-/// Reads an upload to its end: writes it to a file, if it does not come from there, and its listing to another, and verifies it.
+/// Reads an upload to its end: writes it to a file, unless it is one, writes its listing to another file, and verifies
+/// it.
 ///
-/// Memory: one buffer before and one behind the decoder, the decoder's window, and what [`Scan`] finds.
+/// Memory: one buffer before and one after the decoder, the decoder's window, and the results of [`Scan`].
 pub(super) fn verify(
     claims: &Claims<'_>,
     body: &mut dyn Read,
     file: Option<&File>,
     listing: &File,
 ) -> Result<Verified, Refusal> {
-    // A compressed file may be a little larger than what is in it.
+    // A compressed file may be slightly larger than its contents.
     let file_size_max =
         claims.length.unwrap_or_else(|| claims.nar_size_max.saturating_add(claims.nar_size_max / 64 + 4096));
     if claims.is_unverified
@@ -79,7 +80,7 @@ pub(super) fn verify(
     Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found })
 }
 
-/// What went wrong before the decoder, which only knows that something did.
+/// Reports the cause of a failure before the decoder, which only sees that reading failed.
 fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Refusal> {
     match tee.take_failure() {
         Some(TeeError::Body(error)) => {
@@ -93,7 +94,7 @@ fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// Takes a file for the uncompressed NAR that its name says, so that what verifying costs can be measured.
+/// Trusts an uncompressed file, to measure the cost of verification.
 fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verified, Refusal> {
     while let Ok(piece @ [_, ..]) = tee.fill_buf() {
         let len = piece.len();
@@ -113,7 +114,7 @@ fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verifi
 }
 
 struct Decoded {
-    /// `None` without compression: it is the file's.
+    /// `None` without compression, because it equals the file's.
     nar_hash: Option<NarHash>,
     nar_size: u64,
     compression: Compression,
@@ -136,7 +137,7 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Deco
         Contents { nar: NarDecoder::new(), listing: Listing::begin(listing)?, scan: Scan::default(), size: 0 };
     let mut buffer = if hasher.is_some() { vec![0; PIECE_LEN] } else { Vec::new() };
     loop {
-        // Without compression a piece of the file is one of the NAR, and is looked at where it is.
+        // Without compression, a piece of the file is also a piece of the NAR, and is scanned in place.
         let piece = match &mut hasher {
             None => decoder.source_mut().fill_buf().map_err(|error| invalid(&error))?,
             Some(hasher) => {
@@ -165,7 +166,7 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Deco
     Ok(Decoded { nar_hash, nar_size, compression, listing_size: listing.finish()?, found: scan.finish() })
 }
 
-/// What is read of a NAR, piece by piece.
+/// The contents of a NAR, piece by piece.
 struct Contents<'a> {
     nar: NarDecoder,
     listing: Listing<'a>,
@@ -210,7 +211,7 @@ fn parse(
     Ok(())
 }
 
-/// A listing, as long as there can be one.
+/// A listing, unless there cannot be one.
 struct Listing<'a>(Option<ListingWriter<&'a File>>);
 
 impl<'a> Listing<'a> {
@@ -247,7 +248,7 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// The compression of a file whose name does not tell it.
+/// Detects the compression of a file whose name does not determine it.
 fn sniff(first: &[u8]) -> Option<Compression> {
     const MAGICS: [(&[u8], Compression); 5] = [
         (b"\x0d\0\0\0\0\0\0\0nix-archive-1", Compression::None),

@@ -1,23 +1,23 @@
-//! Which store paths the contents of a NAR mention.
+//! Finds the store paths that the contents of a NAR mention.
 //!
-//! What a NAR refers to is declared by its narinfo, which comes later; so what is looked for is not known yet. But a store path
-//! is written as `<32 nix32 characters>-<name>`: each dash with 32 such characters before it is one that may be meant. Dashes
-//! are rare, and are found by `memchr`: the scan costs little beside SHA-256. Hash parts without a name after them are missed,
-//! which Nix's own scan would find; what finds nothing says nothing, and it is only reported.
+//! The references of a NAR are declared by its narinfo, which arrives later, so they are not known yet. But a store
+//! path is written as `<32 nix32 characters>-<name>`: each dash after 32 such characters is a candidate. Dashes are
+//! rare and found with `memchr`, so the scan is cheap compared with SHA-256. Unlike Nix's own scan, it misses hash
+//! parts that are not followed by a name; so findings are only reported, and their absence means nothing.
 
 use std::collections::BTreeSet;
 
 use narval_nix::store_path::HASH_PART_LEN;
 use narval_nix::{HashPart, nix32};
 
-/// The most hash parts that are remembered of one NAR: what a hostile one may cost in memory. More are not looked at.
+/// The maximum number of hash parts recorded per NAR, which limits the memory for a hostile one. More are ignored.
 pub(crate) const FOUND_MAX: usize = 8192;
 
-/// Looks through bytes that come in pieces.
+/// Scans bytes that arrive in pieces.
 #[derive(Default)]
 pub(crate) struct Scan {
     found: BTreeSet<HashPart>,
-    /// The last bytes of what came before.
+    /// The last bytes of the previous piece.
     tail: Vec<u8>,
 }
 
@@ -41,7 +41,7 @@ impl Scan {
 
     #[inline]
     fn take(&mut self, text: &[u8]) {
-        // Most candidates have a character that is no digit of nix32: what is wrong with them is not worth an error's words.
+        // Most candidates contain a character that is not a nix32 digit: check that without building an error message.
         if nix32::has_digits_only(text)
             && let Ok(part) = HashPart::parse(text)
             && (self.found.len() < FOUND_MAX || self.found.contains(&part))
@@ -50,7 +50,7 @@ impl Scan {
         }
     }
 
-    /// What was found, sorted.
+    /// The found hash parts, sorted.
     pub(crate) fn finish(self) -> Vec<HashPart> {
         self.found.into_iter().collect()
     }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the bytes are cut, the same is found.
+        /// The result does not depend on how the bytes are split.
         #[test]
         fn across_pieces(before in "[a-z/-]{0,40}", after in "[a-z-]{0,40}", cuts in prop::collection::vec(0..150_usize, 0..8)) {
             let text = format!("{before}{A}-{after}{B}-");

@@ -1,4 +1,4 @@
-//! The bytes of an upload on their way: counted, hashed and written to a file before a decoder sees them.
+//! The bytes of an upload: counted, hashed and written to a file before they reach a decoder.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
@@ -7,18 +7,18 @@ use narval_nix::{Sha256, Sha256Hasher};
 
 use crate::decode::INPUT_LEN;
 
-/// Why no more bytes come.
+/// Why there are no more bytes.
 #[derive(Debug)]
 pub(super) enum TeeError {
     /// The sender has failed.
     Body(io::Error),
     /// The file cannot be written.
     File(io::Error),
-    /// There are more bytes than there should be.
+    /// There are more bytes than allowed.
     TooLong,
 }
 
-/// A body that is kept while it is read, if it is not kept already.
+/// A body that is stored while it is read, unless it is stored already.
 pub(super) struct Tee<'a> {
     body: &'a mut dyn Read,
     file: Option<&'a File>,
@@ -30,7 +30,7 @@ pub(super) struct Tee<'a> {
     len: u64,
     len_max: u64,
     ended: bool,
-    /// Why reading failed; the decoder only knows that it did.
+    /// Why reading failed; the decoder only sees that it did.
     failure: Option<TeeError>,
 }
 
@@ -51,22 +51,22 @@ impl<'a> Tee<'a> {
         }
     }
 
-    /// The same, not hashed: [`Tee::finish`] tells the size alone.
+    /// The same without hashing: only the size of [`Tee::finish`] is valid.
     pub(super) fn without_hash(self) -> Self {
         Self { is_hashed: false, ..self }
     }
 
-    /// What made reading fail, if anything but the decoder did.
+    /// Why reading failed, if the decoder was not the cause.
     pub(super) fn take_failure(&mut self) -> Option<TeeError> {
         self.failure.take()
     }
 
-    /// Hash and size of all that came.
+    /// The hash and size of all bytes.
     pub(super) fn finish(self) -> (Sha256, u64) {
         (self.hasher.finish(), self.len)
     }
 
-    /// Fills the buffer: whole, as long as there is more, so that the file is written in large pieces.
+    /// Fills the buffer completely, if there are enough bytes, so that the file is written in large pieces.
     fn fill(&mut self) -> Result<(), TeeError> {
         (self.at, self.end) = (0, 0);
         while let Some(room) = self.buffer.get_mut(self.end..).filter(|room| !room.is_empty()) {

@@ -1,4 +1,4 @@
-//! Collections: forgetting what nothing keeps.
+//! Collections: removing what nothing keeps.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,30 +11,31 @@ use crate::written::index::{Cutoff, Snapshot};
 use crate::written::small::SMALL_FOLDERS;
 use crate::written::{Cache, Grant, Refusal, storage};
 
-/// How long a NAR stays that no narinfo names any more, or not yet, in seconds: a day. Clients that have its narinfo can still
-/// take it, and an upload whose narinfo comes last is not disturbed.
+/// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
+/// and it protects uploads whose narinfo follows last.
 pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
 
-/// How long such a NAR stays at least, in seconds, after it was uploaded, its narinfo was hidden, or a client was told that it is
-/// here: ten minutes. When the disk or a quota is full, those that nobody has used for longer are removed at once.
+/// The minimum time that such a NAR is kept, in seconds, after it was uploaded, its narinfo was hidden, or a client was
+/// told that the cache has it: ten minutes. When the disk or a quota is full, those unused for longer are removed
+/// immediately.
 pub const UNFINISHED_GRACE: u64 = 10 * 60;
 
-/// Paths that are hidden in one step; uploads wait meanwhile.
+/// The number of paths hidden in one step; uploads wait meanwhile.
 const STEP: usize = 256;
 
-/// Small files have at most this part of a cache's largest size: who uploads logs pushes no paths out.
+/// Small files may use at most this fraction of a cache's maximum size, so that logs do not displace paths.
 const SMALL_PART: u64 = 4;
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// How to collect.
+/// Options of a collection.
 #[derive(Debug, Clone, Copy)]
 pub struct CollectOptions {
-    /// Say what would be done, and do nothing.
+    /// Only report what would be done.
     pub dry_run: bool,
-    /// How long NARs stay without a narinfo, in seconds.
+    /// How long NARs without a narinfo are kept, in seconds.
     pub grace: u64,
-    /// The time, in seconds since 1970, instead of the present one.
+    /// The time to use instead of the current one, in seconds since 1970.
     pub now: Option<u64>,
 }
 
@@ -44,41 +45,40 @@ impl Default for CollectOptions {
     }
 }
 
-/// A path that a collection forgets.
+/// A path removed by a collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forgotten {
     /// Base name.
     pub path: String,
-    /// When it, or what referred to it, was last pushed or asked for, in seconds since 1970.
+    /// When it, or a path that refers to it, was last pushed or requested, in seconds since 1970.
     pub used: u64,
-    /// Whether that was for the cache's size, within its retention.
+    /// Whether it was removed because of the cache's size, within its retention.
     pub for_size: bool,
 }
 
-/// What a collection did, or would do.
+/// The result of a collection or of a dry run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Collected {
-    /// The paths that are forgotten, referrers first.
+    /// The removed paths, referrers first.
     pub forgotten: Vec<Forgotten>,
-    /// How many paths stay.
+    /// The number of remaining paths.
     pub kept: usize,
-    /// Files of NARs that were removed, or would be, since their grace was over.
+    /// The number of NAR files deleted after their grace period, or that would be.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl Cache {
-    /// Forgets what nothing keeps. Uploads and reads go on meanwhile.
+    /// Removes what nothing keeps. Uploads and reads continue meanwhile.
     ///
-    /// # Errors
-    /// When the index or a file fails. What was forgotten so far is consistent.
+    /// # Errors If the index or a file fails. The state is consistent then.
     pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
         let now = options.now.unwrap_or_else(|| self.now());
         self.record_uses();
         let retention = self.cutoff(now);
         if !options.dry_run {
-            // First: what they take of the largest size is not left for paths.
+            // First, because they use part of the maximum size.
             self.sweep_small(retention)?;
         }
         let snapshot = self.index().snapshot(self.id())?;
@@ -97,7 +97,7 @@ impl Cache {
                 if hidden.contains(&path.hash_part) {
                     collected.forgotten.push(Forgotten { path: path.path.clone(), used, for_size: used >= retention });
                 } else {
-                    // Somebody has asked for it since.
+                    // It was requested since.
                     collected.kept += 1;
                 }
             }
@@ -106,7 +106,7 @@ impl Cache {
             let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
             (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());
         } else {
-            // Those of CI jobs, which are made by the thousand, last minutes.
+            // There are thousands of short-lived tokens of CI jobs.
             self.index().forget_tokens(now.saturating_sub(DAY))?;
             (collected.files, collected.bytes) = self.sweep(options.grace, now)?;
             self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
@@ -114,7 +114,7 @@ impl Cache {
         Ok(collected)
     }
 
-    /// As [`Cache::collect`], in the background: the outcome is logged.
+    /// Like [`Cache::collect`], in the background: the result is logged.
     pub(in crate::written) fn collect_in_background(&self) {
         match self.collect(&CollectOptions::default(), &Grant::administrator("retention")) {
             Ok(collected) => tracing::info!(
@@ -129,7 +129,7 @@ impl Cache {
         }
     }
 
-    /// Why a path is kept; `None` if it is not here.
+    /// Why a path is kept; `None` if the cache does not have it.
     ///
     /// # Errors
     /// When the index fails.
@@ -142,13 +142,13 @@ impl Cache {
     fn marks(&self, snapshot: &Snapshot, now: u64) -> Marks {
         let mut marks = mark(snapshot, now, self.cutoff(now));
         if let Some(size_max) = self.settings().size_max {
-            // Without knowing how much else there is, more stays.
+            // If the size of other files is unknown, more is kept.
             marks.shrink_to(snapshot, size_max.saturating_sub(self.bytes_of_small_files().unwrap_or(0)));
         }
         marks
     }
 
-    /// What was used before this is forgotten.
+    /// Paths last used before this are removed.
     fn cutoff(&self, now: u64) -> u64 {
         self.settings().retention_days.map_or(0, |days| now.saturating_sub(u64::from(days) * DAY))
     }
@@ -213,7 +213,7 @@ impl Cache {
         }
     }
 
-    /// Removes the files of NARs that no narinfo has named for so many seconds.
+    /// Deletes the files of NARs that have had no narinfo for this many seconds.
     pub(in crate::written) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let (mut files, mut bytes) = (0, 0);
@@ -230,7 +230,8 @@ impl Cache {
     }
 }
 
-/// What is removed with this grace. Whoever was told that a NAR is here has a while for its narinfo, whenever it was uploaded.
+/// The cutoff for this grace period. A client that was told that the cache has a NAR has some time to send its narinfo,
+/// whenever the NAR was uploaded.
 fn cutoff(grace: u64, now: u64) -> Cutoff {
     Cutoff { orphaned: now.saturating_sub(grace), used: now.saturating_sub(grace.min(UNFINISHED_GRACE)) }
 }

@@ -1,4 +1,4 @@
-//! Deleting a path at once.
+//! Deletes a path immediately.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,10 @@ use narval_nix::HashPart;
 
 use crate::written::{Cache, Grant, Refusal, RefusalKind, Scope};
 
-/// The most referrers that a message names.
+/// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;
 
-/// What was deleted.
+/// The result of a deletion.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Deleted {
     /// Hash parts of the paths.

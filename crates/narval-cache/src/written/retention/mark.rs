@@ -1,4 +1,4 @@
-//! What holds what: a pure function of a snapshot.
+//! Determines what keeps each path: a pure function of a snapshot.
 
 use std::collections::HashMap;
 
@@ -6,43 +6,43 @@ use narval_nix::HashPart;
 
 use crate::written::index::Snapshot;
 
-/// What keeps a path that nothing else refers to.
+/// Why a path is kept by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hold {
-    /// A pin of this name.
+    /// A pin with this name.
     Pin(String),
     /// A client was told that it exists; until then, in seconds since 1970.
     Lease(u64),
-    /// It was pushed or asked for at that time.
+    /// It was pushed or requested at that time.
     Used(u64),
 }
 
 /// Why a path is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Why {
-    /// What keeps the first of the paths.
+    /// What keeps the first path of the chain.
     pub hold: Hold,
-    /// Base names: the first is held, each refers to the next, the last is the one asked about.
+    /// Base names: the first is kept by itself, each refers to the next, and the last is the requested one.
     pub chain: Vec<String>,
-    /// Whether that is enough: else it is forgotten by the next collection.
+    /// Whether that is sufficient; otherwise the next collection removes it.
     pub kept: bool,
 }
 
-/// What [`mark`] finds for each path of a snapshot, in its order.
+/// The result of [`mark`] for each path of a snapshot, in the same order.
 pub(super) struct Marks {
-    /// As if it had been used then; `u64::MAX` if it is held for other reasons.
+    /// The effective time of its last use; `u64::MAX` if it is kept for other reasons.
     pub(super) times: Vec<u64>,
-    /// From where that comes: the path itself, or one that refers to it.
+    /// The origin of that time: the path itself, or one that refers to it.
     pub(super) from: Vec<usize>,
-    /// What holds the path itself.
+    /// What keeps the path itself.
     holds: Vec<Hold>,
     by_part: HashMap<HashPart, usize>,
-    /// What must be kept at least.
+    /// Paths used since this time are kept.
     cutoff: u64,
 }
 
-/// For each path the latest use of itself or of anything that leads to it. What is used later keeps what it refers to: so
-/// whatever the limit, what lies above it is closed under references.
+/// Computes for each path the latest use of itself or of any path that leads to it. References are at least as recent
+/// as their referrers, so for any limit, the paths above it are closed under references.
 pub(super) fn mark(snapshot: &Snapshot, now: u64, cutoff: u64) -> Marks {
     let paths = &snapshot.paths;
     let by_part: HashMap<HashPart, usize> = paths.iter().enumerate().map(|(at, path)| (path.hash_part, at)).collect();
@@ -70,7 +70,7 @@ pub(super) fn mark(snapshot: &Snapshot, now: u64, cutoff: u64) -> Marks {
         let time = holds.get(root).map_or(0, time_of);
         let mut open = vec![(root, root)];
         while let Some((at, origin)) = open.pop() {
-            // Whoever came before was used later.
+            // Earlier ones were used later.
             let Some(slot) = from.get_mut(at).filter(|slot| **slot == usize::MAX) else { continue };
             *slot = origin;
             if let Some(slot) = times.get_mut(at) {
@@ -84,7 +84,7 @@ pub(super) fn mark(snapshot: &Snapshot, now: u64, cutoff: u64) -> Marks {
 }
 
 impl Marks {
-    /// Raises the limit until so many bytes of NARs are left at most. What is pinned or leased stays.
+    /// Raises the limit until at most this many bytes of NARs remain. Pinned and leased paths are kept.
     pub(super) fn shrink_to(&mut self, snapshot: &Snapshot, size_max: u64) {
         let mut order: Vec<usize> = (0..snapshot.paths.len()).filter(|at| self.is_kept(*at)).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.times.get(*at).copied()));
@@ -95,7 +95,7 @@ impl Marks {
                 bytes = bytes.saturating_add(path.file_size).saturating_add(path.listing_size);
             }
             if bytes > size_max && time < u64::MAX {
-                // All that was used as long ago as this goes, too.
+                // Also removes everything with the same time.
                 self.cutoff = self.cutoff.max(time.saturating_add(1));
                 return;
             }
@@ -106,7 +106,7 @@ impl Marks {
         self.times.get(at).is_some_and(|time| *time >= self.cutoff)
     }
 
-    /// The paths that are not kept, each before what it refers to.
+    /// The paths that are not kept, each before its references.
     pub(super) fn forgotten(&self, snapshot: &Snapshot) -> Vec<usize> {
         let dead: Vec<usize> = (0..snapshot.paths.len()).filter(|at| !self.is_kept(*at)).collect();
         let next = |at: usize| {
@@ -128,11 +128,11 @@ impl Marks {
                 }
             }
         }
-        // A cycle, which no build makes and an index might hold, is left alone.
+        // Cycles, which builds cannot create but an index might contain, are skipped.
         order
     }
 
-    /// Why a path is kept, or was kept so far.
+    /// Why a path is kept, or has been kept so far.
     pub(super) fn why(&self, snapshot: &Snapshot, part: &HashPart) -> Option<Why> {
         let last = *self.by_part.get(part)?;
         let (mut at, mut chain) = (last, Vec::new());

@@ -1,8 +1,8 @@
-//! What a cache keeps, and for how long.
+//! Retention: what a cache keeps, and for how long.
 //!
-//! A path is kept when a pin or a lease holds it, when it was pushed or asked for within the retention, or when a path that is
-//! kept refers to it. What is not kept is forgotten in this order: referrers before what they refer to, so that every closure
-//! that can be seen is whole; narinfos at once, NARs after a grace, because clients remember narinfos.
+//! A path is kept if it is pinned or leased, if it was pushed or requested within the retention, or if a kept path
+//! refers to it. Other paths are removed: referrers before their references, so that every visible closure is complete;
+//! narinfos immediately, NARs after a grace period, because clients remember narinfos.
 
 mod collect;
 mod delete;
@@ -19,5 +19,5 @@ pub use pins::{Pin, PinFor};
 pub(super) use shortage::Shortage;
 pub(super) use used::Uses;
 
-/// How long a lease of a path lasts that a client was told exists, in seconds: a day.
+/// The duration of the lease of a path that a client was told exists, in seconds: a day.
 pub const LEASE_SECONDS: u64 = 24 * 60 * 60;

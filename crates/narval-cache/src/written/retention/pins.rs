@@ -1,11 +1,11 @@
-//! Pins: closures that stay.
+//! Pins: closures that are kept.
 
 use narval_nix::{HashPart, StorePath};
 
 use crate::written::index::{IndexError, PinRecord};
 use crate::written::{Cache, Grant, Refusal, RefusalKind, Scope};
 
-/// The longest name of a pin, in bytes.
+/// The maximum length of a pin's name in bytes.
 const NAME_LEN_MAX: usize = 128;
 
 /// How long a pin holds.
@@ -22,16 +22,17 @@ pub struct PinFor {
 pub struct Pin {
     /// Its name. Several pins of one name are its revisions.
     pub name: String,
-    /// Base name of the path that it holds, with its closure.
+    /// Base name of the path that it keeps, with its closure.
     pub path: String,
-    /// When it was made, in seconds since 1970.
+    /// When it was created, in seconds since 1970.
     pub created: u64,
-    /// How long it holds.
+    /// How long it is valid.
     pub holds: PinFor,
 }
 
 impl Cache {
-    /// Pins a path of this cache: it stays, with its closure. The same path under the same name again is its newest revision.
+    /// Pins a path of this cache, which is then kept with its closure. Pinning the same path under the same name again
+    /// makes it the newest revision.
     ///
     /// # Errors
     /// If the path is not in the cache, the name is invalid, or the token may not pin.
@@ -72,7 +73,7 @@ impl Cache {
         Ok(Pin { name, path: path.path, created, holds })
     }
 
-    /// Removes all pins of a name; with a path, only those of it. Says how many.
+    /// Removes all pins with a name, or only those of a path. Returns how many.
     ///
     /// # Errors
     /// If the token may not pin, or the index fails.

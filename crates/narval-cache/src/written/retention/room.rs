@@ -1,8 +1,8 @@
-//! Making room when the disk or a quota is full.
+//! Frees space when the disk or a quota is full.
 //!
-//! NARs that no path has are what a push that was given up has left, or what a collection has hidden. They stay for a day while there is room. When
-//! there is none, those that nobody has used for [`UNFINISHED_GRACE`] are removed: before a large upload, after one that failed for
-//! want of room, and then every minute for as long as the shortage is recent.
+//! NARs without a path are from abandoned pushes, or their paths were hidden by a collection. They are kept for a day
+//! while there is space. When there is none, those unused for [`UNFINISHED_GRACE`] are deleted: before a large upload,
+//! after one that failed for lack of space, and then every minute as long as the shortage is recent.
 
 use std::sync::atomic::Ordering;
 
@@ -12,11 +12,11 @@ use super::collect::UNFINISHED_GRACE;
 use crate::written::data::Data;
 use crate::written::{Cache, Refusal, RefusalKind};
 
-/// Room that is left beside an upload, for the index and the audit log, in bytes.
+/// Space reserved for the index and the audit log during an upload, in bytes.
 const RESERVE_BYTES: u64 = 16 << 20;
 
 impl Data {
-    /// Whether a disk or a quota was full lately: what can wait to be kept should not be.
+    /// Whether a disk or a quota was full recently: optional files should not be stored then.
     pub fn is_short_of_room(&self) -> bool {
         self.shared().shortage.is_recent(crate::written::now())
     }
@@ -28,7 +28,7 @@ impl Data {
         if !self.shared().shortage.begin(now) {
             return;
         }
-        // Who was told that a NAR is here counts.
+        // Presence checks count as uses.
         self.shared().record();
         let caches = self.caches().map_err(|error| tracing::error!("cannot free space: {error}"));
         for cache in caches.unwrap_or_default() {
@@ -43,7 +43,7 @@ impl Data {
         }
     }
 
-    /// Makes room if a shortage is recent: to be called from time to time.
+    /// Frees space if a shortage is recent; call it periodically.
     pub(in crate::written) fn make_room_again(&self) {
         if self.is_short_of_room() {
             self.make_room();
@@ -52,7 +52,8 @@ impl Data {
 }
 
 impl Cache {
-    /// Makes room before so many bytes come, if the disk has less. It is not refused then: only writing tells what there is.
+    /// Frees space before this many bytes are uploaded, if the disk has less. The upload is not refused: only writing
+    /// shows how much fits.
     pub(in crate::written) fn make_room_for(&self, bytes: u64) {
         let free = statvfs(self.storage().path()).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
         if free.is_ok_and(|free| free < bytes.saturating_add(RESERVE_BYTES)) {
@@ -60,7 +61,7 @@ impl Cache {
         }
     }
 
-    /// Makes room after something failed for want of it.
+    /// Frees space after something failed for lack of it.
     pub(in crate::written) fn notice_shortage(&self, refusal: &Refusal) {
         if refusal.kind == RefusalKind::NoSpace {
             let data = self.data();

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::collect::UNFINISHED_GRACE;
 
-/// Room is made at most this often: however many uploads fail at the same time.
+/// Space is freed at most this often, however many uploads fail at the same time.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// How long after it was noticed a shortage counts as recent: long enough for what was in use then.
+/// How long a shortage counts as recent: long enough for files that were in use then.
 const RECENT: Duration = Duration::from_secs(2 * UNFINISHED_GRACE);
 
 /// When there was no room. Times are seconds since 1970.
@@ -23,13 +23,13 @@ impl Shortage {
         now.saturating_sub(self.noticed.load(Ordering::Relaxed)) < RECENT.as_secs()
     }
 
-    /// Lets the next caller make room at once.
+    /// Lets the next caller free space immediately.
     #[cfg(test)]
     pub(in crate::written) fn forget_sweep(&self) {
         self.swept.store(0, Ordering::Relaxed);
     }
 
-    /// Whether it is this caller's turn to make room.
+    /// Whether this caller must free space.
     pub(super) fn begin(&self, now: u64) -> bool {
         let last = self.swept.load(Ordering::Relaxed);
         now.saturating_sub(last) >= AGAIN_AFTER.as_secs()
