@@ -34,10 +34,10 @@ use crate::upstream::narinfo::UpstreamNarinfos;
 use crate::written::{nar, small};
 use crate::{Config, Face};
 
-/// Memory for small files that are read ahead, over all NARs, in bytes.
+/// Memory for small files that are read ahead for all NARs, in bytes.
 const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Threads that read small files ahead: they wait for disks more than they work.
+/// The number of threads that read small files ahead: they mostly wait for disks.
 fn read_ahead_threads() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8)
 }
@@ -50,31 +50,31 @@ pub struct Service {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What is served. The sources are asked in this order.
+/// The sources to serve, queried in this order.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// A live store.
     pub store: Option<Store>,
-    /// A cache that takes uploads; only with [`Face::Narval`].
+    /// A cache that accepts uploads; only with [`Face::Narval`].
     pub written: Option<WrittenCache>,
-    /// The upstreams; only with a cache that takes uploads.
+    /// The upstreams; only with a cache that accepts uploads.
     pub upstreams: Option<Upstreams>,
 }
 
-/// A cache that takes uploads.
+/// A cache that accepts uploads.
 #[derive(Debug)]
 pub struct WrittenCache {
     /// The data folder, which has the tokens.
     pub data: Data,
-    /// The cache in it.
+    /// The cache in the data folder.
     pub cache: Cache,
-    /// Whether everybody may read it.
+    /// Whether reading needs no token it.
     pub public: bool,
-    /// For jobs of CI platforms (OpenID Connect).
+    /// The token exchange for jobs of CI platforms (OpenID Connect).
     pub oidc: Option<OidcExchange>,
 }
 
-/// What all requests share.
+/// Shared by all requests.
 #[derive(Debug)]
 pub(crate) struct Shared {
     face: Face,
@@ -90,7 +90,7 @@ pub(crate) struct Shared {
     cache_info: Arc<Prepared>,
     /// See [`Service::take_effect`].
     sign_secrets: Vec<SecretKey>,
-    /// For browsers, if wanted.
+    /// The page for browsers, if enabled.
     page: Option<Page>,
     state: ServerState,
     /// Whether it is the cache at `/`, whose `/metrics` shows the engine's counters, too.
@@ -114,7 +114,7 @@ struct Written {
     exchange: Option<OidcExchange>,
 }
 
-/// What the page shows of what is counted.
+/// The counters that the page shows.
 struct Figures {
     metrics: Arc<Metrics>,
     state: ServerState,
@@ -127,15 +127,15 @@ impl Counted for Figures {
 }
 
 impl Service {
-    /// A service of a live store alone.
+    /// A service with only a live store.
     ///
-    /// # Errors
-    /// As [`of`](Self::of).
+    /// # Errors See [`of`](Self::of).
     pub fn new(config: Config, store: Store) -> Result<Self, ServiceError> {
         Self::of(config, Sources { store: Some(store), ..Sources::default() }, &ServerState::new())
     }
 
-    /// A service of these sources: one cache of a server. What `state` has of that cache from an earlier service is used further.
+    /// A service with these sources: one cache of a server. The state of that cache from an earlier service is reused
+    /// from `state`.
     ///
     /// # Errors
     /// There is no source, or they have different store directories; no thread can be started, or the folder of the NAR cache cannot be
@@ -214,8 +214,8 @@ impl Service {
         })
     }
 
-    /// From now on, what is uploaded is signed with this service's keys, and may refer to what its sources have. To be called when it begins to
-    /// answer: until then, the service that it replaces decides.
+    /// From now on, uploads are signed with this service's keys, and may refer to paths of its sources. Call this when
+    /// it starts to answer requests: until then, the replaced service decides.
     pub fn take_effect(&self) {
         let shared = &*self.shared;
         if let Some(written) = &shared.written {
@@ -228,7 +228,8 @@ impl Service {
         }
     }
 
-    /// The most files that the service keeps open beside those it sends: these descriptors are not available for connections.
+    /// The maximum number of files that the service keeps open besides those it sends: these descriptors are not
+    /// available for connections.
     pub fn kept_files_max(&self) -> usize {
         let packs = self.shared.live.as_ref().is_some_and(|live| live.nars.packed.is_some());
         if packs { packed::kept_max() } else { 0 }
@@ -239,7 +240,7 @@ impl Service {
         self.shared.state.show_engine(counters);
     }
 
-    /// Whether everybody may read.
+    /// Whether reading needs no token.
     pub(crate) fn is_public(&self) -> bool {
         self.shared.written.as_ref().is_none_or(|written| written.is_public)
     }
@@ -277,7 +278,7 @@ impl Service {
     pub(crate) fn handle_nobody(&self, request: Request, name: &CacheName) -> Response {
         self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
             let Some(written) = &shared.written else { return Err(ServeError::NoRoute) };
-            // As of a private cache: the document says nothing of it.
+            // As for a private cache: the document says nothing about it.
             if let Some(page) = shared.page_for(&route, &request) {
                 return Ok(page);
             }
@@ -333,7 +334,7 @@ fn store_dir_of(sources: &Sources) -> Result<StoreDir, ServiceError> {
     }
 }
 
-/// All that answers from a live store.
+/// Opens everything that answers from a live store.
 fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Result<(Nars, LiveNarinfos), ServiceError> {
     let (memo, plans) = (Arc::new(Memo::new(config.narinfo_memo_bytes)), Arc::new(Plans::new()));
     let damaged = {
@@ -380,7 +381,8 @@ fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Resul
     Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
 }
 
-/// The paths of the live store and of the upstreams: what is uploaded may refer to them, since clients of this cache can have them.
+/// The paths of the live store and of the upstreams: uploads may refer to them, because clients of this cache can get
+/// them.
 struct OtherSources(Option<Arc<Store>>, Option<Upstreams>);
 
 impl Elsewhere for OtherSources {
@@ -426,7 +428,7 @@ pub enum ServiceError {
     NarCache {
         /// The folder.
         folder: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         error: io::Error,
     },
 }
@@ -451,7 +453,7 @@ impl Handler for Service {
 }
 
 impl Shared {
-    /// Answers a request to a server that takes no uploads.
+    /// Answers a request to a server that does not accept uploads.
     fn answer(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
         // nix-serve and nix-serve-ng ignore the method.
         if self.face == Face::Narval && route != Route::Batch && !is_read(request.method()) {
@@ -466,13 +468,13 @@ impl Shared {
         }
     }
 
-    /// The page, for a browser that asks for `/`.
+    /// The page, for a browser that requests `/`.
     fn page_for(&self, route: &Route<'_>, request: &Request) -> Option<Response> {
         let page = self.page.as_ref().filter(|_| *route == Route::Index && is_read(request.method()))?;
         Page::is_wanted(&request.head()).then(|| page.document(&request.head()))
     }
 
-    /// Answers a request to a server that takes uploads. Access control comes first.
+    /// Answers a request to a server that accepts uploads. Access control comes first.
     fn answer_with_tokens(
         &self,
         written: &Written,
@@ -497,7 +499,7 @@ impl Shared {
         }
     }
 
-    /// Answers from the writable cache alone: below [`PUSH_BASE`].
+    /// Answers only from the writable cache: below [`PUSH_BASE`].
     fn read_own(&self, written: &Written, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
         let small = |kind, name: &str| small::answer(&written.cache, kind, name);
         match route {
@@ -588,7 +590,7 @@ impl Shared {
         }
     }
 
-    /// A NAR of the live store, else of the upstreams, whose names may look the same.
+    /// A NAR of the live store, or else of the upstreams, whose names may look the same.
     fn nar(&self, route: &NarRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
         let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
         match (answer, &self.upstream, route.nar_hash) {
@@ -601,7 +603,7 @@ impl Shared {
         }
     }
 
-    /// A small file that is not here.
+    /// A small file from the upstreams, if the error is that it is absent.
     fn small_of_upstreams(&self, error: ServeError, small: &Small) -> Result<Response, ServeError> {
         match (&error, &self.upstream) {
             (ServeError::NoPath, Some(upstreams)) => upstream::small::answer(upstreams, small),
@@ -626,7 +628,7 @@ impl Shared {
         }
     }
 
-    /// Where in a path ours begins; `None` if it is not below our prefix.
+    /// The offset of our path in a path; `None` if it is not below our prefix.
     fn below_prefix(&self, path: &str) -> Option<usize> {
         match &self.prefix {
             None => Some(0),

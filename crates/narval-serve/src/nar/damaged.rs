@@ -1,4 +1,4 @@
-//! Store paths whose files are not what the database says. They are answered 404 until their files change.
+//! Store paths whose files do not match the database. They are answered 404 until their files change.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use quick_cache::sync::Cache;
 
 use crate::metrics::Metrics;
 
-/// Damaged paths remembered at most; the damage of one that was evicted is found again.
+/// The maximum number of remembered damaged paths; the damage of an evicted one is detected again.
 const PATHS_MAX: usize = 10_000;
 
 /// Why a damaged path is not served.
@@ -44,7 +44,7 @@ impl RootState {
 }
 
 impl DamagedPaths {
-    /// `forget` is called for each path that turns out to be damaged: nothing may be remembered of it.
+    /// `forget` is called for each path that turns out to be damaged, to drop everything cached for it.
     pub(crate) fn new(forget: impl Fn(&HashPart) + Send + Sync + 'static, metrics: Arc<Metrics>) -> Self {
         Self { paths: Cache::new(PATHS_MAX), forget: Box::new(forget), metrics }
     }

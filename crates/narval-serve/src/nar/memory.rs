@@ -1,8 +1,8 @@
-//! NARs that are answered inline. Small ones are kept in memory: derivations, scripts, configuration. They are most of the paths of a
-//! store and hardly any of its bytes, and making one from its file costs more than the rest of the request.
-//! For others, memory holds where they are: packed into one file (`packed`) or compressed (`zstd`).
+//! NARs that are answered inline. Small ones are kept in memory: derivations, scripts, configuration. They are most
+//! paths of a store, but few of its bytes, and generating one from its file costs more than the rest of the request.
+//! For others, memory holds their location: packed into one file (`packed`) or compressed (`zstd`).
 //!
-//! What is remembered was verified against the NAR hash, and is valid for one state of the database, as a narinfo is (`narinfo/memo`).
+//! Entries are verified against the NAR hash, and valid for one state of the database, like narinfos (`narinfo/memo`).
 
 use std::io::Read;
 use std::sync::{Arc, Weak};
@@ -26,10 +26,10 @@ use crate::prepared::prepared;
 pub(crate) const SMALL_NAR_BYTES_MAX: u64 = 16 * 1024;
 /// Memory for all of them, in bytes.
 const SMALL_NARS_BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// Memory of an entry beside the NAR itself.
+/// Memory of an entry besides the NAR itself.
 const ENTRY_BYTES: u64 = 500;
 
-/// NARs that can be sent at once.
+/// NARs that can be sent immediately.
 #[derive(Debug)]
 pub(crate) struct NarMemory {
     entries: Cache<(HashPart, NarFormat), (Stamp, Arc<Ready>), ByBytes>,
@@ -49,7 +49,7 @@ pub(crate) enum NarFormat {
     Zstd,
 }
 
-/// A NAR in memory, or where it is.
+/// A NAR in memory, or its location.
 #[derive(Debug)]
 struct Ready {
     /// The NAR hash in nix32.
@@ -61,9 +61,9 @@ struct Ready {
 enum Answer {
     /// A small NAR.
     Memory(Arc<Prepared>),
-    /// One that is packed, for as long as its file is kept.
+    /// A packed NAR, as long as its file is kept.
     Packed(Weak<PackedFile>, Representation),
-    /// One that is compressed, for as long as its file is kept.
+    /// A compressed NAR, as long as its file is kept.
     Compressed(NarHash, Sha256, Representation),
 }
 
@@ -133,7 +133,7 @@ impl NarMemory {
         }
     }
 
-    /// Remembers that all of a NAR is packed into one file. As with all that is remembered, `stamp` was taken before the path was
+    /// Remembers that a whole NAR is packed into one file. As always, `stamp` must have been taken before the path was
     /// looked up.
     pub(crate) fn insert_packed(
         &self,
@@ -162,7 +162,7 @@ impl NarMemory {
         self.entries.insert(key, (stamp, Arc::new(ready)));
     }
 
-    /// Makes a small NAR, verifies it, and remembers it.
+    /// Generates a small NAR, verifies it, and remembers it.
     pub(crate) fn small_nar(
         &self,
         stamp: Option<Stamp>,
@@ -193,7 +193,7 @@ pub(crate) fn is_plain(head: &HeadRef<'_>) -> bool {
     })
 }
 
-/// Makes a NAR in memory, and verifies it.
+/// Generates a NAR in memory, and verifies it.
 pub(crate) fn verified_nar(
     planned: &Planned,
     stream: NarStream,

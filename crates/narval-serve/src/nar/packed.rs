@@ -42,12 +42,13 @@ const FILES_MIN: usize = 2;
 /// times as long to send as one file of its size. Others are packed when they are requested again, which most never are.
 const FILES_MANY: usize = 128;
 const BYTES_PER_FILE_MAX: u64 = 32 * 1024;
-/// NARs that wait to be packed, and the memory for their plans. A NAR for which there is no room is queued the next time it is sent.
+/// The maximum number of NARs queued for packing, which also limits the memory for their plans. A NAR that does not fit
+/// is queued the next time it is sent.
 const QUEUE_LEN_MAX: usize = 256;
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// The niceness of the packing thread. A higher one might never finish on a machine that is never idle.
 const NICENESS: i32 = 5;
-/// Bytes of the NAR that are read at once.
+/// Bytes of the NAR that are read at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
 /// See the module's description.
@@ -66,7 +67,7 @@ pub(crate) struct PackedNars {
 
 #[derive(Debug, Default)]
 struct Work {
-    /// NARs to be packed. While there is a thread, it works on the first one.
+    /// NARs to pack. While there is a thread, it works on the first one.
     wanted: VecDeque<Arc<Planned>>,
     has_thread: bool,
     /// Set after a write error.
@@ -218,8 +219,9 @@ impl PackedNars {
         Ok(PackedFile::new(packed, bytes))
     }
 
-    /// Whether there is room for so many bytes, or the least recently used file can make room. A file in use has its uses halved each
-    /// time instead: when more NARs are requested in turn than there is room for, some of them stay packed.
+    /// Whether there is room for this many bytes, or can be made by dropping the least recently used file. A file in
+    /// use has its uses halved each time instead: when more NARs are requested in turn than there is room for, some of
+    /// them stay packed.
     fn has_room(&self, bytes: u64) -> bool {
         if bytes > self.bytes_max {
             return false;
@@ -287,7 +289,7 @@ fn packed_bytes(layout: &NarLayout) -> u64 {
     if size <= WHOLE_BYTES_MAX { size } else { layout.small_files().1 }
 }
 
-/// Whether packing a NAR that was sent so often pays off.
+/// Whether packing a NAR that was sent this often pays off.
 fn is_worth_it(layout: &NarLayout, times: u32) -> bool {
     let (files, bytes) = layout.small_files();
     let has_many = files >= FILES_MANY && bytes / files as u64 <= BYTES_PER_FILE_MAX;
@@ -412,7 +414,7 @@ mod tests {
         assert!(!send());
         std::fs::create_dir(&folder).unwrap();
         assert!(!send() && flat.lock_work().paused_until.is_some_and(|until| until > Instant::now()));
-        // As if the time were over.
+        // As if the time had passed.
         flat.lock_work().paused_until = Some(Instant::now());
         assert!(send());
     }

@@ -1,4 +1,4 @@
-//! Planned NARs: where every file lies in the NAR of a store path. Plans are remembered.
+//! Planned NARs: the offset of every file in the NAR of a store path. Plans are cached.
 //!
 //! As with narinfos, the path info is read again whenever the database has changed. A plan stays valid as long as the NAR hash is the
 //! same and the inode at the path's root is the one that was planned ([`NarStream::open`] checks that).
@@ -17,10 +17,10 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 
-/// Memory that plans may take, in bytes: 32 bytes and the name for each file, so about 500,000 files.
+/// Memory for plans in bytes: 32 bytes and the name per file, so about 500,000 files.
 const LAYOUTS_BYTES_MAX: u64 = 24 * 1024 * 1024;
 
-/// Plans that are expected; the cache grows beyond that.
+/// The expected number of plans; the cache grows beyond that.
 const LAYOUTS: usize = 4096;
 
 /// A store path and its NAR.
@@ -28,7 +28,7 @@ const LAYOUTS: usize = 4096;
 pub(crate) struct Planned {
     /// The store path.
     pub(crate) path: StorePath,
-    /// Where its files are.
+    /// The location of its files.
     pub(crate) real_path: PathBuf,
     /// The NAR hash in the database.
     pub(crate) nar_hash: NarHash,
@@ -45,13 +45,13 @@ impl Planned {
 
     /// The bytes of a range of the NAR.
     pub(crate) fn stream(&self, range: Range<u64>, ahead: &Arc<ReadAhead>) -> Result<NarStream, NarIoError> {
-        // Reading ahead pays only where there is something behind the first batch.
+        // Reading ahead only pays off if there is something after the first batch.
         let ahead = (range.end - range.start > narval_store::WHOLE_FILE_MIN).then(|| Arc::clone(ahead));
         NarStream::open(Arc::clone(&self.layout), &self.real_path, range, ahead)
     }
 }
 
-/// The plans that are remembered.
+/// The cached plans.
 #[derive(Debug)]
 pub(crate) struct Plans {
     entries: Cache<HashPart, (Option<Stamp>, Arc<Planned>), ByBytes>,
@@ -68,7 +68,7 @@ impl Weighter<HashPart, (Option<Stamp>, Arc<Planned>)> for ByBytes {
 
 impl Plans {
     pub(crate) fn new() -> Self {
-        // One shard: each of several would take only its part of the bytes, and no plan larger than that.
+        // One shard: with several, each would only get a share of the bytes, and no plan could be larger than that.
         let options = OptionsBuilder::new()
             .estimated_items_capacity(LAYOUTS)
             .weight_capacity(LAYOUTS_BYTES_MAX)
@@ -76,7 +76,7 @@ impl Plans {
             .build();
         let entries = match options {
             Ok(options) => Cache::with_options(options, ByBytes, Default::default(), Default::default()),
-            // Never: both capacities are given.
+            // Impossible: both capacities are given.
             Err(_) => Cache::with_weighter(LAYOUTS, LAYOUTS_BYTES_MAX, ByBytes),
         };
         Self { entries }
@@ -93,16 +93,16 @@ impl Plans {
 pub(crate) struct Planner {
     pub(crate) store: Arc<Store>,
     pub(crate) plans: Arc<Plans>,
-    /// Reads small files before they are asked for, for all NARs together.
+    /// Reads small files ahead, for all NARs together.
     pub(crate) ahead: Arc<ReadAhead>,
     pub(crate) damaged: Arc<DamagedPaths>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Planner {
-    /// The plan of the valid path with this hash part, and the stream of its whole NAR, open.
+    /// The plan of the valid path with this hash part, and the open stream of its whole NAR.
     pub(crate) fn plan(&self, hash_part: HashPart) -> Result<(Arc<Planned>, NarStream), ServeError> {
-        // Before the database is read: what is remembered can only be newer than its stamp says.
+        // Before the database is read: cached entries can only be newer than their stamp.
         let stamp = self.store.stamp();
         let known = self.plans.entries.get(&hash_part);
         if let Some((of, planned)) = &known

@@ -6,7 +6,7 @@ use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 
 use crate::error::ServeError;
 
-/// What is sent.
+/// The representation to send.
 #[derive(Debug)]
 pub(crate) struct Representation {
     pub(crate) content_type: HeaderValue,
@@ -19,7 +19,7 @@ pub(crate) struct Representation {
     pub(crate) size: u64,
 }
 
-/// Which part of it is sent.
+/// The selected part.
 pub(crate) enum Selected {
     /// All of it.
     Whole,
@@ -30,7 +30,7 @@ pub(crate) enum Selected {
 }
 
 impl Representation {
-    /// Answers a request; `body` makes the body of what was selected.
+    /// Answers a request; `body` makes the body of the selected part.
     pub(crate) fn answer(
         &self,
         head: &HeadRef<'_>,

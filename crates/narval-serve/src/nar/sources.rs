@@ -14,10 +14,11 @@ use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::packed::PackedNars;
 use crate::nar::plan::Planned;
 
-/// What is left of a NAR after a large file for it to be made together with that file: hardly more than what closes the archive.
+/// If at most this much of a NAR follows a large file, it is produced together with that file: little more than the
+/// closing tokens.
 const TAIL_BYTES_MAX: u64 = 1024;
 
-/// A stream that reads what it can from a packed NAR, where there is one.
+/// A stream that reads from a packed NAR as far as possible, if there is one.
 pub(crate) fn with_packed(stream: NarStream, packed: Option<&Arc<PackedNar>>) -> NarStream {
     match packed {
         Some(packed) => stream.packed(Arc::clone(packed)),
@@ -30,7 +31,7 @@ pub(crate) struct NarSource {
     pub(crate) planned: Arc<Planned>,
     pub(crate) stream: NarStream,
     pub(crate) metrics: Arc<Metrics>,
-    /// Told when the whole NAR was sent.
+    /// Notified when the whole NAR was sent.
     pub(crate) packed_nars: Option<Arc<PackedNars>>,
 }
 
@@ -46,7 +47,7 @@ impl BodySource for NarSource {
     }
 }
 
-/// Appends the next piece of a stream. An error aborts the answer: a short NAR must not end cleanly.
+/// Appends the next piece of a stream. An error aborts the response: a truncated NAR must not end cleanly.
 fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut SegmentBuf) -> io::Result<Fill> {
     let (room, before) = (out.room(), stream.remaining_bytes());
     let step = stream.fill(out.memory(), room);
@@ -59,7 +60,7 @@ fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut 
             if stream.remaining_bytes() > TAIL_BYTES_MAX {
                 return Ok(Fill::More);
             }
-            // What closes the archive is made at once: a few bytes are not worth another call.
+            // The closing tokens are produced immediately: a few bytes are not worth another call.
             fill(stream, planned, metrics, out)
         }
         Err(error) => {

@@ -1,4 +1,4 @@
-//! What this server is: for the lines that a visitor copies.
+//! Information about this server, for the lines that a visitor copies.
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ pub(super) struct About {
     store_dir: String,
     priority: u32,
     keys: Vec<String>,
-    /// Whether it serves a store as it is now.
+    /// Whether it serves a live store.
     live: bool,
     /// The writable cache.
     written: Option<Written>,

@@ -14,31 +14,31 @@ use serde::Serialize;
 use super::Places;
 use crate::error::ServeError;
 
-/// The most paths that are searched, the newest: about 100 bytes of memory each.
+/// The maximum number of searched paths, the newest ones: about 100 bytes of memory each.
 const PATHS_MAX: usize = 4_000_000;
 /// Results in one answer.
 const PAGE_LEN: usize = 50;
-/// The longest query, in bytes, and the most words in it.
+/// The maximum length of a query in bytes, and of its words.
 const QUERY_LEN_MAX: usize = 256;
 const WORDS_MAX: usize = 16;
 /// How long an unused table is kept.
 const IDLE_MAX: Duration = Duration::from_secs(300);
-/// A table that is not up to date any more is made anew, but this part of the time at most goes into it: one in twenty.
+/// An outdated table is rebuilt, but at most one twentieth of the time is spent on that.
 const REST_FACTOR: u32 = 20;
-/// Bytes of a hash part and the dash behind it.
+/// Length of a hash part and the dash after it.
 const HASH_LEN: usize = 33;
 
-/// What is searched for.
+/// A search query.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// Lower case; all of them have to be in the name.
+    /// In lower case; all of them must be in the name.
     words: Vec<String>,
-    /// How many results to leave out.
+    /// How many results to skip.
     from: usize,
 }
 
 impl Asked {
-    /// Reads a query such as `q=hello%20world&from=50`. What it does not know is left out.
+    /// Parses a query such as `q=hello%20world&from=50`. Unknown parameters are ignored.
     pub(super) fn parse(query: Option<&str>) -> Self {
         let mut asked = Self::default();
         for (key, value) in query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')) {
@@ -69,23 +69,23 @@ impl Asked {
 pub(super) struct Found {
     hash: String,
     name: String,
-    /// Bytes: of the NAR in a live store, of its file in a writable cache.
+    /// Size in bytes: of the NAR in a live store, of its file in a writable cache.
     size: u64,
-    /// When it was registered, or last pushed or asked for, in seconds since 1970.
+    /// When it was registered, or last pushed or requested, in seconds since 1970.
     time: u64,
 }
 
 /// The answer to a search.
 #[derive(Debug, Serialize)]
 pub(super) struct Results {
-    /// How many there are in all.
+    /// The total number of results.
     total: usize,
-    /// How many paths were searched.
+    /// The number of searched paths.
     of: usize,
     paths: Vec<Found>,
 }
 
-/// What the sources looked like when a table was made.
+/// The states of the sources when a table was built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamps(Option<Option<narval_store::Stamp>>, Option<narval_cache::written::Stamp>);
 
@@ -103,7 +103,7 @@ struct Made {
     table: Arc<Table>,
 }
 
-/// The table, while somebody searches.
+/// The table, while it is used.
 #[derive(Default)]
 pub(super) struct Catalog {
     made: Mutex<Option<Made>>,
@@ -116,7 +116,7 @@ impl fmt::Debug for Catalog {
 }
 
 impl Catalog {
-    /// Searches, over a table that is made first if need be.
+    /// Searches; builds the table first if necessary.
     pub(super) fn search(self: &Arc<Self>, places: &Places, asked: &Asked) -> Result<Results, ServeError> {
         Ok(self.table(places)?.search(asked))
     }
@@ -124,7 +124,7 @@ impl Catalog {
     /// Requests that arrive while it is built wait for it.
     fn table(self: &Arc<Self>, places: &Places) -> Result<Arc<Table>, ServeError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before anything is read: a table can only be newer than its stamps say.
+        // Before anything is read: a table can only be newer than its stamps.
         let stamps = Stamps::of(places);
         if let Some(known) = made.as_mut() {
             let is_known = known.stamps == stamps && !matches!(known.stamps.0, Some(None));
@@ -165,7 +165,7 @@ fn drop_when_idle(catalog: &Weak<Catalog>) {
 /// The names of all paths, the newest first.
 #[derive(Default)]
 struct Table {
-    /// Base names in lower case, each behind a newline.
+    /// Base names in lower case, each after a newline.
     names: Vec<u8>,
     rows: Vec<Row>,
     /// Names that are not in lower case, by row.
@@ -173,7 +173,7 @@ struct Table {
 }
 
 struct Row {
-    /// Where its name begins.
+    /// Offset of its name.
     start: usize,
     size: u64,
     time: u64,
@@ -196,7 +196,7 @@ impl Table {
     }
 
     fn of(mut paths: Vec<(String, u64, u64)>) -> Self {
-        // Of a path that two sources have, the one of the first is kept.
+        // If two sources have a path, that of the first is kept.
         paths.sort_by(|one, other| one.0.cmp(&other.0));
         paths.dedup_by(|later, first| later.0 == first.0);
         paths.sort_by_key(|path| std::cmp::Reverse(path.2));

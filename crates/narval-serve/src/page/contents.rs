@@ -1,4 +1,4 @@
-//! One file out of a NAR, by its place in the listing: the rest is not unpacked.
+//! One file of a NAR, by its offset in the listing: the rest is not unpacked.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -14,10 +14,10 @@ use narval_store::{NarStream, Step};
 use super::{Places, paths};
 use crate::error::ServeError;
 
-/// Nothing in a package runs in the name of this server.
+/// No file of a package may run scripts with this server's origin.
 const POLICY: &str = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox";
 
-/// Answers with a file. Symlinks within the same path are followed, as a browser cannot.
+/// Answers with a file. Follows symlinks within the same path, which a browser cannot do.
 pub(super) fn answer(
     places: &Places,
     hash_part: HashPart,
@@ -52,7 +52,7 @@ pub(super) fn answer(
         .body(body))
 }
 
-/// Where the contents of a file begin in the NAR, and how long they are.
+/// The offset and the length of a file's contents in the NAR.
 fn find(listing: &Listing, path: &[u8]) -> Result<(u64, u64), ServeError> {
     match listing.get(path) {
         Some(Node::Regular { size, nar_offset: Some(offset), .. }) => Ok((*offset, *size)),
@@ -76,7 +76,7 @@ fn written(places: &Places, cache: &Cache, hash_part: HashPart, path: &[u8]) -> 
     Ok((Body::source(Packed { decoder, skip: offset, left: size }, Some(size)), size))
 }
 
-/// Text is shown as text, whatever it is a program for; the rest as what its name says.
+/// Text is always `text/plain`; other types depend on the name.
 fn content_type(name: &[u8]) -> &'static str {
     let extension = name.rsplit(|byte| *byte == b'.').next().unwrap_or_default().to_ascii_lowercase();
     match extension.as_slice() {
@@ -118,7 +118,7 @@ impl BodySource for Live {
 /// A part of a compressed NAR.
 struct Packed {
     decoder: Decoder<BufReader<File>>,
-    /// Bytes before the file begins.
+    /// Bytes before the file.
     skip: u64,
     left: u64,
 }
@@ -126,7 +126,7 @@ struct Packed {
 impl BodySource for Packed {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         if self.skip > 0 {
-            // In pieces: others wait for this thread.
+            // In pieces, because other requests wait for this thread.
             let piece = self.skip.min(SKIP_BYTES);
             let skipped = io::copy(&mut (&mut self.decoder).take(piece), &mut io::sink())?;
             if skipped < piece {
@@ -145,7 +145,7 @@ impl BodySource for Packed {
     }
 }
 
-/// What is decoded at once on the way to a file.
+/// How much is decoded at a time before the file.
 const SKIP_BYTES: u64 = 4 << 20;
 
 #[cfg(test)]

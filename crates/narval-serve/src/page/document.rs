@@ -1,4 +1,4 @@
-//! The document: one answer with everything that is shown first, and a policy that lets nothing else run.
+//! The document: one response with everything for the first view, and a policy that forbids all other scripts.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,10 +10,10 @@ use narval_nix::Sha256;
 const HTML: &str = include_str!("assets/index.html");
 const STYLE: &str = include_str!("assets/page.css");
 const SCRIPT: &str = include_str!("assets/page.js");
-/// Made once for each service.
+/// The compression level; it is compressed once per service.
 const LEVEL: i32 = 15;
 
-/// The document, ready to be sent.
+/// The document, ready to send.
 #[derive(Debug)]
 pub(super) struct Document {
     html: Vec<u8>,
@@ -27,7 +27,7 @@ impl Document {
         let html = HTML.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT).into_bytes();
         let hash = |text: &str| STANDARD.encode(Sha256::of(text.as_bytes()).as_bytes());
         let (style, script) = (hash(STYLE), hash(SCRIPT));
-        // `connect-src 'self'` takes WebSockets of the same origin in all of today's browsers.
+        // `connect-src 'self'` includes WebSockets of the same origin in all current browsers.
         let policy = format!(
             "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src 'self' data:; \
              connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,7 +1,7 @@
 //! The page that a browser gets at `/`: how to use this cache, what is in it, and what the server does now.
 //!
-//! One document with its style and script inside (`assets/`), and below [`PATH`] what it asks for, as JSON. Everything is
-//! read-only, and asks the sources as any client does.
+//! One document with its style and script inlined (`assets/`), and below [`PATH`] the JSON that it requests. Everything
+//! is read-only, and queries the sources like any client.
 
 mod about;
 mod catalog;
@@ -26,28 +26,28 @@ use document::Document;
 pub(crate) use now::Counted;
 use now::Now;
 
-/// Where the page asks.
+/// The path of the page's requests.
 pub(crate) const PATH: &str = "_narval/page";
 
-/// What the page asks for, below [`PATH`].
+/// A request of the page, below [`PATH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRoute<'a> {
     /// `about`: what this server is.
     About,
     /// `paths?q=…&from=…`: search, the newest first.
     Paths,
-    /// `path/<hash part>`: what is known of a path.
+    /// `path/<hash part>`: the metadata of a path.
     Path(HashPart),
     /// `closure/<hash part>`: the closure as a graph with sizes.
     Closure(HashPart),
-    /// `file/<hash part>/<path in it>`: one file out of a NAR.
+    /// `file/<hash part>/<path in it>`: one file of a NAR.
     File(HashPart, &'a str),
-    /// `now`: a WebSocket that tells once a second what the server does.
+    /// `now`: a WebSocket with live figures, once a second.
     Now,
 }
 
 impl<'a> PageRoute<'a> {
-    /// Reads what follows [`PATH`] and a slash.
+    /// Parses the part after [`PATH`] and a slash.
     pub(crate) fn parse(rest: &'a str) -> Option<Self> {
         let hash_part = |text: &str| HashPart::parse(text.as_bytes()).ok();
         match rest.split_once('/') {
@@ -65,14 +65,14 @@ impl<'a> PageRoute<'a> {
     }
 }
 
-/// What the page shows.
+/// The sources that the page shows.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) store_dir: StoreDir,
     pub(crate) priority: u32,
     pub(crate) sign_keys: Vec<PublicKey>,
     pub(crate) narinfos: Arc<Narinfos>,
-    /// The live store, and where its NARs are planned.
+    /// The live store, and the planner of its NARs.
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) planner: Option<Arc<Planner>>,
     pub(crate) written: Option<Cache>,
@@ -80,7 +80,7 @@ pub(crate) struct Places {
     pub(crate) has_upstreams: bool,
 }
 
-/// The page, and what answers it.
+/// The page and its requests.
 #[derive(Debug)]
 pub(crate) struct Page {
     places: Places,
@@ -105,7 +105,7 @@ impl Page {
         self.document.answer(head)
     }
 
-    /// Answers what the document asks for.
+    /// Answers a request of the document.
     pub(crate) fn answer(&self, route: PageRoute<'_>, request: &Request) -> Result<Response, ServeError> {
         let head = request.head();
         match route {

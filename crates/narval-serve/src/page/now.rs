@@ -9,18 +9,18 @@ use narval_http::{Request, Response};
 
 use crate::error::ServeError;
 
-/// Between two samples.
+/// The interval between two samples.
 const EVERY: Duration = Duration::from_secs(1);
-/// The most who may look at once.
+/// The maximum number of viewers.
 const VIEWERS_MAX: usize = 256;
 
-/// What is counted.
+/// A source of counters.
 pub(crate) trait Counted: Send + Sync {
     /// All counters as one JSON object; `uptime` is in milliseconds.
     fn sample(&self, uptime: u64) -> String;
 }
 
-/// Who looks.
+/// The viewers.
 pub(super) struct Now {
     counted: Arc<dyn Counted>,
     since: Instant,
@@ -38,7 +38,7 @@ impl Now {
         Self { counted, since: Instant::now(), viewers: Arc::default() }
     }
 
-    /// Makes the connection of a request a WebSocket. Only pages of this server may look.
+    /// Upgrades a request to a WebSocket. Only pages of this server may connect.
     pub(super) fn join(this: &Arc<Self>, request: &Request) -> Result<Response, ServeError> {
         let upgrade = Upgrade::new(request).and_then(Upgrade::same_origin);
         let upgrade =
@@ -76,7 +76,7 @@ impl Now {
             let message = SharedMessage::new(self.counted.sample(uptime));
             let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
             viewers.retain(|socket| {
-                // Who does not keep up misses samples, until the connection's limit ends it.
+                // A viewer that does not keep up misses samples, until the connection's limit disconnects it.
                 socket.is_open() && (socket.queued_bytes() > 0 || socket.send_shared(&message).is_accepted())
             });
             if viewers.is_empty() {

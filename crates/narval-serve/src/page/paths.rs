@@ -1,4 +1,4 @@
-//! One path in words, and its closure as a graph.
+//! The metadata of one path, and its closure as a graph.
 
 use std::collections::HashMap;
 
@@ -10,12 +10,12 @@ use super::Places;
 use crate::error::ServeError;
 use crate::narinfo::memo::Answer;
 
-/// The most paths of a closure that are shown.
+/// The maximum number of displayed paths of a closure.
 const CLOSURE_MAX: usize = 50_000;
-/// The most referrers that are shown.
+/// The maximum number of displayed referrers.
 const REFERRERS_MAX: usize = 1_000;
 
-/// A path as it is named in a list.
+/// A path in a list.
 #[derive(Debug, Serialize)]
 pub(super) struct Named {
     hash: String,
@@ -42,7 +42,7 @@ pub(super) struct PathAnswer {
     url: String,
     references: Vec<Named>,
     referrers: Vec<Named>,
-    /// Whether there are more referrers than are named.
+    /// Whether there are more referrers than listed.
     more_referrers: bool,
     deriver: Option<Named>,
     content_address: Option<String>,
@@ -56,11 +56,11 @@ pub(super) struct PathAnswer {
 #[serde(rename_all = "camelCase")]
 struct Signed {
     key: String,
-    /// Whether the key is one of this server's, and then whether the signature is right.
+    /// `Some` if the key is one of this server's: whether the signature is valid.
     ours: Option<bool>,
 }
 
-/// What is known of a path.
+/// The metadata of a path.
 pub(super) fn path(places: &Places, hash_part: HashPart) -> Result<PathAnswer, ServeError> {
     let info = look_up(places, hash_part)?.ok_or(ServeError::NoPath)?;
     let fingerprint = info.fingerprint(&places.store_dir);
@@ -148,7 +148,7 @@ fn pins(places: &Places, path: &StorePath) -> Result<Vec<String>, ServeError> {
 #[derive(Debug, Serialize)]
 pub(super) struct ClosureAnswer {
     nodes: Vec<Node>,
-    /// How many paths are referred to that no source has, or that are too many to be shown.
+    /// The number of referenced paths that no source has, or that exceed the limit.
     missing: usize,
 }
 
@@ -156,9 +156,9 @@ pub(super) struct ClosureAnswer {
 struct Node {
     hash: String,
     name: String,
-    /// Bytes of the NAR.
+    /// The size of the NAR in bytes.
     size: u64,
-    /// Which nodes it refers to, by their place.
+    /// The indices of the nodes that it refers to.
     references: Vec<usize>,
 }
 
