@@ -1,3 +1,4 @@
+use super::expected::Expected;
 #[cfg(all(test, feature = "tls"))]
 use super::http2_client::Http2Client;
 use super::layer::Layer;
@@ -26,14 +27,6 @@ pub(crate) enum Expectation {
     /// Those of requests over HTTP/2; the script is empty.
     #[cfg(all(test, feature = "tls"))]
     Http2(Box<Http2Client>),
-}
-
-/// An expected response.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
-    pub(crate) status: u16,
-    pub(crate) body: Vec<u8>,
-    pub(crate) is_head: bool,
 }
 
 impl Client {

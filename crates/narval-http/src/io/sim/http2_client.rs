@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::client::Expected;
+use super::expected::Expected;
 use super::websocket::{self, Came, Echoes};
 use super::{Random, pattern};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, STREAM_MAX, flag};

@@ -10,6 +10,7 @@
 mod baton;
 mod client;
 pub(crate) mod connection;
+mod expected;
 mod handler;
 mod header_blocks;
 mod http2;

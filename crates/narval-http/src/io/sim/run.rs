@@ -260,7 +260,7 @@ fn tempfile() -> io::Result<File> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::client::Expected;
+    use super::super::expected::Expected;
     use super::*;
 
     #[test]

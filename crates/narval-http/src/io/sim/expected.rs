@@ -1,0 +1,9 @@
+//! What a simulated client expects.
+
+/// An expected response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+    pub(crate) is_head: bool,
+}
