@@ -48,7 +48,7 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
         ("[nar-cache]\nlevel = 20", "a.toml:2: nar-cache.level = 20: give a whole number from 1 to 19"),
         (
             "[nar-cache]\nsize = '10X'",
-            "a.toml:2: nar-cache.size = '10X': give a number of bytes, or a text with K, M, G or T in it, as \"10G\"",
+            "a.toml:2: nar-cache.size = '10X': give a number of bytes, or a string with K, M, G or T, such as \"10G\"",
         ),
         (
             "[access-log]\nformat = 'apache'",
@@ -101,21 +101,21 @@ fn settings_of_the_cache_that_is_written() {
         ),
         (
             "[[cache]]\nname = '_narval'",
-            "a.toml:2: cache.name = '_narval': a cache's name has 1 to 64 characters of a-z",
+            "a.toml:2: cache.name = '_narval': a cache name must have 1 to 64 characters of a-z",
         ),
-        ("[[cache]]\nname = 'a/b'", "a.toml:2: cache.name = 'a/b': a cache's name has 1 to 64 characters of a-z"),
-        ("[[cache]]\nname = 'a'\n[[cache]]\nname = 'a'", "a.toml:3: cache: there are two with the name 'a'"),
+        ("[[cache]]\nname = 'a/b'", "a.toml:2: cache.name = 'a/b': a cache name must have 1 to 64 characters of a-z"),
+        ("[[cache]]\nname = 'a'\n[[cache]]\nname = 'a'", "a.toml:3: cache: the name 'a' is used twice"),
         (
             "[[cache]]\nname = 'a'\nhost = 'x'\n[[cache]]\nname = 'b'\nhost = ['y', 'X']",
             "a.toml:6: cache.host = \"x\": another cache has this host already",
         ),
         (
             "[[cache]]\nname = 'a'\nhost = 'http://x:80'",
-            "a.toml:3: cache.host = 'http://x:80': give a host's name without a port, as \"team.example.org\"",
+            "a.toml:3: cache.host = 'http://x:80': give a host name without a port, such as \"team.example.org\"",
         ),
         (
             "[[cache]]\nname = 'a'\nhost-only = true",
-            "a.toml:1: cache.host-only: the cache 'a' has no 'host', so nobody could reach it",
+            "a.toml:1: cache.host-only: the cache 'a' has no 'host', so it could not be reached",
         ),
         (
             "[[cache]]\nname = 'default'\nhost = 'x'\nhost-only = true",
@@ -277,14 +277,14 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     let text = "data = 'd'\npublic = false\n[[cache]]\nname = 'team'\nhost = 'Team.example.org'\nsign-keys = 'a.sec'\n";
     fs::write(&file, text).unwrap();
     let summary = String::from_utf8(check(&file).stdout).unwrap();
-    let line = "cache 'team': at /team and team.example.org, read only with a token, 1 sign keys, 0 upstreams\n";
+    let line = "cache 'team': at /team and team.example.org, readable only with a token, 1 sign keys, 0 upstreams\n";
     assert!(summary.contains(line), "{summary}");
     // Without a folder they could not be kept.
     fs::write(&file, "listen = '127.0.0.1:0'\n[[cache]]\nname = 'team'\n").unwrap();
     let output = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("narval.toml:2: cache: 'team' needs a data folder, where it is kept"), "{said}");
+    assert!(said.contains("narval.toml:2: cache: 'team' needs a data folder for its files"), "{said}");
 
     let output = check(&folder.path().join("nowhere.toml"));
     assert_eq!(output.status.code(), Some(2));

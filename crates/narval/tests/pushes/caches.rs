@@ -267,7 +267,7 @@ fn a_reload_adds_and_removes_caches_and_what_runs_goes_on() {
     // A wrong file changes nothing, and says why.
     for (wrong, why) in [
         (format!("{both}[[cache]]\nname = 'nar'\n"), "cache.name = 'nar': '/nar' is a path of the cache at '/'"),
-        (format!("{both}[[cache]]\nname = 'team'\n"), "cache: there are two with the name 'team'"),
+        (format!("{both}[[cache]]\nname = 'team'\n"), "cache: the name 'team' is used twice"),
         (
             format!("{both}store-dir = '/elsewhere'\n"),
             "cache.store-dir: the paths of the cache 'team' are in '/nix/store'",
