@@ -200,7 +200,7 @@ fn rules_that_can_not_be_are_found_by_the_check() {
         ),
         (
             format!("{github}[[oidc.rule]]\nclaims = {{ repository = 'o/r' }}\nscopes = 'admin'\n"),
-            ":4: oidc.rule: scopes: a job can't",
+            ":4: oidc.rule: scopes: a job cannot have",
         ),
         (
             format!("{github}[[oidc.rule]]\nclaims = {{ repository = 'o/r' }}\nscopes = 'psuh'\n"),

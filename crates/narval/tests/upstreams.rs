@@ -183,7 +183,7 @@ fn an_upstream_that_lies_is_named_and_nothing_of_it_is_kept() {
     let answer = Answer::parse(&raw);
     assert!(answer.is_none_or(|answer| answer.status != 200 || !answer.complete), "the wrong NAR came whole");
     cache.wait_for(|log| log.contains(&format!("upstream {url}")).then_some(()));
-    assert!(cache.log().contains("is not what its narinfo says: NarHash is sha256:"), "{}", cache.log());
+    assert!(cache.log().contains("does not match its narinfo: NarHash is sha256:"), "{}", cache.log());
     assert_eq!(std::fs::read_dir(store.path("data/upstreams/default/nar")).unwrap().count(), 0);
     // Nor is its narinfo served on, which leads nowhere.
     let until = std::time::Instant::now() + Duration::from_secs(60);

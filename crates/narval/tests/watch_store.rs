@@ -310,5 +310,9 @@ fn a_signal_in_the_middle_ends_it_in_order() {
     drop(listener);
     let output = once(&store, &["--to", &to, "--attempts", "1"]);
     assert_eq!(output.status.code(), Some(1), "{}", error(&output));
-    assert!(error(&output).contains("narval: 1 paths were not pushed and are remembered"), "{}", error(&output));
+    assert!(
+        error(&output).contains("narval: 1 paths were not pushed and are left for the next run"),
+        "{}",
+        error(&output)
+    );
 }

@@ -146,7 +146,7 @@ fn a_folder_is_pushed_to() {
     assert_nix_reads(&lab, &url, &[&lab.top, &big]);
     let before: Vec<_> = fs::read_dir(format!("{to}/nar")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     let said = String::from_utf8(lab.run(&push).stderr).unwrap();
-    assert!(said.contains("has all 3 paths already"), "{said}");
+    assert!(said.contains("already has all 3 paths"), "{said}");
     assert_eq!(fs::read_dir(format!("{to}/nar")).unwrap().count(), before.len());
 }
 

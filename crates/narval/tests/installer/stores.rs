@@ -132,12 +132,12 @@ fn what_was_changed_is_found_and_repaired() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     lab.install(&root, &[&lab.top]);
-    assert!(lab.done(&["verify", "--store", &root]).ends_with("2 paths checked, 0 wrong, 0 repaired"));
+    assert!(lab.done(&["verify", "--store", &root]).ends_with("2 paths checked, 0 faulty, 0 repaired"));
     let file = format!("{root}{}/bin/run", lab.tree);
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::write(&file, "changed").unwrap();
     let said = lab.fails(4, &["verify", "--store", &root]);
-    assert!(said.contains("1 paths are not as they should be"), "{said}");
+    assert!(said.contains("1 paths are faulty"), "{said}");
     lab.done(&["verify", "--repair", "--from", &lab.cache_url(), "--store", &root]);
     lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
 }
