@@ -219,13 +219,13 @@ fn warmed_before_anybody_asks() {
     let server = Server::narval(&store, &[]);
     assert_eq!(value(server.get(&format!("/{}.narinfo", hash_part(&path))).text(), "Compression"), Some("none"));
     let first = warm(&[&path]);
-    assert!(String::from_utf8_lossy(&first.stderr).contains("1 compressed, 0 were there already"));
+    assert!(String::from_utf8_lossy(&first.stderr).contains("1 compressed, 0 already present"));
     // A server that knew the path before it was compressed finds that out when it is asked for it compressed.
     assert!(server.ask("GET", &format!("/nar/{}.nar", hash_part(&path)), &[ZSTD]).field("content-length").is_some());
     assert_eq!(metric(&server, "narval_nar_cache_misses_total"), 0);
     compressed_narinfo(&server, hash_part(&path));
     let second = warm(&["--all"]);
-    assert!(String::from_utf8_lossy(&second.stderr).contains("0 compressed, 1 were there already"));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("0 compressed, 1 already present"));
     assert_eq!(warm(&["/nix/store/nothing"]).status.code(), Some(2));
     let server = Server::narval(&store, &[]);
     let narinfo = server.get(&format!("/{}.narinfo", hash_part(&path)));
