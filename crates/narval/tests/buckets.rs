@@ -37,7 +37,7 @@ fn what_is_pushed_to_a_bucket_is_read_by_narval_and_by_nix() {
         let pushed = narval(&environment, store.dir.path(), &push);
         assert!(pushed.status.success(), "{}: {}", server.name, said(&pushed));
         let again = narval(&environment, store.dir.path(), &push);
-        assert!(said(&again).contains("has all 2 paths already"), "{}: {}", server.name, said(&again));
+        assert!(said(&again).contains("already has all 2 paths"), "{}: {}", server.name, said(&again));
 
         let read = ["--from", &url, "--trusted-public-key", &public];
         let info = narval(&environment, store.dir.path(), &[&["path-info", &tree][..], &read].concat());
