@@ -10,24 +10,24 @@ use crate::rows::{Placement, RequestsOf, Row, Run};
 use crate::server::Server;
 use crate::{Context, Result, failure};
 
-/// A hash part that no store has.
+/// A hash part that is in no store.
 const ABSENT: &str = "00000000000000000000000000000000";
-/// `Accept-Encoding` field of the requests for compressed NARs.
+/// The `Accept-Encoding` field of requests for compressed NARs.
 const ACCEPT_ZSTD: &str = "Accept-Encoding: zstd\r\n";
 
-/// Where nginx and the echo server have the compressed flat files.
+/// The prefix under which nginx and the echo server serve the compressed flat files.
 pub const ZSTD_PREFIX: &str = "/zstd/";
 
 /// The fixture as flat files.
 #[derive(Debug)]
 pub struct Folders {
-    /// NARs as they are.
+    /// Uncompressed NARs.
     pub plain: PathBuf,
     /// NARs compressed with zstd.
     pub zstd: PathBuf,
 }
 
-/// How one server answers for the fixture's paths, learned from its own narinfos.
+/// The URLs and encodings that one server uses for the fixture's paths, learned from its own narinfos.
 struct View {
     narinfos: HashMap<String, Request>,
     nars: HashMap<String, Request>,
@@ -37,7 +37,7 @@ struct View {
 /// Measures all rows of binary caches.
 ///
 /// # Errors
-/// When a server lacks a path of the fixture, or answers wrongly.
+/// If a server lacks a path of the fixture, or answers incorrectly.
 pub fn run(run: &mut Run<'_>, fixture: &Fixture, folders: &Folders) -> Result<()> {
     let views = run.servers.iter().map(|server| Ok((server.name.clone(), View::learn(server, fixture, folders)?)));
     let views = views.collect::<Result<HashMap<_, _>>>()?;
@@ -88,7 +88,7 @@ fn narinfo_rows(run: &mut Run<'_>, fixture: &Fixture, views: &Views) -> Result<(
 
 fn closure_rows(run: &mut Run<'_>, fixture: &Fixture, views: &Views) -> Result<()> {
     let requests = requests_of(views, |view, repetition| {
-        // whatever comes after the first repetition is not the first time
+        // only the first repetition finds the server's cache empty
         let once = fixture.closure.iter().filter(|_| repetition == 0);
         once.filter_map(|path| view.zstd.get(path).cloned()).collect()
     });
@@ -110,8 +110,8 @@ fn closure_rows(run: &mut Run<'_>, fixture: &Fixture, views: &Views) -> Result<(
 }
 
 fn tree_rows(run: &mut Run<'_>, fixture: &Fixture, views: &Views) -> Result<()> {
-    // new to the server, but not to the kernel: else the first live server would read the disk, and
-    // the ones after it what that one read
+    // New to the server, but already in the kernel's page cache: otherwise the first server that serves a live store would
+    // read from the disk, and the ones after it from the page cache.
     fixture.trees.iter().for_each(|tree| read_through(Path::new(tree)));
     for (title, warm) in
         [("a tree of 30,000 small files, first time", false), ("a tree of 30,000 small files, again", true)]
@@ -126,13 +126,13 @@ fn tree_rows(run: &mut Run<'_>, fixture: &Fixture, views: &Views) -> Result<()> 
     Ok(())
 }
 
-/// Brings a tree into the kernel's caches; one that is elsewhere (another store root) stays out.
+/// Reads a tree into the kernel's caches. A tree in another store root is skipped.
 fn read_through(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             read_through(&entry.path());
         } else {
-            // only for its effect
+            // read only for the side effect
             let _ = std::fs::read(entry.path());
         }
     }
@@ -160,7 +160,7 @@ impl View {
         Ok(view)
     }
 
-    /// Of prepared files the answers stand in the files.
+    /// For prepared files, the answers come from the files themselves.
     fn learn_flat(&mut self, server: &Server, folders: &Folders, path: &str) -> Result<()> {
         let target = narinfo(hash_part(path)?);
         let read = |folder: &Path| {
@@ -179,7 +179,7 @@ impl View {
         let hash = hash_part(path)?;
         let request = Request::get(&server.base, &narinfo(hash), "", 200);
         let text = connection.fetch(&request)?;
-        // its length is not for ever: it says more once there is a compressed NAR
+        // no expected length: the narinfo grows once there is a compressed NAR
         self.narinfos.insert(path.to_owned(), request);
         let text = String::from_utf8_lossy(&text);
         let fields = fields(&text);
@@ -190,7 +190,7 @@ impl View {
         if compression == Some("zstd") {
             self.zstd.insert(path.to_owned(), nar_of(server, "/", &text)?);
         }
-        // the dialect of nix-serve, which every server of a live store knows
+        // the URLs of nix-serve, which every server of a live store understands
         let dialect = format!("nar/{hash}-{nar_hash}.nar");
         let url = if compression == Some("none") { field("URL")? } else { &dialect };
         let nar = Request::get(&server.base, &format!("/{url}"), "", 200);
@@ -198,7 +198,7 @@ impl View {
         Ok(())
     }
 
-    /// What narinfos do not name compressed may be had compressed all the same: then all paths are.
+    /// A server may compress NARs that its narinfos do not announce as compressed. If so, all paths are treated as compressible.
     fn negotiate_zstd(&mut self, connection: &mut Connection) -> Result<()> {
         let accepting = |request: &Request| {
             let head = request.bytes.strip_suffix(b"\r\n").unwrap_or(&request.bytes);
@@ -216,7 +216,7 @@ impl View {
     }
 }
 
-/// The request for the NAR that a narinfo names, and the length it gives.
+/// The request for the NAR that a narinfo names, expecting the length given there.
 fn nar_of(server: &Server, prefix: &str, narinfo: &str) -> Result<Request> {
     let fields = fields(narinfo);
     let url = fields.get("URL").ok_or_else(|| failure!("a narinfo without URL"))?;

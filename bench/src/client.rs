@@ -1,4 +1,4 @@
-//! The measuring client on one connection: blocking, one `send` and as few `recv` as can be.
+//! The measuring client on one connection: blocking, one `send` and as few `recv` as possible.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -9,23 +9,23 @@ use rustix::net::{RecvFlags, recv};
 use crate::response::ResponseReader;
 use crate::{Context, Failure, Result, failure};
 
-/// One `recv`; larger than any socket buffer of a default kernel is of no use.
+/// The buffer of one `recv`. One larger than the kernel's default socket buffer would not help.
 const RECV_BYTES: usize = 256 * 1024;
-/// So many body bytes must be to come before the kernel is asked to throw them away uncopied.
+/// With at least this many body bytes left, the kernel discards them without a copy.
 const DISCARD_BYTES_MIN: u64 = 32 * 1024;
-/// A server that says nothing for so long has failed.
+/// A server that is silent for this long has failed.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
-/// Where a server is: `http://HOST:PORT/PATH`, or the same with `https`.
+/// The base URL of a server: `http://HOST:PORT/PATH`, or the same with `https`.
 #[derive(Debug, Clone)]
 pub struct BaseUrl {
     /// The address to connect to.
     pub address: SocketAddr,
     /// The `Host` field.
     pub authority: String,
-    /// What every request target begins with; no slash at its end.
+    /// The prefix of every request target, without a slash at its end.
     pub path: String,
-    /// Over TLS, whatever certificate the server has.
+    /// Use TLS, and accept any certificate.
     pub secure: bool,
 }
 
@@ -50,32 +50,32 @@ impl std::str::FromStr for BaseUrl {
     }
 }
 
-/// A request and what must come back.
+/// A request and the expected response.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Head, as it is sent.
+    /// The request head.
     pub bytes: Vec<u8>,
     /// The target, for messages.
     pub target: String,
-    /// The status that counts as an answer.
+    /// The expected status.
     pub status: u16,
-    /// The length of the body, where it is known.
+    /// The expected length of the body, if known.
     pub body_bytes: Option<u64>,
 }
 
 impl Request {
-    /// A GET of `target` (which begins with a slash) below the base URL; `fields` are further field
-    /// lines, each with its line end.
+    /// A GET of `target` (which begins with a slash) below the base URL. `fields` are further field
+    /// lines, each with its line ending.
     pub fn get(base: &BaseUrl, target: &str, fields: &str, status: u16) -> Request {
         let target = format!("{}{target}", base.path);
         let bytes = format!("GET {target} HTTP/1.1\r\nHost: {}\r\n{fields}\r\n", base.authority).into_bytes();
         Request { bytes, target, status, body_bytes: None }
     }
 
-    /// Whether this response answers it.
+    /// Checks a response to this request.
     ///
     /// # Errors
-    /// When it does not: the status, or the length.
+    /// If the status or the length is not the expected one.
     pub fn check(&self, response: &ResponseReader) -> Result<()> {
         if response.status != self.status {
             return Err(failure!("GET {}: status {} in place of {}", self.target, response.status, self.status));
@@ -108,17 +108,17 @@ impl Connection {
         Ok(Connection { stream, buffer: vec![0; RECV_BYTES] })
     }
 
-    /// Sends the request, and throws the body of its response away.
+    /// Sends the request, and discards the body of its response.
     ///
     /// # Errors
-    /// On another answer than the request expects, and when the connection breaks.
+    /// If the response is not the expected one, or the connection breaks.
     pub fn ask(&mut self, request: &Request) -> Result<ResponseReader> {
         let response = self.exchange(request, None)?;
         request.check(&response)?;
         Ok(response)
     }
 
-    /// The same, with the body.
+    /// Like [`Connection::ask`], but returns the body.
     ///
     /// # Errors
     /// As [`Connection::ask`].
@@ -129,7 +129,7 @@ impl Connection {
         Ok(body)
     }
 
-    /// The connection itself, to keep it open.
+    /// Returns the connection itself, to keep it open.
     pub fn into_stream(self) -> TcpStream {
         self.stream
     }
@@ -156,7 +156,7 @@ impl Connection {
     }
 }
 
-/// Has the kernel drop what is there of a body without copying it: `MSG_TRUNC`, tcp(7).
+/// Makes the kernel discard available body bytes without copying them: `MSG_TRUNC`, tcp(7).
 ///
 /// # Errors
 /// Those of `recv`, and `UnexpectedEof`.

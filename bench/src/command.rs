@@ -1,4 +1,4 @@
-//! `narval-bench`: which measurement, of whom, and how.
+//! `narval-bench`: what to measure, on which servers or clients, and how.
 
 use std::collections::HashMap;
 use std::fs;
@@ -47,15 +47,15 @@ enum What {
         /// Top-level store path of the closure (tools/make-closure makes one)
         #[arg(long, value_name = "PATH")]
         closure: String,
-        /// The store that holds it, as `nix --store` takes it [default: the system's]
+        /// The store that holds it, in the syntax of `nix --store` [default: the system's]
         #[arg(long, value_name = "STORE")]
         store: Option<String>,
     },
-    /// The engine itself: 600 bytes from memory, against nginx's `return 200`
+    /// The engine alone: 600 bytes from memory, against nginx's `return 200`
     Hello {
         #[command(flatten)]
         common: Common,
-        /// What is asked for below the peers' base URLs
+        /// Request target below the peers' base URLs
         #[arg(long, default_value = "/", value_name = "TARGET")]
         target: String,
     },
@@ -68,14 +68,14 @@ enum What {
     Https {
         #[command(flatten)]
         common: Common,
-        /// Let nginx's kernel encrypt (ssl_conf_command Options KTLS)
+        /// Use kernel TLS in nginx (ssl_conf_command Options KTLS)
         #[arg(long)]
         ktls: bool,
-        /// Make only one of so many requests, on a machine as slow as an emulated one
+        /// Send only one in N requests, for a slow (emulated) machine
         #[arg(long, default_value_t = 1, value_name = "N")]
         one_of: usize,
     },
-    /// HTTP/2 over TLS, by h2load and curl: static files, or with --closure a binary cache; {dir}, {cert}, {key} as for https
+    /// HTTP/2 over TLS, with h2load and curl: static files, or with --closure a binary cache; {dir}, {cert}, {key} as for https
     Http2 {
         #[command(flatten)]
         common: Common,
@@ -83,19 +83,19 @@ enum What {
         #[arg(long, value_name = "PATH")]
         closure: Option<String>,
     },
-    /// Installing clients, each by its command, from nginx over flat files
+    /// Installing clients, given as commands, from nginx over flat files
     Install(InstallArgs),
-    /// One message to many WebSockets, by a server that sends to all what one of them sends
+    /// One message to many WebSockets, on a server that broadcasts what one client sends
     Broadcast {
         #[command(flatten)]
         common: Common,
-        /// How many are connected
+        /// How many WebSockets are connected
         #[arg(long, default_value_t = 10_000)]
         connections: usize,
-        /// The length of the message, in bytes
+        /// Length of the message, in bytes
         #[arg(long, default_value_t = 1024)]
         bytes: usize,
-        /// How many messages, one after the other
+        /// How many messages are sent, one after the other
         #[arg(long, default_value_t = 20)]
         rounds: usize,
     },
@@ -103,28 +103,28 @@ enum What {
     Websocket {
         #[command(flatten)]
         common: Common,
-        /// How many
+        /// How many WebSockets are opened
         #[arg(long, default_value_t = 10_000)]
         connections: usize,
     },
-    /// Pushing to a binary cache: what it costs servers, by a recorded push of real Nix that is sent again
+    /// Pushing to a binary cache: the cost for servers, by replaying a recorded push of real Nix
     PushServer(push::ServerArgs),
-    /// Pushing to a binary cache: what it costs clients, each by its command
+    /// Pushing to a binary cache: the cost for clients, given as commands
     PushClient(push::ClientArgs),
-    /// A server that receives, hashes, decodes and writes pushes, and nothing else: to be started by push-server
+    /// A server that only receives, hashes, decodes and writes pushes: a baseline to start from push-server
     PushBare(push::bare::BareArgs),
-    /// A TCP proxy that delays, and cuts connections
+    /// A TCP proxy that delays and cuts connections
     Proxy {
-        /// Where to listen
+        /// Address to listen on
         #[arg(long, default_value = "127.0.0.1:0")]
         listen: SocketAddr,
-        /// Where connections go
+        /// Address to forward connections to
         #[arg(long)]
         to: SocketAddr,
-        /// Delay of a request and its answer together
+        /// Round-trip delay in milliseconds
         #[arg(long, default_value_t = 0)]
         round_trip_ms: u64,
-        /// Cut each connection after so many bytes of answers
+        /// Cut each connection after this many bytes of responses
         #[arg(long)]
         cut_after_bytes: Option<u64>,
     },
@@ -135,28 +135,28 @@ enum What {
 
 #[derive(Args)]
 struct Common {
-    /// A server that runs already (its process is found by its port)
+    /// A server that is already running (its process is found by its port)
     #[arg(long, value_name = "NAME=URL[,pid=N]")]
     peer: Vec<String>,
-    /// A server to be started, with {port} where its port goes
+    /// A server to start; {port} is replaced by its port
     #[arg(long, value_name = "NAME=COMMAND")]
     start: Vec<String>,
-    /// Folder for what the harness makes and keeps
+    /// Work folder of the harness
     #[arg(long, default_value = "target/bench-work", value_name = "DIR")]
     work: PathBuf,
     /// How often each row is run on each server
     #[arg(long, default_value_t = 5)]
     repetitions: usize,
-    /// Only rows with this in their title (repeatable)
+    /// Only rows with this text in their title (repeatable)
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// The servers' processor
     #[arg(long, default_value_t = 0)]
     server_cpu: usize,
-    /// The client's processor, where it is not the server's
+    /// The client's processor, in rows where it is not the server's
     #[arg(long, default_value_t = 1)]
     client_cpu: usize,
-    /// Write all figures, every sample included, to this file
+    /// Write all figures, including every sample, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -173,16 +173,16 @@ struct InstallArgs {
     /// Compression of the cache: none, zstd, xz, …
     #[arg(long, default_value = "xz")]
     compression: String,
-    /// Round trip to the cache, by the delaying proxy
+    /// Round trip to the cache in milliseconds, added by the delaying proxy
     #[arg(long, default_value_t = 0)]
     round_trip_ms: u64,
-    /// Where the destinations are
+    /// Folder for the destinations
     #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
     scratch: PathBuf,
     /// Processors of the client (repeatable) [default: all]
     #[arg(long = "cpu", value_name = "N")]
     cpus: Vec<usize>,
-    /// Folder for what the harness makes and keeps
+    /// Work folder of the harness
     #[arg(long, default_value = "target/bench-work", value_name = "DIR")]
     work: PathBuf,
     /// How often each client runs
@@ -193,10 +193,10 @@ struct InstallArgs {
     json: Option<PathBuf>,
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs the measurement.
 ///
 /// # Errors
-/// When something cannot be measured.
+/// If something cannot be measured.
 pub fn run() -> Result<()> {
     match Cli::parse().what {
         What::Cache { common, closure, store } => cache(&common, &closure, store.as_deref()),
@@ -320,7 +320,7 @@ fn http2(common: &Common, closure: Option<&str>) -> Result<()> {
     measure(common, &servers, |run| http2_rows::run_static(run, &sets, &work))
 }
 
-/// Those that `--start` and `--peer` name, with TLS.
+/// The servers given by `--start` and `--peer`, with TLS.
 fn secure_peers(common: &Common, work: &Path, folder: &PathBuf, certificate: &Certificate) -> Result<Vec<Server>> {
     let values = [("{dir}", folder), ("{cert}", &certificate.cert), ("{key}", &certificate.key)];
     let mut servers = Vec::new();
@@ -367,7 +367,7 @@ fn proxy(options: ProxyOptions) -> Result<()> {
     }
 }
 
-/// Those that `--start` and `--peer` name.
+/// The servers given by `--start` and `--peer`.
 fn peers(common: &Common) -> Result<Vec<Server>> {
     fs::create_dir_all(&common.work).context(|| format!("cannot make {}", common.work.display()))?;
     let started = common.start.iter().map(|text| Server::start(text, &common.work));

@@ -1,5 +1,5 @@
-//! The floor: a server that does nothing but answer a known target with so many bytes, by one
-//! blocking thread per connection and one `send` per response (a large body: as few as can be).
+//! The floor: a server that only answers known targets with a given number of bytes, with one
+//! blocking thread per connection and one `send` per response (for a large body, as few as possible).
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -10,10 +10,10 @@ use std::thread;
 use crate::{Context, Result, failure};
 
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// What is sent at a time; the first one has the head in front.
+/// The bytes of one `send`; the first one starts with the head.
 const SEND_BYTES: usize = 256 * 1024;
 
-/// Targets and the sizes of their bodies; any other target is absent.
+/// Targets and the sizes of their bodies. Any other target is answered 404.
 pub type Sizes = HashMap<String, u64>;
 
 /// Serves until the process ends.
@@ -26,7 +26,7 @@ pub fn serve(listener: &TcpListener, sizes: Sizes) -> Result<()> {
         let stream = stream.context(|| "accept".to_owned())?;
         let sizes = Arc::clone(&sizes);
         thread::spawn(move || {
-            // a client that goes away is none of the floor's business
+            // a client that disconnects is not an error here
             let _ = answer_all(stream, &sizes);
         });
     }
@@ -63,7 +63,7 @@ fn answer(stream: &mut TcpStream, out: &mut Vec<u8>, size: Option<u64>) -> Resul
         None => ("404 Not Found", 9),
     };
     out.clear();
-    // writing into a Vec does not fail
+    // writing to a Vec cannot fail
     let _ =
         write!(out, "HTTP/1.1 {status}\r\nContent-Type: application/octet-stream\r\nContent-Length: {left}\r\n\r\n");
     let first = zeros(left, SEND_BYTES - HEAD_BYTES_MAX);

@@ -1,6 +1,6 @@
-//! What is measured on: a closure and some odd paths in a real store, and the same as flat files.
+//! The fixture: a closure and some special paths in a real store, and the same paths as flat files.
 //!
-//! Everything is made by real Nix, once, and kept in the work folder.
+//! Everything is made once, by real Nix, and kept in the work folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,19 +15,19 @@ use crate::{Context, Result, failure};
 const LARGE_FILE_BYTES: usize = 10_000_000;
 const TREE_FILES: usize = 30_000;
 const TREE_FILES_IN_FOLDER: usize = 100;
-/// A tree is new to a server only once, so there is one for each repetition.
+/// A tree is new to a server only once, so each repetition needs its own.
 const TREES: usize = 5;
 const HASH_PART_CHARS: usize = 32;
 const KEY_NAME: &str = "narval-bench-1";
 
-/// The store paths of a run, by their hash parts, and where their flat files are.
+/// The store paths of a run, as hash parts, and the folder of their flat files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Fixture {
     /// The closure's top-level path.
     pub top: String,
-    /// The store that it is in, as `nix --store` takes it; `None` for the system's own.
+    /// The store that holds it, in the syntax of `nix --store`; `None` for the system's own.
     pub store: Option<String>,
-    /// The closure, in the order that `nix-store -qR` gives.
+    /// The closure, in the order of `nix-store -qR`.
     pub closure: Vec<String>,
     /// A path that is one empty file.
     pub empty: String,
@@ -42,10 +42,10 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Takes what is in the work folder, or makes it.
+    /// Opens the fixture in the work folder, or creates it.
     ///
     /// # Errors
-    /// When there is no Nix, or no such path in the store.
+    /// If Nix is not installed, or the path is not in the store.
     pub fn prepare(work: &Path, top: &str, store: Option<&str>) -> Result<Fixture> {
         fs::create_dir_all(work).context(|| format!("cannot make {}", work.display()))?;
         let work = fs::canonicalize(work).context(|| format!("cannot use {}", work.display()))?;
@@ -106,7 +106,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Adds a file or folder, and keeps it from the garbage collector.
+    /// Adds a file or folder to the store, with a GC root.
     fn add(&self, source: &Path) -> Result<String> {
         let path = self.nix_store(&["--add"], &[source.display().to_string()])?.trim().to_owned();
         let name = source.file_name().unwrap_or_default();
@@ -127,7 +127,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// The folder of a flat cache of everything, with this compression.
+    /// The folder of a flat cache of all paths, with this compression.
     ///
     /// # Errors
     /// When `nix copy` fails.
@@ -135,8 +135,8 @@ impl Fixture {
         self.copy_to(&format!("flat-{compression}"), compression, &self.all())
     }
 
-    /// The same of the closure alone, so that what decompresses every file does not do more than
-    /// what installs the closure.
+    /// The folder of a flat cache of the closure alone, so that a client that decompresses every file does no more work than
+    /// one that installs the closure.
     ///
     /// # Errors
     /// When `nix copy` fails.
@@ -144,11 +144,11 @@ impl Fixture {
         self.copy_to(&format!("closure-{compression}"), compression, &self.closure)
     }
 
-    /// Made by `nix copy`, unless it is there already.
+    /// Runs `nix copy`, unless the folder exists already.
     fn copy_to(&self, folder: &str, compression: &str, paths: &[String]) -> Result<PathBuf> {
         let folder = self.work.join(folder);
         let complete = folder.join(".complete");
-        // the set of paths, so that another closure in the same folder is not taken for this one
+        // named by the set of paths, so that another closure in the same work folder is not mistaken for this one
         let set = paths.join("\n");
         if fs::read_to_string(&complete).ok().as_ref() == Some(&set) {
             return Ok(folder);
@@ -182,18 +182,18 @@ impl Fixture {
 /// The hash part of a store path.
 ///
 /// # Errors
-/// When this is none.
+/// If this is not a store path.
 pub fn hash_part(store_path: &str) -> Result<&str> {
     let name = store_path.rsplit('/').next().unwrap_or_default();
     name.get(..HASH_PART_CHARS).ok_or_else(|| failure!("'{store_path}' is not a store path"))
 }
 
-/// The fields of a narinfo, unchecked: whatever server is measured, its answers are its own.
+/// The fields of a narinfo. They are not validated: the servers under measurement are trusted.
 pub fn fields(narinfo: &str) -> BTreeMap<&str, &str> {
     narinfo.lines().filter_map(|line| line.split_once(": ")).collect()
 }
 
-/// Every file of a flat cache and its size, for the echo server.
+/// Every file of a flat cache with its size, for the echo server.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -242,7 +242,7 @@ fn output(mut command: Command, input: Option<&str>) -> Result<String> {
     Err(failure!("{name} {arguments} …: {error}"))
 }
 
-/// Bytes that do not compress, the same ones on every machine (xorshift64).
+/// Incompressible bytes, the same on every machine (xorshift64).
 fn noise(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(count + 8);
@@ -256,7 +256,7 @@ fn noise(seed: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// A tree like a package of source files: sizes from some hundred bytes to 4 KB.
+/// A tree like a package of source files: sizes from a few hundred bytes to 4 KB.
 fn small_files(path: &Path, seed: u64) -> std::io::Result<()> {
     for file in 0..TREE_FILES {
         let folder = path.join(format!("folder-{:03}", file / TREE_FILES_IN_FOLDER));

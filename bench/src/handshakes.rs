@@ -1,4 +1,4 @@
-//! TLS handshakes, full and resumed: a few clients at a time, each with one handshake after the other.
+//! TLS handshakes, full and resumed, by a few concurrent clients. Each performs one handshake after the other.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -14,35 +14,35 @@ use crate::load::{Done, nanoseconds};
 use crate::tls::{client, client_config};
 use crate::{Context, Result, failure};
 
-/// Tickets that a client keeps; a server gives a few with each handshake, and each is used once.
+/// Tickets that a client keeps. A server sends a few with each handshake, and each is used once.
 const SESSIONS: usize = 16;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// How handshakes are asked for.
+/// Parameters of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Handshakes {
     /// TLS 1.2 or 1.3.
     pub version: &'static SupportedProtocolVersion,
-    /// By the tickets of earlier ones.
+    /// Resume with the tickets of earlier handshakes.
     pub resumed: bool,
-    /// How many.
+    /// Number of handshakes.
     pub count: usize,
-    /// By so many clients at a time.
+    /// Number of concurrent clients.
     pub clients: usize,
 }
 
 impl Handshakes {
-    /// Shakes hands; `ready` is called before the first handshake that counts.
+    /// Performs the handshakes. `ready` is called before the first one that counts.
     ///
     /// # Errors
-    /// When one fails, or is not resumed when it should be.
+    /// If one fails, or is not resumed although it should be.
     pub fn run(&self, base: &BaseUrl, ready: impl FnOnce()) -> Result<Done> {
         let resumption =
             || if self.resumed { Resumption::in_memory_sessions(SESSIONS) } else { Resumption::disabled() };
         let configs = (0..self.clients).map(|_| client_config(&[self.version], resumption()));
         let configs = configs.collect::<Result<Vec<_>>>()?;
         if self.resumed {
-            // the first of each brings the tickets
+            // the first handshake of each client only collects tickets
             configs.iter().try_for_each(|config| once(base, config, None))?;
         }
         ready();
@@ -64,7 +64,7 @@ impl Handshakes {
     }
 }
 
-/// One connection: handshake, close_notify, and all that the server then still has to say, tickets among it.
+/// One connection: the handshake, close_notify, and everything that the server still sends, such as tickets.
 fn once(base: &BaseUrl, config: &Arc<ClientConfig>, wanted: Option<HandshakeKind>) -> Result<()> {
     let doing = || "TLS handshake".to_owned();
     let mut stream = TcpStream::connect(base.address).context(|| format!("cannot connect to {}", base.address))?;
@@ -84,7 +84,7 @@ fn once(base: &BaseUrl, config: &Arc<ClientConfig>, wanted: Option<HandshakeKind
     }
     let mut buffer = [0; 4096];
     loop {
-        // a server that has nothing more to say may close with our alert unread, which is a reset
+        // a server with nothing left to send may close with our alert unread, which causes a reset
         let count = match stream.read(&mut buffer) {
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
             result => result.context(doing)?,

@@ -1,5 +1,5 @@
-//! HTTP/2 over TLS, by clients of others: `h2load` (Debian's nghttp2-client) for throughput, `curl` for a far server and for
-//! what stands behind large bodies.
+//! HTTP/2 over TLS, with independent clients: `h2load` (Debian's nghttp2-client) for throughput, `curl` for a distant server and for
+//! small requests queued behind large bodies.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,16 +16,16 @@ use crate::server::Server;
 use crate::static_rows::FileSets;
 use crate::{Context, Result, failure};
 
-/// Requests that are under way at a time, as Nix 2.35 has them at most on a connection.
+/// Concurrent requests: the most that Nix 2.35 sends on one connection.
 const STREAMS: usize = 100;
 const SMALL_REQUESTS: usize = 20_000;
 const MEDIUM_REQUESTS: usize = 4_000;
 const LARGE_REQUESTS: usize = 100;
 const NARINFO_REQUESTS: usize = 20_000;
-/// Of the rows with a far server.
+/// Requests of the rows with a distant server.
 const FAR_REQUESTS: usize = 1_000;
 const FAR_ROUND_TRIP: Duration = Duration::from_millis(50);
-/// The version, curl's option for it, and requests at a time: Nix 2.35 and 2.34, and what a client of ours could have.
+/// The version, curl's option for it, and concurrent requests: Nix 2.35 and 2.34, and what our own client could use.
 const FAR_CLIENTS: [(&str, &str, usize); 5] = [
     ("HTTP/2", "--http2", 125),
     ("HTTP/2", "--http2", 32),
@@ -33,13 +33,13 @@ const FAR_CLIENTS: [(&str, &str, usize); 5] = [
     ("HTTP/1.1", "--http1.1", 32),
     ("HTTP/1.1", "--http1.1", 64),
 ];
-/// NARs that a narinfo stands behind.
+/// NARs that are requested before the narinfo.
 const NARS_AHEAD: usize = 16;
 
 /// Measures the rows of static files.
 ///
 /// # Errors
-/// When there is no h2load, or a server answers wrongly.
+/// If h2load is not installed, or a server answers incorrectly.
 pub fn run_static(run: &mut Run<'_>, sets: &FileSets, work: &Path) -> Result<()> {
     let large = ["/large.bin".to_owned()];
     let rows: [(&str, &[String], usize); 3] = [
@@ -57,12 +57,12 @@ pub fn run_static(run: &mut Run<'_>, sets: &FileSets, work: &Path) -> Result<()>
 /// Measures the rows of binary caches.
 ///
 /// # Errors
-/// When there is no h2load or curl, or a server answers wrongly.
+/// If h2load or curl is not installed, or a server answers incorrectly.
 pub fn run_cache(run: &mut Run<'_>, fixture: &Fixture, work: &Path) -> Result<()> {
     let narinfos = fixture.closure.iter().map(|path| Ok(format!("/{}.narinfo", hash_part(path)?)));
     let narinfos = narinfos.collect::<Result<Vec<_>>>()?;
     for server in run.servers {
-        // what is remembered from now on
+        // warm the server's memory
         h2load(&server.base, &narinfos, narinfos.len(), work, &mut || {})?;
     }
     let title = format!("HTTP/2, all narinfos of the closure, 1 connection, {STREAMS} streams");
@@ -77,7 +77,7 @@ pub fn run_cache(run: &mut Run<'_>, fixture: &Fixture, work: &Path) -> Result<()
     run.work(&title, |server, ready| behind_nars(server, fixture, work, ready))
 }
 
-/// `requests` of these targets in turn, on one connection.
+/// Sends `requests` requests for these targets in turn, on one connection.
 fn h2load(base: &BaseUrl, targets: &[String], requests: usize, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
     let (list, log) = (work.join("h2load-urls"), work.join("h2load.log"));
     let urls: String = targets.iter().fold(String::new(), |mut urls, target| {
@@ -85,7 +85,7 @@ fn h2load(base: &BaseUrl, targets: &[String], requests: usize, work: &Path, read
         urls
     });
     fs::write(&list, urls).context(|| format!("cannot write {}", list.display()))?;
-    // it appends
+    // h2load appends to its log
     let _ = fs::remove_file(&log);
     let mut command = Command::new("h2load");
     command.args(["-c", "1", "-m", &STREAMS.to_string(), "-n", &requests.to_string(), "-i"]);
@@ -105,7 +105,7 @@ fn h2load(base: &BaseUrl, targets: &[String], requests: usize, work: &Path, read
     Ok(done)
 }
 
-/// h2load's log: for each request the time of its start and how long it took, in µs, and its status between them.
+/// h2load's log: for each request its start time, its status, and its duration in µs.
 fn from_log(log: &str) -> Result<Done> {
     let (mut done, mut first, mut last) = (Done::default(), u64::MAX, 0);
     for line in log.lines() {
@@ -124,14 +124,14 @@ fn from_log(log: &str) -> Result<Done> {
     Ok(done)
 }
 
-/// From the line `traffic: 1.2MB (1234567) total, … headers (…), 1.1MB (1200000) data`.
+/// Parses the line `traffic: 1.2MB (1234567) total, … headers (…), 1.1MB (1200000) data`.
 fn data_bytes(output: &str) -> u64 {
     let line = output.lines().find(|line| line.starts_with("traffic:"));
     let number = line.and_then(|line| line.rsplit('(').next()?.split(')').next()?.parse().ok());
     number.unwrap_or(0)
 }
 
-/// [`FAR_REQUESTS`] of these targets, as a client that sees the server through a delay.
+/// Requests [`FAR_REQUESTS`] of these targets through the delaying proxy.
 fn far(
     server: &Server,
     option: &str,
@@ -155,7 +155,7 @@ fn far(
     Ok(Done { wall_ns, requests: transfers.len() as u64, ..Done::default() })
 }
 
-/// One connection, on which NARs are asked for first: how long the narinfo takes.
+/// Requests NARs and then a narinfo on one connection, and measures how long the narinfo takes.
 fn behind_nars(server: &Server, fixture: &Fixture, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
     let narinfo = format!("/{}.narinfo", hash_part(&fixture.large)?);
     let narinfo = format!("https://{}{narinfo}", server.base.address);
@@ -173,12 +173,12 @@ fn behind_nars(server: &Server, fixture: &Fixture, work: &Path, ready: &mut dyn 
     Ok(Done { wall_ns: own.took_ns, requests: 1, latencies_ns: vec![own.took_ns], ..Done::default() })
 }
 
-/// What curl says of a transfer.
+/// curl's figures for a transfer.
 struct Transfer {
     url: String,
     version: String,
     status: u16,
-    /// From when it could be asked for to its end.
+    /// From the moment the request could be sent to the end of the response.
     took_ns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! HTTPS: handshakes, and the sets of static files over kept connections.
+//! HTTPS: handshakes, and the sets of static files over keep-alive connections.
 
 use crate::Result;
 use crate::client::Request;
@@ -14,10 +14,10 @@ const MEDIUM_REQUESTS: usize = 4_000;
 const SMALL_REQUESTS: usize = 20_000;
 const LARGE_REQUESTS: usize = 100;
 
-/// Measures all rows of HTTPS, with one of so many of the requests (and at least one pass).
+/// Measures all rows of HTTPS, with only one in `one_of` requests (and at least one pass).
 ///
 /// # Errors
-/// When a server answers wrongly.
+/// If a server answers incorrectly.
 pub fn run(run: &mut Run<'_>, sets: &FileSets, one_of: usize) -> Result<()> {
     for (name, version) in [("TLS 1.3", &rustls::version::TLS13), ("TLS 1.2", &rustls::version::TLS12)] {
         for (kind, resumed) in [("full", false), ("resumed", true)] {

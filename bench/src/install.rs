@@ -12,11 +12,11 @@ use serde::Serialize;
 use crate::report::median;
 use crate::{Context, Result, failure, process};
 
-/// One client: a shell's command line, with `{dest}` for an empty folder and whatever the harness
-/// has to say in the other braces.
+/// One client: a shell command line in which `{dest}` is an empty folder. The harness replaces the other
+/// placeholders.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// What its rows are called.
+    /// Its name in the rows.
     pub name: String,
     /// The command.
     pub command: String,
@@ -34,30 +34,30 @@ impl std::str::FromStr for Client {
 /// One run of one client.
 #[derive(Debug, Clone, Serialize)]
 pub struct Installed {
-    /// From start to end.
+    /// Elapsed time.
     pub wall_s: f64,
-    /// In the client and what it started.
+    /// Processor time of the client and its child processes.
     pub user_s: f64,
-    /// The kernel's part.
+    /// The kernel's share of it.
     pub system_s: f64,
-    /// Of the largest process.
+    /// Peak resident memory of the largest process.
     pub resident_bytes_max: u64,
 }
 
 /// All runs of one client.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// Whose.
+    /// The client's name.
     pub client: String,
     /// In the order in which they ran.
     pub runs: Vec<Installed>,
 }
 
-/// Runs all clients in turn, so many times, each into a folder of its own below `scratch`, on these
-/// processors (all, if there are none); prints medians.
+/// Runs all clients in turn, each time into a new folder below `scratch`, on these
+/// processors (all if empty), and prints medians.
 ///
 /// # Errors
-/// When a client fails; its output is in the message.
+/// If a client fails; its output is in the message.
 pub fn run(
     clients: &[Client],
     values: &[(&str, String)],
@@ -94,7 +94,7 @@ pub fn run(
 /// One run of one client.
 ///
 /// # Errors
-/// When it fails; its output is in the message.
+/// If it fails; its output is in the message.
 pub fn once(client: &Client, values: &[(&str, String)], scratch: &Path) -> Result<Installed> {
     let dest = scratch.join(format!("narval-bench-{}", std::process::id()));
     fs::create_dir_all(&dest).context(|| format!("cannot make {}", dest.display()))?;
@@ -102,18 +102,18 @@ pub fn once(client: &Client, values: &[(&str, String)], scratch: &Path) -> Resul
     for (name, value) in values {
         command = command.replace(&format!("{{{name}}}"), value);
     }
-    // GNU time's figures come from wait4, which includes what the client waited for itself
+    // GNU time uses wait4, which includes the child processes that the client waited for
     let report = scratch.join(format!("narval-bench-{}.time", std::process::id()));
     let mut shell = Command::new("/usr/bin/time");
     shell.args(["-f", "%e %U %S %M", "-o"]).arg(&report).args(["sh", "-c", &command]);
-    // neither the caller's store nor what a client remembers in its home folder may play a part
+    // the user's own store and the files in the home folder must not affect the client
     shell.env_remove("NIX_REMOTE").env("HOME", &dest).env("XDG_CACHE_HOME", dest.join(".cache")).process_group(0);
     shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let started = Instant::now();
     let mut child = shell.spawn().context(|| "cannot start /usr/bin/time (Debian's package time)".to_owned())?;
     let mut errors = String::new();
     if let Some(mut stderr) = child.stderr.take() {
-        // what it says is for the message only
+        // the output is used only in the error message
         let _ = stderr.read_to_string(&mut errors);
     }
     let status = child.wait().context(|| "waitpid".to_owned())?;
@@ -131,7 +131,7 @@ pub fn once(client: &Client, values: &[(&str, String)], scratch: &Path) -> Resul
     Ok(Installed { wall_s, user_s, system_s, resident_bytes_max: (kilobytes * 1024.0) as u64 })
 }
 
-/// A store's folders are read-only, so the permissions have to come back first; root needs none.
+/// A store's folders are read-only, so they must be made writable before they are removed. Root need not do that.
 fn remove(folder: PathBuf) -> Result<()> {
     let chmod = Command::new("chmod").args(["-R", "u+w"]).arg(&folder).status();
     chmod.context(|| "cannot start chmod".to_owned())?;

@@ -1,9 +1,9 @@
 //! Measures any HTTP server by its base URL and any installing client by its command, side by side
-//! in one run, and prints medians and ratios; `docs/performance.md` has the method.
+//! in one run, and prints medians and ratios. `docs/performance.md` describes the method.
 //!
-//! A server or client under measurement is a URL or a command, the workspace's own as any other; only what a push cannot
-//! do without ([`push::floor`]) uses the workspace's crates.
-//! [`proxy`] is for tests too: a TCP proxy that delays and cuts.
+//! A server or client under measurement is a URL or a command, and the workspace's own get no special treatment. Only
+//! [`push::floor`] uses the workspace's crates.
+//! [`proxy`], a TCP proxy that delays and cuts connections, is for tests too.
 
 pub mod cache_rows;
 pub mod client;
@@ -27,7 +27,7 @@ pub mod static_rows;
 pub mod tls;
 pub mod websocket;
 
-/// What stopped a measurement: one line for whoever started it.
+/// Why a measurement stopped: one line for the user.
 #[derive(Debug)]
 pub struct Failure(pub String);
 
@@ -39,21 +39,21 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The result of everything here that can fail.
+/// The result of every fallible function here.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// A [`Failure`] from a `format!` list.
+/// Makes a [`Failure`] from the arguments of `format!`.
 #[macro_export]
 macro_rules! failure {
     ($($part:tt)*) => { $crate::Failure(format!($($part)*)) };
 }
 
-/// Says what was being done when an error came up.
+/// Adds context to errors.
 pub trait Context<T> {
     /// Turns the error into a [`Failure`] that begins with `doing`.
     ///
     /// # Errors
-    /// The same as before, as one line.
+    /// The same error, as one line.
     fn context(self, doing: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! The measuring client on many connections: one thread, epoll, each connection taking the next
+//! The measuring client on many connections: one thread, epoll. Each connection takes the next
 //! request of a common list as soon as its last one is answered.
 
 use std::io::{self, Write};
@@ -13,49 +13,49 @@ use crate::response::ResponseReader;
 use crate::tls::TlsClient;
 use crate::{Context, Result, failure};
 
-/// One `recv`; smaller than for a single connection, so that it stays in the processor's cache.
+/// The buffer of one `recv`: smaller than for a single connection, so that it stays in the processor's cache.
 const RECV_BYTES: usize = 64 * 1024;
 const EVENTS_MAX: usize = 256;
 const DISCARD_BYTES_MIN: u64 = 32 * 1024;
 
-/// What a load did.
+/// The result of a load.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// From the first byte sent to the last one read; connecting is before it, but with
+    /// From the first byte sent to the last one read. Includes connecting only with
     /// `Connection: close`.
     pub wall_ns: u64,
     /// Answered requests.
     pub requests: u64,
     /// Bytes of bodies.
     pub bytes: u64,
-    /// Each request's time, where one connection was used.
+    /// The time of each request, if there was only one connection.
     pub latencies_ns: Vec<u64>,
-    /// Still open, so that a server with a thread for each has not lost their account yet.
+    /// The connections, still open: a server with a thread for each would otherwise lose its processor time.
     pub connections: Vec<TcpStream>,
 }
 
-/// How a load is put on a server.
+/// The parameters of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// Connections at a time.
+    /// Concurrent connections.
     pub connections: usize,
-    /// How often the list of requests is gone through.
+    /// How often the list of requests is repeated.
     pub passes: usize,
-    /// A connection for each request.
+    /// Use a new connection for each request.
     pub close: bool,
 }
 
 impl Load {
-    /// Sends all requests, and waits for their answers.
+    /// Sends all requests, and waits for their responses.
     ///
     /// # Errors
-    /// On the first request that is not answered as it must be.
+    /// On the first unexpected response.
     pub fn run(&self, base: &BaseUrl, requests: &[Request]) -> Result<Done> {
         self.run_from(base, requests, || ())
     }
 
-    /// The same; `ready` is called when the connections are there and the first request is about to be sent. With
-    /// `Connection: close` that is at once.
+    /// Like [`Load::run`]; `ready` is called when all connections are open and the first request is about to be sent. With
+    /// `Connection: close` it is called at once.
     ///
     /// # Errors
     /// As [`Load::run`].
@@ -146,7 +146,7 @@ impl Load {
     }
 }
 
-/// A connection with the request that it waits for.
+/// A connection and its pending request.
 struct Busy<'a> {
     stream: TcpStream,
     tls: Option<Box<TlsClient>>,
@@ -177,7 +177,7 @@ impl<'a> Busy<'a> {
         Ok(())
     }
 
-    /// Reads once; whether the response is complete.
+    /// Reads once, and returns whether the response is complete.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         let response = &mut self.response;
         if let Some(tls) = &mut self.tls {
@@ -205,7 +205,7 @@ impl<'a> Busy<'a> {
     }
 }
 
-/// Whole nanoseconds of a duration that a measurement can have.
+/// A duration in whole nanoseconds.
 pub fn nanoseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

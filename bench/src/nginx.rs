@@ -1,4 +1,4 @@
-//! nginx over prepared files: the peer that is always there.
+//! nginx over prepared files: the peer in every run.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,19 +9,19 @@ use crate::server::{Server, free_port};
 use crate::tls::Certificate;
 use crate::{Context, Result};
 
-/// Body of `/hello`, so many bytes, from nginx's memory.
+/// Length of the body of `/hello`, which nginx sends from memory.
 pub const HELLO_BYTES: usize = 600;
 
-/// Starts nginx, one worker, over these folders: request path prefix (begins and ends with a
-/// slash) and folder.
+/// Starts nginx with one worker. Each folder is given with its request path prefix, which begins and ends with a
+/// slash.
 ///
 /// # Errors
-/// When there is no nginx, or it does not start.
+/// If nginx is not installed, or does not start.
 pub fn start(folders: &[(&str, &Path)], work: &Path) -> Result<Server> {
     start_with(folders, work, None)
 }
 
-/// The same over HTTPS; `ktls` lets the kernel encrypt.
+/// Like [`start`], over HTTPS; `ktls` enables kernel TLS.
 ///
 /// # Errors
 /// As [`start`].
@@ -31,7 +31,7 @@ pub fn start_https(folders: &[(&str, &Path)], work: &Path, certificate: &Certifi
     Ok(server)
 }
 
-/// The same over HTTPS with HTTP/2.
+/// Like [`start`], over HTTPS with HTTP/2.
 ///
 /// # Errors
 /// As [`start`].
@@ -61,11 +61,11 @@ fn start_with(folders: &[(&str, &Path)], work: &Path, tls: Option<Tls<'_>>) -> R
     Ok(server)
 }
 
-/// The arguments of an nginx that takes what is sent by PUT into a folder, and serves it from there: its DAV module, which
-/// writes a body beside the folder and renames it. It verifies nothing and makes nothing durable.
+/// The arguments of an nginx whose DAV module stores PUT bodies in a folder and serves them from there. The module
+/// writes a body to a temporary file and renames it. It verifies nothing and syncs nothing.
 ///
 /// # Errors
-/// When the configuration cannot be written.
+/// If the configuration cannot be written.
 pub fn dav_arguments(data: &Path, work: &Path, port: u16) -> Result<Vec<OsString>> {
     let work = fs::canonicalize(work).context(|| format!("cannot use {}", work.display()))?;
     let data = work.join(data.file_name().unwrap_or_default());
@@ -98,18 +98,18 @@ http {{
     )
 }
 
-/// Started by root, the worker would become a user that may not read the folders.
+/// A worker of an nginx started by root would switch to a user that may not read the folders.
 fn user() -> &'static str {
     if rustix::process::geteuid().is_root() { "user root;" } else { "" }
 }
 
-/// Debian has it where an ordinary user's PATH does not lead.
+/// Debian installs it in a folder that is not on an ordinary user's PATH.
 pub(crate) fn program() -> PathBuf {
     let sbin = PathBuf::from("/usr/sbin/nginx");
     if sbin.exists() { sbin } else { PathBuf::from("nginx") }
 }
 
-/// As its documentation advises for static files: everything that costs nothing in correctness for
+/// Tuned as nginx's documentation advises for static files: every optimization that is correct for
 /// files that do not change.
 fn text(folders: &[(&str, &Path)], work: &Path, port: u16, tls: Option<Tls<'_>>) -> String {
     let work = work.display();
@@ -117,7 +117,7 @@ fn text(folders: &[(&str, &Path)], work: &Path, port: u16, tls: Option<Tls<'_>>)
     let locations =
         folders.iter().map(|(prefix, folder)| format!("    location {prefix} {{ alias {}/; }}\n", folder.display()));
     let locations = locations.collect::<String>();
-    // Session tickets are on by default, as they are in narval; TLS 1.3 has to be named.
+    // Session tickets are on by default, as in narval. TLS 1.3 has to be enabled explicitly.
     let tls = tls.map_or(String::new(), |Tls { certificate, ktls, http2 }| {
         let ktls = if ktls { "ssl_conf_command Options KTLS;" } else { "" };
         let http2 = if http2 { " http2" } else { "" };

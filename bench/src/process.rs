@@ -1,5 +1,5 @@
-//! What a server's processes cost: processor time and memory, from `/proc`; and on which processor
-//! they run.
+//! The cost of a server's processes: processor time and memory, from `/proc`; and the processors
+//! they are pinned to.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,14 +8,14 @@ use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use crate::{Context, Result, failure};
 
-/// All processes below `pid`, itself included, at this moment.
+/// This process and all its descendants at this moment.
 pub fn tree(pid: u32) -> Vec<u32> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(child) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         // a process that has just ended has no stat
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // "pid (name) state ppid", and the name may hold anything
+        // "pid (name) state ppid"; the name may contain any character
         let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
         if let Some(parent) = parent.and_then(|parent| parent.parse::<u32>().ok()) {
             parents.push((parent, child));
@@ -35,17 +35,17 @@ fn tasks(pid: u32) -> impl Iterator<Item = PathBuf> {
     folder.into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// Processor time that a server's processes have had so far, by both of the kernel's accounts.
+/// Processor time that a server's processes have used so far, from both of the kernel's counters.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuTime {
-    /// `schedstat` of the threads that live: exact, but what ended threads had is missing.
+    /// `schedstat` of the live threads: exact, but without the threads that have ended.
     exact_ns: u64,
-    /// `stat` of the processes: complete, in steps of 10 ms.
+    /// `stat` of the processes: complete, with a resolution of 10 ms.
     complete_ns: u64,
 }
 
 impl CpuTime {
-    /// Of this process and all below it.
+    /// The time of this process and all its descendants.
     pub fn of(pid: u32) -> CpuTime {
         let first = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
         let exact = |task: PathBuf| {
@@ -66,11 +66,11 @@ impl CpuTime {
         }
     }
 
-    /// Nanoseconds since `earlier`: the exact account, but where threads have ended the complete one.
+    /// Nanoseconds since `earlier`: from the exact counter, or from the complete one if threads have ended meanwhile.
     pub fn since(self, earlier: CpuTime) -> u64 {
         let exact = self.exact_ns.saturating_sub(earlier.exact_ns);
         let complete = self.complete_ns.saturating_sub(earlier.complete_ns);
-        // both differ by the steps of the complete one; ended threads make more of a difference
+        // the counters differ by the resolution of the complete one; ended threads make a larger difference
         if complete > exact + exact / 4 + 2 * TICK_NS { complete } else { exact }
     }
 }
@@ -88,10 +88,10 @@ pub fn resident_bytes(pid: u32) -> (u64, u64) {
     statuses.fold((0, 0), |(now, peak), s| (now + field(&s, "VmRSS:"), peak + field(&s, "VmHWM:")))
 }
 
-/// Puts every thread of the processes on these processors.
+/// Pins every thread of the processes to these processors.
 ///
 /// # Errors
-/// When there is no such processor, or the process is another user's.
+/// If there is no such processor, or the process belongs to another user.
 pub fn pin(pid: u32, processors: &[usize]) -> Result<()> {
     for task in tree(pid).into_iter().flat_map(tasks) {
         let id = task.file_name().and_then(|name| name.to_str()?.parse::<i32>().ok()).and_then(Pid::from_raw);
@@ -104,10 +104,10 @@ pub fn pin(pid: u32, processors: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Puts this thread, and what it starts from now on, on these processors.
+/// Pins this thread, and threads and processes that it starts later, to these processors.
 ///
 /// # Errors
-/// When there is no such processor.
+/// If there is no such processor.
 pub fn pin_self(processors: &[usize]) -> Result<()> {
     sched_setaffinity(None, &set(processors)).context(|| format!("cannot run on processors {processors:?}"))
 }
@@ -139,7 +139,7 @@ pub fn listening_on(port: u16) -> Option<u32> {
         });
         holds.then_some(pid)
     });
-    // of nginx and the like the master is the oldest, and the others are below it
+    // the oldest process: nginx's master, for example, is the parent of its workers
     holders.min()
 }
 

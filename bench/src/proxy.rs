@@ -1,5 +1,5 @@
-//! A TCP proxy that makes the loopback interface resemble a far and unreliable server: it delays
-//! every byte, and can cut connections in the middle of an answer.
+//! A TCP proxy that makes the loopback interface resemble a distant and unreliable server. It delays
+//! every byte, and can cut connections in the middle of a response.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
@@ -22,28 +22,28 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that are under way in one direction of one connection: chunks × their size.
+/// Bytes in transit in one direction of one connection: chunks × their size.
 const CHUNKS_UNDER_WAY_MAX: usize = 256;
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// What the proxy does with each connection.
 #[derive(Debug, Clone)]
 pub struct ProxyOptions {
-    /// Where connections go.
+    /// The address to forward connections to.
     pub target: SocketAddr,
-    /// Where it listens; port 0 takes a free one.
+    /// The address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Each direction is delayed by half of it, and the first request by one more: the handshake
-    /// with a far server takes one round trip, that with the proxy none.
+    /// Each direction is delayed by half of it, and the first request by one more: the TCP handshake
+    /// with a distant server takes one round trip, with the proxy none.
     pub round_trip: Duration,
-    /// A connection is cut once so many bytes have come back from the target.
+    /// Cut a connection after this many bytes from the target.
     pub cut_after_bytes: Option<u64>,
-    /// After so many cuts no more connections are cut.
+    /// Cut at most this many connections.
     pub cuts_max: u64,
 }
 
 impl ProxyOptions {
-    /// Passes everything on, at once.
+    /// Forwards everything without delay.
     pub fn to(target: SocketAddr) -> ProxyOptions {
         ProxyOptions {
             target,
@@ -76,7 +76,7 @@ impl Proxy {
     /// Starts to listen.
     ///
     /// # Errors
-    /// When the address cannot be listened on.
+    /// If it cannot listen on the address.
     pub fn start(options: ProxyOptions) -> io::Result<Proxy> {
         let listener = TcpListener::bind(options.listen)?;
         let address = listener.local_addr()?;
@@ -104,7 +104,7 @@ impl Proxy {
         Ok(Proxy { address, shared })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -119,12 +119,12 @@ impl Proxy {
         self.shared.cuts.load(Ordering::SeqCst)
     }
 
-    /// Bytes that came back from the target and were passed on.
+    /// Bytes from the target that were forwarded.
     pub fn bytes_back(&self) -> u64 {
         self.shared.bytes_back.load(Ordering::SeqCst)
     }
 
-    /// How often a client has waited for the target: bytes that a connection began with, or that followed an answer on it.
+    /// How often a client has waited for the target: bytes that were the first of a connection, or that followed a response on it.
     pub fn turns(&self) -> u64 {
         self.shared.turns.load(Ordering::SeqCst)
     }
@@ -133,19 +133,19 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
-        // wakes the accepting thread; where that fails it has gone already
+        // wakes the accepting thread; if that fails, the thread has already ended
         let _ = TcpStream::connect(self.address);
     }
 }
 
 impl Shared {
-    /// One connection, both ways; an error on either side ends both.
+    /// Forwards one connection in both directions. An error on either side ends both.
     fn carry(self: Arc<Self>, client: TcpStream) {
         let Ok(server) = TcpStream::connect(self.options.target) else {
-            return; // dropping the client's socket is the answer
+            return; // dropping the client's socket tells the client
         };
         for socket in [&client, &server] {
-            // only a matter of delay
+            // an error only affects the delay
             let _ = socket.set_nodelay(true);
         }
         let half = self.options.round_trip / 2;
@@ -178,8 +178,8 @@ impl Shared {
     }
 }
 
-/// Copies until the end of the stream, each chunk `delay` after it came (the first one
-/// `first_delay`). `passes` sees what goes by and returns how much of it may pass; less than all
+/// Copies until the end of the stream, each chunk `delay` after it arrived (the first one
+/// `first_delay`). `passes` sees each chunk and returns how much of it may pass. Less than all of it
 /// cuts the connection, as does an error on either side.
 fn delayed(
     mut from: &TcpStream,
@@ -212,10 +212,10 @@ fn delayed(
             }
         }
         if whole {
-            // a half-closed connection stays so; where the peer has gone there is nothing to close
+            // a half-closed connection stays half-closed; if the peer has disconnected there is nothing to close
             let _ = to.shutdown(Shutdown::Write);
         } else {
-            // both sides; this also ends the reading thread, and the other direction
+            // shut down both sides, which also ends the reading thread and the other direction
             let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
         }
     });

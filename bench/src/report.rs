@@ -13,42 +13,42 @@ use crate::{Context, Result};
 pub struct Sample {
     /// Time of all passes.
     pub wall_ns: u64,
-    /// What the server's processes ran meanwhile; `None` for a server whose process is not known.
+    /// Processor time of the server meanwhile; `None` if its process is not known.
     pub cpu_ns: Option<u64>,
     /// Requests in all passes.
     pub requests: u64,
     /// Body bytes in all passes.
     pub bytes: u64,
-    /// Median time of one request, where one connection was used.
+    /// Median time of one request, if there was only one connection.
     pub p50_ns: Option<u64>,
 }
 
-/// One row of one server, summed up.
+/// The summary of one row on one server.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
-    /// What was done.
+    /// The row's title.
     pub row: String,
-    /// Who did it.
+    /// The server.
     pub server: String,
     /// Median time of one pass of the row's requests, in milliseconds.
     pub wall_ms: f64,
-    /// `wall_ms` over that of the first server of the row.
+    /// `wall_ms` relative to the first server of the row.
     pub wall_ratio_to_first: f64,
-    /// Median processor time of the server for one request, in microseconds.
+    /// Median processor time of the server per request, in microseconds.
     pub cpu_us_per_request: Option<f64>,
     /// Median of the samples' medians, in microseconds.
     pub p50_us: Option<f64>,
-    /// Median requests in a second.
+    /// Median requests per second.
     pub requests_per_s: f64,
-    /// Median requests in a second of the server's processor time.
+    /// Median requests per second of the server's processor time.
     pub requests_per_cpu_s: Option<f64>,
-    /// Median body bytes in a second.
+    /// Median body bytes per second.
     pub bytes_per_s: f64,
-    /// What the medians are of.
+    /// The samples.
     pub samples: Vec<Sample>,
 }
 
-/// Everything that a run found.
+/// The results of a run.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// All rows of all servers.
@@ -60,15 +60,15 @@ pub struct Report {
 /// Resident memory of one server after the run.
 #[derive(Debug, Serialize)]
 pub struct Memory {
-    /// Whose.
+    /// The server.
     pub server: String,
-    /// Now.
+    /// At the end of the run.
     pub resident_bytes: u64,
-    /// The most it ever was.
+    /// The peak.
     pub resident_bytes_max: u64,
 }
 
-/// The middle of some numbers; of none, NaN.
+/// The median; NaN for no numbers.
 pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
     let mut numbers = numbers.into_iter().collect::<Vec<_>>();
     numbers.sort_by(f64::total_cmp);
@@ -80,7 +80,7 @@ pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Sums up the samples of one row; the first server is what the ratios refer to.
+/// Summarizes the samples of one row. Ratios are relative to the first server.
 pub fn sum_up(row: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) -> Vec<Measured> {
     let mut first = None;
     let summed = samples.into_iter().filter(|(_, samples)| !samples.is_empty()).map(|(server, samples)| {
@@ -108,13 +108,13 @@ pub fn sum_up(row: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) -> 
     summed.collect()
 }
 
-/// One row as a block of lines.
+/// Formats one row as a block of lines.
 pub fn block(measured: &[Measured]) -> String {
     let Some(first) = measured.first() else { return String::new() };
     let mut out = format!("{}\n", first.row);
     let nginx = measured.iter().find(|m| m.server == "nginx").map(|m| m.wall_ms);
     for m in measured {
-        // writing into a String does not fail
+        // writing to a String cannot fail
         let _ = write!(
             out,
             "  {:<16} {:>10}  {:>6.2}× {}",
@@ -142,7 +142,7 @@ pub fn block(measured: &[Measured]) -> String {
     out
 }
 
-/// Nanoseconds as a reader wants them.
+/// Formats nanoseconds for a reader.
 pub fn time(ns: f64) -> String {
     match ns {
         _ if ns >= 1e9 => format!("{:.3} s", ns / 1e9),
@@ -151,10 +151,10 @@ pub fn time(ns: f64) -> String {
     }
 }
 
-/// Writes all figures of a run to a file, if there is one.
+/// Writes all figures of a run to a file, if one is given.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If it cannot be written.
 pub fn write_json(file: Option<&Path>, figures: &impl Serialize) -> Result<()> {
     let Some(file) = file else { return Ok(()) };
     let text = serde_json::to_vec_pretty(figures).context(|| "cannot write JSON".to_owned())?;

@@ -1,22 +1,22 @@
-//! Reads HTTP/1.1 responses as leanly as a measuring client can: bytes in, and how many of the
-//! body are still to come, so that the caller may have the kernel discard them.
+//! A minimal reader of HTTP/1.1 responses. It takes bytes and says how many bytes of the
+//! body are still to come, so that the caller can have the kernel discard them.
 
 use crate::{Result, failure};
 
-/// A response head that is longer than this is not read any further.
+/// The largest response head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const FIELDS_MAX: usize = 64;
-/// A chunk-size line, and a trailer line.
+/// The longest chunk-size line or trailer line, in bytes.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// One response while it is being read.
+/// A response while it is being read.
 #[derive(Debug, Default)]
 pub struct ResponseReader {
-    /// Status code; 0 until the head is there.
+    /// Status code; 0 until the head is complete.
     pub status: u16,
-    /// Bytes of the body so far, without the chunked coding's own.
+    /// Bytes of the body so far, without the framing of the chunked coding.
     pub body_bytes: u64,
-    /// `Content-Encoding: zstd` was given.
+    /// The response has `Content-Encoding: zstd`.
     pub zstd: bool,
     /// The server will close the connection after this response.
     pub closes: bool,
@@ -44,12 +44,12 @@ impl ResponseReader {
         self.state == State::Done
     }
 
-    /// Whether the end of the connection ends this response as it should.
+    /// Whether closing the connection ends this response as it should.
     pub fn complete_at_end_of_stream(&self) -> bool {
         matches!(self.state, State::Done | State::UntilClose)
     }
 
-    /// Body bytes that come next with nothing between them, and need not be looked at.
+    /// The number of body bytes that come next without framing between them, and need not be read.
     pub fn discardable(&self) -> u64 {
         match self.state {
             State::Length(left) | State::ChunkData(left) => left,
@@ -57,7 +57,7 @@ impl ResponseReader {
         }
     }
 
-    /// Says that so many of the [`ResponseReader::discardable`] bytes have been taken away.
+    /// Says that this many of the [`ResponseReader::discardable`] bytes were discarded.
     pub fn discarded(&mut self, count: u64) {
         self.body_bytes += count;
         self.state = match self.state {
@@ -69,11 +69,11 @@ impl ResponseReader {
         };
     }
 
-    /// Reads on, and keeps the body in `body` if there is one; how many bytes were used (fewer
-    /// than given only at the end of the response).
+    /// Reads on, and appends the body to `body` if given. Returns how many bytes were consumed: fewer
+    /// than given only at the end of the response.
     ///
     /// # Errors
-    /// When this is not HTTP/1.1.
+    /// If this is not HTTP/1.1.
     pub fn feed(&mut self, bytes: &[u8], mut body: Option<&mut Vec<u8>>) -> Result<usize> {
         let mut used = 0;
         while let Some(rest) = bytes.get(used..).filter(|rest| !rest.is_empty()) {
@@ -99,7 +99,7 @@ impl ResponseReader {
 
     fn feed_head(&mut self, bytes: &[u8]) -> Result<usize> {
         let before = self.head.len();
-        // what came with the head may be a good part of the body
+        // the bytes behind the head may be a good part of the body
         let bytes = bytes.get(..bytes.len().min(HEAD_BYTES_MAX - before)).unwrap_or_default();
         if bytes.is_empty() {
             return Err(failure!("a response head of more than {HEAD_BYTES_MAX} bytes"));
@@ -134,7 +134,7 @@ impl ResponseReader {
         Ok(length - before)
     }
 
-    /// The lines of the chunked coding.
+    /// Reads the lines of the chunked coding.
     fn feed_line(&mut self, bytes: &[u8]) -> Result<usize> {
         let end = bytes.iter().position(|&byte| byte == b'\n');
         let part = bytes.get(..end.map_or(bytes.len(), |end| end + 1)).unwrap_or(bytes);
@@ -173,7 +173,7 @@ fn keep(body: &mut Option<&mut Vec<u8>>, bytes: &[u8], count: usize) {
 mod tests {
     use super::*;
 
-    /// Fed in pieces of each size, the response must come out the same.
+    /// Fed in pieces of any size, the response must be read the same way.
     fn read(response: &[u8]) -> (u16, Vec<u8>, usize) {
         let mut results = (1..=response.len()).map(|piece| {
             let (mut reader, mut body, mut used) = (ResponseReader::default(), Vec::new(), 0);

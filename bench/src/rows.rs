@@ -1,4 +1,4 @@
-//! Runs a row: the same requests on every server, one after the other, several times over.
+//! Runs a row: the same requests on every server, one after the other, several times.
 
 use std::time::{Duration, Instant};
 
@@ -10,31 +10,31 @@ use crate::process::{self, CpuTime};
 use crate::report::{Memory, Report, Sample, block, median, sum_up};
 use crate::server::Server;
 
-/// Who has run less than a tenth of this time has nothing to do.
+/// A server that has run for less than a tenth of this time is idle.
 const SETTLED: Duration = Duration::from_millis(20);
-/// Servers that never come to rest are measured all the same.
+/// A server that is never idle is measured after this time anyway.
 const SETTLING_MAX: Duration = Duration::from_secs(20);
 
-/// Which processors client and server have.
+/// The processors of client and server.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Placement {
-    /// One for both: no wake-up crosses processors, so what is measured is work.
+    /// The same one: no wake-up crosses processors, so only the work is measured.
     Together,
-    /// One for the server, another for the client.
+    /// One each.
     Apart,
 }
 
-/// One line of the table, before it is measured.
+/// A row of the table, before it is measured.
 pub struct Row<'a> {
-    /// What is done.
+    /// The title.
     pub title: String,
-    /// How.
+    /// The load.
     pub load: Load,
-    /// Where.
+    /// The processors.
     pub placement: Placement,
-    /// Each server answers twice before it is measured.
+    /// Send the requests twice to each server before it is measured.
     pub warm: bool,
-    /// What is asked of this server in this repetition; nothing where it has no such thing.
+    /// Makes the requests for a server and a repetition; none if the server does not support them.
     pub requests: RequestsOf<'a>,
 }
 
@@ -46,21 +46,21 @@ pub type RequestsOf<'a> = Box<dyn Fn(&Server, usize) -> Vec<Request> + 'a>;
 pub struct Settings {
     /// How often each row is run on each server.
     pub repetitions: usize,
-    /// Only rows whose title has one of these in it; all, if there is none.
+    /// Only rows whose title contains one of these; all if empty.
     pub only: Vec<String>,
     /// The server's processor.
     pub server_cpu: usize,
-    /// The client's, where they are apart.
+    /// The client's processor, if it has its own.
     pub client_cpu: usize,
 }
 
-/// Measures rows, prints each as soon as it is done, and keeps them for the report.
+/// Measures rows, prints each as soon as it is measured, and keeps them for the report.
 pub struct Run<'a> {
-    /// In the order of the table; the first is what the ratios refer to.
+    /// In the order of the table. Ratios are relative to the first.
     pub servers: &'a [Server],
-    /// How.
+    /// The options.
     pub settings: Settings,
-    /// What came out so far.
+    /// The results so far.
     pub report: Report,
 }
 
@@ -68,7 +68,7 @@ impl Run<'_> {
     /// Measures one row.
     ///
     /// # Errors
-    /// When a server does not answer as it must.
+    /// If a server does not answer as it must.
     pub fn row(&mut self, row: &Row<'_>) -> Result<()> {
         if !self.is_wanted(&row.title) {
             return Ok(());
@@ -94,19 +94,19 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Measures a row of TLS handshakes, which count as requests.
+    /// Measures a row of TLS handshakes, which are counted as requests.
     ///
     /// # Errors
-    /// When one fails.
+    /// If one fails.
     pub fn handshakes(&mut self, title: &str, handshakes: Handshakes) -> Result<()> {
         self.work(title, |server, ready| handshakes.run(&server.base, ready))
     }
 
-    /// Measures a row of what `work` does to a server, from the moment on that it calls its second argument. What it starts
-    /// has the client's processor.
+    /// Measures a row of what `work` does to a server, from the moment it calls its second argument. Processes that it starts
+    /// run on the client's processor.
     ///
     /// # Errors
-    /// When `work` fails.
+    /// If `work` fails.
     pub fn work(&mut self, title: &str, work: impl Fn(&Server, &mut dyn FnMut()) -> Result<Done>) -> Result<()> {
         if !self.is_wanted(title) {
             return Ok(());
@@ -132,8 +132,8 @@ impl Run<'_> {
         self.report.rows.extend(measured);
     }
 
-    /// Waits until no server does anything any more for those that asked before (makes a copy for the next one, say): that
-    /// would be counted for whoever is next.
+    /// Waits until every server is idle: work that one still does for earlier requests (compressing a copy for the next one,
+    /// for example) would be attributed to the next server.
     fn settle(&self) {
         let run_by_all = || self.servers.iter().filter_map(|server| server.pid).map(CpuTime::of).collect::<Vec<_>>();
         let began = Instant::now();
@@ -147,7 +147,7 @@ impl Run<'_> {
         }
     }
 
-    /// Measures what `work` does from the moment on that it calls what it is given.
+    /// Measures `work` from the moment it calls its argument.
     fn sample(
         &self,
         placement: Placement,
@@ -173,7 +173,7 @@ impl Run<'_> {
         })
     }
 
-    /// Memory of every server now, printed and kept.
+    /// Prints and records the memory of every server.
     pub fn memory(&mut self) {
         println!("resident memory after the run");
         for server in self.servers {

@@ -1,4 +1,4 @@
-//! The servers of a run: those that the harness starts, and peers that run already.
+//! The servers of a run: those that the harness starts, and peers that are already running.
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use crate::client::BaseUrl;
 use crate::{Context, Result, failure, process};
 
-/// A server that does not listen after so long has failed.
+/// A server that does not listen after this long has failed.
 const START_MAX: Duration = Duration::from_secs(60);
 
 /// One server under measurement.
 #[derive(Debug)]
 pub struct Server {
-    /// What its rows are called.
+    /// Its name in the rows.
     pub name: String,
-    /// Where it answers.
+    /// Its base URL.
     pub base: BaseUrl,
-    /// Whose processor time and memory count: this process and all below it.
+    /// The process whose processor time and memory count, with its descendants.
     pub pid: Option<u32>,
-    /// It serves prepared files by the names of the fixture, not a live store.
+    /// Serves prepared files by the names of the fixture, not a live store.
     pub flat: bool,
     child: Option<Child>,
 }
 
 impl Server {
-    /// A peer that runs already: `NAME=URL` or `NAME=URL,pid=N`.
+    /// Parses a running peer: `NAME=URL` or `NAME=URL,pid=N`.
     ///
     /// # Errors
-    /// When it is written otherwise.
+    /// If the text has another form.
     pub fn peer(text: &str) -> Result<Server> {
         let (name, rest) = name_and_rest(text)?;
         let (url, pid) = match rest.split_once(",pid=") {
@@ -43,10 +43,10 @@ impl Server {
         Ok(Server { name: name.to_owned(), base, pid, flat: false, child: None })
     }
 
-    /// Starts `NAME=COMMAND`, a shell's command line with `{port}` where the port goes.
+    /// Starts `NAME=COMMAND`. The command is a shell command line in which `{port}` is replaced by the port.
     ///
     /// # Errors
-    /// When it does not listen on that port after a while.
+    /// If it does not listen on that port in time.
     pub fn start(text: &str, work: &Path) -> Result<Server> {
         let (name, command) = name_and_rest(text)?;
         let port = free_port()?;
@@ -56,10 +56,10 @@ impl Server {
         Server::spawn(name, shell, port, work)
     }
 
-    /// Starts a program that will listen on this port of 127.0.0.1; its output goes to a log file.
+    /// Starts a program that will listen on this port of 127.0.0.1. Its output goes to a log file.
     ///
     /// # Errors
-    /// When it does not, after a while.
+    /// If it does not listen in time.
     pub fn spawn(name: &str, mut command: Command, port: u16, work: &Path) -> Result<Server> {
         let log = work.join(format!("{name}.log"));
         let file = File::create(&log).context(|| format!("cannot write {}", log.display()))?;
@@ -82,7 +82,7 @@ impl Server {
 }
 
 impl Server {
-    /// Ends it, if the harness has started it.
+    /// Stops the server, if the harness started it.
     pub fn end(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         // SIGTERM: nginx's master has to end its workers
@@ -95,7 +95,7 @@ impl Server {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // nobody is left to be told
+        // nobody is left to report an error to
         let _ = (child.kill(), child.wait());
     }
 }
@@ -110,10 +110,10 @@ fn name_and_rest(text: &str) -> Result<(&str, &str)> {
     text.split_once('=').ok_or_else(|| failure!("'{text}': it must be NAME=…"))
 }
 
-/// A port of 127.0.0.1 that nobody listens on just now.
+/// A free port of 127.0.0.1.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context(|| "cannot listen on 127.0.0.1".to_owned())?;
     Ok(listener.local_addr().context(|| "getsockname".to_owned())?.port())

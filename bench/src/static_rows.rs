@@ -11,7 +11,7 @@ use crate::{Context, Result, failure};
 const SET_FILES: usize = 200;
 const MEDIUM_MEAN_BYTES: u64 = 125_000;
 const LARGE_BYTES: usize = 5_700_000;
-/// Requests of one sample, so that it takes some tenths of a second.
+/// Requests of one sample, so that it takes a few tenths of a second.
 const MEDIUM_REQUESTS: usize = 8_000;
 const SMALL_REQUESTS: usize = 40_000;
 const LARGE_REQUESTS: usize = 400;
@@ -21,17 +21,17 @@ const LARGE_REQUESTS: usize = 400;
 pub struct FileSets {
     /// Served as the root.
     pub folder: PathBuf,
-    /// Targets of 200 files, 125 KB in the mean.
+    /// Targets of 200 files of 125 KB on average.
     pub medium: Vec<String>,
     /// Targets of 200 files of 1 to 4 KB.
     pub small: Vec<String>,
 }
 
 impl FileSets {
-    /// Copies the sets together from `/usr`, the same on machines with the same packages.
+    /// Copies the sets from `/usr`: the same files on machines with the same packages.
     ///
     /// # Errors
-    /// When `/usr` has too few files, or the work folder cannot be written.
+    /// If `/usr` has too few files, or the work folder cannot be written.
     pub fn prepare(work: &Path) -> Result<FileSets> {
         let folder = work.join("static");
         let made = ["medium", "small"].map(|set| folder.join(set));
@@ -40,7 +40,7 @@ impl FileSets {
             for root in ["/usr/share", "/usr/lib"] {
                 walk(Path::new(root), &mut files);
             }
-            // an order that has nothing to do with where the files are
+            // an order that does not depend on where the files are
             files.sort_by_cached_key(|(path, size)| (scatter(path), *size));
             copy(&mean_near(&files, MEDIUM_MEAN_BYTES), &made[0])?;
             let small = files.iter().filter(|(_, size)| (1024..4096).contains(size)).take(SET_FILES);
@@ -63,7 +63,7 @@ impl FileSets {
 /// Measures all rows of static files.
 ///
 /// # Errors
-/// When a server answers wrongly.
+/// If a server answers incorrectly.
 pub fn run(run: &mut Run<'_>, sets: &FileSets) -> Result<()> {
     let large = ["/large.bin".to_owned()];
     let rows: [(&str, &[String], usize, &[usize]); 3] = [
@@ -86,7 +86,7 @@ pub fn run(run: &mut Run<'_>, sets: &FileSets) -> Result<()> {
     Ok(())
 }
 
-/// Regular files that everybody may read, with their sizes.
+/// World-readable regular files with their sizes.
 fn walk(folder: &Path, files: &mut Vec<(PathBuf, u64)>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let Ok(metadata) = entry.metadata() else { continue };
@@ -104,8 +104,8 @@ fn scatter(path: &Path) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Files between 10 KB and 1 MB whose mean stays near this: while it is below, only those above it are taken, and the other
-/// way round. (Most files are small: taking what comes would end at half of it.)
+/// Selects files between 10 KB and 1 MB whose mean size stays near this: while it is below, only larger files are taken, and
+/// vice versa. (Most files are small: an arbitrary selection would have half this mean.)
 fn mean_near(files: &[(PathBuf, u64)], mean: u64) -> Vec<PathBuf> {
     let (mut chosen, mut sum) = (Vec::new(), 0);
     for (path, size) in files.iter().filter(|(_, size)| (10_000..1_000_000).contains(size)) {
@@ -125,7 +125,7 @@ fn copy(files: &[PathBuf], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).context(|| format!("cannot make {}", folder.display()))?;
     for (number, file) in files.iter().enumerate() {
         let extension = file.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
-        // a name that needs no escaping in a URL
+        // only names that need no escaping in a URL
         let extension = extension.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "");
         let to = folder.join(format!("{number:03}{extension}"));
         fs::copy(file, &to).context(|| format!("cannot copy {}", file.display()))?;

@@ -1,4 +1,4 @@
-//! The TLS side of the measuring client, and the certificate that all servers of a run share.
+//! TLS of the measuring client, and the certificate that all servers of a run share.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 use crate::response::ResponseReader;
 use crate::{Context, Result, failure};
 
-/// A P-256 key and a certificate of its own, as files.
+/// A P-256 key and a self-signed certificate, as files.
 #[derive(Debug, Clone)]
 pub struct Certificate {
     /// PEM.
@@ -28,10 +28,10 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Takes what is in the work folder, or has `openssl` make it.
+    /// Opens the files in the work folder, or creates them with `openssl`.
     ///
     /// # Errors
-    /// When there is no `openssl`.
+    /// If `openssl` is not installed.
     pub fn prepare(work: &Path) -> Result<Certificate> {
         let made = Certificate { cert: work.join("cert.pem"), key: work.join("key.pem") };
         if made.cert.exists() && made.key.exists() {
@@ -53,7 +53,7 @@ impl Certificate {
         let done = openssl.arg(&made.key).arg("-out").arg(&made.cert).stderr(Stdio::piped()).output();
         let done = done.context(|| "cannot run openssl".to_owned())?;
         if !done.status.success() {
-            // half a pair would be taken for a whole one
+            // half a pair would be mistaken for a whole one
             let _ = fs::remove_file(&made.cert);
             return Err(failure!("openssl req: {}", String::from_utf8_lossy(&done.stderr).trim()));
         }
@@ -61,11 +61,11 @@ impl Certificate {
     }
 }
 
-/// How the client shakes hands: X25519 first, so that every server does the same (P-256 is named for its
-/// certificates, RFC 8422 section 5.1.1); suites in rustls' order.
+/// The client's algorithms: X25519 first, so that every server does the same work (P-256 is listed for its
+/// certificates, RFC 8422 section 5.1.1); cipher suites in rustls' order.
 ///
 /// # Errors
-/// Only what the library finds wrong with that.
+/// Those of the library.
 pub fn client_config(
     versions: &[&'static SupportedProtocolVersion],
     resumption: Resumption,
@@ -83,13 +83,13 @@ pub fn client_config(
 /// The client's side of a connection to a server of a run.
 ///
 /// # Errors
-/// Only what the library finds wrong with its configuration.
+/// Those of the library.
 pub fn client(config: &Arc<ClientConfig>) -> Result<ClientConnection> {
     let name = ServerName::try_from("localhost").context(|| "localhost".to_owned())?;
     ClientConnection::new(config.clone(), name).context(|| "TLS".to_owned())
 }
 
-/// Takes every certificate: what is measured is trusted already. The handshake's signature is checked.
+/// Accepts every certificate: the servers are trusted already. The handshake's signature is verified.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 
@@ -128,17 +128,17 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// What turns a socket's bytes into those of an HTTP connection.
+/// A connection's transport: plain or TLS.
 #[derive(Debug)]
 pub struct TlsClient {
     connection: ClientConnection,
 }
 
 impl TlsClient {
-    /// Shakes hands on a socket that blocks.
+    /// Performs the handshake on a blocking socket.
     ///
     /// # Errors
-    /// When the server does not.
+    /// If it fails.
     pub fn open(mut stream: &TcpStream) -> Result<TlsClient> {
         static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
         let config = match CONFIG.get() {
@@ -155,7 +155,7 @@ impl TlsClient {
         Ok(TlsClient { connection })
     }
 
-    /// Sends a request, which fits into an empty socket buffer.
+    /// Sends a request. It fits into an empty socket buffer.
     ///
     /// # Errors
     /// Those of the socket.
@@ -167,10 +167,10 @@ impl TlsClient {
         Ok(())
     }
 
-    /// Receives once and reads on in the response; whether it is complete.
+    /// Receives once, feeds the response reader, and returns whether the response is complete.
     ///
     /// # Errors
-    /// Those of the socket and of TLS, and a response that is none.
+    /// Those of the socket and of TLS, and a malformed response.
     pub fn read(&mut self, stream: &TcpStream, buffer: &mut [u8], response: &mut ResponseReader) -> io::Result<bool> {
         let count = match recv(stream, &mut *buffer, RecvFlags::empty()) {
             Err(rustix::io::Errno::AGAIN) => return Ok(false),

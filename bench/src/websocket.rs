@@ -1,5 +1,5 @@
-//! What WebSockets cost a server: idle ones resident memory, and the kernel's for sockets; a message to all of them
-//! processor time.
+//! The cost of WebSockets for a server: resident and kernel memory of idle ones, and the processor time of a message to
+//! all of them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,15 +14,15 @@ use crate::{Context, Result, failure, process};
 /// One source address has some 28,000 ports for one destination.
 const CONNECTIONS_PER_ADDRESS: usize = 20_000;
 const HEAD_BYTES_MAX: usize = 8 * 1024;
-/// The sample key of RFC 6455, section 1.3: the answer is of no interest here.
+/// The sample key of RFC 6455, section 1.3. The server's answer to it is not checked.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
-/// Until a server has put away what only the handshake needed.
+/// Time for a server to free what only the handshake needed.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Opens so many WebSockets and prints what the server's memory grew by.
+/// Opens WebSockets and prints by how much the server's memory grew.
 ///
 /// # Errors
-/// When the server does not switch protocols, or a file limit is in the way.
+/// If the server does not switch protocols, or the limit on open files is too low.
 pub fn run(server: &Server, connections: usize) -> Result<()> {
     raise_file_limit(connections + 100)?;
     let before = memory(server);
@@ -47,10 +47,10 @@ pub fn run(server: &Server, connections: usize) -> Result<()> {
     Ok(())
 }
 
-/// Lets one of many connected WebSockets send a message that the server sends to all, and prints what a delivery costs.
+/// Sends a message on one of many WebSockets, which the server broadcasts, and prints the cost of one delivery.
 ///
 /// # Errors
-/// When the server does not switch protocols, or sends something else.
+/// If the server does not switch protocols, or sends something else.
 pub fn broadcast(server: &Server, connections: usize, bytes: usize, rounds: usize) -> Result<()> {
     let mut open = Vec::with_capacity(connections);
     for number in 0..connections {
@@ -61,7 +61,7 @@ pub fn broadcast(server: &Server, connections: usize, bytes: usize, rounds: usiz
     let length = u16::try_from(bytes).ok().filter(|length| *length >= 126);
     let length =
         length.ok_or_else(|| failure!("a message of {bytes} bytes: 126 to 65535 are supported"))?.to_be_bytes();
-    // Binary, whole, masked with zeros; what comes back has no mask.
+    // A binary message in one frame, masked with zeros. The server's frame has no mask.
     let sent = [b"\x82\xfe".as_slice(), &length, &[0; 4], &vec![0x5a; bytes]].concat();
     let expected = [b"\x82\x7e".as_slice(), &length, &vec![0x5a; bytes]].concat();
     let mut received = vec![0; expected.len()];
@@ -92,7 +92,7 @@ pub fn broadcast(server: &Server, connections: usize, bytes: usize, rounds: usiz
     Ok(())
 }
 
-/// Resident bytes of the server, and bytes in the kernel's slabs.
+/// Resident bytes of the server, and bytes of the kernel's slabs.
 fn memory(server: &Server) -> (u64, u64) {
     let resident = server.pid.map(|pid| process::resident_bytes(pid).0).unwrap_or(0);
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -130,10 +130,10 @@ fn connect(server: &Server, source: Ipv4Addr) -> Result<TcpStream> {
     }
 }
 
-/// Raises this process's limit, as far as it may; servers started from here inherit it.
+/// Raises this process's limit on open files to the hard limit; servers started from here inherit it.
 ///
 /// # Errors
-/// When the hard limit is lower.
+/// If the hard limit is too low.
 pub fn raise_file_limit(files: usize) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let wanted = files as u64;

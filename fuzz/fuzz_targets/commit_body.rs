@@ -1,4 +1,4 @@
-//! The body of a commit: what is read is what was written, whatever else comes is refused.
+//! The body of a commit is read as it was written, and anything else is refused.
 #![no_main]
 
 use std::io::Write;
@@ -15,7 +15,7 @@ fuzz_target!(|body: &[u8]| {
     }
     write!(written, "end {}\n", narinfos.len()).expect("memory");
     assert_eq!(read_commit(&written).expect("what was read can be read again"), narinfos);
-    // Nothing but the form of its numbers may differ.
+    // Only the notation of its numbers may differ.
     assert!(written.len() <= body.len());
     for cut in [0, body.len() / 2, body.len() - 1] {
         assert!(read_commit(&body[..cut]).is_err(), "a part of a commit is none");

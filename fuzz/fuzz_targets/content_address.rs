@@ -1,4 +1,4 @@
-//! What parses is written as something that parses to the same, and names a path or says why not.
+//! A content address that parses is written as a text that parses to the same value, and gives a path or an error.
 #![no_main]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Whatever a daemon sends: an answer or an error, no panic, no memory for lengths that are only announced.
+//! Any reply of a daemon gives a result or an error: no panic, and no allocation for a length that is only announced.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The outputs of a derivation are bounded and have different names.
+//! The outputs of a derivation are bounded in number and have distinct names.
 #![no_main]
 
 use std::collections::BTreeSet;

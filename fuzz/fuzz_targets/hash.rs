@@ -1,4 +1,4 @@
-//! What parses is written the same way again, hex in lower case.
+//! A hash that parses is written the same way again, with lower-case hex.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

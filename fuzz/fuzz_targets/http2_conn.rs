@@ -1,4 +1,4 @@
-//! An HTTP/2 connection alone: the first eight bytes choose what happens to it, the rest is what its client sends behind its
+//! A single HTTP/2 connection: the first eight bytes choose the events, the rest is what the client sends after its
 //! preface.
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Header blocks of one connection, each behind its length in two bytes: decoded as by another decoder.
+//! Header blocks of one connection, each after its length in two bytes, are decoded as by another decoder.
 #![no_main]
 
 use narval_http::sim::header_lists;
@@ -10,17 +10,17 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     for (list, block) in header_lists(&blocks).into_iter().zip(blocks) {
         match (list, peer.decode(block)) {
             (Ok(ours), Ok(theirs)) => assert_eq!(ours, theirs),
-            // the peer refuses a block that has nothing but size updates
+            // the other decoder refuses a block that consists of size updates only
             (Ok(ours), Err(loona_hpack::decoder::DecoderError::SizeUpdateAtEnd)) => assert!(ours.is_empty()),
             (Ok(_), Err(error)) => panic!("the peer refuses it: {error}"),
-            // the peer takes size updates between the fields
+            // the other decoder accepts size updates between fields
             (Err(refused), Ok(_)) => assert!(refused.is_size_update),
             (Err(_), Err(_)) => {}
         }
     }
 });
 
-/// What is left over is the last block.
+/// The rest of the input is the last block.
 fn blocks(mut data: &[u8]) -> Vec<&[u8]> {
     let mut blocks = Vec::new();
     while let Some((length, rest)) = data.split_first_chunk() {

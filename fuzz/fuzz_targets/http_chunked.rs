@@ -1,11 +1,11 @@
-//! The chunked coding: in pieces as in one, and what was decoded encodes to the same again.
+//! The chunked coding: pieces decode as the whole does, and the decoded body encodes to the same bytes.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use narval_http::http1::chunked::{ChunkedDecoder, TRAILER_FIELDS_MAX, encode_chunk, encode_end};
 
-/// The body and the bytes consumed, or `None` while incomplete; `Err` where refused.
+/// The body and the bytes consumed; `None` while incomplete, `Err` if refused.
 fn decode(input: &[u8], step: usize) -> Result<Option<(Vec<u8>, usize)>, ()> {
     let mut decoder = ChunkedDecoder::new();
     let (mut body, mut start, mut end) = (Vec::new(), 0, 0);

@@ -1,4 +1,4 @@
-//! An HTTP/1 connection alone: the first eight bytes choose what happens to it, the rest is what its client sends.
+//! A single HTTP/1 connection: the first eight bytes choose the events, the rest is what the client sends.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

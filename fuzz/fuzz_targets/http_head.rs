@@ -1,4 +1,4 @@
-//! Request heads: in pieces as in one, spans inside the head, framing never ambiguous; and what reads a head's fields.
+//! Request heads: pieces parse as the whole does, spans lie inside the head, framing is never ambiguous; also the parsers of fields.
 
 #![no_main]
 
@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     match (&whole, &pieces) {
         (Ok(Some(whole)), Ok(Some(pieces))) => assert_eq!(format!("{whole:?}"), format!("{pieces:?}")),
         (Ok(None), Ok(None)) => {}
-        // Which of several faults is met first may depend on how much was there.
+        // Which of several faults is found first may depend on how much input there was.
         (Err(_), Err(_)) => {}
         _ => panic!("{whole:?} in one, {pieces:?} in pieces of {step}"),
     }

@@ -1,4 +1,4 @@
-//! Forms: in pieces as in one, and a form made of what was decoded decodes to the same.
+//! Forms: pieces decode as the whole does, and a form made of the decoded parts decodes to the same parts.
 
 #![no_main]
 

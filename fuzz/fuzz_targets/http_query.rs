@@ -1,4 +1,4 @@
-//! Paths and queries: decoded once, and file paths that never lead out of their folder.
+//! Paths and queries are decoded once, and file paths never leave their folder.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `Range` fields: what is selected lies inside the representation and is bounded.
+//! `Range` fields: selected ranges lie inside the representation and are bounded in number.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use narval_http::http1::range::{ByteRange, MultipartRanges, RANGES_MAX, Selectio
 
 fuzz_target!(|data: &[u8]| {
     let Some((size, value)) = data.split_first_chunk::<8>() else { return };
-    // Small sizes are the interesting ones, and all of them must do.
+    // Small sizes are the interesting ones, and every one of them must work.
     let size = u64::from_le_bytes(*size) >> (size[7] & 63);
     let inside = |range: &ByteRange| range.length > 0 && range.length <= size && range.start <= size - range.length;
     match select(value, size) {

@@ -1,4 +1,4 @@
-//! Signatures and keys that parse are written the same way again, and can be used.
+//! Signatures and keys that parse are written the same way again, and are usable.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What parses is written as something that parses to the same; names and depth are those of a NAR.
+//! A listing that parses is written as a text that parses to the same value; names and depth are those of a NAR.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,10 +1,10 @@
-//! Any split of the input gives the same events or the same fault; what decodes encodes to the same bytes.
+//! Any split of the input gives the same events or the same error, and a decoded NAR encodes to the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use narval_nix::nar::{Decoder, Encoder, Event, NarError};
 
-/// Decodes in pieces whose lengths `lens` gives over and over, and encodes what comes out.
+/// Decodes in pieces whose lengths cycle through `lens`, and encodes the events.
 fn recode(nar: &[u8], lens: &[u8], size: Option<u64>) -> Result<Vec<u8>, NarError> {
     let mut decoder = size.map_or_else(Decoder::new, Decoder::with_nar_size);
     let (mut encoder, mut out) = (Encoder::new(), Vec::new());

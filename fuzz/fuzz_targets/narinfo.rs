@@ -1,4 +1,4 @@
-//! What parses is written as something that parses to the same.
+//! A narinfo that parses is written as a text that parses to the same value.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What decodes is the only text for its bytes.
+//! A text that decodes is the only encoding of its bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What parses is a safe base name, and is written the same way again.
+//! A name that parses is a safe base name, and is written the same way again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The upload of a NAR in any compression: verified or refused; no panic, bounded memory.
+//! Uploads of NARs in any compression are verified or refused, without a panic and in bounded memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -22,7 +22,7 @@ fuzz_target!(|input: &[u8]| {
     let compression = Compression::ALL[usize::from(*first) % Compression::ALL.len()];
     let verified = verify_anything(bytes, Some(compression));
     if compression == Compression::None {
-        // Without an extension the contents say how they are compressed.
+        // Without an extension, the contents tell the compression.
         if bytes.starts_with(b"\x0d\0\0\0\0\0\0\0nix-archive-1") {
             assert_eq!(verified.is_ok(), is_nar(bytes));
         }

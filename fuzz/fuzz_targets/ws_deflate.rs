@@ -1,5 +1,5 @@
-//! permessage-deflate: what is decompressed stays within the limit, what is compressed comes back, and one message leaves
-//! nothing behind for the next. The same bytes are read as an extension offer, too.
+//! permessage-deflate: decompressed data stays within the limit, compressed data round-trips, and one message leaves
+//! no state for the next. The same bytes are also read as an extension offer.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! WebSocket frames: in pieces as in one, within the limits, and nothing held when nothing has begun.
+//! WebSocket frames: pieces parse as the whole does, limits hold, and no memory is held between messages.
 
 #![no_main]
 

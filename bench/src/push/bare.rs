@@ -1,5 +1,5 @@
-//! The least that a server of pushes can do: receive, hash, decode, hash, write. One blocking thread for each connection, no index, no
-//! grammar, no scan, nothing durable. What it takes more than the [floor](super::floor) is the kernel's share.
+//! A minimal server of pushes: it receives, hashes, decodes, hashes and writes. It has one blocking thread per connection, no index, no
+//! validation of NARs, no scan for references, and syncs nothing. What it takes beyond the [floor](super::floor) is the kernel's share.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, Read, Write};
@@ -22,13 +22,13 @@ const FIELDS_MAX: usize = 32;
 /// `narval-bench push-bare`.
 #[derive(Debug, Args)]
 pub struct BareArgs {
-    /// Where to listen, on 127.0.0.1
+    /// Port of 127.0.0.1 to listen on
     #[arg(long)]
     pub port: u16,
-    /// Where files are written
+    /// Folder to write files to
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// Receive and write only
+    /// Only receive and write
     #[arg(long)]
     pub unverified: bool,
     /// Sync each NAR
@@ -39,7 +39,7 @@ pub struct BareArgs {
 /// Serves until the process ends.
 ///
 /// # Errors
-/// When it cannot listen.
+/// If it cannot listen.
 pub fn serve(arguments: &BareArgs) -> Result<()> {
     let address = (Ipv4Addr::LOCALHOST, arguments.port);
     let listener = TcpListener::bind(address).context(|| format!("cannot listen on {address:?}"))?;
@@ -80,7 +80,7 @@ fn answer_all(stream: TcpStream, arguments: &BareArgs) -> Result<()> {
 
 struct Request {
     target: String,
-    /// Of a PUT.
+    /// Only for a PUT.
     length: Option<u64>,
     expects: bool,
 }
@@ -93,7 +93,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// The next head; none: the client sends no more.
+    /// Reads the next head; `None` if the client has closed the connection.
     fn request(&mut self) -> Result<Option<Request>> {
         loop {
             let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
@@ -124,7 +124,7 @@ impl Connection {
     }
 }
 
-/// A body: what came with the head, then straight from the socket.
+/// A body: the bytes that came with the head, then the socket's.
 impl Read for Connection {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.at == self.end {

@@ -1,4 +1,4 @@
-//! What a push costs the client: any command that pushes a closure to a URL, into an empty cache and once more.
+//! The cost of a push for the client: any command that pushes a closure to a URL, into an empty cache and then again.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::{Context, Result};
 struct Pushed {
     /// Time, processor time and memory of the client.
     client: Installed,
-    /// How often it waited for the server: over all connections, what it sent after an answer or as the first.
+    /// How often it waited for the server: bytes that it sent after a response or first on a connection, over all connections.
     turns: u64,
     /// Connections that it opened.
     connections: u64,
@@ -30,22 +30,22 @@ struct Row {
     client: String,
     /// Into an empty cache.
     cold: Vec<Pushed>,
-    /// Once more, by a client that remembers nothing.
+    /// The same push again, by a client that remembers nothing.
     again: Vec<Pushed>,
 }
 
-/// Everything that a run found.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 struct Figures {
     rows: Vec<Row>,
-    /// Processor time of making the NARs and `zstd -1`, in seconds.
+    /// Processor time to make the NARs and compress them with `zstd -1`, in seconds.
     floor_s: Vec<f64>,
 }
 
-/// Runs all clients in turn, so many times, each with a cache of its own; prints medians.
+/// Runs all clients in turn, each with its own cache, and prints medians.
 ///
 /// # Errors
-/// When a client fails; its output is in the message.
+/// If a client fails; its output is in the message.
 pub fn run(arguments: &ClientArgs) -> Result<()> {
     let work = work_folder(&arguments.work)?;
     let paths = closure(&arguments.closure)?;
@@ -65,7 +65,7 @@ pub fn run(arguments: &ClientArgs) -> Result<()> {
     write_json(arguments.json.as_deref(), &figures)
 }
 
-/// The push into an empty cache, and once more.
+/// Pushes into an empty cache, and then again.
 fn twice(arguments: &ClientArgs, client: &Client, work: &Path) -> Result<(Pushed, Pushed)> {
     let fresh = arguments.start.as_ref().unwrap_or(&Target::Nginx).start(work, false)?;
     let options = ProxyOptions {

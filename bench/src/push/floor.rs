@@ -1,5 +1,5 @@
-//! The work that cannot be left out, in one thread and with the decoders that the server has: what a verified push and a
-//! pushing client are measured against. Processor time of this thread, nothing else.
+//! The work that cannot be left out, in one thread and with the server's own decoders: the floor for a verified push and for
+//! a pushing client. Only the processor time of this thread counts.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 use super::trace::Trace;
 use crate::{Context, Result, failure};
 
-/// What is decoded and hashed at once, as in the server.
+/// Bytes that are decoded and hashed at a time, as in the server.
 pub const PIECE_LEN: usize = 64 * 1024;
 
-/// As `zstd -1`.
+/// The level of `zstd -1`.
 const ZSTD_LEVEL: i32 = 1;
 
 /// Processor time of this thread so far.
@@ -28,10 +28,10 @@ fn thread_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// SHA-256 of each file of the trace, its decoding, SHA-256 of the NAR (which without compression is the file's); from memory.
+/// For each file of the trace, from memory: its SHA-256, its decoding, and the SHA-256 of the NAR (without compression, that is the file's).
 ///
 /// # Errors
-/// When a file cannot be read or decoded.
+/// If a file cannot be read or decoded.
 pub fn verification(trace: &Trace) -> Result<Duration> {
     let mut total = Duration::ZERO;
     let mut buffer = vec![0; PIECE_LEN];
@@ -40,7 +40,7 @@ pub fn verification(trace: &Trace) -> Result<Duration> {
         let file = fs::read(&nar.file).context(doing)?;
         let compression = nar.compression.parse::<Compression>().context(doing)?;
         let began = thread_time();
-        // by pieces of what the decoder takes, so that it finds them in the processor's cache as a server's does
+        // in pieces of the decoder's input size, so that the decoder finds them in the processor's cache, as in a server
         let source = Hashed { file: &file, hash: Sha256::new() };
         let source = io::BufReader::with_capacity(narval_cache::decode::INPUT_LEN, source);
         let mut decoder = Decoder::new(&compression, source, 1).context(doing)?;
@@ -79,10 +79,10 @@ impl Read for Hashed<'_> {
     }
 }
 
-/// The NARs of these store paths, made and compressed as `zstd -1` does.
+/// Makes the NARs of these store paths and compresses them like `zstd -1`.
 ///
 /// # Errors
-/// When a path cannot be read.
+/// If a path cannot be read.
 pub fn compression(paths: &[String]) -> Result<Duration> {
     let began = thread_time();
     for path in paths {
@@ -94,7 +94,7 @@ pub fn compression(paths: &[String]) -> Result<Duration> {
     Ok(thread_time() - began)
 }
 
-/// Where compressed bytes go.
+/// Receives compressed bytes.
 struct Counted(u64);
 
 impl Write for Counted {

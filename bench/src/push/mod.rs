@@ -1,6 +1,6 @@
-//! Pushing to a cache that can be written: what it costs a server, by a recorded push that is sent again, and what it costs
-//! a client, by its command. Beside them the floors (hashing and decoding what came; making and compressing what goes), nginx
-//! with its DAV module, and whatever else is named.
+//! Pushing to a writable cache: the cost for a server, by replaying a recorded push, and the cost for
+//! a client, given as a command. Beside them are the floors (hashing and decoding for the server, making and compressing NARs
+//! for the client), nginx with its DAV module, and any other server that is named.
 
 pub mod bare;
 pub mod client_rows;
@@ -24,11 +24,11 @@ use target::Target;
 /// `narval-bench push-server`.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// Top-level store path of the closure that is pushed (tools/make-closure makes one)
+    /// Top-level store path of the closure to push (tools/make-closure makes one)
     #[arg(long, value_name = "PATH")]
     pub closure: String,
-    /// A server to be started, with {port}, {data} for an empty folder, and {token} for a file that the command may write a
-    /// token into before the server listens (repeatable; nginx is always there)
+    /// A server to start, with {port}, {data} for an empty folder, and {token} for a file into which the command may write a
+    /// token before the server listens (repeatable; nginx is always measured)
     #[arg(long, value_name = "NAME=COMMAND")]
     pub start: Vec<Target>,
     /// Compression of the NARs (repeatable) [default: none, zstd, xz]
@@ -37,31 +37,31 @@ pub struct ServerArgs {
     /// Connections that push one closure together (repeatable) [default: 1, 8, 64]
     #[arg(long, value_name = "N")]
     pub connections: Vec<usize>,
-    /// Clients that push at once, for the rows of memory and of reads
+    /// Concurrent clients, for the rows of memory and of reads
     #[arg(long, default_value_t = 64)]
     pub clients: usize,
     /// How fast each of them sends
     #[arg(long, default_value_t = 256 * 1024, value_name = "BYTES")]
     pub bytes_per_second: u64,
-    /// For how long they send, and how long narinfos are asked for
+    /// How long they send, and how long narinfos are requested
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// Round trip to the server, by the delaying proxy
+    /// Round trip to the server in milliseconds, added by the delaying proxy
     #[arg(long, default_value_t = 0)]
     pub round_trip_ms: u64,
-    /// Folder for what the harness makes and keeps; the servers' data folders are in it
+    /// Work folder of the harness; it contains the servers' data folders
     #[arg(long, default_value = "target/bench-work", value_name = "DIR")]
     pub work: PathBuf,
     /// How often each row is run on each server
     #[arg(long, default_value_t = 3)]
     pub repetitions: usize,
-    /// Only rows with this in their title (repeatable)
+    /// Only rows with this text in their title (repeatable)
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
     /// The servers' processor (repeatable) [default: all]
     #[arg(long, value_name = "N")]
     pub server_cpu: Vec<usize>,
-    /// The client's (repeatable) [default: all]
+    /// The client's processor (repeatable) [default: all]
     #[arg(long, value_name = "N")]
     pub client_cpu: Vec<usize>,
     /// Write all figures to this file
@@ -72,20 +72,20 @@ pub struct ServerArgs {
 /// `narval-bench push-client`.
 #[derive(Debug, Args)]
 pub struct ClientArgs {
-    /// A client: a shell command line with {url} of an empty cache, {path} to push, {dest} as an empty folder for the
-    /// run and {cache} as an empty folder for both runs (repeatable)
+    /// A client: a shell command line with {url} of an empty cache, {path} to push, {dest} for an empty folder per
+    /// run and {cache} for an empty folder that both runs share (repeatable)
     #[arg(long = "client", value_name = "NAME=COMMAND", required = true)]
     pub clients: Vec<Client>,
     /// Top-level store path of the closure
     #[arg(long, value_name = "PATH")]
     pub closure: String,
-    /// The server that is pushed to, as for push-server [default: nginx]
+    /// The server to push to, as for push-server [default: nginx]
     #[arg(long, value_name = "NAME=COMMAND")]
     pub start: Option<Target>,
-    /// Round trip to the cache, by the delaying proxy
+    /// Round trip to the cache in milliseconds, added by the delaying proxy
     #[arg(long, default_value_t = 0)]
     pub round_trip_ms: u64,
-    /// Folder for what the harness makes and keeps
+    /// Work folder of the harness
     #[arg(long, default_value = "target/bench-work", value_name = "DIR")]
     pub work: PathBuf,
     /// How often each client runs
@@ -106,13 +106,13 @@ fn closure(top: &str) -> Result<Vec<String>> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// The work folder, made if it is missing.
+/// The work folder, created if it is missing.
 fn work_folder(work: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(work).context(|| format!("cannot make {}", work.display()))?;
     std::fs::canonicalize(work).context(|| format!("cannot use {}", work.display()))
 }
 
-/// How many times `part` is of `whole`, for a table.
+/// The ratio of `part` to `whole`, for a table.
 fn times(part: f64, whole: f64) -> String {
     if part.is_finite() && whole > 0.0 { format!("{:>6.2}×", part / whole) } else { format!("{:>7}", "") }
 }

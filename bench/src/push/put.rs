@@ -1,4 +1,4 @@
-//! The pushing client: one connection, requests with bodies from files, `Expect: 100-continue` as curl does it.
+//! The pushing client: one connection, request bodies from files, and `Expect: 100-continue` as curl does it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,28 +13,28 @@ use crate::client::BaseUrl;
 use crate::response::ResponseReader;
 use crate::{Context, Result, failure};
 
-/// One `sendfile`.
+/// Bytes of one `sendfile`.
 const SEND_BYTES: usize = 1024 * 1024;
 /// One piece of a body that is sent slowly.
 const DRIBBLE_BYTES: u64 = 4096;
 const RECV_BYTES: usize = 64 * 1024;
-/// A server that says nothing for so long has failed; it may have hundreds of megabytes to write to disk.
+/// A server that is silent for this long has failed. It may have hundreds of megabytes to write to disk.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
-/// As curl: after so long without a `100 Continue` the body is sent anyhow.
+/// As curl: after this long without a `100 Continue` the body is sent anyway.
 const CONTINUE_MAX: Duration = Duration::from_secs(1);
 
-/// How a client sends.
+/// Options of a client.
 #[derive(Debug, Clone, Default)]
 pub struct Sending {
     /// `Authorization` field value.
     pub authorization: Option<String>,
-    /// Body bytes in a second at most, in small pieces; as fast as it goes, if `None`.
+    /// The most body bytes per second, sent in small pieces; unlimited if `None`.
     pub bytes_per_second: Option<u64>,
-    /// Ends a slow body before its time: the connection is closed at this moment.
+    /// Closes the connection at this moment, in the middle of a slow body.
     pub until: Option<Instant>,
 }
 
-/// A keep-alive connection that is opened again when the server has closed it.
+/// A keep-alive connection. It is opened again if the server has closed it.
 #[derive(Debug)]
 pub struct Pushing<'a> {
     base: &'a BaseUrl,
@@ -43,7 +43,7 @@ pub struct Pushing<'a> {
     buffer: Vec<u8>,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub struct Answered {
     /// The final status.
@@ -53,16 +53,16 @@ pub struct Answered {
 }
 
 impl<'a> Pushing<'a> {
-    /// A connection to be opened with the first request.
+    /// A client whose connection is opened with the first request.
     pub fn new(base: &'a BaseUrl, sending: Sending) -> Pushing<'a> {
         Pushing { base, sending, stream: None, buffer: vec![0; RECV_BYTES] }
     }
 
-    /// Sends a request, with its body from the trace's folder, and returns the answer whatever it is; `None` where it was
+    /// Sends a request, with its body from the trace's folder, and returns the response, whatever it is; `None` if it was
     /// stopped at [`Sending::until`].
     ///
     /// # Errors
-    /// When the connection breaks before an answer.
+    /// If the connection breaks before a response.
     pub fn send(&mut self, exchange: &Exchange, folder: &Path) -> Result<Option<Answered>> {
         let doing = || format!("{} {}", exchange.method, exchange.target);
         let mut stream = match self.stream.take() {
@@ -78,7 +78,7 @@ impl<'a> Pushing<'a> {
             while response.status == 0 && self.receive(&stream, &mut response, &mut body).context(doing)? {}
             stream.set_read_timeout(Some(SILENCE_MAX)).context(doing)?;
         }
-        // a final answer in place of `100 Continue` is the answer
+        // a final response in place of `100 Continue` is the response
         if response.status < 200
             && let Some(name) = &exchange.body
         {
@@ -86,7 +86,7 @@ impl<'a> Pushing<'a> {
             let file = File::open(&path).context(|| format!("cannot read {}", path.display()))?;
             sent = match self.send_body(&stream, &file, exchange.body_bytes) {
                 Ok(whole) => whole,
-                // it may have said why
+                // the server may have sent a response that explains it
                 Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
                     false
                 }
@@ -133,7 +133,7 @@ impl<'a> Pushing<'a> {
         head + "\r\n"
     }
 
-    /// Whether all of it went out.
+    /// Sends a body, and returns whether all of it was sent.
     fn send_body(&self, stream: &TcpStream, file: &File, length: u64) -> io::Result<bool> {
         let started = Instant::now();
         let mut offset = 0;
@@ -156,11 +156,11 @@ impl<'a> Pushing<'a> {
         Ok(true)
     }
 
-    /// Reads once; whether the connection is still open (or a `100 Continue` just takes its time).
+    /// Reads once, and returns whether the connection is still open (true as well if a `100 Continue` is late).
     fn receive(&mut self, stream: &TcpStream, response: &mut ResponseReader, body: &mut Vec<u8>) -> io::Result<bool> {
         let count = match recv(stream, self.buffer.as_mut_slice(), RecvFlags::empty()) {
             Ok((count, _)) => count,
-            // the read timeout while `100 Continue` is waited for
+            // the read timeout while waiting for `100 Continue`
             Err(rustix::io::Errno::AGAIN) if response.status == 0 => return Ok(false),
             Err(rustix::io::Errno::CONNRESET) => return Ok(false),
             Err(error) => return Err(error.into()),

@@ -1,4 +1,4 @@
-//! Records what real Nix sends: a server that keeps every request of a `nix copy --to` and answers as an empty cache does.
+//! Records what real Nix sends: a server that stores every request of a `nix copy --to` and answers as an empty cache does.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -14,19 +14,19 @@ use narval_http::{Limits, Listen, Request, Response, Server, StatusCode};
 use super::trace::{Exchange, Trace};
 use crate::{Context, Result, failure};
 
-/// Fields of a request that belong to what is sent; all others belong to the client or the connection.
+/// Fields that describe the upload. All others depend on the client or the connection.
 const FIELDS: [&str; 3] = ["content-type", "content-encoding", "expect"];
-/// No NAR is longer.
+/// The largest NAR.
 const BODY_BYTES_MAX: u64 = 64 << 30;
-/// How long the last request has to finish, after Nix has ended.
+/// Time for the last request to finish after Nix has ended.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The trace of a `nix copy --to` of these paths with these URL parameters: the one in `folder`, or recorded now.
+/// Returns the trace of a `nix copy --to` of these paths with these URL parameters: the one in `folder`, or a new one.
 ///
 /// # Errors
-/// When `nix copy` fails.
+/// If `nix copy` fails.
 pub fn trace(folder: &Path, paths: &[String], parameters: &str) -> Result<Trace> {
-    // the set of paths, so that another closure in the same folder is not taken for this one
+    // named by the set of paths, so that another closure in the same folder is not mistaken for this one
     let (set, complete) = (paths.join("\n"), folder.join("paths"));
     if fs::read_to_string(&complete).ok().as_ref() == Some(&set) {
         return Trace::load(folder);
@@ -44,7 +44,7 @@ pub fn trace(folder: &Path, paths: &[String], parameters: &str) -> Result<Trace>
     Ok(trace)
 }
 
-/// `nix copy` with a home folder of its own, since it remembers what it has once sent to an address.
+/// Runs `nix copy` with its own home folder, since Nix remembers what it has sent to an address.
 fn nix_copy(url: &str, paths: &[String], home: &Path) -> Result<()> {
     let mut command = Command::new("nix");
     command.args(["--extra-experimental-features", "nix-command", "copy", "--no-check-sigs", "--to", url]).args(paths);
@@ -101,7 +101,7 @@ impl Recorded {
     fn answer(&self, mut request: Request) -> Response {
         match self.keep(&mut request) {
             Ok(status) => Response::new(status),
-            // Nix prints it and fails, and the harness with it
+            // Nix prints it and fails, and so does the harness
             Err(error) => Response::text(StatusCode::INSUFFICIENT_STORAGE, format!("cannot record: {error}\n")),
         }
     }

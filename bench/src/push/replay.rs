@@ -1,5 +1,5 @@
-//! Sends a recorded push again, as a client with so many connections would: a narinfo waits for those of its references,
-//! all else is sent as soon as a connection is free.
+//! Replays a recorded push over a number of connections. A narinfo waits for those of its references; everything else is sent as
+//! soon as a connection is free.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +13,15 @@ use crate::client::BaseUrl;
 use crate::load::nanoseconds;
 use crate::{Result, failure};
 
-/// The statuses with which Nix takes a PUT as done.
+/// The statuses that Nix accepts for a PUT.
 const DONE: [u16; 5] = [200, 201, 204, 206, 304];
 
-/// What a replay did.
+/// The result of a replay.
 #[derive(Debug, Default)]
 pub struct Replayed {
-    /// From the first request to the last answer.
+    /// From the first request to the last response.
     pub wall_ns: u64,
-    /// How many requests had which status, by method.
+    /// The number of requests by method and status.
     pub statuses: BTreeMap<(String, u16), u64>,
     /// Bytes of the bodies that were sent.
     pub bytes: u64,
@@ -41,14 +41,14 @@ impl Replayed {
     }
 }
 
-/// How far the paths of the trace are.
+/// The progress of the trace's paths.
 #[derive(Default)]
 struct Paths {
-    /// Units that nobody has begun.
+    /// Units that no connection has started.
     waiting: Vec<usize>,
     /// Hash parts whose narinfos are in the cache.
     committed: HashSet<String>,
-    /// Somebody failed; all stop.
+    /// A connection failed; all stop.
     failed: bool,
 }
 
@@ -58,10 +58,10 @@ struct Replay<'a> {
     committed: Condvar,
 }
 
-/// Pushes the whole trace over so many connections.
+/// Pushes the whole trace over a number of connections.
 ///
 /// # Errors
-/// When a PUT is refused, or a connection breaks.
+/// If a PUT is refused, or a connection breaks.
 pub fn replay(base: &BaseUrl, trace: &Trace, connections: usize, sending: &Sending) -> Result<Replayed> {
     let started = Instant::now();
     let mut done = Replayed::default();
@@ -87,7 +87,7 @@ pub fn replay(base: &BaseUrl, trace: &Trace, connections: usize, sending: &Sendi
     Ok(done)
 }
 
-/// Asks for all narinfos; the hash parts of those that are there.
+/// Requests all narinfos, and returns the hash parts of those that exist.
 fn absent_or_present(
     base: &BaseUrl,
     trace: &Trace,
@@ -160,8 +160,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Waits until all of them are in the cache; false when another client failed. The paths are taken in an order that has
-    /// references first, so those who wait never wait for each other.
+    /// Waits until all of them are in the cache; returns `false` if another connection failed. Paths are taken in an order with
+    /// references first, so there is no deadlock.
     fn wait_for(&self, references: &[String]) -> bool {
         let mut paths = self.paths();
         while !paths.failed && !references.iter().all(|reference| paths.committed.contains(reference)) {

@@ -1,4 +1,4 @@
-//! What pushes cost a server: a recorded push is sent to servers with empty data folders.
+//! The cost of pushes for a server: a recorded push is sent to servers with empty data folders.
 
 use std::path::PathBuf;
 use std::thread;
@@ -18,13 +18,13 @@ use crate::proxy::{Proxy, ProxyOptions};
 use crate::report::{median, time, write_json};
 use crate::{Context, Result, failure};
 
-/// A server that has run less than a tenth of this time has come to rest.
+/// A server that has run for less than a tenth of this time is idle.
 const SETTLED: Duration = Duration::from_millis(50);
-/// One that never does is measured all the same.
+/// A server that is never idle is measured after this time anyway.
 const SETTLING_MAX: Duration = Duration::from_secs(20);
-/// NARs that the slow clients send, the largest ones.
+/// The slow clients send the largest NARs; this many different ones.
 const SLOW_NARS_MAX: usize = 8;
-/// Answers to such a NAR under another's name, once all of it is there.
+/// Accepted statuses for such a NAR under another's name, once it was received completely.
 const SLOW_NAR_ENDS: [u16; 6] = [200, 201, 204, 400, 409, 422];
 const COMPRESSIONS: [&str; 3] = ["none", "zstd", "xz"];
 const CONNECTIONS: [usize; 3] = [1, 8, 64];
@@ -34,9 +34,9 @@ const CONNECTIONS: [usize; 3] = [1, 8, 64];
 struct Sample {
     /// Time of the push.
     wall_ns: u64,
-    /// What the server's processes ran for it, until they came to rest.
+    /// Processor time of the server, until it is idle.
     cpu_ns: u64,
-    /// The server's resident memory at its most.
+    /// The server's peak resident memory.
     resident_bytes_max: u64,
     /// Requests and bytes that were sent.
     requests: u64,
@@ -53,7 +53,7 @@ struct Measured {
     floor_ns: Vec<u64>,
 }
 
-/// Latencies of narinfos without and with clients that push.
+/// Latencies of narinfos, with and without pushing clients.
 #[derive(Debug, Serialize)]
 struct Reads {
     row: String,
@@ -71,7 +71,7 @@ struct Memory {
     resident_bytes_max: u64,
 }
 
-/// How often a server made something durable during one push.
+/// The number of sync system calls of a server during one push.
 #[derive(Debug, Serialize)]
 struct DurableCalls {
     row: String,
@@ -79,7 +79,7 @@ struct DurableCalls {
     calls: Vec<(&'static str, usize)>,
 }
 
-/// Everything that a run found.
+/// The results of a run.
 #[derive(Debug, Default, Serialize)]
 struct Figures {
     pushes: Vec<Measured>,
@@ -98,7 +98,7 @@ struct Rows<'a> {
 /// Measures all rows.
 ///
 /// # Errors
-/// When a trace cannot be recorded, or a server refuses it.
+/// If a trace cannot be recorded, or a server refuses it.
 pub fn run(arguments: &ServerArgs) -> Result<()> {
     let work = work_folder(&arguments.work)?;
     let paths = closure(&arguments.closure)?;
@@ -130,7 +130,7 @@ impl Rows<'_> {
         self.arguments.only.is_empty() || self.arguments.only.iter().any(|part| title.contains(part))
     }
 
-    /// The whole closure, by one client with so many connections.
+    /// Pushes the whole closure, by one client with a number of connections.
     fn pushes(&mut self, title: &str, trace: &Trace, connections: usize) -> Result<()> {
         if !self.is_wanted(title) {
             return Ok(());
@@ -168,7 +168,7 @@ impl Rows<'_> {
     fn push(&self, target: &Target, trace: &Trace, connections: usize) -> Result<Sample> {
         let fresh = self.start(target)?;
         let pid = pid(&fresh)?;
-        // what was written before is not to be written back during the measurement
+        // writeback of earlier data must not happen during the measurement
         rustix::fs::sync();
         settle(pid);
         let before = CpuTime::of(pid);
@@ -191,7 +191,7 @@ impl Rows<'_> {
         })
     }
 
-    /// A fresh server on its processors, and this process on those of the client.
+    /// Starts a new server on its processors, and moves this process to those of the client.
     fn start(&self, target: &Target) -> Result<Fresh> {
         let fresh = target.start(&self.work, false)?;
         let ServerArgs { server_cpu, client_cpu, .. } = self.arguments;
@@ -204,7 +204,7 @@ impl Rows<'_> {
         Ok(fresh)
     }
 
-    /// One push under strace, which counts what makes something durable.
+    /// One push under strace, which counts the sync system calls.
     fn durable_calls(&mut self, title: &str, trace: &Trace) -> Result<()> {
         if !self.is_wanted(title) {
             return Ok(());
@@ -248,7 +248,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// How long narinfos take, with nothing else to do and beside clients that send slowly.
+    /// Latency of narinfos on an idle server, and beside clients that send slowly.
     fn reads(&mut self, title: &str, trace: &Trace) -> Result<()> {
         if !self.is_wanted(title) {
             return Ok(());
@@ -284,7 +284,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Clients that send the largest NARs as slowly as they are told to, until this moment, under names that the server does
+    /// Clients that send the largest NARs at a limited rate until this moment, under names that the server does
     /// not have yet.
     fn slow_clients<'scope, 'env>(
         &'env self,
@@ -301,7 +301,7 @@ impl Rows<'_> {
             let (sending, exchange) = (sending.clone(), other_name(exchange, number));
             scope.spawn(move || {
                 let mut connection = Pushing::new(&fresh.server.base, sending);
-                // a small one comes to its end
+                // a small one ends early
                 while let Some(answered) = connection.send(&exchange, &trace.folder)? {
                     if !SLOW_NAR_ENDS.contains(&answered.status) {
                         let said = String::from_utf8_lossy(&answered.body).into_owned();
@@ -316,7 +316,7 @@ impl Rows<'_> {
     }
 }
 
-/// The same NAR under the name of another: the first characters of its hash are changed, for which it may be refused at its end.
+/// The same NAR under another name: the first characters of its hash are changed, so the server may refuse it at its end.
 fn other_name(exchange: &Exchange, number: usize) -> Exchange {
     let name = exchange.target.trim_start_matches("/nar/");
     let rest = name.get(2..).unwrap_or_default();
@@ -326,7 +326,7 @@ fn other_name(exchange: &Exchange, number: usize) -> Exchange {
     Exchange { target, ..exchange.clone() }
 }
 
-/// Median and 99th percentile of narinfos asked for one after the other.
+/// Median and 99th percentile of sequential requests for narinfos.
 fn latencies(fresh: &Fresh, trace: &Trace, duration: Duration) -> Result<[f64; 2]> {
     let sending = fresh.sending();
     let fields = sending.authorization.map_or(String::new(), |value| format!("Authorization: {value}\r\n"));
@@ -350,7 +350,7 @@ fn latencies(fresh: &Fresh, trace: &Trace, duration: Duration) -> Result<[f64; 2
     Ok([at(50), at(99)])
 }
 
-/// Waits until the server has nothing more to do.
+/// Waits until the server is idle.
 fn settle(pid: u32) {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! Servers that are pushed to: each measurement has one of its own, with an empty data folder.
+//! Servers to push to: each measurement starts its own, with an empty data folder.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use super::put::Sending;
 use crate::server::{Server, free_port};
 use crate::{Context, Result, failure, nginx, process};
 
-/// System calls that make something durable.
+/// The system calls that sync data to disk.
 const DURABLE_CALLS: &str = "fsync,fdatasync,sync_file_range,syncfs,sync,msync";
 
 /// How a server is started.
 #[derive(Debug, Clone)]
 pub enum Target {
-    /// nginx with its DAV module: keeps what comes, verifies nothing, and makes nothing durable.
+    /// nginx with its DAV module: stores uploads, verifies nothing, and syncs nothing.
     Nginx,
-    /// A shell's command line with `{port}`, `{data}` (an empty folder) and `{token}` (a file that the command may write a
-    /// token into before the server listens).
+    /// A shell command line with `{port}`, `{data}` (an empty folder) and `{token}` (a file into which the command may write a
+    /// token before the server listens).
     Command {
-        /// What its rows are called.
+        /// Its name in the rows.
         name: String,
         /// The command line.
         command: String,
@@ -39,7 +39,7 @@ impl std::str::FromStr for Target {
     }
 }
 
-/// A running server with an empty cache; its folder goes with it.
+/// A running server with an empty cache. Its folder is removed when it is dropped.
 #[derive(Debug)]
 pub struct Fresh {
     /// The server.
@@ -51,7 +51,7 @@ pub struct Fresh {
 }
 
 impl Target {
-    /// What its rows are called.
+    /// Its name in the rows.
     pub fn name(&self) -> &str {
         match self {
             Target::Nginx => "nginx",
@@ -59,11 +59,11 @@ impl Target {
         }
     }
 
-    /// Starts it over an empty folder below `work`. With `trace_calls`, strace (which slows everything down) writes down
-    /// each system call that makes something durable.
+    /// Starts it over an empty folder below `work`. With `trace_calls`, strace (which slows everything down) logs
+    /// each sync system call.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn start(&self, work: &Path, trace_calls: bool) -> Result<Fresh> {
         let folder = work.join(format!("push-{}", self.name()));
         remove(&folder)?;
@@ -93,23 +93,23 @@ impl Target {
 }
 
 impl Fresh {
-    /// How a client sends to it that has a token, by Basic as Nix does.
+    /// The client options for this server. A token is sent with Basic, as Nix does.
     pub fn sending(&self) -> Sending {
         let basic = |token: &String| format!("Basic {}", STANDARD.encode(format!("narval:{token}")));
         Sending { authorization: self.token.as_ref().map(basic), ..Sending::default() }
     }
 
-    /// Its URL as a client is given it, with the token if there is one; by way of `address` where that is a proxy's.
+    /// Its URL for a client, with the token if there is one. `address` may be that of a proxy.
     pub fn url(&self, address: Option<SocketAddr>) -> String {
         let address = address.unwrap_or(self.server.base.address);
         let user = self.token.as_ref().map_or(String::new(), |token| format!("narval:{token}@"));
         format!("http://{user}{address}")
     }
 
-    /// How often it has made something durable so far, by system call.
+    /// The number of sync system calls so far, by name.
     pub fn durable_calls(&self) -> Vec<(&'static str, usize)> {
         let Some(calls) = &self.calls else { return Vec::new() };
-        // it may not have been written yet: then there was none
+        // the log may not exist yet: then there was none
         let text = fs::read_to_string(calls).unwrap_or_default();
         let count = |call| text.lines().filter(|line| line.contains(&format!(" {call}("))).count();
         DURABLE_CALLS.split(',').map(|call| (call, count(call))).filter(|(_, count)| *count > 0).collect()
@@ -118,11 +118,11 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        // what runs below strace, or below a shell, does not end with it
+        // a process below strace or a shell does not end with it
         let ids = self.server.pid.map(process::tree).unwrap_or_default();
         for id in ids.into_iter().skip(1) {
             let id = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw);
-            // it may have ended by itself
+            // it may have ended already
             let _ = id.map(|id| rustix::process::kill_process(id, rustix::process::Signal::TERM));
         }
         self.server.end();

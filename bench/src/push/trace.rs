@@ -1,4 +1,4 @@
-//! A recorded push: the requests of one `nix copy --to`, with their bodies in files, so that it can be sent again
+//! A recorded push: the requests of one `nix copy --to`, with their bodies in files, so that it can be replayed
 //! without Nix and its compression.
 
 use std::collections::{HashMap, HashSet};
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Context, Result, failure};
 
-/// The list of requests, in the trace's folder; the bodies are beside it.
+/// The file with the list of requests, in the trace's folder. The bodies are beside it.
 const LIST: &str = "trace.json";
 
-/// One request and what the recording server answered.
+/// A request and the recording server's response.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Exchange {
     /// `GET`, `HEAD`, `PUT`.
     pub method: String,
-    /// Request target, with its slash.
+    /// Request target, which begins with a slash.
     pub target: String,
-    /// The field lines that say something about the body or how it is sent: `Content-Type`, `Content-Encoding`, `Expect`.
+    /// The field lines that describe the body or how it is sent: `Content-Type`, `Content-Encoding`, `Expect`.
     pub fields: Vec<(String, String)>,
-    /// The recording server's answer.
+    /// The status of the response.
     pub status: u16,
     /// The request body's file, in the trace's folder.
     pub body: Option<String>,
@@ -42,12 +42,12 @@ impl Exchange {
     }
 }
 
-/// Everything that is sent for one store path, in the order in which Nix sent it; the narinfo comes last.
+/// The requests for one store path, in the order in which Nix sent them. The narinfo comes last.
 #[derive(Debug, Clone)]
 pub struct Unit {
     /// Hash part of the store path.
     pub hash_part: String,
-    /// Hash parts of those of its references that the trace has, itself excepted.
+    /// Hash parts of its references that are in the trace, without itself.
     pub references: Vec<String>,
     /// `.ls`, HEAD and PUT of the NAR, PUT of the narinfo: indices into [`Trace::exchanges`].
     pub exchanges: Vec<usize>,
@@ -60,18 +60,18 @@ pub struct Nar {
     pub exchange: usize,
     /// The file that was sent.
     pub file: PathBuf,
-    /// As the narinfo says it.
+    /// Its compression, from the narinfo.
     pub compression: String,
     /// The length of the NAR itself, in bytes.
     pub nar_size: u64,
 }
 
-/// A push as it was recorded.
+/// A recorded push.
 #[derive(Debug)]
 pub struct Trace {
-    /// Where the bodies are.
+    /// The folder of the bodies.
     pub folder: PathBuf,
-    /// In the order in which they were complete.
+    /// In the order in which they were completed.
     pub exchanges: Vec<Exchange>,
     /// The paths, references first.
     pub units: Vec<Unit>,
@@ -83,7 +83,7 @@ impl Trace {
     /// Reads a trace that [`Trace::save`] wrote.
     ///
     /// # Errors
-    /// When it is not whole.
+    /// If it is incomplete.
     pub fn load(folder: &Path) -> Result<Trace> {
         let list = folder.join(LIST);
         let text = fs::read(&list).context(|| format!("cannot read {}", list.display()))?;
@@ -91,20 +91,20 @@ impl Trace {
         Trace::of(folder, exchanges)
     }
 
-    /// Writes the list; a folder that has one is a whole trace.
+    /// Writes the list. It is written last, so a folder that has it is a complete trace.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn save(&self) -> Result<()> {
         let list = self.folder.join(LIST);
         let text = serde_json::to_vec_pretty(&self.exchanges).context(|| format!("{}", list.display()))?;
         fs::write(&list, text).context(|| format!("cannot write {}", list.display()))
     }
 
-    /// Sorts what was recorded by store path.
+    /// Groups the recorded requests by store path.
     ///
     /// # Errors
-    /// When a narinfo names a NAR that was not sent.
+    /// If a narinfo names a NAR that was not sent.
     pub fn of(folder: &Path, exchanges: Vec<Exchange>) -> Result<Trace> {
         let of_target = |method: &str, target: &str| {
             exchanges.iter().position(|exchange| exchange.method == method && exchange.target == target)
