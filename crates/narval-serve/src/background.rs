@@ -53,7 +53,7 @@ impl Background {
         }
     }
 
-    /// Runs jobs until none waits.
+    /// Runs jobs until the queue is empty.
     fn work(&self) {
         loop {
             let mut work = self.lock();
@@ -99,7 +99,7 @@ mod tests {
             let (busy, busiest, done, gate) = (busy.clone(), busiest.clone(), done.clone(), gate.clone());
             Box::new(move || {
                 busiest.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                // Until the other end is gone.
+                // Blocks until the other end is dropped.
                 let _ = gate.lock().unwrap().recv();
                 busy.fetch_sub(1, Ordering::SeqCst);
                 done.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! Several caches in one server. The host and the first component of the path decide which one a request is for.
+//! Several caches in one server. A request's host and the first component of its path select the cache.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -23,11 +23,11 @@ pub struct Caches {
     hides_names: bool,
 }
 
-/// Which cache a request is for.
+/// The cache that a request is for.
 enum Found<'a> {
-    /// A cache, and the length of the path that leads to it.
+    /// A cache, and the length of the path prefix that selects it.
     Cache(&'a Service, usize),
-    /// A valid name that no cache has.
+    /// A valid name, but no cache has it.
     Nobody(CacheName),
 }
 
@@ -62,7 +62,7 @@ impl Caches {
         }
         let path = head.path();
         let name = path.strip_prefix('/').and_then(|rest| rest.split('/').next()).unwrap_or_default();
-        // Most requests.
+        // The common case.
         if name.ends_with(table::NARINFO) {
             return Found::Cache(&self.root, 0);
         }
@@ -98,7 +98,7 @@ impl Handler for Caches {
     }
 
     fn accepts_websockets(&self) -> bool {
-        // All caches have the page, or none has.
+        // Either all caches have the page, or none.
         self.root.accepts_websockets()
     }
 }

@@ -17,7 +17,7 @@ pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// Statuses with a counter of their own; all others count as `other`.
 const STATUSES: [u16; 17] = [200, 201, 202, 206, 304, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 507];
-/// Bounds of the latencies, in seconds.
+/// Upper bounds of the latency buckets, in seconds.
 const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
 /// The routes, as they are counted and labelled.
@@ -37,7 +37,7 @@ pub(crate) enum RouteLabel {
 
 const ROUTES: [&str; 9] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "push", "other"];
 
-/// Every counter. The counters of requests are looked up once, so that counting is one addition.
+/// All counters. Request counters are looked up once, so that counting is one addition.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Vec<Vec<Counter>>,
@@ -86,7 +86,7 @@ struct EncodingLabel {
 }
 
 impl Metrics {
-    /// Counters that are all zero.
+    /// Creates the counters at zero.
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("narval");
         let requests: Family<RequestLabels, Counter> = Family::default();
@@ -209,7 +209,7 @@ impl Metrics {
         .to_string()
     }
 
-    /// All counters, as text.
+    /// All counters, in the OpenMetrics text format.
     pub(crate) fn render(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

@@ -1,7 +1,7 @@
 //! The queue of a post-build hook: a folder with one file for each build.
 //!
-//! A hook must be quick, may run many times at once, and may be killed at any moment. A file that is written beside its place,
-//! synced and renamed needs no lock and no schema, and what is killed before the rename was never there.
+//! A hook must be quick, may run many times at once, and may be killed at any moment. A file that is written under a temporary
+//! name, synced and renamed needs no lock and no schema. A hook that is killed before the rename leaves no entry.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,16 +14,16 @@ use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers, temporary
 
 use crate::Error;
 
-/// The beginning of the names of files that are being written.
+/// The prefix of the names of files that are being written.
 const INCOMING: &str = ".incoming-";
 
 /// The largest file of the queue that is read, in bytes: an environment variable holds 128 KiB.
 const FILE_LEN_MAX: u64 = 1 << 20;
 
-/// The files that one look at the queue takes.
+/// The most files that are read from the queue at a time.
 const FILES_MAX: usize = 1024;
 
-/// Paths that wait to be pushed, in files of one folder. Cheap to make; nothing is opened before it is used.
+/// Paths that wait to be pushed, in the files of one folder. Cheap to create; the folder is opened on first use.
 #[derive(Debug, Clone)]
 pub struct Queue {
     folder: PathBuf,
@@ -37,7 +37,7 @@ pub(super) struct Queued {
 }
 
 impl Queue {
-    /// The queue in a folder of state.
+    /// The queue below a state folder.
     pub fn new(state: &Path) -> Self {
         Self { folder: state.join("queue") }
     }
@@ -46,7 +46,7 @@ impl Queue {
         &self.folder
     }
 
-    /// Makes the folder; others may not look into it.
+    /// Creates the folder, which only its owner can read.
     pub(super) fn make(&self) -> Result<(), Error> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
         made.map_err(|error| Error::file("make the folder", &self.folder, error))
@@ -55,7 +55,7 @@ impl Queue {
     /// Adds paths. They are on the disk when this returns.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// If the file cannot be written.
     pub fn add(&self, paths: &[StorePath]) -> Result<(), Error> {
         if paths.is_empty() {
             return Ok(());
@@ -72,13 +72,13 @@ impl Queue {
         let file = file.map_err(failed)?;
         self.give_to_owner(file.file()).map_err(failed)?;
         file.file().write_all(text.as_bytes()).and_then(|()| file.file().sync_data()).map_err(failed)?;
-        // In the order of time; the rest of the name keeps two of one moment apart.
+        // Names sort by time; their random part makes them unique.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         file.persist(&self.folder.join(temporary_name(format_args!("{now:024}-")))).map_err(failed)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)
     }
 
-    /// The daemon runs a hook as root, and the watcher may be another user: that of the folder.
+    /// The daemon runs a hook as root, and the watcher may be another user. The folder's owner is the watcher.
     fn give_to_owner(&self, file: &File) -> io::Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
@@ -87,7 +87,7 @@ impl Queue {
         fchown(file, Some(owner.uid()), Some(owner.gid()))
     }
 
-    /// The oldest files. What can't be read as one is removed.
+    /// The oldest files. Invalid ones are removed.
     pub(super) fn oldest(&self) -> Result<Vec<Queued>, Error> {
         let failed = |error| Error::file("read the queue", &self.folder, error);
         let mut names = Vec::new();
@@ -118,12 +118,12 @@ impl Queue {
         Ok(queued)
     }
 
-    /// Removes files whose paths are remembered elsewhere.
+    /// Removes files whose paths were recorded elsewhere.
     pub(super) fn forget(&self, queued: &[Queued]) -> Result<(), Error> {
         queued.iter().try_for_each(|queued| self.remove(&queued.file))
     }
 
-    /// Removes what hooks left that were killed while they wrote.
+    /// Removes temporary files of hooks that were killed while they wrote.
     pub(super) fn remove_leftovers(&self) -> Result<(), Error> {
         let removed = remove_leftovers(&self.folder, |name| is_temporary_name(name, INCOMING));
         removed.map_err(|error| Error::file("clean up", &self.folder, error))

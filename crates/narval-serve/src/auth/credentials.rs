@@ -14,7 +14,7 @@ pub(super) enum Credentials {
     None,
     /// A Bearer token, or the password of Basic credentials: Nix can send nothing else from a netrc file.
     Token(Vec<u8>),
-    /// Something else.
+    /// Another scheme, or malformed credentials.
     Malformed,
 }
 

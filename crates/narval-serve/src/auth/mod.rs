@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 use credentials::{Credentials, credentials};
 use throttle::Throttle;
 
-/// Who sends a request.
+/// The sender of a request.
 #[derive(Debug)]
 pub(crate) enum Caller {
     /// The request has no credentials.

@@ -19,11 +19,11 @@ const EXCHANGES_MAX: usize = 4;
 /// What a rule allows to tokens that match it.
 #[derive(Clone, Debug)]
 pub struct OidcGrant {
-    /// The caches.
+    /// The caches it grants access to.
     pub caches: CachePatterns,
-    /// The scopes.
+    /// The scopes it grants.
     pub scopes: Scopes,
-    /// The lifetime.
+    /// The lifetime of the granted token.
     pub lifetime: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What a cache keeps, decided over HTTP by tokens with the scopes `pin` and `delete` (`docs/push-protocol.md`).
+//! Administration over HTTP, for tokens with the scopes `pin` and `delete`: pins, and deleting paths (`docs/push-protocol.md`).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use crate::gate::Administration;
 
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 
-/// A request whose query was read.
+/// A request with its parsed query.
 #[derive(Debug)]
 pub(super) enum Command {
     ListPins,
@@ -32,7 +32,7 @@ struct Listed {
     until: Option<u64>,
 }
 
-/// What a query says, each at most once.
+/// The parameters of a query. Each occurs at most once.
 #[derive(Default)]
 struct Query {
     path: Option<StorePath>,
@@ -61,7 +61,7 @@ impl Query {
 
 impl Command {
     /// # Errors
-    /// 400 for a query that says something else, or lacks the path.
+    /// 400 for an unknown parameter, or if the path is missing.
     pub(super) fn parse(asked: Administration<'_>, query: Option<&str>) -> Result<Self, ServeError> {
         let malformed = |said: &str| ServeError::Upload(said.to_owned());
         let parsed = Query::parse(query);
@@ -108,7 +108,7 @@ impl Command {
                 Ok(text(StatusCode::CREATED, format!("{}  {}\n", pin.name, pin.path)))
             }
             Self::Unpin { name, path } => match cache.unpin(&name, path.as_ref(), grant)? {
-                0 => Ok(text(StatusCode::NOT_FOUND, format!("There is no such pin '{name}'.\n"))),
+                0 => Ok(text(StatusCode::NOT_FOUND, format!("There is no pin '{name}'.\n"))),
                 removed => Ok(text(StatusCode::OK, format!("removed {removed} pins\n"))),
             },
             Self::Delete { path, referrers } => {

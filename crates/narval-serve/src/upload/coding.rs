@@ -1,5 +1,5 @@
 //! Content codings of uploads. Nix sends narinfos, listings and logs with `Content-Encoding` if it is told to compress them; they are
-//! kept and served without.
+//! stored and served decoded.
 
 use std::io::{BufReader, Read};
 
@@ -9,10 +9,10 @@ use narval_nix::Compression;
 
 use crate::error::ServeError;
 
-/// The compression that a request's `Content-Encoding` names; `None` without a coding.
+/// The compression named by a request's `Content-Encoding`; `None` without a coding.
 ///
 /// # Errors
-/// 415 for a coding that is not known, and for several at once.
+/// 415 for an unknown coding, or for more than one.
 pub(crate) fn coding(head: &HeadRef<'_>) -> Result<Option<Compression>, ServeError> {
     let Some(name) = head.header("content-encoding") else { return Ok(None) };
     Ok(Some(match name.trim().to_ascii_lowercase().as_str() {
@@ -26,7 +26,7 @@ pub(crate) fn coding(head: &HeadRef<'_>) -> Result<Option<Compression>, ServeErr
     }))
 }
 
-/// The body without its coding.
+/// The decoded body.
 ///
 /// # Errors
 /// The decoder cannot be started.

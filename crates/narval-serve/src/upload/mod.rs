@@ -36,10 +36,10 @@ pub const SMALL_UPLOAD_BYTES: usize = 64 * 1024;
 const THREADS_MAX: usize = 8;
 /// Small uploads that wait for a thread. Their bodies count towards the engine's memory for bodies.
 const WAITING_MAX: usize = 4096;
-/// The most bytes that are read of a `nix-cache-info`, and of files that are discarded.
+/// The most bytes that are read of a `nix-cache-info`, or of a file that is discarded.
 const OTHER_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Takes uploads into one cache.
+/// Accepts uploads to one cache.
 #[derive(Debug)]
 pub(crate) struct Uploads {
     data: Data,
@@ -48,7 +48,7 @@ pub(crate) struct Uploads {
     metrics: Arc<Metrics>,
 }
 
-/// What the uploads into all caches of a server share.
+/// State that the uploads to all caches of a server share.
 #[derive(Debug)]
 pub(crate) struct UploadPool {
     threads: Arc<Background>,
@@ -61,13 +61,13 @@ impl Default for UploadPool {
     }
 }
 
-/// What is uploaded.
+/// The kind of an uploaded file.
 #[derive(Debug)]
 enum Upload {
     CacheInfo,
     NarInfo(HashPart),
     Small(SmallKind, String),
-    /// A path that cannot be the name of a file. The upload is discarded.
+    /// A path that cannot be a file name. The upload is discarded.
     Unknown(String),
 }
 
@@ -76,7 +76,7 @@ impl Uploads {
         Self { data, cache, pool, metrics }
     }
 
-    /// Answers a PUT of a token that may push.
+    /// Answers a PUT with a token that may push.
     pub(crate) fn put(
         self: &Arc<Self>,
         route: Route<'_>,
@@ -116,7 +116,7 @@ impl Uploads {
         self.receive(request, move |body| this.take(upload, &mut decoded(coding, body)?, &grant))
     }
 
-    /// Answers a POST of the push protocol, of a token that may push.
+    /// Answers a POST of the push protocol with a token that may push.
     pub(crate) fn post(
         self: &Arc<Self>,
         route: PushRoute<'_>,
@@ -133,7 +133,7 @@ impl Uploads {
         }
     }
 
-    /// Lists, adds and removes pins, and deletes paths, for a token that may. This can wait for uploads, so it runs on the upload threads.
+    /// Lists, adds and removes pins, and deletes paths, if the token allows it. This can wait for uploads, so it runs on the upload threads.
     pub(crate) fn administer(
         self: &Arc<Self>,
         asked: Administration<'_>,
@@ -175,7 +175,7 @@ impl Uploads {
         tracing::debug!("stored a NAR of {} bytes ({} compressed)", stored.nar_size, stored.file_size);
     }
 
-    /// Takes an upload that is not a NAR.
+    /// Accepts an upload that is not a NAR.
     fn take(&self, upload: Upload, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
         match upload {
             Upload::CacheInfo => self.take_cache_info(body),
@@ -185,7 +185,7 @@ impl Uploads {
                 Put::Kept | Put::Dropped => Response::new(StatusCode::OK),
             }),
             Upload::Unknown(path) => {
-                // Files of kinds that only a later Nix knows must not fail its copy.
+                // A copy by a later version of Nix must not fail because of a new kind of file.
                 let bytes = read(body, OTHER_BYTES_MAX)?.len();
                 tracing::warn!("PUT {path}: a file of an unknown type was dropped ({bytes} bytes)");
                 Ok(Response::new(StatusCode::OK))
@@ -193,7 +193,7 @@ impl Uploads {
         }
     }
 
-    /// The cache makes its own `nix-cache-info`. A client with another store directory must not continue.
+    /// The cache generates its own `nix-cache-info`. A client with another store directory must not continue.
     fn take_cache_info(&self, body: &mut dyn Read) -> Result<Response, ServeError> {
         let text = read(body, OTHER_BYTES_MAX)?;
         let info = CacheInfo::parse(&text).map_err(|error| ServeError::Upload(format!("nix-cache-info: {error}")))?;
@@ -205,7 +205,7 @@ impl Uploads {
         Ok(Response::new(StatusCode::OK))
     }
 
-    /// Has `take` read the body: a small one on an upload thread, a larger one on this thread.
+    /// Runs `take` with the body: on an upload thread if it is small, otherwise on this thread.
     fn receive(
         self: &Arc<Self>,
         mut request: Request,
@@ -227,7 +227,7 @@ impl Uploads {
         self.pool.threads.run(Box::new(move || {
             let answer = take(&mut begun.as_slice()).map_err(|error| for_client(error, repeats));
             responder.respond(answer.unwrap_or_else(|error| error.into_response(&metrics)));
-            // The engine counts the body's memory until here.
+            // The engine counts the body's memory until this point.
             drop(request);
         }));
         Ok(response)
@@ -249,7 +249,7 @@ fn repeats_uploads(head: &HeadRef<'_>) -> bool {
     (next(), next(), next()) >= (2, 33, 2)
 }
 
-/// Replaces a temporary error by a permanent one for clients that cannot repeat uploads.
+/// Replaces a temporary error with a permanent one for clients that cannot repeat uploads.
 fn for_client(error: ServeError, repeats: bool) -> ServeError {
     match error {
         ServeError::Refused(refusal) if refusal.kind == RefusalKind::NoSpace && !repeats => {
@@ -276,7 +276,7 @@ fn ended_early(error: &io::Error) -> ServeError {
     ServeError::Upload(format!("the upload ended early: {error}"))
 }
 
-/// A body whose bytes are counted.
+/// A body that counts the bytes read.
 struct Counted<'a> {
     body: &'a mut dyn Read,
     metrics: &'a Metrics,
@@ -303,14 +303,14 @@ fn narinfo_lines(stored: &Stored) -> String {
     )
 }
 
-/// An answer to the push protocol.
+/// A response of the push protocol.
 fn text(status: StatusCode, text: String) -> Response {
     Response::text(status, text).header(header::CACHE_CONTROL, "no-store")
 }
 
 const _: () = assert!(NARINFO_LEN_MAX as u64 <= OTHER_BYTES_MAX, "narinfos are small files");
 
-/// The compression that the extension of a NAR's file names.
+/// The compression given by the extension of a NAR's file name.
 fn compression_of(extension: &str) -> Option<Compression> {
     Compression::ALL.into_iter().find(|compression| compression.file_extension() == extension)
 }

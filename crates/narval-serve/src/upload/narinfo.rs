@@ -1,4 +1,4 @@
-//! `PUT /<hash part>.narinfo`: what makes a path visible.
+//! `PUT /<hash part>.narinfo`, which makes a path visible.
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 use super::read;
 use crate::error::ServeError;
 
-/// Commits one narinfo. Nix uploads them one by one; commits that come at the same time share a transaction.
+/// Commits one narinfo. Nix uploads them one by one; concurrent commits share a transaction.
 pub(super) fn take(
     cache: &Cache,
     hash_part: HashPart,

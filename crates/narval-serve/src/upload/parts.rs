@@ -1,6 +1,6 @@
-//! NARs that are uploaded in parts, and resume where they were interrupted.
+//! NARs that are uploaded in parts. An interrupted upload can be resumed.
 //!
-//! The received parts of a NAR are in a temporary file of the data folder, which does not survive the server. A part counts once it was received
+//! The received parts of a NAR are in a temporary file of the data folder, which is removed when the server stops. A part counts once it was received
 //! completely.
 
 use std::collections::HashMap;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use narval_cache::written::Refusal;
 use narval_store::TemporaryFile;
 
-/// The largest part, in bytes. Proxies limit the size of bodies; 32 MiB pass most of them.
+/// The largest part, in bytes. Proxies limit the size of bodies; most of them accept 32 MiB.
 pub(super) const PART_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// An upload for which no part came for this long is dropped.
+/// An upload that receives no part for this long is dropped.
 const DROP_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// The most uploads in parts. Each has an open file.
 const UPLOADS_MAX: usize = 256;
@@ -40,29 +40,29 @@ pub(super) struct Upload {
 /// Why a part was refused.
 #[derive(Debug)]
 pub(super) enum PartError {
-    /// It does not start where the last one ended: so many bytes were received.
+    /// It does not start where the last one ended. This many bytes were received.
     Offset(u64),
-    /// Too many uploads at the same time.
+    /// Too many concurrent uploads.
     TooMany,
     /// It is larger than [`PART_BYTES_MAX`].
     TooLarge,
-    /// The body cannot be read to its end.
+    /// The body cannot be read completely.
     Body(io::Error),
     /// The file cannot be written.
     File(io::Error),
-    /// No file can be made.
+    /// The file cannot be created.
     Refused(Refusal),
 }
 
 impl Parts {
-    /// How much of a NAR was received, in bytes.
+    /// The number of bytes of a NAR received so far.
     pub(super) fn received(&self, key: &Key) -> Option<u64> {
         let upload = Arc::clone(self.lock().get(key)?);
         let length = lock(&upload).length;
         Some(length)
     }
 
-    /// Appends a part that begins at `offset`, and returns how much was received. `create` makes a file for the first part.
+    /// Appends a part that begins at `offset`, and returns the number of bytes received so far. `create` creates the file for the first part.
     pub(super) fn append(
         &self,
         key: &Key,
@@ -78,14 +78,14 @@ impl Parts {
         upload.append(body)
     }
 
-    /// Drops the uploads for which no part came for this long.
+    /// Drops uploads that have received no part for this long.
     pub(super) fn drop_idle(&self, after: Duration) {
         let is_kept =
             |upload: &Arc<Mutex<Upload>>| upload.try_lock().map_or(true, |upload| upload.last_part.elapsed() < after);
         self.lock().retain(|_, upload| is_kept(upload));
     }
 
-    /// Ends an upload in parts, and returns its file and length. Returns `None` if there is none, or if another request appends to it.
+    /// Ends an upload in parts, and returns its file and length. Returns `None` if there is none, or if another request is appending to it.
     pub(super) fn finish(&self, key: &Key) -> Option<(TemporaryFile, u64)> {
         let upload = self.lock().remove(key)?;
         let upload = Arc::into_inner(upload)?.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +120,7 @@ impl Parts {
 }
 
 impl Upload {
-    /// Appends all of a part, or nothing.
+    /// Appends a whole part, or nothing.
     fn append(&mut self, body: &mut dyn Read) -> Result<u64, PartError> {
         let mut at = self.length;
         let mut piece = vec![0; 256 * 1024];
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// A body that breaks off.
+    /// A body that ends early with an error.
     struct Broken<'a>(&'a [u8]);
 
     impl Read for Broken<'_> {
@@ -214,7 +214,7 @@ mod tests {
             append(number, &mut &b"x"[..]).unwrap();
         }
         assert!(matches!(append(UPLOADS_OF_ONE_MAX, &mut &b"x"[..]), Err(PartError::TooMany)));
-        // Starting over is no new upload.
+        // Starting over does not count as a new upload.
         assert_eq!(append(0, &mut &b"xy"[..]).unwrap(), 2);
     }
 }

@@ -16,15 +16,15 @@ pub(crate) const CACHE_INFO_KEY: &str = "NarvalPush";
 /// Its value.
 pub(crate) const PATH: &str = "_narval/v1";
 
-/// The most hash parts in one question.
+/// The most hash parts in one `POST missing`.
 const HASH_PARTS_MAX: usize = 65_536;
 /// A hash part and its newline.
 const LINE_BYTES: u64 = 33;
-/// The largest commit, in bytes. It takes about six times as much memory, as text, as narinfos, and as rows.
+/// The largest commit, in bytes. It takes about six times as much memory: as text, as narinfos, and as rows.
 const COMMIT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// The lease of a path that a client was told is present, in seconds: 24 hours.
 const LEASE_SECONDS: u64 = 24 * 3600;
-/// The header field that says how much of an upload was received.
+/// The header field with the number of bytes received of an upload.
 const UPLOAD_OFFSET: &str = "upload-offset";
 
 /// `POST missing`: which paths of a closure the cache lacks.
@@ -57,7 +57,7 @@ fn target(name: &str) -> Result<NarTarget, ServeError> {
     ))
 }
 
-/// Where in a NAR a part belongs.
+/// The position of a part in its NAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     offset: u64,
@@ -126,7 +126,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     })
 }
 
-/// `HEAD nar/<NAR hash>.nar…`: whether the cache has it, or else how much was received.
+/// `HEAD nar/<NAR hash>.nar…`: whether the cache has the NAR, and otherwise how much of it was received.
 pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<Response, ServeError> {
     if let Begin::Known(stored) = uploads.cache.begin(target(name)?, None, grant)? {
         return Ok(uploads.known(&stored));
@@ -138,7 +138,7 @@ pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<R
     })
 }
 
-/// `POST commit`: all narinfos of a push, visible all or none.
+/// `POST commit`: all narinfos of a push. Either all become visible, or none.
 pub(super) fn commit(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let coding = coding(&request.head())?;
     let this = Arc::clone(uploads);
@@ -199,7 +199,7 @@ impl Uploads {
     }
 }
 
-/// An upload belongs to the token that began it, in one cache.
+/// Identifies an upload by the token that began it, and its cache.
 fn key(uploads: &Uploads, name: &str, grant: &Grant) -> Key {
     (grant.token.clone(), format!("{}/{name}", uploads.cache.name()))
 }

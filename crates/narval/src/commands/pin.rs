@@ -87,7 +87,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             let (_, cache) = cache.open()?;
             let path = path.map(|path| base_name(&path)).transpose()?;
             if cache.unpin(&name, path.as_ref(), &administrator()).map_err(Failure::runtime)? == 0 {
-                return Err(Failure::usage(format!("there is no such pin '{name}'; 'narval pin list' shows them")));
+                return Err(Failure::usage(format!("there is no pin '{name}'; 'narval pin list' shows all pins")));
             }
         }
     }

@@ -97,7 +97,7 @@ fn pins_and_the_cache() {
     assert!(pins.contains(base(&path)) && pins.contains("keeps 3"), "{pins}");
     assert!(narval(&lab, &["cache", "export"]).contains("\"release\""));
     narval(&lab, &["pin", "remove", "release"]);
-    assert!(fails(&lab, &["pin", "remove", "release"]).contains("no such pin"));
+    assert!(fails(&lab, &["pin", "remove", "release"]).contains("there is no pin 'release'"));
     assert_eq!(narval(&lab, &["cache", "gc", "--dry-run"]), "");
     narval(&lab, &["cache", "fsck", "--contents"]);
     // The server has its narinfo in memory, and forgets it when the command has ended.

@@ -80,7 +80,7 @@ pub enum RuleError {
         reason: String,
     },
     /// A rule without claims would match everybody.
-    #[error("a rule needs at least one claim: without, everybody whose platform this is would be allowed")]
+    #[error("a rule needs at least one claim: without one it would match every user of the platform")]
     Empty,
     /// A rule for a platform that everybody can use does not restrict whose jobs match.
     #[error(

@@ -1,7 +1,7 @@
-//! The index in SQLite: WAL, any number of readers, one thread that writes.
+//! The index in SQLite: WAL mode, any number of readers, one writer thread.
 //!
-//! Writers hand a function to the thread and wait. It takes all that wait into one transaction, so that one `fsync` makes
-//! many commits durable. Processes beside this one (administration commands) write the same database in turns.
+//! Callers send a function to the writer thread and wait. It runs all waiting functions in one transaction, so that one `fsync` makes
+//! many commits durable. Other processes (administration commands) may write to the same database, one transaction at a time.
 
 mod nars;
 mod paths;
@@ -37,7 +37,7 @@ const STATEMENTS_MAX: usize = 48;
 /// SQLite's page cache per connection, in KiB. Small: the kernel's page cache is behind it.
 const PAGE_CACHE_KIB: i64 = 1024;
 
-/// Changes by other processes are looked for at most this often.
+/// The shortest time between two checks for changes by other processes.
 const NOTICED_AFTER: Duration = Duration::from_millis(10);
 
 /// The index in SQLite.
@@ -50,19 +50,19 @@ pub(crate) struct Sqlite {
     others: Mutex<Others>,
 }
 
-/// What tells that another process has changed the index.
+/// Detects changes of the index by other processes.
 struct Others {
     connection: Connection,
-    /// SQLite's `data_version` when it was last looked at.
+    /// SQLite's `data_version` at the last check.
     version: i64,
     looked: Instant,
-    /// How often nothing could be learnt.
+    /// The number of failed checks.
     failures: u64,
 }
 
 impl Others {
     fn unknown(&mut self) -> u64 {
-        // As long as nothing is known, each request looks.
+        // Until a check succeeds, each request checks.
         self.looked = self.looked.checked_sub(NOTICED_AFTER).unwrap_or(self.looked);
         self.failures += 1;
         u64::MAX - self.failures
@@ -70,7 +70,7 @@ impl Others {
 }
 
 impl Sqlite {
-    /// Opens the index, and makes it when it is missing.
+    /// Opens the index, and creates it if it is missing.
     pub(crate) fn open(path: &Path) -> Result<Self, IndexError> {
         let mut connection = connect(path)?;
         schema::prepare(&mut connection, path)?;
@@ -113,12 +113,12 @@ impl Sqlite {
 
 impl Index for Sqlite {
     fn stamp(&self) -> u64 {
-        // Somebody else is just looking: what they find counts from then on.
+        // Another thread is checking: its result counts from then on.
         if let Ok(mut others) = self.others.try_lock()
             && others.looked.elapsed() >= NOTICED_AFTER
         {
             others.looked = Instant::now();
-            // Without an answer every memo is stale: a number that never was, and never comes again.
+            // Without a result every memo is stale: return a number that is never used twice.
             match data_version(&others.connection) {
                 Ok(version) if version == others.version => {}
                 Ok(version) => match schema::stamp(&others.connection) {

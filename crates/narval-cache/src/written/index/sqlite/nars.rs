@@ -56,8 +56,8 @@ pub(super) fn files_of(
     rows.collect()
 }
 
-/// Gives a name to a NAR. Where a row has another file's hash, that file is lost and this one takes its place: what was named
-/// after the lost one is forgotten, since its narinfos say what is no longer true.
+/// Adds a name for a NAR. If its row has the hash of another file, that file is lost and this one replaces it. The names
+/// and paths of the lost file are removed, since their narinfos are no longer correct.
 pub(super) fn add_file(
     connection: &Connection,
     cache: CacheId,
@@ -114,7 +114,7 @@ fn add_bytes(connection: &Connection, cache: CacheId, bytes: i64) -> rusqlite::R
     connection.prepare_cached(add)?.execute(params![bytes, cache.0]).map(drop)
 }
 
-/// Forgets every name of a NAR, and the paths that are served from it.
+/// Removes every name of a NAR, and the paths that are served from it.
 fn forget_names(connection: &Connection, nar: i64) -> rusqlite::Result<()> {
     let names: Vec<(i64, String)> = connection
         .prepare_cached("select cache, name from files where nar = ?")?
@@ -123,7 +123,7 @@ fn forget_names(connection: &Connection, nar: i64) -> rusqlite::Result<()> {
     names.iter().try_for_each(|(cache, name)| remove_file(connection, CacheId(*cache), name))
 }
 
-/// Forgets a name, whose file is gone, and the paths that are served from it.
+/// Removes a name whose file is lost, and the paths that are served from it.
 pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<()> {
     let query = "select n.id, n.file_size + coalesce(n.listing_size, 0) from files f join nars n on n.id = f.nar \
          where f.cache = ? and f.name = ?";

@@ -63,7 +63,7 @@ pub(super) fn commit(
     paths: &[PathRecord],
     now: u64,
 ) -> rusqlite::Result<Commit> {
-    // All are looked at before the first is changed: what has changed undoes nothing then.
+    // All versions are checked before the first change, so that a conflict leaves nothing to undo.
     if have_changed(connection, cache, paths)? {
         return Ok(Commit::Changed);
     }
@@ -147,7 +147,7 @@ fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -
     add_pending(connection, cache, "path", part)
 }
 
-/// Notes that no narinfo names a file any more, if that is so.
+/// Marks a file as orphaned if no narinfo names it any more.
 pub(super) fn orphan(connection: &Connection, cache: CacheId, file: &str, now: u64) -> rusqlite::Result<()> {
     let orphan = "update files set orphaned = ?1 where cache = ?2 and name = ?3 \
          and not exists (select 1 from paths where cache = ?2 and file = ?3)";

@@ -1,4 +1,4 @@
-//! Uses, pins, and what is forgotten.
+//! Uses, pins, and garbage collection.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::written::index::{CacheId, Cutoff, PinRecord, Snapshot, SnapshotPath, 
 pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<()> {
     let by_path = "update paths set used = max(used, ?) where cache = ? and hash_part = ?";
     let by_file = "update paths set used = max(used, ?) where cache = ? and file = ?";
-    // Whoever was told that a NAR is here may be about to send its narinfo.
+    // A client that was told that a NAR is present may be about to send its narinfo.
     let orphan = "update files set used = max(used, ?) where cache = ? and name = ? and orphaned is not null";
     for Used { cache, path, file, time } in used {
         if let Some(part) = path {
@@ -28,7 +28,7 @@ pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<(
 }
 
 pub(super) fn snapshot(connection: &Connection, cache: CacheId) -> rusqlite::Result<Snapshot> {
-    // One moment: a transaction that only reads.
+    // A read transaction, for a consistent snapshot.
     let transaction = connection.unchecked_transaction()?;
     let query = "select p.id, p.hash_part, p.path, p.used, coalesce(n.id, 0), coalesce(n.file_size, 0), \
          coalesce(n.listing_size, 0) from paths p \
@@ -122,7 +122,7 @@ pub(super) fn delete(
     is_visible(connection)?;
     let mut removed = Vec::new();
     for nar_hash in files {
-        // Every name and form of the NAR: what leaked is in each.
+        // Every name and compression of the NAR: a leaked secret is in each.
         let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar \
              where f.cache = ? and n.nar_hash = ? and f.orphaned is not null";
         let names: Vec<(String, u64)> = connection

@@ -1,4 +1,4 @@
-//! Tables, caches, and what files may not show yet.
+//! Tables, caches, and pending entries for files.
 
 use std::path::Path;
 
@@ -77,13 +77,13 @@ create table pending (
   kind text not null, name text not null);
 ";
 
-/// From version 1, in which listings were not counted.
+/// Migrates from version 1, in which listings were not counted.
 const FROM_1: &str = "
 update caches set bytes = coalesce((select sum(n.file_size + coalesce(n.listing_size, 0)) from nars n
   where exists (select 1 from files f where f.nar = n.id and f.cache = caches.id)), 0);
 ";
 
-/// Makes the tables when they are missing, and brings older ones up to date.
+/// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
     let version = |connection: &Connection| -> rusqlite::Result<u32> {
@@ -93,7 +93,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
     if found < VERSION {
         let transaction =
             connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(fail)?;
-        // Another process may have been faster.
+        // Another process may have migrated them meanwhile.
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             transaction.execute_batch(if found == 0 { SCHEMA } else { FROM_1 }).map_err(fail)?;
@@ -112,7 +112,7 @@ pub(super) fn stamp(connection: &Connection) -> rusqlite::Result<u64> {
     connection.prepare_cached("select value from meta where key = 'stamp'")?.query_row([], |row| row.get(0))
 }
 
-/// To be done in every transaction that changes what a reader can see.
+/// Must be called in every transaction that changes what a reader can see.
 pub(super) fn is_visible(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached("update meta set value = value + 1 where key = 'stamp'")?.execute([]).map(drop)
 }
@@ -145,7 +145,7 @@ pub(super) fn set_settings(connection: &Connection, id: CacheId, settings: &str)
     is_visible(connection)
 }
 
-/// Notes that files may not be as the index says from now on.
+/// Records that files may differ from the index from now on.
 pub(super) fn add_pending(connection: &Connection, cache: CacheId, kind: &str, name: &str) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached("insert into pending (cache, kind, name) values (?, ?, ?)")?;
     statement.execute(params![cache.0, kind, name]).map(drop)
@@ -181,7 +181,7 @@ pub(super) fn pending_max(connection: &Connection) -> rusqlite::Result<Option<i6
         .map(Option::flatten)
 }
 
-/// A column that holds the text of something.
+/// Parses a text column.
 pub(super) fn parsed<T>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
 where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
@@ -196,7 +196,7 @@ where
     parsed.map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
 }
 
-/// Hash parts, one after another.
+/// Concatenates hash parts.
 pub(super) fn join(parts: &[HashPart]) -> String {
     parts.iter().map(HashPart::as_str).collect()
 }

@@ -8,7 +8,7 @@ fn index() -> (tempfile::TempDir, Sqlite) {
     (folder, index)
 }
 
-/// A change that fails is undone; others of its transaction are not.
+/// A change that fails is undone; the others in its transaction are not.
 #[test]
 fn changes_fail_alone() {
     let (_folder, index) = index();
@@ -39,7 +39,7 @@ fn changes_of_others_are_noticed() {
     assert_ne!(other.stamp(), before, "its own at once");
     std::thread::sleep(2 * NOTICED_AFTER);
     assert_eq!(index.stamp(), other.stamp());
-    // What no reader can see changes no stamp.
+    // A change that no reader can see leaves the stamp as it is.
     let before = index.stamp();
     index.lease(CacheId(1), &[], 5).unwrap();
     assert_eq!(index.stamp(), before);

@@ -52,7 +52,7 @@ pub(super) fn all(connection: &Connection) -> rusqlite::Result<Vec<TokenRecord>>
 
 pub(super) fn revoke(connection: &Connection, id: &str, now: u64) -> rusqlite::Result<bool> {
     let revoke = "update tokens set revoked = coalesce(revoked, ?) where id = ?";
-    // Servers remember what a token allows as long as nothing changes.
+    // Servers cache what a token allows until the stamp changes.
     super::schema::is_visible(connection)?;
     Ok(connection.execute(revoke, params![now, id])? > 0)
 }

@@ -1,4 +1,4 @@
-//! The thread that writes.
+//! The writer thread.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use rusqlite::Connection;
 use super::{schema, sql_error};
 use crate::written::index::IndexError;
 
-/// Changes that wait; more writers wait before they can hand over theirs.
+/// The most changes in the queue. Further callers block.
 const QUEUE_MAX: usize = 256;
 
 /// The most changes in one transaction.
 const BATCH_MAX: usize = 256;
 
-/// What a change asks of the disk.
+/// Whether a change must be durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Durability {
-    /// A loss of power may undo it, as long as no durable change came after it.
+    /// A power failure may undo it, as long as no durable change was made after it.
     Later,
-    /// It is on the disk when the writer is answered.
+    /// It is on the disk when the caller is answered.
     Full,
 }
 
-/// Tells whoever waits how the transaction ended.
+/// Tells the waiting caller how the transaction ended.
 type Reply = Box<dyn FnOnce(Result<(), IndexError>) + Send>;
 
 struct Job {
@@ -34,7 +34,7 @@ struct Job {
     change: Box<dyn FnOnce(&Connection) -> Reply + Send>,
 }
 
-/// The writing end of the index. Dropped, it ends the thread once all is written.
+/// The sender to the writer thread. When it is dropped, the thread ends after all changes are written.
 pub(super) struct Writer {
     path: PathBuf,
     jobs: Option<SyncSender<Job>>,
@@ -55,7 +55,7 @@ impl Writer {
         Ok(Self { path: path.to_owned(), jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Has a change made, and waits until its transaction has ended.
+    /// Runs a change on the writer thread, and waits until its transaction has ended.
     pub(super) fn write<T: Send + 'static>(
         &self,
         durability: Durability,
@@ -67,7 +67,7 @@ impl Writer {
         let change = Box::new(move |connection: &Connection| {
             let made = in_savepoint(connection, change).map_err(|error| sql_error(&path, &error));
             Box::new(move |ended: Result<(), IndexError>| {
-                // The channel has room for the one answer; nobody may wait for it any more.
+                // The channel has room for the one answer. The caller may no longer wait for it.
                 answer.send(ended.and(made)).ok();
             }) as Reply
         });
@@ -81,7 +81,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported by itself.
+            // A panic in the thread was already reported.
             thread.join().ok();
         }
     }
@@ -116,13 +116,13 @@ fn transaction(
     durability: Durability,
     changes: impl FnOnce(&Connection),
 ) -> rusqlite::Result<()> {
-    // Cannot be changed within a transaction.
+    // This setting cannot be changed within a transaction.
     let synchronous = if durability == Durability::Full { "full" } else { "normal" };
     connection.pragma_update(None, "synchronous", synchronous)?;
     connection.execute_batch("begin immediate")?;
     changes(connection);
     let ended = if connection.is_autocommit() {
-        // A full disk has made SQLite undo the transaction by itself.
+        // If the disk is full, SQLite has already rolled back the transaction.
         Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), None))
     } else {
         connection.execute_batch("commit")
@@ -133,7 +133,7 @@ fn transaction(
     ended
 }
 
-/// What one change does is undone if it fails; the others of the transaction are not.
+/// A change that fails is undone; the others in its transaction are not.
 fn in_savepoint<T>(
     connection: &Connection,
     change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -143,7 +143,7 @@ fn in_savepoint<T>(
     match made {
         Ok(made) => connection.execute_batch("release change").map(|()| made),
         Err(error) => {
-            // If SQLite has undone the whole transaction, there is no savepoint any more, and the commit fails.
+            // If SQLite has rolled back the whole transaction, the savepoint no longer exists, and the commit fails.
             connection.execute_batch("rollback to change; release change").ok();
             Err(error)
         }
