@@ -1,5 +1,5 @@
 //! HTTPS, with HTTP/2 if the client supports it: `GET /` returns the version of the request, `POST /` returns its body,
-//! `GET /bytes/N` returns N bytes.
+//! `PUT /count` the number of its bytes, `GET /bytes/N` returns N bytes.
 //!
 //! ```text
 //! openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost \
@@ -17,7 +17,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use narval_http::tls::{Identity, TlsAcceptor, TlsConfig};
-use narval_http::{Body, BodySource, Fill, Request, Response, Router, SegmentBuf, StatusCode};
+use narval_http::{Body, BodySource, Fill, Limits, Request, Response, Router, SegmentBuf, StatusCode};
 
 use arguments::Arguments;
 
@@ -28,8 +28,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let identities = vec![Identity { cert: cert.into(), key: key.into(), ocsp: None }];
     let acceptor = Arc::new(TlsAcceptor::new(TlsConfig { identities, ..TlsConfig::default() })?);
-    let app = Router::new().get("/", greet).post("/", echo).get("/bytes/@count", bytes).build()?;
-    arguments.serve(app, |builder| builder.tls(acceptor).http2(true))
+    let app = Router::new().get("/", greet).post("/", echo).put("/count", count).get("/bytes/@count", bytes).build()?;
+    let limits = Limits { body_max: 1 << 40, ..Limits::default() };
+    arguments.serve(app, |builder| builder.tls(acceptor).http2(true).limits(limits))
 }
 
 fn greet(request: Request) -> String {
@@ -40,6 +41,10 @@ fn echo(mut request: Request) -> io::Result<Response> {
     let mut body = Vec::new();
     request.body().read_to_end(&mut body)?;
     Ok(Response::new(StatusCode::OK).body(Body::bytes(body)))
+}
+
+fn count(mut request: Request) -> io::Result<String> {
+    Ok(io::copy(request.body(), &mut io::sink())?.to_string())
 }
 
 fn bytes(request: Request) -> Response {

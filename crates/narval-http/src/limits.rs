@@ -263,12 +263,23 @@ pub(crate) const HTTP2_AHEAD_MAX: usize = 16 * 1024;
 /// The initial window of a stream: how much of a request body a client may send before the handler reads it.
 pub(crate) const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
 
-/// The size to which the window grows if the handler keeps up: the bytes in flight at 80 MB/s and 50 ms.
-pub(crate) const HTTP2_STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
+/// The largest window of a stream: its body arrives with 320 MB/s at a round trip of 50 ms.
+pub(crate) const HTTP2_STREAM_WINDOW_MAX: u32 = 16 * 1024 * 1024;
 
-/// The window of a whole HTTP/2 connection. It does not bound memory, which the streams' windows do, so that no stream
-/// has to wait for another.
-pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// By how much all streams of one connection may exceed their initial windows together. It bounds what a client can make the
+/// server hold by uploads whose handlers stop reading.
+pub(crate) const HTTP2_WINDOW_GROWTH_MAX: u32 = 32 * 1024 * 1024;
+
+/// A window grows if a client whose handler keeps up uses half of it within this time: it holds less than what would arrive in a
+/// round trip of half a second.
+pub(crate) const HTTP2_WINDOW_HALF: Duration = Duration::from_millis(250);
+
+/// By which factor a window grows at most in one step: three steps reach the largest one.
+pub(crate) const HTTP2_WINDOW_FACTOR_MAX: u32 = 4;
+
+/// The window of an HTTP/2 connection: twice [`HTTP2_STREAM_WINDOW_MAX`], because it is reopened by halves. It does not bound memory;
+/// the windows of the streams do, so that no stream has to wait for another.
+pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 
 /// Bytes of frames other than DATA (and of small bodies) that wait to be sent on one connection. Beyond that nothing is
 /// received; otherwise a client that sends PING or SETTINGS and never reads could make it grow.

@@ -7,6 +7,7 @@
     reason = "a test fails by panicking, its helpers too"
 )]
 
+mod far;
 mod pieces;
 
 use std::fs::File;
@@ -37,8 +38,13 @@ impl BodySource for Failing {
     }
 }
 
+/// A body that takes many round trips of 50 ms.
+const BULK: u64 = 256 << 20;
+
 struct Answers {
     file: Arc<File>,
+    /// [`BULK`] bytes, all zero.
+    bulk: Arc<File>,
     prepared: Arc<Prepared>,
     site: files::Site,
 }
@@ -84,6 +90,8 @@ impl Handler for Answers {
                 request.body().read_to_end(&mut received).unwrap();
                 Body::bytes(received)
             }
+            "/count" => Body::bytes(io::copy(request.body(), &mut io::sink()).unwrap().to_string()),
+            "/bulk" => Body::file(FileRange { file: self.bulk.clone(), offset: 0, length: BULK }),
             "/ignore" => Body::bytes("ignored\n"),
             _ => return self.site.handle(request),
         };
@@ -108,7 +116,10 @@ impl Running {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), content(FILE_LENGTH)).unwrap();
         std::fs::write(folder.path().join("text.txt"), "0123456789").unwrap();
+        let bulk = File::create_new(folder.path().join("bulk")).unwrap();
+        bulk.set_len(BULK).unwrap();
         let answers = Answers {
+            bulk: Arc::new(File::open(folder.path().join("bulk")).unwrap()),
             file: Arc::new(File::open(folder.path().join("file")).unwrap()),
             prepared: Arc::new(Prepared::new(StatusCode::OK, &[], "from memory\n".into())),
             site: files::Site::open(folder.path(), files::SiteOptions::default()).unwrap(),
@@ -116,7 +127,7 @@ impl Running {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         let pairs = vec![PemPair { cert: made.cert.pem(), key: made.signing_key.serialize_pem().into() }];
         let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
-        let limits = Limits { body_max: 64 << 20, ..Limits::default() };
+        let limits = Limits { body_max: BULK, ..Limits::default() };
         let server = Server::builder(answers)
             .listen(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
             .tls(Arc::new(acceptor))
@@ -259,4 +270,46 @@ fn http_1_is_spoken_where_http_2_is_not_offered_or_not_wanted() {
     let server = Running::start(DriverChoice::Auto);
     let (_, version) = server.curl(&["--http1.1", "-w", "%{http_version}", "{}/inline"]);
     assert_eq!(version, b"from memory\n1.1");
+}
+
+/// Bytes per second of one transfer of [`BULK`] bytes.
+fn rate(address: SocketAddr, version: &str, arguments: &[&str], path: &str, figure: &str) -> f64 {
+    let url = format!("https://{address}{path}");
+    let out = Command::new("curl")
+        .args(["-sk", version, "--max-time", "120", "-o", "/dev/null"])
+        .args(["-w", &format!("%{{http_code}} %{{http_version}} {figure}"), &url])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(out.stdout).unwrap();
+    let fields: Vec<&str> = told.split(' ').collect();
+    assert_eq!(fields[..2], ["200", version.trim_start_matches("--http")], "{told}");
+    fields[2].parse().unwrap()
+}
+
+/// The windows grow to the bandwidth-delay product. A window of 256 KiB would carry 5 MB/s.
+#[test]
+fn one_stream_from_afar_is_as_fast_as_http_1() {
+    let server = Running::start(DriverChoice::Auto);
+    let address = far::relay(server.address, Duration::from_millis(50));
+    let bulk = server.folder.path().join("bulk");
+    let upload = ["-T", bulk.to_str().unwrap(), "-H", "expect:"];
+    let transfers: [(&[&str], &str, &str); 2] =
+        [(&[], "/bulk", "%{speed_download}"), (&upload, "/count", "%{speed_upload}")];
+    for (arguments, path, figure) in transfers {
+        // The best of up to three of each, in turns: what else the machine does slows either.
+        let mut best = [0.0_f64; 2];
+        for _ in 0..3 {
+            for (best, version) in best.iter_mut().zip(["--http1.1", "--http2"]) {
+                *best = best.max(rate(address, version, arguments, path, figure));
+            }
+            if best[1] >= 0.9 * best[0] {
+                break;
+            }
+        }
+        let [http1, http2] = best.map(|best| (best / 1e6).round());
+        eprintln!("{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
+        // 0.9 and more on a quiet machine.
+        assert!(best[1] >= 0.8 * best[0], "{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
+    }
 }

@@ -65,13 +65,12 @@ impl ReceiveWindow {
         due.then(|| self.give())
     }
 
-    /// Doubles the window, up to `size_max`. Returns the increment to send.
-    pub(crate) fn double(&mut self, size_max: u32) -> Option<u32> {
-        let size = self.size.saturating_mul(2).min(size_max);
-        let by = size.checked_sub(self.size).filter(|by| *by > 0)?;
-        self.size = size;
-        self.used = self.used.saturating_add(by);
-        Some(self.give())
+    /// Grows the window to `size`, unless it is as large already. Returns the increment to send.
+    pub(crate) fn grow(&mut self, size: u32) -> u32 {
+        let by = size.saturating_sub(self.size);
+        self.size += by;
+        self.open += by;
+        by
     }
 
     /// Enlarges it by about `bytes` beyond its size.
@@ -80,6 +79,11 @@ impl ReceiveWindow {
         let by = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, most.max(1));
         self.open += by;
         by
+    }
+
+    /// Its size, which [`grant`](Self::grant) does not change.
+    pub(crate) fn size(&self) -> u32 {
+        self.size
     }
 
     fn give(&mut self) -> u32 {
@@ -112,7 +116,8 @@ mod tests {
         assert_eq!(window.use_up(11), Some(60));
         assert!(window.received(100));
         assert_eq!(window.use_up(0), None);
-        assert_eq!(window.double(150), Some(50));
-        assert_eq!(window.double(150), None);
+        assert_eq!((window.grow(150), window.grow(150), window.grow(140)), (50, 0, 0));
+        assert!(window.received(50) && !window.received(1));
+        assert_eq!((window.use_up(74), window.use_up(1)), (None, Some(75)));
     }
 }

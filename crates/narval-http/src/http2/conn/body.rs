@@ -12,11 +12,10 @@ use crate::http1::conn::Pipe;
 use crate::http1::conn::body_memory::NextStep;
 use crate::http2::frame::{self, ErrorCode};
 use crate::http2::response;
-use crate::io::clock::Millis;
-use crate::limits::{BODY_SMALL, HTTP2_STREAM_WINDOW_MAX};
-
-/// How many WINDOW_UPDATEs are sent for a stream before its window grows.
-const CREDITS_BEFORE_GROWTH: u32 = 4;
+use crate::io::clock::{Millis, millis};
+use crate::limits::{
+    BODY_SMALL, HTTP2_STREAM_WINDOW_MAX, HTTP2_WINDOW_FACTOR_MAX, HTTP2_WINDOW_GROWTH_MAX, HTTP2_WINDOW_HALF,
+};
 
 impl<X: Exchange> Conn<X> {
     /// Handles a received part of a request body.
@@ -70,7 +69,11 @@ impl<X: Exchange> Conn<X> {
             // Plus what was withheld before: the handler has read since, but not enough to report it.
             Ok((_, NextStep::Receive, true)) => {
                 let withheld = self.streams.get_mut(&id).map_or(0, |stream| std::mem::take(&mut stream.withheld));
-                self.credit_stream(id, data.len() + withheld);
+                if withheld == 0 {
+                    self.credit_and_grow(id, data.len(), service.now());
+                } else {
+                    self.credit_stream(id, data.len() + withheld);
+                }
             }
             // The client may send more once the handler has read.
             Ok((_, NextStep::Receive, false)) => {
@@ -174,17 +177,28 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Returns used bytes to a stream's window. A window that is used up again and again although its handler keeps up
-    /// is too small for the round trip to the client, and grows.
+    /// Returns used bytes to a stream's window.
     pub(super) fn credit_stream(&mut self, id: u32, bytes: usize) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_received()) else { return };
-        if let Some(mut by) = stream.receive.use_up(bytes) {
-            stream.credits += 1;
-            if stream.withheld == 0 && stream.credits.is_multiple_of(CREDITS_BEFORE_GROWTH) {
-                by += stream.receive.double(HTTP2_STREAM_WINDOW_MAX).unwrap_or(0);
-            }
+        if let Some(by) = stream.receive.use_up(bytes) {
             frame::push_window_update(&mut self.out, id, by);
         }
+    }
+
+    /// The same for a stream whose handler keeps up. If half of the window was used in a short time, the window is too
+    /// small for the round trip to the client, and grows.
+    fn credit_and_grow(&mut self, id: u32, bytes: usize, now: Millis) {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_received()) else { return };
+        let Some(by) = stream.receive.use_up(bytes) else { return };
+        let took = now.saturating_sub(std::mem::replace(&mut stream.credited, now));
+        let factor = millis(HTTP2_WINDOW_HALF) / took.max(1);
+        let factor = u32::try_from(factor).unwrap_or(u32::MAX).clamp(1, HTTP2_WINDOW_FACTOR_MAX);
+        let size = stream.receive.size();
+        let room = HTTP2_WINDOW_GROWTH_MAX.saturating_sub(self.grown);
+        let size_max = HTTP2_STREAM_WINDOW_MAX.min(size.saturating_add(room));
+        let grown = stream.receive.grow(size.saturating_mul(factor).min(size_max));
+        self.grown += grown;
+        frame::push_window_update(&mut self.out, id, by + grown);
     }
 
     /// Checks the progress of a body; returns when to do so again.

@@ -8,7 +8,7 @@ use super::{Conn, ConnError, Going};
 use crate::http1::conn::{Close, Pipe};
 use crate::http2::frame::{self, ErrorCode, STREAM_MAX};
 use crate::io::clock::{Millis, millis};
-use crate::limits::HTTP2_GOAWAY_GRACE;
+use crate::limits::{HTTP2_GOAWAY_GRACE, HTTP2_STREAM_WINDOW};
 
 impl<X: Exchange> Conn<X> {
     /// Resets a stream because of what the client did.
@@ -51,7 +51,9 @@ impl<X: Exchange> Conn<X> {
 
     /// Nothing of a stream is left.
     pub(super) fn forget(&mut self, id: u32, service: &impl Service<X>) {
-        self.streams.remove(&id);
+        if let Some(stream) = self.streams.remove(&id) {
+            self.grown -= stream.receive.size() - HTTP2_STREAM_WINDOW;
+        }
         if self.streams.is_empty() {
             self.idle_since = service.now();
             self.look_at(self.idle_since + millis(service.limits().keep_alive_timeout));

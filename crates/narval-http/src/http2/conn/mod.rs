@@ -60,6 +60,8 @@ pub(crate) struct Conn<X: Exchange> {
     window: SendWindow,
     /// What the client may send on all streams.
     receive: ReceiveWindow,
+    /// By how much the windows of all streams together exceed the initial ones.
+    grown: u32,
     /// Frames that wait to be sent, before all DATA.
     out: Vec<u8>,
     /// How much of `out` was sent.
@@ -173,6 +175,7 @@ impl<X: Exchange> Conn<X> {
             peer: initial,
             window: SendWindow::new(initial.initial_window),
             receive: ReceiveWindow::new(HTTP2_CONNECTION_WINDOW),
+            grown: 0,
             out,
             out_sent: 0,
             turns: VecDeque::new(),

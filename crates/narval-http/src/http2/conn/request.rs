@@ -75,6 +75,7 @@ impl<X: Exchange> Conn<X> {
             stream.receiving = Receiving::Unread;
         }
         stream.progress = (0, service.now());
+        stream.credited = service.now();
         match finished {
             Ok(parsed) => self.begin(id, stream, parsed, head, service),
             Err(HeadError::Malformed(reason)) => {

@@ -16,8 +16,8 @@ pub(super) struct Stream<X: Exchange> {
     pub(super) receive: ReceiveWindow,
     /// Received bytes that are not returned to the client's window yet, because the handler has not read them.
     pub(super) withheld: usize,
-    /// How many WINDOW_UPDATEs were sent for it.
-    pub(super) credits: u32,
+    /// When its window was last reopened for a handler that keeps up.
+    pub(super) credited: Millis,
     pub(super) receiving: Receiving<X>,
     /// When the progress of its body is checked next.
     pub(super) body_check: Millis,
@@ -87,7 +87,7 @@ impl<X: Exchange> Stream<X> {
             window,
             receive,
             withheld: 0,
-            credits: 0,
+            credited: 0,
             receiving: Receiving::Done,
             body_check: 0,
             sending: Sending::Nothing,

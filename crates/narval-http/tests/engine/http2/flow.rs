@@ -19,6 +19,14 @@ fn with_client(settings: &[(u16, u32)], test: impl Fn(&mut Client, &Site)) {
     });
 }
 
+fn with_long_uploads(test: impl Fn(&mut Client, &Site)) {
+    on_each_driver(|driver| {
+        let (site, server) = Site::start(driver, Limits { body_max: 1 << 30, ..Limits::default() });
+        test(&mut Client::start(server.address), &site);
+        site.open_gate();
+    });
+}
+
 /// Body bytes that come for a stream until the server has none that it may send: until the answer to a PING, which is sent
 /// behind them.
 fn body_until_ping(client: &mut Client, stream: u32, expected: usize) -> usize {
@@ -153,26 +161,31 @@ fn a_body_that_is_not_read_stops_no_other() {
     });
 }
 
-/// An upload larger than every window.
+/// An upload larger than every window, which grows to its limit and no further.
 #[test]
 fn uploads_are_let_in_as_they_are_read() {
-    with_client(&[], |client, site| {
+    with_long_uploads(|client, site| {
         site.open_gate();
         let stream = client.open(&post("/length"), false);
-        let mut window = client.window_of(stream);
-        let total = 12 << 20;
-        let mut left: u32 = total;
-        while left > 0 {
-            let piece = left.min(16_384).min(window);
-            if piece == 0 {
-                window += client.wait_for_window(stream);
-                continue;
-            }
-            client.send(frame(DATA, 0, stream, vec![b'x'; piece as usize]));
-            (left, window) = (left - piece, window - piece + client.widened(stream));
-        }
+        let (widest, _) = client.upload(stream, 40 << 20);
         client.send(frame(DATA, END_STREAM, stream, []));
-        assert_eq!(client.response(stream).text(), total.to_string());
+        assert_eq!(client.response(stream).text(), (40 << 20).to_string());
+        assert!((1 << 20..=16 << 20).contains(&widest), "{widest}");
+    });
+}
+
+/// However many streams a client uploads on, their windows together are bounded.
+#[test]
+fn the_windows_of_all_uploads_are_bounded_together() {
+    with_long_uploads(|client, site| {
+        site.open_gate();
+        let streams: Vec<u32> = (0..6).map(|_| client.open(&post("/length"), false)).collect();
+        let windows: u32 = streams.iter().map(|stream| client.upload(*stream, 12 << 20).1).sum();
+        assert!(windows <= (32 << 20) + 6 * (256 << 10), "{windows}");
+        for stream in streams {
+            client.send(frame(DATA, END_STREAM, stream, []));
+            assert_eq!(client.response(stream).text(), (12 << 20).to_string());
+        }
     });
 }
 
@@ -279,6 +292,23 @@ impl Client {
                 _ => {}
             }
         }
+    }
+
+    /// Sends so much of a body. Returns the widest that its window was, and its width at the end.
+    fn upload(&mut self, stream: u32, mut left: u32) -> (u32, u32) {
+        let mut window = self.window_of(stream);
+        let mut widest = window;
+        while left > 0 {
+            let piece = left.min(16_384).min(window);
+            if piece == 0 {
+                window += self.wait_for_window(stream);
+                widest = widest.max(window);
+                continue;
+            }
+            self.send(frame(DATA, 0, stream, vec![b'x'; piece as usize]));
+            (left, window) = (left - piece, window - piece);
+        }
+        (widest, window + self.widened(stream))
     }
 
     fn wait_for_window(&mut self, stream: u32) -> u32 {
