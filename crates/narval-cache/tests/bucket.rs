@@ -220,7 +220,7 @@ fn refusal(status: &str, code: &str) -> (String, String) {
 }
 
 #[test]
-fn refusals_that_pass_are_tried_again_and_others_are_not() {
+fn temporary_refusals_are_retried_and_others_are_not() {
     let ask = |answers: Vec<(String, String)>| {
         let count = answers.len();
         let (server, requests) = scripted_with(answers);
@@ -367,7 +367,7 @@ fn credentials_of_a_container_are_renewed() {
 }
 
 #[test]
-fn credentials_that_cannot_be_renewed_are_used_to_their_end() {
+fn credentials_that_cannot_be_renewed_are_used_until_they_expire() {
     let (server, _requests) = scripted(vec![document("one", 100)]);
     let provider = provider(&[("AWS_CONTAINER_CREDENTIALS_FULL_URI", &server)], None);
     let client = client(&[]);

@@ -270,7 +270,7 @@ fn times_audience_and_issuer() {
 }
 
 #[test]
-fn what_is_no_token() {
+fn invalid_tokens_are_refused() {
     let (ci, key) = (Ci::start(), Key::p256());
     ci.publish(&[key.jwk("a")]);
     let verifier = ci.verifier();
@@ -305,9 +305,9 @@ fn keys_rotate() {
     assert_eq!(verifier.verify(&old.token("2026", &ci.claims())).unwrap_err(), OidcError::Signature);
 }
 
-/// Tokens with made-up key ids don't make a burden to the issuer of this server.
+/// Tokens with made-up key ids must not flood the issuer with requests.
 #[test]
-fn unknown_keys_are_asked_for_within_a_bound() {
+fn fetches_of_unknown_keys_are_limited() {
     let (ci, key) = (Ci::start(), Key::p256());
     ci.publish(&[key.jwk("a")]);
     let verifier = ci.verifier();
@@ -320,7 +320,7 @@ fn unknown_keys_are_asked_for_within_a_bound() {
 }
 
 #[test]
-fn many_tokens_at_once_ask_once() {
+fn concurrent_tokens_fetch_the_keys_once() {
     let (ci, key) = (Ci::start(), Key::p256());
     ci.publish(&[key.jwk("a")]);
     let (verifier, token) = (ci.verifier(), key.token("a", &ci.claims()));
@@ -333,7 +333,7 @@ fn many_tokens_at_once_ask_once() {
 }
 
 #[test]
-fn keys_that_can_not_be_had() {
+fn keys_that_cannot_be_fetched() {
     let key = Key::p256();
     let unavailable =
         |ci: &Ci, verifier: &Verifier<_>| match verifier.verify(&key.token("a", &ci.claims())).unwrap_err() {
@@ -366,13 +366,13 @@ fn keys_that_can_not_be_had() {
 }
 
 #[test]
-fn an_issuer_that_is_away() {
+fn an_unreachable_issuer() {
     let (mut ci, key) = (Ci::start(), Key::p256());
     ci.publish(&[key.jwk("a")]);
     let verifier = ci.verifier();
     verifier.verify(&key.token("a", &ci.claims())).unwrap();
     ci.stop();
-    // What is known is used; what is not known may be had later. The message says nothing of the network.
+    // Known keys are used; unknown ones may become available later. The message does not mention the network.
     verifier.verify(&key.token("a", &ci.claims())).unwrap();
     let refused = verifier.verify(&key.token("b", &ci.claims())).unwrap_err();
     assert!(refused.is_temporary(), "{refused:?}");

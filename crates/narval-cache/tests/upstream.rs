@@ -430,7 +430,7 @@ fn narinfos_are_verified_against_the_keys_of_their_upstream() {
 
 /// ncps#259, #298, #631: an upstream that is down stops nothing else. A timeout is no absence.
 #[test]
-fn upstreams_that_are_away_stall_or_fail() {
+fn upstreams_that_are_unreachable_stalled_or_failing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut away, stalling, broken, working) =
         (Upstream::start("a-1"), Upstream::start("b-1"), Upstream::start("c-1"), Upstream::start("d-1"));
@@ -538,7 +538,7 @@ fn the_budget_counts_a_shared_nar_once_and_drops_what_was_used_longest_ago() {
 
 /// ncps#50: a narinfo that is there with a NAR that is not.
 #[test]
-fn a_narinfo_without_its_nar_is_forgotten() {
+fn a_narinfo_without_its_nar_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start("up-1");
     let path = TestPath::new("gone", b"contents", false);
@@ -598,7 +598,7 @@ fn listings_logs_and_what_else_is_small() {
     }
 }
 
-/// Whoever asks for a path asks for its references next.
+/// A client that requests a path requests its references next.
 #[test]
 fn narinfos_of_a_closure_are_fetched_ahead() {
     let folder = tempfile::tempdir().unwrap();
@@ -706,7 +706,7 @@ fn a_lower_budget_holds_for_what_is_being_fetched_ahead() {
     assert_eq!(std::fs::read_dir(folder.path().join("nar")).unwrap().count(), 1, "none of them is kept");
     read(upstreams.nar(&used_name).unwrap().unwrap()).unwrap();
     assert_eq!(upstream.asked(&url(&used)), 1, "what a client uses has stayed");
-    // Whoever asks for one of them gets it, and then it is kept.
+    // A client that requests one of them gets it, and then it is cached.
     upstream.put(&url(&paths[0]), File::Bytes(paths[0].file.clone()));
     let first = name(&upstreams, &paths[0]);
     assert_eq!(read(upstreams.nar(&first).unwrap().unwrap()).unwrap(), paths[0].nar);

@@ -115,7 +115,7 @@ fn an_early_answer_ends_the_upload() {
         body(stream, 100_000);
         answer(stream, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        // Read what the client goes on to send: a reset would take the answer away.
+        // Read what the client still sends: a reset would discard the response.
         std::io::copy(stream, &mut std::io::sink()).unwrap();
     }]);
     assert_eq!(put(&url, Payload::Bytes(&large)).0.unwrap().head.status, 413);
@@ -123,7 +123,7 @@ fn an_early_answer_ends_the_upload() {
 }
 
 #[test]
-fn what_cannot_be_taken_now_is_sent_again_from_its_start() {
+fn a_refused_upload_is_sent_again_from_its_start() {
     let (url, server) = serve(vec![
         |stream| {
             head(stream);
@@ -147,7 +147,7 @@ fn what_cannot_be_taken_now_is_sent_again_from_its_start() {
 }
 
 #[test]
-fn a_full_server_and_a_redirect_are_not_tried_again() {
+fn a_full_server_and_a_redirect_are_not_retried() {
     let (url, server) = serve(vec![
         |stream| {
             head(stream);

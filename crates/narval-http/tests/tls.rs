@@ -189,7 +189,7 @@ fn bodies_that_are_pushed_and_what_comes_ahead_of_them() {
         assert_eq!(&early, b"HTTP/1.1 103 Early Hints\r\n\r\n");
         let expected: Vec<u8> = (0..300_000).map(|at| b'0' + (at / 100_000) as u8).collect();
         assert!(answer(&mut client) == (200, expected));
-        // The same connection goes on.
+        // The same connection stays open.
         client.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         assert_eq!(answer(&mut client), (200, b"data: 0\n\ndata: 1\n\ndata: 2\n\n".to_vec()));
     }
@@ -384,7 +384,7 @@ fn a_client_that_ends_its_side_gets_its_answer_and_a_close_notify() {
 }
 
 #[test]
-fn what_is_no_handshake_is_cut_off_and_others_are_served() {
+fn a_failed_handshake_is_disconnected_and_others_are_served() {
     let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };
     let server = Running::start(false, limits);
     let mut plain = TcpStream::connect(server.address).unwrap();
@@ -465,7 +465,7 @@ fn handshakes_wait_for_no_handler() {
 }
 
 #[test]
-fn bodies_that_do_not_come_hold_up_nobody_over_tls() {
+fn stalled_bodies_block_nobody_over_tls() {
     for driver in DriverChoice::working() {
         let hour = Duration::from_secs(3600);
         let limits = Limits { body_stall_timeout: hour, body_busy_timeout: hour, ..Limits::default() };
@@ -489,7 +489,7 @@ fn bodies_that_do_not_come_hold_up_nobody_over_tls() {
     }
 }
 
-/// RFC 8446 section 6.2: whoever gets a record that can't be opened says so, whatever it did before.
+/// RFC 8446 section 6.2: a record that cannot be decrypted is answered with an alert, whatever was sent before.
 #[test]
 fn a_record_that_was_tampered_with_is_answered_with_an_alert() {
     for driver in DriverChoice::working() {

@@ -97,7 +97,7 @@ fn the_daemon_answers_where_the_database_can_not_be_read() {
     let store = Store::new(StoreConfig::from_environment(&environment).unwrap());
     assert!(store.path_info_by_hash_part(&path.hash_part()).unwrap().is_some());
     drop(running);
-    // The first store's connection is to a process of its own, which goes on.
+    // The first store's connection is served by its own process, which keeps running.
     let store = Store::new(store.config().clone());
     assert!(matches!(store.path_info(&path), Err(StoreError::NoWay { .. } | StoreError::Daemon(_))));
     let error = store.path_info(&path).unwrap_err().to_string();
@@ -180,7 +180,7 @@ impl Other {
 }
 
 #[test]
-fn what_is_no_daemon() {
+fn a_peer_that_is_not_a_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let daemon = Daemon::new(&socket, narval_nix::StoreDir::default());

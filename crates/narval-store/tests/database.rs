@@ -178,7 +178,7 @@ fn nobody_answers() {
 }
 
 #[test]
-fn every_state_of_the_log_for_nobody() {
+fn every_state_of_the_log_for_an_unprivileged_user() {
     for nix in Nix::BOTH {
         let lab = Lab::new(nix);
         let first = lab.add_file("first", "1");
@@ -219,7 +219,7 @@ fn every_state_of_the_log_for_nobody() {
 }
 
 #[test]
-fn a_log_with_contents_that_can_not_be_read_is_no_answer() {
+fn a_database_whose_log_cannot_be_read_gives_no_answer() {
     let lab = Lab::new(Nix::Old);
     let first = lab.add_file("first", "1");
     let database = lab.config().database();

@@ -107,7 +107,7 @@ fn nix_takes_the_store_for_its_own() {
                     assert_eq!(outputs, source.lab.nix_store(&["-q", "--outputs", &full]));
                 }
             }
-            // And it goes on using it.
+            // And it keeps using it.
             let file = source.lab.dir.path().join("more");
             std::fs::write(&file, format!("{judge:?}")).unwrap();
             nix_store(judge, &uri, &["--add", file.to_str().unwrap()]);
@@ -163,7 +163,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_wrong_leaves_nothing() {
+fn wrong_contents_leave_nothing() {
     let source = Source::new(Nix::New);
     let uri = source.copy("copy");
     let store = LocalStore::open(config(&uri)).unwrap();
@@ -200,7 +200,7 @@ fn what_is_wrong_leaves_nothing() {
 }
 
 #[test]
-fn circles_are_refused() {
+fn cycles_are_refused() {
     let source = Source::new(Nix::New);
     let store = LocalStore::open(config(&source.copy("copy"))).unwrap();
     let mut infos = source.infos.clone();
@@ -214,7 +214,7 @@ fn circles_are_refused() {
 }
 
 #[test]
-fn a_broken_path_is_exchanged() {
+fn a_damaged_path_is_replaced() {
     let source = Source::new(Nix::New);
     let uri = source.copy("copy");
     let store = LocalStore::open(config(&uri)).unwrap();

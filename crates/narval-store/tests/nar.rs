@@ -189,7 +189,7 @@ fn a_replaced_root_is_noticed_at_once() {
 }
 
 #[test]
-fn what_can_not_be_in_a_nar() {
+fn contents_that_cannot_be_in_a_nar() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     std::fs::create_dir(&tree).unwrap();

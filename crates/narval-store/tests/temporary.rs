@@ -159,7 +159,7 @@ fn killed_at_each_step(around: Around) {
 }
 
 #[test]
-fn what_a_killed_process_left_goes_and_nothing_else() {
+fn only_leftovers_of_a_killed_process_are_removed() {
     killed_at_each_step(PLAIN);
 }
 
@@ -170,9 +170,9 @@ fn in_containers_too() {
     }
 }
 
-/// Two processes with the same number write at once into one folder, and each clears up when it begins.
+/// Two processes with the same process id (in two containers) write to one folder at once, and each removes leftovers when it starts.
 #[test]
-fn two_processes_of_one_number() {
+fn two_processes_with_the_same_pid() {
     if !containers_allowed() {
         return;
     }

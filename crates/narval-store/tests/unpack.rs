@@ -29,7 +29,7 @@ fn unpack(directory: &Path, name: &str, nar: &[u8], piece: usize) -> Result<Unpa
 }
 
 #[test]
-fn what_comes_out_is_what_went_in_and_canonical() {
+fn output_round_trips_and_is_canonical() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     odd_tree(&tree);

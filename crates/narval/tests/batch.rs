@@ -104,7 +104,7 @@ fn what_is_refused() {
 
 /// A client that is done with its head and sends no body, or only the beginning of one.
 #[test]
-fn lookups_whose_body_does_not_come_hold_up_nobody() {
+fn lookups_with_a_stalled_body_block_nobody() {
     let store = Store::new();
     let path = store.add_file("file", "file");
     let server = Server::narval(&store, &["--no-nar-cache"]);

@@ -26,7 +26,7 @@ fn add_large_tree(store: &Store) -> String {
 }
 
 #[test]
-fn what_was_damaged_before_is_404_and_logged() {
+fn paths_damaged_earlier_are_404_and_logged() {
     let store = Store::new();
     let (shorter, gone) = (store.add_tree("shorter"), store.add_tree("gone"));
     let mut server = Server::nix_serve(&store, &[], &[]);

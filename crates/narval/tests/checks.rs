@@ -42,7 +42,7 @@ fn health_is_that_of_the_store() {
     assert_eq!(server.get("/health").status, 200, "with the database back");
 }
 
-/// Whoever can't write can still be read from: `/health` says so, and `/ready` what is wrong.
+/// A server that cannot write can still be read from: `/health` says so, and `/ready` says what is wrong.
 #[test]
 fn a_server_that_takes_no_uploads_is_healthy_but_not_ready() {
     let store = Store::new();

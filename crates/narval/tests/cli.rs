@@ -121,7 +121,7 @@ fn an_interrupted_demo_leaves_nothing() {
 }
 
 #[test]
-fn a_nar_that_has_no_room_is_not_half_there() {
+fn a_nar_that_does_not_fit_on_the_disk_leaves_no_part() {
     let folder = tempfile::tempdir().unwrap();
     let dump = format!("ulimit -f 8; trap '' XFSZ; exec '{NARVAL}' nar dump '{NARVAL}' --out here.nar");
     let output = Command::new("bash").args(["-c", &dump]).current_dir(folder.path()).output().unwrap();
@@ -196,7 +196,7 @@ fn output_that_goes_nowhere() {
 }
 
 #[test]
-fn help_that_cannot_be_written_is_no_success() {
+fn help_that_cannot_be_written_is_a_failure() {
     for args in [&["--help"][..], &["--version"], &["install", "--help"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = Command::new(NARVAL).args(args).stdout(full).output().unwrap();
@@ -228,7 +228,7 @@ fn restored_files_have_the_modes_that_nix_gives_them() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_not_served() {
+fn a_missing_store_is_not_served() {
     let folder = tempfile::tempdir().unwrap();
     let args = ["serve", "--listen", "127.0.0.1:0", "--store", folder.path().to_str().unwrap()];
     let output = narval(&args, b"");
@@ -236,9 +236,9 @@ fn a_store_that_is_not_there_is_not_served() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("there is no store in"));
 }
 
-/// Without its daemon, a store that is named by its daemon is nobody's to collect.
+/// Without its daemon, the garbage of a store given as a daemon's URI is not collected.
 #[test]
-fn garbage_of_a_daemons_store_is_its_daemons() {
+fn garbage_of_a_daemons_store_is_left_to_its_daemon() {
     let store = Store::new();
     let path = store.add_tree("garbage");
     let dir = store.dir.path().display();
@@ -254,7 +254,7 @@ fn garbage_of_a_daemons_store_is_its_daemons() {
 }
 
 #[test]
-fn a_lock_is_not_waited_for_for_ever() {
+fn waiting_for_a_lock_times_out() {
     let root = tempfile::tempdir().unwrap();
     let root = root.path().to_str().unwrap();
     stdout(narval(&["gc", "--quiet", "--store", root], b""));

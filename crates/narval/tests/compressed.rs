@@ -67,12 +67,12 @@ fn first_as_it_is_made_then_from_the_cache() {
     assert!(part.status == 206 && part.body == file.body[10..100]);
     let part = server.ask("GET", &url, &["Range: bytes=10-99", ZSTD]);
     assert!(part.status == 206 && part.field("content-encoding").is_none() && part.body == nar[10..100]);
-    // Who has it already is told so, whether it is there or would have to be made.
+    // A client that already has it gets 304, whether it is cached or would have to be compressed.
     let condition = format!("If-None-Match: {}", first.field("etag").unwrap());
     assert_eq!(server.ask("GET", &url, &[ZSTD, &condition]).status, 304);
     fs::remove_dir_all(store.path("cache/narval/nars")).unwrap();
     assert_eq!(server.ask("GET", &url, &[ZSTD, &condition]).status, 304);
-    // Who does not ask for it does not get it.
+    // A client that does not ask for zstd does not get it.
     assert!(server.get(&url).body == nar);
     assert!(server.ask("GET", &url, &["Accept-Encoding: zstd;q=0"]).body == nar);
 }
@@ -118,7 +118,7 @@ fn a_hundred_clients_at_once_cause_one_compression() {
 }
 
 #[test]
-fn what_is_wrong_does_not_end_well_and_is_not_kept() {
+fn wrong_contents_end_in_an_error_and_are_not_kept() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let hash = hash_part(&path);
@@ -146,7 +146,7 @@ fn what_is_wrong_does_not_end_well_and_is_not_kept() {
 }
 
 #[test]
-fn a_wrong_nar_of_several_frames_is_broken_off() {
+fn a_wrong_nar_of_several_frames_is_aborted() {
     let store = Store::new();
     let noise =
         |length: u32| -> Vec<u8> { (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect() };
@@ -208,7 +208,7 @@ fn verified_nars() {
 }
 
 #[test]
-fn warmed_before_anybody_asks() {
+fn nars_are_warmed_before_the_first_request() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let warm = |args: &[&str]| {
@@ -367,7 +367,7 @@ fn the_cache_is_kept_to_its_size() {
 }
 
 #[test]
-fn a_folder_that_can_not_be_used() {
+fn a_folder_that_cannot_be_used_is_refused() {
     let store = Store::new();
     let path = store.add_file("a", "a");
     // Asked for by name: an error before anything listens.
@@ -379,7 +379,7 @@ fn a_folder_that_can_not_be_used() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot use the NAR cache"));
-    // The default: the server goes on without.
+    // The default: the server continues without a cache.
     let mut command = Command::new(NARVAL);
     command.args(["serve", "--listen", "127.0.0.1:0", "--store", &store.uri()]);
     let server = Server::start(command, &[("XDG_CACHE_HOME", store.path("file").to_str().unwrap())]);
@@ -431,7 +431,7 @@ fn a_tree_of_small_files_is_sent_from_one_file_the_next_time() {
         let parts = server.ask("GET", &url, &["Range: bytes=0-9,100-199"]);
         assert!(parts.status == 206 && parts.complete && parts.body.windows(100).any(|part| part == &nar[100..200]));
     }
-    // What is kept is nobody's any more when its path is gone from the database.
+    // A cached NAR is not served any more when its path is gone from the database.
     let server = Server::narval(&store, &[]);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while metric(&server, "narval_flat_nar_hits_total") == 0 {

@@ -141,7 +141,7 @@ fn settings_of_the_cache_that_is_written() {
 }
 
 #[test]
-fn what_is_no_toml_is_an_error_with_its_line() {
+fn invalid_toml_is_an_error_with_its_line() {
     for (text, line) in [("priority = 3\npriority = 4", 2), ("a = 1\nb = \n", 2), ("[limits\n", 1), ("\"open", 1)] {
         let message = errors(text);
         assert!(message.starts_with(&format!("a.toml:{line}: ")), "{text}: {message}");

@@ -82,7 +82,7 @@ fn references_and_stored_signatures() {
 }
 
 #[test]
-fn what_is_not_there() {
+fn requests_for_absent_files() {
     let store = Store::new();
     let path = store.add_file("a", "a");
     let hash = hash_part(&path);
@@ -168,7 +168,7 @@ fn small_nars_from_memory_are_the_same() {
 }
 
 #[test]
-fn head_has_the_head_of_get_and_no_body() {
+fn head_responses_have_the_head_of_get_and_no_body() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let hash = hash_part(&path);
@@ -255,7 +255,7 @@ fn narinfos_are_validated_by_etag() {
 }
 
 #[test]
-fn the_routes_of_the_richer_face() {
+fn the_routes_of_the_full_interface() {
     let store = Store::new();
     let tree = store.path("listed");
     std::fs::create_dir(&tree).unwrap();
@@ -361,7 +361,7 @@ fn access_logs() {
 }
 
 #[test]
-fn starmans_signals() {
+fn the_signals_of_starman() {
     let store = Store::new();
     let mut server = Server::nix_serve(&store, &[], &[]);
     let pid = server.pid().to_string();

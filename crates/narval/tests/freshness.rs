@@ -56,7 +56,7 @@ fn lane(store: &Store, server: &Server, rounds: usize) {
 }
 
 #[test]
-fn a_thousand_times_added_and_deleted_and_always_right_at_once() {
+fn paths_added_and_deleted_a_thousand_times_are_always_answered_correctly() {
     std::thread::scope(|scope| {
         for number in 0..LANES {
             scope.spawn(move || {
@@ -146,7 +146,7 @@ fn a_vacuumed_and_a_replaced_database() {
 }
 
 #[test]
-fn a_database_that_is_not_there_is_an_error_and_not_an_absence() {
+fn a_missing_database_is_an_error_and_not_an_absence() {
     let store = Store::new();
     let path = store.add_file("a", "a");
     let server = Server::nix_serve(&store, &[], &[]);

@@ -20,7 +20,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 }
 
 #[test]
-fn keeping_begins_again_when_there_is_room() {
+fn caching_resumes_when_there_is_room() {
     let may_mount = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     if !may_mount.is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: a file system of the test's own can't be mounted");

@@ -34,7 +34,7 @@ fn help(words: &[String]) -> String {
 }
 
 #[test]
-fn help_is_what_it_was() {
+fn help_matches_its_snapshot() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help");
     let update = std::env::var_os("NARVAL_UPDATE_HELP").is_some();
     let mut expected: Vec<String> = Vec::new();

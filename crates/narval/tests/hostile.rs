@@ -1,4 +1,4 @@
-//! Requests that mean harm, or make no sense: the right status, no leak, and a server that goes on.
+//! Malicious and malformed requests: the right status, no leak, and the server keeps running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 

@@ -1,4 +1,4 @@
-//! Standard error that nobody reads, that is full, or that nobody empties: the work goes on and ends as it always does.
+//! Standard error that is closed, full, or never read: the work continues and ends as usual.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 

@@ -189,7 +189,7 @@ fn tokens_that_are_not_exchanged() {
 }
 
 #[test]
-fn rules_that_can_not_be_are_found_by_the_check() {
+fn config_check_finds_invalid_rules() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("narval.toml");
     let github = "[[oidc]]\nissuer = 'https://token.actions.githubusercontent.com'\naudience = 'us'\n";

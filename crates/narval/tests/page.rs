@@ -65,7 +65,7 @@ fn browsers_get_a_page_and_nix_what_it_always_got() {
 }
 
 #[test]
-fn paths_are_found_and_told_in_full() {
+fn paths_are_found_and_shown_in_full() {
     let store = Store::new();
     let (key, public) = store.key("page-1");
     let tree = add_tree(&store, "Tree-With-1.0");
@@ -199,7 +199,7 @@ fn a_browser_shows_every_view_without_a_complaint() {
             let url = format!("{}/{at}", server.url());
             let Some((html, complaints)) = browse(&url, &store, width) else { return };
             assert!(html.contains(&expected), "{at} at {width}: {html}");
-            // A fetch that is answered 404 is told on the console.
+            // The browser reports a fetch answered 404 on its console.
             assert!(complaints.is_empty() || at.ends_with("nothing"), "{at}: {complaints}");
         }
     }

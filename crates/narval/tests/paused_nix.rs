@@ -97,7 +97,7 @@ fn nix_resumes_when_the_server_has_given_up() {
 
 /// What is sent with `Content-Encoding` Nix can't resume: the server is patient.
 #[test]
-fn a_paused_nix_keeps_an_answer_that_it_can_not_resume() {
+fn a_paused_nix_keeps_a_response_that_it_cannot_resume() {
     let store = Store::new();
     // A part of it compresses, so that it is not sent as it is.
     let mut contents = noise(LARGE);

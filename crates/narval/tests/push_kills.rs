@@ -8,7 +8,7 @@ use std::process::Command;
 const ROUNDS: &str = "12";
 
 #[test]
-fn what_is_visible_verifies_after_every_kill() {
+fn visible_paths_verify_after_every_kill() {
     // The closure that tools/make-closure puts into the system's store, and tools/test has made.
     let entries = std::fs::read_dir("/nix/store").into_iter().flatten().flatten().map(|entry| entry.path());
     let is_hello = |path: &std::path::PathBuf| {

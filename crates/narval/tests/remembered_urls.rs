@@ -189,7 +189,7 @@ fn wait_for_file(folder: &Path) {
 }
 
 #[test]
-fn what_was_warmed_at_a_higher_level_is_sent() {
+fn nars_warmed_at_a_higher_level_are_sent() {
     let store = Store::new();
     let path = store.add_tree("tree");
     warm(&store, &["--nar-cache-level", "9"]);
@@ -293,7 +293,7 @@ fn few_descriptors_are_enough() {
         idle.by_ref().take(DESCRIPTORS / 4).for_each(drop);
         let until = Instant::now() + PATIENCE;
         for path in &paths {
-            // Whoever is refused comes again.
+            // A client that is refused tries again.
             loop {
                 let mut request = format!("GET /nar/{}.nar HTTP/1.1\r\nHost: x\r\n", hash_part(path));
                 request.push_str("Connection: close\r\n\r\n");

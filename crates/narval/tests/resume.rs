@@ -1,4 +1,4 @@
-//! Downloads over a line that breaks: real Nix goes on where it was.
+//! Downloads over a connection that breaks: real Nix resumes where it was.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
@@ -110,7 +110,7 @@ fn a_compressed_nar() {
     assert!(lines.contains(".nar.zst HTTP/1.1\" 206 "), "{lines}");
 }
 
-/// With HTTP/2 a connection that is cut takes all of its streams along; each goes on where it was.
+/// With HTTP/2 a broken connection aborts all of its streams; each resumes where it was.
 #[test]
 fn over_http_2() {
     let store = Store::new();

@@ -197,13 +197,13 @@ fn an_upstream_that_lies_is_named_and_nothing_of_it_is_kept() {
     assert!(!Nix::Newest.nix(fresh.path(), &args).status.success());
 }
 
-/// Slow upstreams hold up nothing that is here.
+/// Slow upstreams do not delay paths that are present.
 #[test]
 fn a_stalling_upstream_does_not_hold_up_what_is_here() {
     let store = Store::new();
     let (_, key) = store.key("upstream-1");
     let here = store.add_file("here", "contents");
-    // It accepts and says nothing.
+    // It accepts connections and never responds.
     let stalling = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", stalling.local_addr().unwrap());
     let root = store.uri();
@@ -245,7 +245,7 @@ fn answering(at: &'static str, body: Vec<u8>) -> String {
     url
 }
 
-/// A build log of an upstream may be long. Clients that ask for it and read slowly hold none of it in memory.
+/// A build log of an upstream may be long. Clients that read it slowly hold none of it in memory.
 #[test]
 fn slow_readers_of_a_long_log_hold_no_memory() {
     const LOG: &str = "/log/00bgd045z0d4icpbc2yyz4gx48ak44la-long.drv";
@@ -311,7 +311,7 @@ fn a_push_asks_no_upstream_and_uploads_what_only_an_upstream_has() {
 }
 
 #[test]
-fn options_that_can_not_be() {
+fn invalid_options_are_refused() {
     let store = Store::new();
     let data = store.path("data");
     let run = |args: &[&str]| {

@@ -92,7 +92,7 @@ fn referring_to(store: &Store, name: &str, path: &str) -> String {
 }
 
 #[test]
-fn what_becomes_valid_is_pushed_and_remembered_over_restarts() {
+fn new_valid_paths_are_pushed_and_remembered_across_restarts() {
     let store = Store::new();
     let cache = store.path("cache");
     let before = store.add_file("before", "valid before the watcher knew the cache");
@@ -155,7 +155,7 @@ fn what_another_cache_has_signed_is_left_out_with_the_references_to_it() {
 
 /// cachix#509: the watcher dies of a path that is invalid by then.
 #[test]
-fn what_is_not_valid_any_more_is_left_out() {
+fn paths_that_are_no_longer_valid_are_skipped() {
     let store = Store::new();
     let cache = store.path("cache");
     assert!(once(&store, &["--to", &url(&cache)]).status.success());

@@ -118,7 +118,7 @@ fn a_body_that_comes_fast_is_received_by_its_handler() {
             client.send(format!("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: {LENGTH}\r\n\r\n"));
             client.send(&body);
             assert_eq!(client.answer().text(), LENGTH.to_string());
-            // The connection goes on.
+            // The connection stays open.
             client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\nabc");
             assert_eq!(client.answer().text(), "3");
             assert!(
@@ -286,7 +286,7 @@ fn the_answer_to_a_body_that_breaks_the_rules_is_not_lost_while_the_client_still
 }
 
 #[test]
-fn a_client_that_gives_up_is_heard_of() {
+fn a_handler_gets_an_error_if_its_client_disconnects() {
     on_each_driver(|driver| {
         let (errors, count) = (Arc::new(AtomicUsize::new(0)), 4);
         let seen = errors.clone();

@@ -73,9 +73,9 @@ fn idle_connections_are_closed_and_busy_ones_are_not() {
 }
 
 #[test]
-fn a_body_that_stalls_is_broken_off() {
+fn a_stalled_body_is_aborted() {
     on_each_driver(|driver| {
-        // Buffered, and streamed to a handler, which is told.
+        // Once buffered, and once streamed to a handler, which gets an error.
         for (body_buffer_max, text) in [(1000, "the request body arrived too slowly\n"), (0, "timed out")] {
             let limits = Limits { body_stall_timeout: soon(400), body_buffer_max, ..Limits::default() };
             let server = TestServer::with(

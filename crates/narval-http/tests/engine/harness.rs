@@ -148,7 +148,7 @@ impl Client {
         self.try_answer(true).expect("a whole response")
     }
 
-    /// The next response; an error if its body is cut off.
+    /// The next response; an error if its body is truncated.
     pub(crate) fn try_answer(&mut self, is_head: bool) -> std::io::Result<Answer> {
         let head = self.head();
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status line");

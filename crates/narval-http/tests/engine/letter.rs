@@ -121,7 +121,7 @@ fn a_stopping_server_waits_for_a_client_that_has_not() {
         stream.read_exact(&mut first).unwrap();
         std::thread::scope(|scope| {
             let stopping = scope.spawn(|| server.handle.shutdown(PATIENCE));
-            // It goes on reading when the server has long been told to stop.
+            // It still reads long after the server was told to stop.
             std::thread::sleep(Duration::from_millis(600));
             let mut rest = Vec::new();
             stream.read_to_end(&mut rest).expect("no reset");

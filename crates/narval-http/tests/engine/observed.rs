@@ -96,18 +96,18 @@ fn with_a_log_every_request_is_measured_and_has_its_line() {
     });
 }
 
-/// Stands still until it is told to go on.
+/// Blocks until it is released.
 struct Stuck(Receiver<()>);
 
 impl AccessLog for Stuck {
     fn write(&mut self, _: &AccessEntry) {
-        // Either way: the test goes on, or is over.
+        // An error means that the test is over, which is fine as well.
         let _ = self.0.recv();
     }
 }
 
 #[test]
-fn a_log_that_stands_still_holds_nobody_up_and_drops_lines() {
+fn a_stalled_log_drops_lines_and_blocks_nobody() {
     on_each_driver(|driver| {
         let (go_on, stuck) = channel();
         let log = Stuck(stuck);

@@ -69,7 +69,7 @@ impl Drop for Buggy {
 }
 
 #[test]
-fn a_bug_in_an_access_log_costs_a_line_and_nothing_more() {
+fn a_panic_in_the_access_log_loses_only_that_line() {
     #[derive(Clone, Default)]
     struct Fragile(Arc<Mutex<Vec<String>>>);
     impl AccessLog for Fragile {
@@ -111,7 +111,7 @@ impl Handler for Buggies {
 }
 
 #[test]
-fn a_bug_in_a_body_source_ends_its_connection_and_nothing_more() {
+fn a_panicking_body_source_closes_only_its_connection() {
     on_each_driver(|driver| {
         let server = TestServer::with(driver, Buggies, Limits::default(), |builder| builder.shards(1));
         let mut panics = 0;

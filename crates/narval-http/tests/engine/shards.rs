@@ -169,7 +169,7 @@ fn a_shard_that_ends_ends_the_process_with_an_error() {
 
 /// With io_uring each such error is one completion, and what accepts was once armed for each of them.
 #[test]
-fn after_want_of_descriptors_the_port_still_closes_at_the_stop() {
+fn after_running_out_of_descriptors_the_port_still_closes_at_shutdown() {
     for driver in drivers() {
         let child = Child::start(driver, &[], Some(20));
         let mut client = child.connect();

@@ -63,7 +63,7 @@ fn others_are_served(server: &TestServer, what: &str) {
 }
 
 #[test]
-fn bodies_that_do_not_come_hold_up_nobody() {
+fn stalled_bodies_block_nobody() {
     on_each_driver(|driver| {
         let limits = patient();
         for (what, begin) in attacks(&limits) {
@@ -116,7 +116,7 @@ fn an_upload_gets_a_thread_where_those_that_stall_have_them_all() {
 }
 
 #[test]
-fn while_nobody_waits_a_slow_upload_goes_on() {
+fn a_slow_upload_continues_while_no_other_waits() {
     on_each_driver(|driver| {
         let limits = Limits { streamed_bodies_max: 1, body_busy_timeout: Duration::from_millis(50), ..patient() };
         let server = TestServer::with(driver, measure, limits, |builder| builder);
@@ -233,7 +233,7 @@ impl narval_http::Handler for Stuck {
 }
 
 #[test]
-fn what_is_slower_than_the_least_rate_is_ended() {
+fn transfers_below_the_minimum_rate_are_aborted() {
     on_each_driver(|driver| {
         let limits = Limits { body_stall_timeout: Duration::from_millis(400), ..Limits::default() };
         let server = TestServer::with(driver, Stuck, limits.clone(), |builder| builder);

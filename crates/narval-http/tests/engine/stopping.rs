@@ -17,7 +17,7 @@ fn slow(request: Request) -> Response {
 }
 
 #[test]
-fn what_runs_finishes_and_what_is_idle_is_closed() {
+fn running_requests_finish_and_idle_connections_are_closed() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, slow);
         let mut idle = server.connect();

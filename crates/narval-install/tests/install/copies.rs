@@ -31,7 +31,7 @@ fn files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// No signature covers URL, FileHash and FileSize: whoever exchanges them must not get another file published.
+/// No signature covers URL, FileHash and FileSize: changing them must not get another file published.
 #[test]
 fn a_file_with_another_nar_is_not_published() {
     let (server, to) = (Server::start(), tempfile::tempdir().unwrap());

@@ -30,7 +30,7 @@ fn cache(contents: &[u8], top: &str) -> (Server, String, Arc<Barrier>) {
 }
 
 #[test]
-fn what_another_install_has_exchanged_is_not_registered() {
+fn a_path_exchanged_by_another_install_is_not_registered() {
     let root = tempfile::tempdir().unwrap();
     let (first, first_top, first_gate) = cache(b"one", "first");
     let (second, second_top, second_gate) = cache(b"other", "second");

@@ -1,4 +1,4 @@
-//! A cache that misbehaves as it is told, over real sockets; and NARs to put into it.
+//! A scripted, misbehaving cache over real sockets, and NARs to put into it.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

@@ -25,7 +25,7 @@ fn survives(acts: &[Act]) -> usize {
 }
 
 #[test]
-fn broken_transfers_are_taken_up_again() {
+fn broken_transfers_are_resumed() {
     assert_eq!(survives(&[Act::Serve]), 1);
     assert_eq!(survives(&[Act::CutAt(700_000)]), 2);
     assert_eq!(survives(&[Act::CutAt(0), Act::CutAt(10), Act::CutAt(1_900_000)]), 4);
@@ -48,7 +48,7 @@ fn a_resumed_download_asks_for_the_rest_only() {
 }
 
 #[test]
-fn overload_is_waited_out() {
+fn overload_is_retried_later() {
     let start = Instant::now();
     assert_eq!(survives(&[Act::Status(503, "Retry-After: 1\r\n"), Act::Status(429, "")]), 3);
     assert!(start.elapsed() >= Duration::from_secs(1), "Retry-After counts");
@@ -102,7 +102,7 @@ fn connections_are_used_again() {
 }
 
 #[test]
-fn what_is_there_needs_no_request() {
+fn present_paths_need_no_request() {
     let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
     let path = server.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
     install_from(&[&server.url], root.path(), &[&path]).unwrap();
@@ -112,7 +112,7 @@ fn what_is_there_needs_no_request() {
 }
 
 #[test]
-fn a_slow_or_dead_cache_holds_up_nobody() {
+fn a_slow_or_dead_cache_delays_no_other() {
     let (good, bad, root) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
     bad.put("/nix-cache-info", b"StoreDir: /nix/store\nPriority: 1\n".to_vec());
     let mut paths = Vec::new();
@@ -124,12 +124,12 @@ fn a_slow_or_dead_cache_holds_up_nobody() {
         bad.script(&narinfo, &[Act::TooLate]);
     }
     let paths: Vec<_> = paths.iter().map(String::as_str).collect();
-    // One that waited for the slow cache would be at it for ten minutes.
+    // Waiting for the slow cache would take ten minutes.
     install_from(&[&bad.url, &good.url, "http://127.0.0.1:1"], root.path(), &paths).unwrap();
 }
 
 #[test]
-fn the_next_cache_serves_what_the_first_has_broken() {
+fn the_next_cache_serves_what_is_damaged_in_the_first() {
     let (first, second, root) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
     let path = first.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
     second.add("a", &file_nar(b"a"), &[], |narinfo| narinfo);
@@ -194,9 +194,9 @@ fn content_codings_in_every_spelling() {
     assert!(error.to_string().contains("rot13"), "{error}");
 }
 
-/// It takes connections, and never says anything; whoever waited for it would be at it for ten minutes.
+/// It accepts connections and never responds; waiting for it would take ten minutes.
 #[test]
-fn a_cache_that_says_nothing_is_left_out() {
+fn a_cache_that_does_not_respond_is_skipped() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (dead, good) = (format!("http://{}", listener.local_addr().unwrap()), Server::start());
     let root = tempfile::tempdir().unwrap();

@@ -66,7 +66,7 @@ fn credentials_come_from_a_netrc_or_a_field_and_go_to_their_host_alone() {
 }
 
 #[test]
-fn a_proxy_of_the_environment_is_gone_through() {
+fn a_proxy_from_the_environment_is_used() {
     let lab = Lab::new();
     // "p:q"
     let (address, heads) = guarded_server(lab.cache(), "Proxy-Authorization: Basic cDpx");
@@ -171,11 +171,11 @@ fn nars_that_nix_has_compressed_with_compress() {
 }
 
 #[test]
-fn a_dead_cache_is_left_out_with_a_line_that_says_so() {
+fn a_dead_cache_is_skipped_with_a_warning() {
     let lab = Lab::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (dead, root) = (format!("http://{}", listener.local_addr().unwrap()), lab.folder("mine"));
-    // Whoever waits for it, waits for an hour.
+    // Waiting for it would take an hour.
     let from = ["--timeout", "3600", "--from", &dead, "--from", &lab.cache_url(), "--store", &root];
     let output = lab.run(&[&["install"], &from[..], &[&lab.tree]].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -106,7 +106,7 @@ fn packages_are_removed_from_a_profile() {
 }
 
 #[test]
-fn rollback_refuses_what_is_no_complete_generation() {
+fn rollback_refuses_an_incomplete_generation() {
     let (lab, newer, _) = lab();
     let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
     lab.install(&root, &["--profile", &profile, &lab.hello]);
@@ -125,7 +125,7 @@ fn rollback_refuses_what_is_no_complete_generation() {
     let shown = lab.done(&["rollback", "--profile", &profile]);
     assert!(shown.ends_with("shows generation 1"), "{shown}");
     assert_eq!(programs(&profile), ["hello"]);
-    // Somebody's profile that is none of ours stays as it is.
+    // A profile that is not ours is left unchanged.
     let foreign = lab.folder("foreign");
     std::os::unix::fs::symlink("foreign-1-link", &foreign).unwrap();
     std::os::unix::fs::symlink(&root, format!("{foreign}-1-link")).unwrap();
@@ -231,7 +231,7 @@ fn kill_at_every_step(lab: &Lab, root: &str, [newer, other]: [&str; 2], command:
 }
 
 #[test]
-fn all_that_changes_a_profile_waits_for_its_lock() {
+fn every_change_of_a_profile_waits_for_its_lock() {
     let (lab, newer, other) = lab();
     let (root, profile, url) = (lab.folder("mine"), lab.folder("profile"), lab.cache_url());
     lab.install(&root, &["--profile", &profile, &lab.hello]);
@@ -285,7 +285,7 @@ fn what_is_done_to_one_profile_at_once_is_all_done() {
         }
         assert_eq!(programs(&profile), ["c", "d"]);
         assert_eq!(programs(&own), ["c"]);
-        // Both are written down, whoever came first.
+        // Both are recorded, whichever came first.
         let listed = lab.done(&["profiles", "--store", &root]);
         assert!(listed.contains(&own) && listed.contains(&profile), "{listed}");
         lab.done(&["remove", "--quiet", "--store", &root, "--profile", &profile, "c", "d"]);
@@ -293,7 +293,7 @@ fn what_is_done_to_one_profile_at_once_is_all_done() {
 }
 
 #[test]
-fn a_full_disk_and_a_broken_one_are_no_wrong_usage() {
+fn a_full_or_broken_disk_is_not_a_usage_error() {
     let (lab, newer, _) = lab();
     let (root, mount) = (lab.folder("mine"), lab.folder("small"));
     lab.install(&root, &[&lab.hello, &newer]);

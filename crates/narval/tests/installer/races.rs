@@ -182,7 +182,7 @@ fn one_store_that_nix_and_narval_make_at_once() {
     }
 }
 
-/// Nix writes `schema` in place: whoever comes in between finds an empty file.
+/// Nix writes `schema` in place: a reader in between finds an empty file.
 #[test]
 fn a_schema_that_nix_has_begun_to_write_is_none_yet() {
     let lab = Lab::new();
@@ -235,7 +235,7 @@ fn containers_leave_each_others_work_alone_and_clear_up_after_their_dead() {
     wait_until("the third one is unpacking", || leftovers(Path::new(&root)).len() == 1);
     third.0.kill().unwrap();
     third.0.wait().unwrap();
-    // `unshare` has taken its child with it, which is gone when its roots are nobody's. Others then tidy up.
+    // `unshare` has killed its child, whose roots no longer count. Other processes then remove them.
     for path in [&lab.hello, &lab.tree] {
         let next = ["install", "--quiet", "--from", &cache, "--store", &root, path];
         wait_until("the child is gone", || {

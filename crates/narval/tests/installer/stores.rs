@@ -127,7 +127,7 @@ fn copies_between_caches_folders_and_stores() {
 }
 
 #[test]
-fn what_was_changed_is_found_and_repaired() {
+fn changed_files_are_found_and_repaired() {
     use std::os::unix::fs::PermissionsExt;
     let lab = Lab::new();
     let root = lab.folder("mine");

@@ -1,4 +1,4 @@
-//! Full disks and interruptions: a clear error, a clean store, and the next run goes on.
+//! Full disks and interruptions: a clear error, a clean store, and the next run resumes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -48,7 +48,7 @@ fn a_full_disk_is_an_error_of_its_own_and_leaves_a_clean_store() {
     }
 }
 
-/// Serves a folder; of each NAR the first half, and then nothing until it is told to go on.
+/// Serves a folder: the first half of each NAR, and the rest only when it is released.
 pub(crate) fn hesitant_server(folder: PathBuf) -> (String, Receiver<()>, Sender<()>) {
     hesitant_at(folder, |_| true)
 }
@@ -111,7 +111,7 @@ fn an_interrupt_leaves_a_clean_store_and_the_next_run_goes_on() {
     was_asked.recv_timeout(PATIENCE).unwrap();
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-    // Then the download goes on, so that whoever waits for the network sees the interrupt.
+    // Then the download continues, so that threads that wait for the network see the interrupt.
     let since = Instant::now();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
@@ -131,7 +131,7 @@ fn an_interrupt_leaves_a_clean_store_and_the_next_run_goes_on() {
 }
 
 #[test]
-fn a_killed_install_is_gone_on_with() {
+fn a_killed_install_is_resumed() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     let (url, was_asked, _go_on) = hesitant_server(lab.cache());
@@ -153,7 +153,7 @@ fn hidden_names(cache: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_killed_copy_leaves_nothing_for_ever() {
+fn a_killed_copy_leaves_nothing_behind_forever() {
     let lab = Lab::new();
     let to = lab.store.path("mirror");
     let (url, was_asked, _go_on) = hesitant_server(lab.cache());

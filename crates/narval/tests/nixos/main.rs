@@ -128,7 +128,7 @@ fn every_key_of_the_file_is_an_option() {
 
 /// Each example of nix/examples: nothing is asserted in vain, systemd takes its units, and the server its file.
 #[test]
-fn the_examples_make_units_that_systemd_takes() {
+fn the_examples_make_units_that_systemd_accepts() {
     let Some(nix) = Nix::new() else { return };
     for (name, count) in [("nginx", 2), ("https", 2), ("builder", 1)] {
         let example = example(name);

@@ -156,7 +156,7 @@ fn without_a_data_folder() {
 
 /// As with systemd's `StateDirectory=`: the folder belongs to the server's user, and root makes the first token in it.
 #[test]
-fn what_root_makes_in_the_folder_of_another_user_is_theirs() {
+fn files_that_root_makes_in_another_users_folder_belong_to_that_user() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("note: skipped: only root can act for others");
         return;

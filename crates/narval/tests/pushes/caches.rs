@@ -118,7 +118,7 @@ fn said(lab: &Lab, method: &str, path: &str, fields: &[String], body: &[u8]) -> 
 
 /// Whatever is asked, and with whatever token: a private cache answers as one that does not exist.
 #[test]
-fn a_private_cache_cannot_be_told_from_none() {
+fn a_private_cache_cannot_be_told_from_a_missing_one() {
     let (lab, _) = lab();
     let nar = Nar::of(b"secret");
     let owner = lab.token_for("secret", "push,pull");
@@ -170,7 +170,7 @@ fn a_private_cache_cannot_be_told_from_none() {
             for path in &paths {
                 let of = |name: &str| said(&lab, method, &format!("/{name}{path}"), caller, b"").replace(name, "NAME");
                 let (secret, none) = (of("secret"), of("nosuch"));
-                // An address that has to wait is told so now and then, whatever it asks for.
+                // A throttled address is told to wait now and then, whatever it requests.
                 let waits =
                     caller == &callers[4] && (method == "HEAD" || (secret.clone() + &none).contains("too many wrong"));
                 if !waits {
@@ -319,7 +319,7 @@ fn each_cache_has_its_own_upstreams_and_a_reload_changes_them() {
     assert_eq!((status(&lab, "/one"), status(&lab, "/two")), (200, 200));
 }
 
-/// Somebody without a token is told by which option one is given, whatever the cache says to a stranger; a token may stand in the address.
+/// A client without a token is told which option gives one, whatever the cache answers to strangers; the URL may contain a token.
 #[test]
 fn a_push_without_a_token_says_how_to_give_one() {
     let (lab, _) = lab();

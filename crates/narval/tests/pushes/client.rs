@@ -47,7 +47,7 @@ fn number(summary: &serde_json::Value, key: &str) -> u64 {
 }
 
 #[test]
-fn a_closure_takes_one_question_one_upload_each_and_one_commit() {
+fn a_closure_takes_one_query_one_upload_per_nar_and_one_commit() {
     let lab = Lab::new();
     let token = lab.token("push");
     let (tree, hello) = (lab.store.add_tree("tree"), lab.store.add_file("hello", "hello"));
@@ -105,7 +105,7 @@ fn parts_of_an_earlier_run_are_not_sent_again() {
 }
 
 #[test]
-fn who_may_not_push_is_told_so() {
+fn a_client_that_may_not_push_is_told_why() {
     let lab = Lab::new();
     let path = lab.store.add_file("a", "a");
     for (token, status) in [("nv1_none_none".to_owned(), "401"), (lab.token("pull"), "403")] {

@@ -180,7 +180,7 @@ fn a_token_cannot_be_revoked() {
     assert!(error.contains("401") || error.contains("revoked"), "{error}");
 }
 
-/// cachix#406, nix#2641: the login does not matter, an entry without a usable password is told apart from none.
+/// cachix#406, nix#2641: the login does not matter; an entry without a usable password is distinguished from a missing one.
 #[test]
 fn netrc_traps() {
     let lab = Lab::new();

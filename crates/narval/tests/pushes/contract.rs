@@ -356,7 +356,7 @@ fn metrics_and_the_audit_log_tell_of_uploads() {
 }
 
 #[test]
-fn logs_realisations_and_debug_information_are_kept() {
+fn logs_realisations_and_debug_information_are_stored() {
     let lab = Lab::new();
     let token = lab.token("push");
     let drv = "00bgd045z0d4icpbc2yyz4gx48ak44la-test.drv";

@@ -66,7 +66,7 @@ impl SmallDisk {
 }
 
 #[test]
-fn a_full_disk_gives_back_what_pushes_that_were_given_up_have_left() {
+fn a_full_disk_frees_what_abandoned_pushes_left() {
     let Some(disk) = SmallDisk::new() else { return };
     let kept = Nar::of(&vec![250; 1 << 20]);
     assert_eq!(disk.put(&kept).status, 201);

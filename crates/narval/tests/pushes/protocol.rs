@@ -38,7 +38,7 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_closure_in_one_question_its_nars_and_one_commit() {
+fn a_closure_takes_one_query_its_nars_and_one_commit() {
     let lab = Lab::new();
     let token = lab.token("push");
     let asked = format!("{}\n{}\n", hash_part(ONE), hash_part(TWO));

@@ -72,7 +72,7 @@ fn a_closure_is_looked_up_in_all_sources_in_order() {
     for (path, source) in paths {
         assert_eq!(json("path", path)["source"], source, "{path}");
     }
-    // Whoever looks at the page fetches none of the NARs that the closure has.
+    // Opening the page fetches none of the closure's NARs.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(asked("\"GET /nar/"), 0);
 

@@ -46,7 +46,7 @@ fn units(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn systemd_takes_the_units_without_a_word() {
+fn systemd_accepts_the_units_without_a_warning() {
     if is_missing("systemd-analyze") {
         return;
     }
@@ -62,7 +62,7 @@ fn systemd_takes_the_units_without_a_word() {
 }
 
 #[test]
-fn the_services_are_hardly_exposed() {
+fn the_services_have_a_low_exposure() {
     if is_missing("systemd-analyze") {
         return;
     }
@@ -139,7 +139,7 @@ fn the_sockets_that_systemd_passes_are_served() {
     assert!(path.exists(), "{log}");
 }
 
-/// What systemd is told, one message after the other.
+/// The notifications that systemd receives, one after the other.
 struct Notified(UnixDatagram);
 
 impl Notified {

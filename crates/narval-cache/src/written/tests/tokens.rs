@@ -29,7 +29,7 @@ fn a_token_is_a_grant() {
 }
 
 #[test]
-fn what_is_no_token() {
+fn invalid_tokens_are_refused() {
     let fixture = Fixture::new();
     let tokens = fixture.data.tokens();
     let (_, text) = tokens.create(&new_token("push")).unwrap();

@@ -1,5 +1,5 @@
-//! Clients that have the server work for nothing. Each is told ENHANCE_YOUR_CALM or which rule it broke, and shown the door,
-//! before it has cost much; the published attack that a test is named after is in its comment.
+//! Clients that make the server work for nothing. Each is disconnected with ENHANCE_YOUR_CALM or the error of the rule it broke,
+//! before it has cost much. Where a test is named after a published attack, its comment cites it.
 
 use std::sync::atomic::Ordering;
 

@@ -88,7 +88,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: impl AsRef<[u8]>)
     out
 }
 
-/// A header block of literals that no table takes up, in plain octets.
+/// A header block of literals without indexing, in plain octets.
 pub(crate) fn block<N: AsRef<[u8]>, V: AsRef<[u8]>>(fields: &[(N, V)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in fields {

@@ -35,7 +35,7 @@ fn but<'a>(name: &str, value: Option<&'a str>) -> Fields<'a> {
     bytes(&fields)
 }
 
-/// RFC 9113 §8.2 and §8.3: each of these is a stream error, or answered 400, and the connection goes on.
+/// RFC 9113 §8.2 and §8.3: each of these is a stream error, or answered 400, and the connection stays open.
 #[test]
 fn malformed_requests_reach_no_handler() {
     let mut after_a_field = with(&[("x-a", "b")]);

@@ -244,7 +244,7 @@ fn what_is_sent_before_the_handshake_is_answered_comes_behind_it() {
 }
 
 #[test]
-fn handshakes_that_are_none() {
+fn invalid_handshakes_are_refused() {
     let without = |name: &str| -> Vec<_> { connect("/socket").into_iter().filter(|field| field.0 != name).collect() };
     let with = |name: &str, value: &'static str| {
         let mut fields = connect("/socket");
