@@ -152,7 +152,7 @@ impl Socket {
             Self::Os(fd) => {
                 let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(at_most.subsec_nanos()) };
                 let timeout = Timespec { tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX), ..timeout };
-                // An error (a signal, no memory) ends the wait as the time does: whoever asked looks again.
+                // An error (a signal, no memory) ends the wait like a timeout: the caller checks again.
                 rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
             }
         }

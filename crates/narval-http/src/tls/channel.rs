@@ -78,7 +78,7 @@ struct State {
     is_broken: bool,
 }
 
-/// Who encrypts the sent data.
+/// What encrypts the sent data.
 #[derive(Debug)]
 enum Sender {
     /// The session: handshakes, small answers, TLS 1.2.

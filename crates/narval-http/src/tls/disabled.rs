@@ -16,7 +16,7 @@ impl Acceptor {
     }
 }
 
-/// The TLS side of a connection. There are none.
+/// The TLS side of a connection. No value of this type exists.
 #[derive(Debug)]
 pub(crate) enum TlsChannel {}
 

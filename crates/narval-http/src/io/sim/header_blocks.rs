@@ -5,17 +5,17 @@ use crate::http2::hpack::{Decoder, FIELD_OVERHEAD, HpackError, encode_field, enc
 /// The names and values of a header list.
 pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A header block was refused.
+/// The error for a refused header block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedBlock {
-    /// Because of a size update that is out of place or too large.
+    /// A size update was misplaced or too large.
     pub is_size_update: bool,
 }
 
-/// Decodes header blocks in turn, with a dynamic table of 4,096 octets, up to and with the first that is refused.
+/// Decodes header blocks in turn, with a dynamic table of 4,096 octets, up to and including the first one that is refused.
 ///
 /// # Panics
-/// A list exceeds its limit, or is another one after it was encoded and decoded.
+/// A list exceeds its limit, or differs after it was encoded and decoded.
 pub fn header_lists(blocks: &[&[u8]]) -> Vec<Result<Fields, RefusedBlock>> {
     let mut decoder = Decoder::new(4096, usize::MAX);
     let mut lists = Vec::new();
@@ -32,7 +32,7 @@ pub fn header_lists(blocks: &[&[u8]]) -> Vec<Result<Fields, RefusedBlock>> {
     lists
 }
 
-/// A block that starts a connection: its list just fits into the limit that is its size.
+/// The first block of a connection. Its list is exactly as large as the limit.
 fn check_limits(block: &[u8], fields: &Fields) {
     let size: usize = fields.iter().map(|(name, value)| name.len() + value.len() + FIELD_OVERHEAD).sum();
     let first = |list_max| decode(&mut Decoder::new(4096, list_max), block);

@@ -1,8 +1,8 @@
-//! An HTTP/2 connection alone, without a server: what the shard and the workers do for it, done by chance, and checked.
+//! Runs an HTTP/2 connection without a server: the parts of the shard and the workers are played at random, and the connection is checked.
 //!
-//! Bytes come in cut at random places, the socket takes what it likes, jobs end when they like, time passes. Whatever the client sends,
-//! what comes back is frames, in an order that RFC 9113 allows, within the windows that the client has opened; what is held is bounded,
-//! and an end is final. A client that keeps the rules gets every answer whole.
+//! Input arrives in random pieces, the socket accepts random amounts, jobs end at random, and time passes. Whatever the client sends,
+//! the output consists of frames in an order that RFC 9113 allows, within the windows that the client has opened; memory is bounded,
+//! and an end is final. A client that obeys the rules gets every response completely.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,13 +26,13 @@ use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
 use crate::run::link::Link;
 use crate::{Peer, ws};
 
-/// The longest that a connection may want to wait: longer than every timeout.
+/// The upper bound of a connection's deadlines: longer than every timeout.
 const WAIT_MAX: Millis = 24 * 3_600_000;
 
-/// Runs one connection whose client sends `input` behind its preface and settings, with choices drawn from `seed`.
+/// Runs one connection whose client sends `input` after its preface and settings, with choices drawn from `seed`.
 ///
 /// # Panics
-/// The connection broke a promise.
+/// The connection violated one of its invariants.
 pub fn http2_connection(seed: u64, input: &[u8]) {
     let mut run = Run::new(seed);
     let mut sent = PREFACE.to_vec();
@@ -47,10 +47,10 @@ pub fn http2_connection(seed: u64, input: &[u8]) {
     run.feed_end();
 }
 
-/// Runs one connection whose client keeps the rules: it asks, gives up, sends bodies, opens its windows as it likes.
+/// Runs one connection with a client that obeys the rules. It sends requests and bodies, resets streams, and opens its windows at random.
 ///
 /// # Panics
-/// The connection broke a promise.
+/// The connection violated one of its invariants.
 pub fn http2_conversation(seed: u64) {
     let mut run = Run::new(seed);
     let mut sent = PREFACE.to_vec();
@@ -68,7 +68,7 @@ pub fn http2_conversation(seed: u64) {
     run.feed_end();
 }
 
-/// How a body of a simulated answer is made.
+/// How the body of a simulated response is produced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Memory,
@@ -78,7 +78,7 @@ enum How {
     Fails,
 }
 
-/// What is at the path of this number.
+/// The response for the path with this number.
 fn resource(number: u32) -> (How, u64) {
     let mut random = Random::new(number.into());
     let how = [How::Memory, How::Memory, How::Here, How::Worker, How::Worker, How::Waits, How::Fails][random.below(7)];
@@ -194,7 +194,7 @@ struct World {
     sockets: Arc<Sockets>,
 }
 
-/// The WebSockets that have something to do: for a worker, and for the connection.
+/// The WebSockets that have pending work: for a worker, and for the connection.
 #[derive(Debug, Default)]
 struct Sockets {
     to_run: Mutex<Vec<Arc<ws::Shared>>>,
@@ -211,7 +211,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The stream of one of them.
+/// The stream of a WebSocket.
 #[derive(Debug)]
 struct SimCarrier {
     sockets: Arc<Sockets>,
@@ -228,7 +228,7 @@ impl ws::Carrier for SimCarrier {
     }
 }
 
-/// Accepts a WebSocket that sends back what it gets, where the request is for one.
+/// Accepts a WebSocket that echoes messages, if the request asks for one.
 fn accept(request: &crate::Request) -> Option<Answer<Carried>> {
     let upgrade = ws::Upgrade::new(request).ok()?;
     let mut response = upgrade.accept(|socket: &ws::WebSocket, event| {
@@ -297,7 +297,7 @@ impl Service<Carried> for World {
     }
 
     fn pipe(&self, _: u32, begun: Buffered, _: bool) -> Arc<Mutex<Piped>> {
-        // Its handler reads all at once.
+        // Its handler reads the body in one call.
         Arc::new(Mutex::new(Piped::begun(begun.bytes, usize::MAX / 2)))
     }
 
@@ -332,13 +332,13 @@ impl Service<Carried> for World {
     fn count_abuse(&self, _: &'static str) {}
 }
 
-/// What the client knows.
+/// The state of the client.
 #[derive(Default)]
 struct Client {
     initial: i64,
     window: i64,
     asked: HashMap<u32, Asked>,
-    /// Received and not yet understood.
+    /// Received but not yet parsed.
     received: Vec<u8>,
     is_told: bool,
 }
@@ -358,7 +358,7 @@ struct Run {
     world: World,
     work: Vec<Work<Carried>>,
     client: Client,
-    /// Whether the client is known to keep the rules, so that the server has to.
+    /// Whether the client obeys the rules, so that the server must as well.
     is_checked: bool,
 }
 
@@ -389,7 +389,7 @@ impl Run {
         }
     }
 
-    /// The client ends, and so does everything.
+    /// The client disconnects, and the connection ends.
     fn feed_end(&mut self) {
         self.conn.input_ended(self.world.random.one_in(2), &mut self.world);
         self.settle();
@@ -400,7 +400,7 @@ impl Run {
         assert!(!self.conn.is_busy(), "streams are left: {}", self.conn.describe());
     }
 
-    /// Sends what there is, and takes up what is to be done.
+    /// Sends pending output, and accepts new jobs.
     fn settle(&mut self) {
         loop {
             while let Some(work) = self.conn.take_work() {
@@ -424,7 +424,7 @@ impl Run {
         assert!(self.conn.held() <= HTTP2_HELD_MAX + 512 * 1024 + one_each, "{} bytes are held", self.conn.held());
     }
 
-    /// Something that is away comes back, or time passes.
+    /// A job or a send completes, or time passes.
     fn pass(&mut self) {
         let to_run = std::mem::take(&mut *lock(&self.world.sockets.to_run));
         for socket in to_run {
@@ -488,7 +488,7 @@ impl Run {
         self.settle();
     }
 
-    /// What the client gets has to be frames that may come now.
+    /// Checks that the client receives only frames that are allowed now.
     fn read_frames(&mut self) {
         loop {
             let Some(header) = FrameHeader::read(&self.client.received) else { return };
@@ -541,7 +541,7 @@ impl Run {
         }
     }
 
-    /// The client does one thing that it may do.
+    /// The client performs one allowed action.
     fn client_acts(&mut self, next: &mut u32) {
         self.is_checked = true;
         let mut sent = Vec::new();
@@ -562,7 +562,7 @@ impl Run {
                 }
                 frame::push_headers(&mut sent, *next, &block, !has_body);
                 if has_body {
-                    // Within the window that every stream begins with.
+                    // Within the initial window of a stream.
                     let body = vec![7; self.world.random.below(PAYLOAD_MAX)];
                     sent.extend_from_slice(&frame::data_header(*next, body.len(), true));
                     sent.extend_from_slice(&body);
@@ -594,7 +594,7 @@ impl Run {
         let mut rest = &sent[..];
         while !rest.is_empty() {
             let (piece, behind) = rest.split_at(1 + self.world.random.below(rest.len()));
-            // What it may send it sends at once, so that both agree on the windows.
+            // The client sends its window updates at once, so that both sides agree on the windows.
             self.conn.received(piece, &mut self.world);
             rest = behind;
         }
@@ -602,7 +602,7 @@ impl Run {
         self.pass();
     }
 
-    /// The client opens its windows, and time passes until all is there.
+    /// The client opens its windows, and time passes until it has received everything.
     fn let_all_come(&mut self) {
         let mut sent = Vec::new();
         frame::push_window_update(&mut sent, 0, 1 << 29);
@@ -642,7 +642,7 @@ mod tests {
             let mut random = Random::new(seed);
             let mut input = Vec::new();
             for _ in 0..random.below(200) {
-                // Frames whose headers make sense, mostly, with contents that need not.
+                // Frames with mostly valid headers and arbitrary contents.
                 let length = if random.one_in(10) { random.below(9000) } else { random.below(40) };
                 let kind = random.below(11) as u8;
                 let stream = if random.one_in(3) { 0 } else { random.below(12) as u32 };

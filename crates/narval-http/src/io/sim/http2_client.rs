@@ -1,5 +1,5 @@
 //! A simulated client that speaks HTTP/2: it opens streams, sends bodies as far as the server's windows allow, opens its own windows at
-//! random, gives up streams, and checks every response.
+//! random, resets streams, and checks every response.
 
 #![allow(clippy::expect_used, reason = "a client of tests, which fail by panicking")]
 
@@ -11,13 +11,13 @@ use super::{Random, pattern};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, STREAM_MAX, flag};
 use crate::http2::hpack::{Decoder, encode_field};
 
-/// How much the windows are opened for a client that hurries.
+/// By how much a client in a hurry opens its windows.
 const WIDE: u32 = 1 << 29;
-/// Streams that are open at a time.
+/// The maximum number of open streams.
 const OPEN_MAX: usize = 20;
 /// The responses of the simulated handler to GET.
 const GETS: [&str; 9] = ["inline", "at-once", "bytes", "file", "length", "chunked", "mixed", "waits", "pushed"];
-/// And to POST.
+/// The responses of the simulated handler to POST.
 const POSTS: [&str; 4] = ["post", "chunks", "echo", "early"];
 
 /// The client's side of a connection.
@@ -29,12 +29,12 @@ pub(super) struct Http2Client {
     /// How much of what was received is parsed.
     parsed: usize,
     decoder: Decoder,
-    /// What may be received on all streams, and what each begins with.
+    /// The receive window of the connection, and the initial one of each stream.
     window: i64,
     initial: i64,
-    /// What may be sent on all streams.
+    /// The send window of the connection.
     send_window: i64,
-    /// What each stream begins with.
+    /// The initial send window of each stream.
     send_initial: i64,
     has_begun: bool,
     hurries: bool,
@@ -42,7 +42,7 @@ pub(super) struct Http2Client {
     last: Option<u32>,
 }
 
-/// A request that is not sent yet.
+/// A request that was not sent yet.
 struct Planned {
     method: &'static str,
     path: String,
@@ -52,7 +52,7 @@ struct Planned {
     outcome: Outcome,
 }
 
-/// What a request comes to.
+/// The expected result of a request.
 enum Outcome {
     Answer(Expected),
     WebSocket(Echoes),
@@ -73,7 +73,7 @@ struct Stream {
     is_complete: bool,
     /// The client has reset it.
     is_given_up: bool,
-    /// The server has.
+    /// The server has reset it.
     is_reset: bool,
 }
 
@@ -101,12 +101,12 @@ impl Http2Client {
         }
     }
 
-    /// From now on it accepts everything, and sends what it can.
+    /// From now on the client accepts everything, and sends what it can.
     pub(super) fn hurry(&mut self) {
         self.hurries = true;
     }
 
-    /// Reads `received`, all that has come, and returns what it sends. `idles`: it only answers.
+    /// Parses `received`, all bytes so far, and returns the bytes to send. If `idles`, it sends only mandatory replies.
     pub(super) fn act(&mut self, received: &[u8], idles: bool) -> Vec<u8> {
         let mut out = Vec::new();
         if !self.has_begun {
@@ -164,7 +164,7 @@ impl Http2Client {
         }
     }
 
-    /// Opens the next stream, if the server takes one.
+    /// Opens the next stream, if the server's limit allows it.
     fn open_next(&mut self, out: &mut Vec<u8>) -> bool {
         let open = self.streams.values().filter(|stream| !stream.is_over()).count();
         if self.last.is_some() || open >= OPEN_MAX {
@@ -201,7 +201,7 @@ impl Http2Client {
         true
     }
 
-    /// Sends the next piece of each body, as far as the windows allow. False: there is none.
+    /// Sends the next piece of each body, as far as the windows allow. Returns `false` if there was none.
     fn send_bodies(&mut self, out: &mut Vec<u8>) -> bool {
         let mut has_sent = false;
         for (id, stream) in &mut self.streams {
@@ -217,7 +217,7 @@ impl Http2Client {
             let most = left.len().min(window).min(PAYLOAD_MAX);
             let n = if self.hurries || most == 0 { most } else { 1 + self.random.below(most) };
             let is_last = n == left.len();
-            // A WebSocket's client waits for the server to end it.
+            // The client of a WebSocket waits for the server to close it.
             let ends = if is_socket { is_last && stream.is_complete } else { is_last };
             if n == 0 && !ends {
                 continue;
@@ -305,7 +305,7 @@ impl Http2Client {
             _ => {
                 let was_answered = stream.is_complete || stream.is_given_up;
                 let is_cut = matches!(stream.outcome, Outcome::WebSocket(_));
-                // Refused where the server has told that it would, with whatever had been sent.
+                // The server has announced that it would refuse this stream, whatever was sent of it.
                 let is_refused = self.last.is_some();
                 assert!(was_answered || is_cut || is_refused, "stream {} was reset: {payload:?}", header.stream);
                 stream.is_reset = true;
@@ -317,7 +317,7 @@ impl Http2Client {
         }
     }
 
-    /// Compares the responses with the expected ones. `stopped`: the server may have gone away; `may_be_cut`: so may the connection.
+    /// Compares the responses with the expected ones. If `stopped`, the server may have sent GOAWAY; if `may_be_cut`, the connection may be broken.
     pub(super) fn check(&self, stopped: bool, may_be_cut: bool) {
         for (id, stream) in &self.streams {
             if stream.is_given_up {
@@ -355,7 +355,7 @@ impl Stream {
     }
 }
 
-/// One of the streams that are open.
+/// One of the open streams.
 fn pick<'a>(random: &mut Random, streams: &'a mut BTreeMap<u32, Stream>) -> Option<(u32, &'a mut Stream)> {
     let open: Vec<u32> = streams.iter().filter(|(_, stream)| !stream.is_over()).map(|(id, _)| *id).collect();
     let id = *open.get(random.below(open.len()))?;

@@ -131,7 +131,7 @@ fn compress(mut response: Response, coding: Coding) -> Response {
     let body = match body.kind {
         BodyKind::Bytes(bytes) if bytes.len() as u64 <= AT_ONCE_MAX => match Encoder::encode(coding, &bytes) {
             Ok(compressed) if compressed.len() < bytes.len() => Body::bytes(compressed),
-            // Compressing memory cannot fail to read: in any case, the body as it is will do.
+            // Reading from memory cannot fail. If it did, the uncompressed body is a valid response.
             Ok(_) | Err(_) => return response.body(Body::bytes(bytes)),
         },
         BodyKind::Bytes(bytes) => Body::source(CompressedSource::of_piece(coding, Piece::Memory(bytes)), None),

@@ -25,7 +25,7 @@ pub struct SiteOptions {
     /// `Cache-Control` by path; the first matching rule applies.
     pub cache_control: Vec<CacheRule>,
     /// How long a file is served before its name is checked again. If it was replaced meanwhile, the old contents are
-    /// served, whole. Zero checks for every request.
+    /// served, whole. Zero checks on every request.
     pub revalidate_after: Duration,
     /// The most memory for contents of small files, in bytes.
     pub memory_bytes_max: u64,

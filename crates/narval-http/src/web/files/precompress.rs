@@ -366,7 +366,7 @@ mod tests {
                 fs::write(path, text(number + round)).unwrap();
                 let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(round as u64);
                 File::open(path).unwrap().set_modified(time).unwrap();
-                // Longer than what will be written in its place, and closed to its owner.
+                // Longer than the contents that will replace it, and not writable by its owner.
                 let left = with_ending(path, ".br.tmp");
                 fs::write(&left, text(number)).unwrap();
                 fs::set_permissions(&left, fs::Permissions::from_mode(0o444)).unwrap();
