@@ -15,6 +15,9 @@ use crate::metrics::Metrics;
 /// The answer while no upstream can be asked. Nix shows it to its user.
 const NO_UPSTREAM: &str = "This cache does not have it, and no upstream cache is available at the moment. To push, use this URL followed by /push/.\n";
 
+/// Seconds after which a client may ask again while the database of the cache cannot be reached.
+const AWAY_RETRY_AFTER: &str = "2";
+
 /// Why a request fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
@@ -164,6 +167,7 @@ fn refused(refusal: &Refusal, metrics: &Metrics) -> Response {
         RefusalKind::Unauthorized => {
             answer.header(header::WWW_AUTHENTICATE, "Basic realm=\"narval\", charset=\"UTF-8\"")
         }
+        RefusalKind::Away => answer.header(header::RETRY_AFTER, AWAY_RETRY_AFTER),
         RefusalKind::NotAllowed => answer.header(header::ALLOW, "GET, HEAD"),
         _ => answer,
     }

@@ -66,14 +66,16 @@ impl Shared {
     /// Writes the collected uses of paths and tokens.
     pub(super) fn record(&self) {
         let uses = self.uses.take();
-        if !uses.is_empty()
-            && let Err(error) = self.index.used(uses)
-        {
-            tracing::warn!("{error}");
+        match if uses.is_empty() { Ok(()) } else { self.index.used(&uses) } {
+            Ok(()) => {}
+            // Later, so that nothing is collected that was used meanwhile.
+            Err(error) if error.is_away() => self.uses.put_back(uses),
+            Err(error) => tracing::warn!("{error}"),
         }
         let used = self.tokens_used.take();
         if !used.is_empty()
             && let Err(error) = self.index.tokens_used(used)
+            && !error.is_away()
         {
             tracing::warn!("{error}");
         }

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::net::TcpListener;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -127,6 +127,24 @@ impl PostgresServer {
 
     fn signal_child(&self, child: &Child, signal: Signal) {
         kill_process(Pid::from_child(child), signal).unwrap();
+    }
+
+    /// Has the server offer TLS with this certificate and key from its next start on, and ask for a password.
+    pub fn require_tls(&self, certificate: &Path, key: &Path, password: &str) {
+        let data = self.folder.path().join("data");
+        self.sql("postgres", &format!("alter user narval password '{password}'")).unwrap();
+        for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
+            let to = data.join(to);
+            fs::write(&to, fs::read(from).unwrap()).unwrap();
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).unwrap();
+            if let Some((user, group)) = user() {
+                chown(&to, Some(user), Some(group)).unwrap();
+            }
+        }
+        let config = data.join("postgresql.conf");
+        fs::write(&config, fs::read_to_string(&config).unwrap() + "ssl = on\n").unwrap();
+        fs::write(data.join("pg_hba.conf"), "local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n")
+            .unwrap();
     }
 
     /// Makes an empty database: its address.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{Data, Grant, Refusal, RefusalKind, Stamp, Tokens};
+use narval_cache::written::{Data, Grant, Refusal, RefusalKind, Stamp, TokenError, Tokens};
 use narval_http::{HeadRef, Peer};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
@@ -60,6 +60,8 @@ pub(crate) struct Auth {
 const REMEMBERED_MAX: usize = 1024;
 /// How long one is remembered: its last use is recorded to the minute.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+/// How long one is good while the database with the tokens cannot be reached, and nobody can revoke it there for this server.
+const TRUSTED_WHILE_AWAY: Duration = Duration::from_secs(3600);
 
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,10 +84,14 @@ impl Auth {
     }
 
     fn recall(&self, stamp: Stamp, token: &Sha256) -> Option<Arc<Grant>> {
+        self.recall_for(REMEMBERED_FOR, stamp, token)
+    }
+
+    fn recall_for(&self, valid_for: Duration, stamp: Stamp, token: &Sha256) -> Option<Arc<Grant>> {
         let (of, since, grant) = self.remembered.get(token)?;
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
         let is_valid =
-            of == stamp && since.elapsed() < REMEMBERED_FOR && grant.expires.is_none_or(|expires| now() < expires);
+            of == stamp && since.elapsed() < valid_for && grant.expires.is_none_or(|expires| now() < expires);
         is_valid.then_some(grant)
     }
 
@@ -111,10 +117,16 @@ impl Auth {
             metrics.logins_throttled.inc();
             return Err(unauthorized("too many wrong tokens from this address: wait a few seconds"));
         }
-        let verified = self.tokens.verify(&presented).map_err(|error| {
-            tracing::error!("{error}");
-            Refusal::new(RefusalKind::Failed, "the tokens cannot be read; see the server's log")
-        })?;
+        let verified = match self.tokens.verify(&presented) {
+            Err(TokenError::Index(error)) if error.is_away() => {
+                let grant = self.recall_for(TRUSTED_WHILE_AWAY, stamp, &hash);
+                return grant.map(Caller::Bearer).ok_or_else(|| error.into());
+            }
+            verified => verified.map_err(|error| {
+                tracing::error!("{error}");
+                Refusal::new(RefusalKind::Failed, "the tokens cannot be read; see the server's log")
+            })?,
+        };
         match verified {
             Some(grant) => {
                 self.throttle.succeeded(address, &presented);

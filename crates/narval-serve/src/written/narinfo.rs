@@ -45,7 +45,10 @@ impl WrittenNarinfos {
             // Reading it has noted the use.
             Some(text) => Answer::Present(Arc::new(present(Face::Narval, text.to_vec()))),
         };
-        self.memo.insert(stamp, hash_part, answer.clone());
+        // Other servers may add it at any time, and whoever was told so there asks here next.
+        if matches!(answer, Answer::Present(_)) || !self.cache.is_shared() {
+            self.memo.insert(stamp, hash_part, answer.clone());
+        }
         Ok(answer)
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::Wanted;
-use narval_cache::written::{Cache, CacheName, Data, DataOptions, Grant};
+use narval_cache::written::{Cache, CacheName, Data, DataOptions, Database, Grant};
 use narval_nix::HashPart;
 use narval_nix::StoreDir;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
@@ -28,6 +28,18 @@ pub struct DataArgs {
     /// Configuration file of the server, which names its data folder [default: /etc/narval/serve.toml, if it exists]
     #[arg(long, value_name = "FILE", env = "NARVAL_CONFIG", hide_env_values = true)]
     config: Option<PathBuf>,
+    /// Database with the index of the data folder, if the server has one [default: the one in the configuration file]
+    #[arg(long, value_name = "URL", env = "NARVAL_DATABASE", hide_env_values = true)]
+    database: Option<String>,
+}
+
+/// The folder to work on, and where its index is.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The database with its index; `None`: the index is in the folder.
+    pub database: Option<Database>,
 }
 
 /// A data folder, and one of its caches.
@@ -46,38 +58,43 @@ impl DataArgs {
     ///
     /// # Errors
     /// The configuration file cannot be used, or this process cannot act for the owner.
-    pub fn folder(&self) -> Result<PathBuf, Failure> {
-        let folder = self.named()?;
-        create_files_as_owner(&folder)?;
-        Ok(folder)
+    pub fn place(&self) -> Result<Place, Failure> {
+        let place = self.named()?;
+        create_files_as_owner(&place.folder)?;
+        Ok(place)
     }
 
-    /// The folder that was named, or else that of the configuration file.
-    fn named(&self) -> Result<PathBuf, Failure> {
-        if let Some(folder) = &self.data {
-            return Ok(folder.clone());
-        }
-        let usual = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|file| file.exists());
-        let folder = match self.config.clone().or_else(usual) {
-            Some(file) => ServeConfig::load(&file).map_err(Failure::usage)?.data,
-            None => None,
+    /// What was named, or else what the configuration file has. A folder that is named is not taken for the one in the usual file.
+    fn named(&self) -> Result<Place, Failure> {
+        let usual = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|file| self.data.is_none() && file.exists());
+        let file = match self.config.clone().or_else(usual) {
+            Some(file) => ServeConfig::load(&file).map_err(Failure::usage)?,
+            None => ServeConfig::default(),
         };
-        Ok(folder.unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)))
+        let database = self.database.as_deref().map(parse_database).transpose()?;
+        Ok(Place {
+            folder: self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)),
+            database: database.or(file.database),
+        })
     }
 
     /// Opens the folder, and creates it if it does not exist.
     ///
-    /// # Errors If it cannot be used.
+    /// # Errors
+    /// If it cannot be used.
     pub fn create(&self) -> Result<Data, Failure> {
-        Data::open(&self.folder()?, DataOptions::default()).map_err(Failure::runtime)
+        let Place { folder, database } = self.place()?;
+        Data::open(&folder, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)
     }
 
     /// Opens the folder, which must exist.
     ///
-    /// # Errors If it does not exist, or cannot be used.
+    /// # Errors
+    /// If it does not exist, or cannot be used.
     pub fn open(&self) -> Result<Data, Failure> {
-        let options = DataOptions { must_exist: true, ..DataOptions::default() };
-        Data::open(&self.folder()?, options).map_err(Failure::usage)
+        let Place { folder, database } = self.place()?;
+        let options = DataOptions { must_exist: true, database, ..DataOptions::default() };
+        Data::open(&folder, options).map_err(Failure::usage)
     }
 }
 
@@ -109,6 +126,14 @@ fn create_files_as_owner(data: &Path) -> Result<(), Failure> {
     setfsgid(Gid::from_raw(folder.gid()));
     setfsuid(Uid::from_raw(folder.uid()));
     rustix::thread::set_capabilities(None, capabilities).map_err(failed)
+}
+
+/// The address of a database. Not parsed by clap, whose messages repeat the password.
+///
+/// # Errors
+/// It is none.
+pub fn parse_database(address: &str) -> Result<Database, Failure> {
+    address.parse().map_err(|error| Failure::usage(format!("option --database: {error}")))
 }
 
 /// Everything is allowed to those who can use these commands: they have access to the folder.

@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use narval_cache::written::Database;
 use narval_client::Url;
 use narval_http::Limits;
 use narval_nix::PublicKey;
@@ -50,6 +51,8 @@ pub struct ServeConfig {
     pub store: Option<At<String>>,
     /// The data folder of the caches that accept uploads.
     pub data: Option<PathBuf>,
+    /// The database with the index of the data folder, if that is not in the folder.
+    pub database: Option<Database>,
     /// Whether reading that cache needs no token.
     pub public: Option<bool>,
     /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
@@ -258,6 +261,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         listen: top.list("listen", &Kind::parsed("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")),
         store: top.at("store", &Kind::text()),
         data: top.path("data").map(|at| at.value),
+        database: top.get("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
         public: top.get("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
         caches: top.tables("cache", cache::read).into_iter().flatten().collect(),

@@ -14,7 +14,8 @@ impl ServeConfig {
         ];
         if let Some(data) = &self.data {
             let readers = if self.public == Some(false) { "only with a token" } else { "by everybody" };
-            lines.push(format!("uploads: kept in {}, read {readers}", data.display()));
+            let index = if self.database.is_some() { ", with the index in a database" } else { "" };
+            lines.push(format!("uploads: kept in {}{index}, read {readers}", data.display()));
         }
         for cache in &self.caches {
             lines.push(cache.summary(self.public));

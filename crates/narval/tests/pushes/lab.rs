@@ -113,10 +113,15 @@ impl Lab {
 
     /// Copies a path from the server into a new store, and compares the files.
     pub fn pull(&self, nix: Nix, path: &str) {
+        self.pull_from(&self.server, nix, path);
+    }
+
+    /// The same from another server, of a path of this store.
+    pub fn pull_from(&self, server: &Server, nix: Nix, path: &str) {
         let fresh = tempfile::tempdir().unwrap();
         let to = fresh.path().to_str().unwrap();
         let args =
-            ["copy", "--refresh", "--from", &self.server.url(), "--to", to, "--option", "require-sigs", "false", path];
+            ["copy", "--refresh", "--from", &server.url(), "--to", to, "--option", "require-sigs", "false", path];
         let output = nix.nix(fresh.path(), &args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let copied = fresh.path().join(&path[1..]);

@@ -8,11 +8,14 @@ mod caches;
 mod client;
 mod complaints;
 mod contract;
+mod databases;
 mod durable;
 mod full_disk;
 mod lab;
 mod limits;
 mod nix;
+#[path = "../../../narval-cache/tests/postgres/mod.rs"]
+mod postgres;
 mod protocol;
 mod sources;
 #[path = "../support/mod.rs"]

@@ -283,7 +283,7 @@ pub(crate) trait Index: Send + Sync {
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError>;
 
     /// Records when paths were last used.
-    fn used(&self, used: Vec<Used>) -> Result<(), IndexError>;
+    fn used(&self, used: &[Used]) -> Result<(), IndexError>;
     /// All paths, pins and leases of a cache, as one snapshot.
     fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError>;
     /// Hides paths, in the given order, that were not used later than given and that no other path, pin or lease holds.

@@ -70,7 +70,10 @@ impl Uses {
     }
 
     fn note(&self, cache: CacheId, subject: Subject, now: u64) {
-        let now = now - now % RESOLUTION_SECONDS;
+        self.note_at_least(cache, subject, now - now % RESOLUTION_SECONDS);
+    }
+
+    fn note_at_least(&self, cache: CacheId, subject: Subject, time: u64) {
         // Hash parts and hashes of files: any of their characters are spread well.
         let last = match &subject {
             Subject::Path(part) => part.as_bytes().last().copied(),
@@ -82,7 +85,16 @@ impl Uses {
         let room = waiting.len() < WAITING_MAX;
         let key = (cache, subject);
         if room || waiting.contains_key(&key) {
-            waiting.insert(key, now);
+            let last = waiting.entry(key).or_default();
+            *last = time.max(*last);
+        }
+    }
+
+    /// Has uses wait again that could not be recorded. Later ones of the same count.
+    pub(in crate::written) fn put_back(&self, uses: Vec<Used>) {
+        for Used { cache, path, file, time } in uses {
+            let subjects = [path.map(Subject::Path), file.map(Subject::File)];
+            subjects.into_iter().flatten().for_each(|subject| self.note_at_least(cache, subject, time));
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use narval_cache::written::{Data, FsckOptions};
 
 use crate::Failure;
-use crate::args::data::DataArgs;
+use crate::args::data::{DataArgs, Place};
 use crate::ui::output::{note, out};
 
 #[derive(Debug, clap::Args)]
@@ -25,18 +25,18 @@ pub(super) struct FsckArgs {
     repair: bool,
     /// Rebuild the index from the files, verifying all NARs; stop the server first
     ///
-    /// The old index is kept beside it. Tokens and pins are not in the files: restore them with `narval cache import`.
+    /// The old index is kept beside it; with --database, the database must be empty. Tokens and pins are not in the files: restore them with `narval cache import`.
     #[arg(long, conflicts_with_all = ["contents", "repair"])]
     rebuild: bool,
 }
 
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let report = if args.rebuild {
-        let folder = args.data.folder()?;
+        let Place { folder, database } = args.data.place()?;
         if !folder.join("caches").is_dir() {
             return Err(Failure::usage(format!("'{}' is not a data folder: it has no 'caches'", folder.display())));
         }
-        Data::rebuild(&folder, None).map_err(Failure::runtime)?.1
+        Data::rebuild(&folder, database).map_err(Failure::runtime)?.1
     } else {
         let data = args.data.open()?;
         let report =

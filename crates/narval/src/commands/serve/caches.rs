@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use narval_cache::upstream::{UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
-use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
+use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
 use narval_store::Store;
@@ -52,11 +52,16 @@ impl Opened {
     ///
     /// # Errors
     /// It cannot be used.
-    pub(crate) fn new(data: Option<&Path>, unsafe_no_verify: bool) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        data: Option<&Path>,
+        database: Option<Database>,
+        unsafe_no_verify: bool,
+    ) -> Result<Self, Failure> {
         if unsafe_no_verify {
             tracing::warn!("uploads are not verified: only for measurements");
         }
-        let options = DataOptions { collect_every: Some(COLLECT_EVERY), unsafe_no_verify, ..DataOptions::default() };
+        let options =
+            DataOptions { collect_every: Some(COLLECT_EVERY), database, unsafe_no_verify, ..DataOptions::default() };
         let data = data.map(|path| Data::open(path, options).map_err(failed)).transpose()?;
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
     }

@@ -46,6 +46,12 @@ pub struct Args {
     /// Uploads need a token: create one with `narval token create`. Without --store, only this cache is served.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// PostgreSQL database with the index of the data folder: `postgres://USER@HOST/DATABASE`
+    ///
+    /// Several servers can then share the folder. The password is better given by PGPASSWORD, or by the configuration file: everybody
+    /// on the machine can read command lines.
+    #[arg(long, value_name = "URL", env = "NARVAL_DATABASE", hide_env_values = true)]
+    database: Option<String>,
     /// Require a token for reading, too
     #[arg(long, requires = "data")]
     private: bool,
@@ -101,7 +107,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let mut opened = Opened::new(settings.data.as_deref(), args.unsafe_no_verify)?;
+    let mut opened = Opened::new(settings.data.as_deref(), settings.database.clone(), args.unsafe_no_verify)?;
     let mut services = Services::prepare(&settings, &mut opened, None)?;
     let limits = server::within_descriptors(settings.limits.clone(), services.kept_files_max());
     let current = CurrentService::new(services.take_effect()?);

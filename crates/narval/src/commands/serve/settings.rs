@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::written::{CacheName, CacheSettings};
+use narval_cache::written::{CacheName, CacheSettings, Database};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
@@ -11,6 +11,7 @@ use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
 use super::Args;
 use crate::Failure;
+use crate::args::data::parse_database;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::config::{At, CacheSection, OidcSection, ServeConfig};
@@ -33,6 +34,8 @@ pub(crate) struct Settings {
     pub(crate) access_log: (LogForm, Option<PathBuf>),
     /// The data folder of the caches that accept uploads.
     pub(crate) data: Option<PathBuf>,
+    /// The database with its index, if that is not in the folder.
+    pub(crate) database: Option<Database>,
     /// Settings shared by the caches.
     pub(crate) wide: ServerWide,
     /// The caches; the first is the one at `/`.
@@ -116,6 +119,10 @@ impl Settings {
             oidc: (file_name.clone(), file.oidc.clone()),
         };
         let data = args.data.clone().or_else(|| file.data.clone());
+        let database = args.database.as_deref().map(parse_database).transpose()?.or_else(|| file.database.clone());
+        if database.is_some() && data.is_none() {
+            return Err(Failure::usage("option --database: needs --data, whose index it has"));
+        }
         let caches = caches(args, file, &file_name)?;
         if data.is_some() {
             // Larger bodies are read piece by piece, on separate threads; the cache limits the size of a NAR.
@@ -135,6 +142,7 @@ impl Settings {
             tls: args.tls.config_over(&file.tls, Vec::new())?,
             access_log: args.access_log.over(&file.access_log),
             data,
+            database,
             wide,
             caches,
         })
@@ -150,6 +158,7 @@ impl Settings {
         let differ = [
             ("listen", self.listen != running.listen),
             ("data", self.data != running.data),
+            ("database", self.database != running.database),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),

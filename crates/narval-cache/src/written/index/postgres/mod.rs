@@ -392,8 +392,8 @@ impl Index for Postgres {
         self.write(ADD_LATER, async |change| paths::lease(change, cache, hash_parts, until).await)
     }
 
-    fn used(&self, used: Vec<Used>) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| retention::used(change, &used).await)
+    fn used(&self, used: &[Used]) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, async |change| retention::used(change, used).await)
     }
 
     fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError> {

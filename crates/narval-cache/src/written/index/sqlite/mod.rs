@@ -228,7 +228,8 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))
     }
 
-    fn used(&self, used: Vec<Used>) -> Result<(), IndexError> {
+    fn used(&self, used: &[Used]) -> Result<(), IndexError> {
+        let used = used.to_vec();
         self.write(Durability::Later, move |connection| retention::used(connection, &used))
     }
 
