@@ -137,8 +137,10 @@ fn nodes_that_commit_the_same_paths_do_not_overwrite_each_other() {
     // Versions count the commits: none was lost.
     let parts = names.iter().map(|name| path(name, "file").hash_part);
     let versions: i64 = parts.map(|part| nodes[0].path(cache, &part).unwrap().map_or(0, |path| path.version)).sum();
-    assert_eq!(versions, 8 * i64::try_from(done.iter().sum::<usize>()).unwrap());
-    assert!(done.iter().all(|done| *done > 0), "{done:?}");
+    let done: usize = done.iter().sum();
+    assert_eq!(versions, 8 * i64::try_from(done).unwrap());
+    // A commit is only refused because another has changed its paths. Which threads are first is not promised.
+    assert!(done > 0);
 }
 
 /// A NAR that is swept while its narinfo is committed: one of the two does not happen.
