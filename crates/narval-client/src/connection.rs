@@ -99,6 +99,14 @@ impl Connection {
         Ok(Self { stream: Stream::Tls(Box::new(StreamOwned::new(session, tcp))), ..self })
     }
 
+    /// The TLS session of an encrypted connection.
+    pub(crate) fn session(&self) -> Option<&ClientConnection> {
+        match &self.stream {
+            Stream::Plain(_) => None,
+            Stream::Tls(tls) => Some(&tls.conn),
+        }
+    }
+
     /// Changes the read timeout, until [`Connection::reset_timeout`].
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> Result<(), HttpError> {
         let tcp = match &self.stream {

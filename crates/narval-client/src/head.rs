@@ -96,6 +96,11 @@ impl Head {
         Ok(found)
     }
 
+    /// `Date`: the server's clock, in whole seconds.
+    pub fn date(&self) -> Option<SystemTime> {
+        httpdate::parse_http_date(self.field("date")?).ok()
+    }
+
     /// `Retry-After`, in seconds or as a date (RFC 9110 section 10.2.3).
     pub fn retry_after(&self) -> Option<Duration> {
         let value = self.field("retry-after")?;

@@ -1,6 +1,7 @@
 //! TLS: rustls with Mozilla's certificates compiled in, so it works in an empty container, or with those of a file.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -180,6 +181,20 @@ fn check_use(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), Cert
             Err(EndOfInput) => Err(CertificateError::BadEncoding),
         },
         Err(_) => Err(CertificateError::BadEncoding),
+    }
+}
+
+/// When a certificate expires; `None` if it cannot be read.
+pub(crate) fn valid_until(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    // webpki only tells this of a certificate that has expired, as every certificate will have by then (RFC 5280 has
+    // no year after 9999).
+    let late = UnixTime::since_unix_epoch(Duration::from_secs(1 << 40));
+    let (parsed, usage) = (EndEntityCert::try_from(certificate).ok()?, KeyUsage::server_auth());
+    match parsed.verify_for_usage(ALL_VERIFICATION_ALGS, &[], &[], late, usage, None, None) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => {
+            SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(not_after.as_secs()))
+        }
+        _ => None,
     }
 }
 

@@ -162,6 +162,16 @@ impl TrustedKeys {
         self.by_name.is_empty()
     }
 
+    /// Whether this very key is trusted.
+    pub fn contains(&self, key: &PublicKey) -> bool {
+        self.by_name.get(&key.name).is_some_and(|keys| keys.contains(key))
+    }
+
+    /// Whether a key of this name is trusted.
+    pub fn has_name(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
     /// Returns the first of `signatures` that is a trusted key's signature of `message`.
     pub fn find_valid<'a>(
         &self,

@@ -1,30 +1,35 @@
-//! `narval doctor`: tests whether this machine can install and run packages.
+//! `narval doctor`: tests whether this machine can install and run packages, or whether a server can be used.
+
+mod finding;
+mod server;
 
 use std::process::Command;
 
 use narval_client::{Proxies, TrustedCertificates};
 use narval_install::settings::{UserTrust, user_trust};
 use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
-use serde_json::json;
 
+use self::finding::{Finding, report};
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
-use crate::ui::output::out;
 
 /// Check that this machine can install and run packages
 ///
-/// Tries namespaces, disk space, proxies, certificates and every cache.
+/// Tries namespaces, disk space, proxies, certificates and every cache. With --server, checks one server instead, as a
+/// client sees it: TLS, clock, nix-cache-info, keys, responses and speed.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  narval doctor --from https://cache.example.org")]
+#[command(
+    after_help = "Examples:\n  narval doctor --from https://cache.example.org\n  narval doctor --server https://cache.example.org --path …-hello-2.12"
+)]
 pub struct Args {
+    /// Check this server: an http:// or https:// URL
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+    /// Store path that the server has: its signature, compression, ranges and download speed are checked as well
+    #[arg(long, value_name = "PATH", requires = "server")]
+    path: Option<String>,
     #[command(flatten)]
     client: ClientArgs,
-}
-
-struct Finding {
-    what: &'static str,
-    good: bool,
-    text: String,
 }
 
 /// Runs `narval doctor`.
@@ -33,18 +38,14 @@ struct Finding {
 /// Exit code 1 if a check fails.
 pub fn run(args: &Args) -> Result<(), Failure> {
     args.client.output.start_log();
+    let json = args.client.output.json;
+    if let Some(server) = &args.server {
+        return report(&server::check(&args.client.caches, server, args.path.as_deref())?, json);
+    }
     let mut findings = vec![disk(args)?, namespaces(args)?, certificates()];
     findings.extend(daemon());
     findings.extend(caches(args)?);
-    for found in &findings {
-        if args.client.output.json {
-            out!("{}", json!({"v": 1, "check": found.what, "ok": found.good, "text": found.text}));
-        } else {
-            out!("{} {:<12} {}", if found.good { "ok  " } else { "FAIL" }, found.what, found.text);
-        }
-    }
-    let bad = findings.iter().filter(|found| !found.good).count();
-    if bad == 0 { Ok(()) } else { Err(Failure::runtime(format!("{bad} of {} checks failed", findings.len()))) }
+    report(&findings, json)
 }
 
 fn disk(args: &Args) -> Result<Finding, Failure> {

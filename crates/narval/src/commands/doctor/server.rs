@@ -1,0 +1,352 @@
+//! `narval doctor --server`: checks a binary cache from a client's side.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use narval_cache::Wanted;
+use narval_client::{Client, Extra, HttpError, Request, Response, RetryPolicy, Scheme, Url};
+use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
+use narval_nix::narinfo::NARINFO_LEN_MAX;
+use narval_nix::{CacheInfo, NarInfo, PublicKey, TrustedKeys};
+
+use super::finding::Finding;
+use crate::Failure;
+use crate::args::client::{CacheArgs, human_bytes, parse_cache};
+
+/// The largest difference of clocks that is not a failure.
+const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(60);
+/// A certificate that expires sooner is a failure: it should have been renewed by now.
+const CERTIFICATE_LEFT_MIN: Duration = Duration::from_secs(7 * DAY);
+const DAY: u64 = 24 * 3600;
+/// Requests that are timed for the round trip; the fastest counts.
+const ROUND_TRIPS: usize = 5;
+/// How much of a NAR is read to measure the speed, and for how long.
+const SPEED_BYTES_MAX: u64 = 256 * 1024 * 1024;
+const SPEED_TIME_MAX: Duration = Duration::from_secs(5);
+/// The hash part of a path that no cache has.
+const ABSENT: &str = "00000000000000000000000000000000";
+/// The priority of cache.nixos.org.
+const PRIORITY_OF_NIXOS: i64 = 40;
+
+/// Checks a server. Without a path, only what needs none is checked.
+///
+/// # Errors
+/// Wrong usage: an address, path or key that cannot be used.
+pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Result<Vec<Finding>, Failure> {
+    let url = parse_cache(server)?;
+    if !matches!(url.scheme(), Scheme::Http | Scheme::Https) {
+        return Err(Failure::usage(format!("option --server '{server}': must be an http:// or https:// URL")));
+    }
+    let mut options = caches.requests.options(std::slice::from_ref(&url))?;
+    // A failure is to be seen, not waited for.
+    options.retry = RetryPolicy { attempts: 1, ..options.retry };
+    options.offline = caches.offline;
+    let keys = (!caches.no_check_sigs).then(|| caches.keys()).transpose()?;
+    let server = Server { client: Arc::new(narval_cache::client(options)), url, keys };
+    let mut findings = server.connection();
+    if findings.iter().any(|found| !found.good && found.what == "tls") {
+        return Ok(findings);
+    }
+    let Some(info) = server.cache_info(&mut findings)? else { return Ok(findings) };
+    // The path is parsed with the server's store directory.
+    let wanted = path.map(|path| Wanted::parse(path, &info.store_dir)).transpose()?;
+    findings.push(priority(&info));
+    findings.push(server.published(&info));
+    findings.push(server.absent()?);
+    match wanted {
+        Some(wanted) => server.path(&wanted, &info, &mut findings)?,
+        None => findings.push(Finding::good(
+            "path",
+            "not checked: --path gives one whose signature, compression, ranges and speed are tested",
+        )),
+    }
+    findings.push(server.round_trip()?);
+    Ok(findings)
+}
+
+struct Server {
+    client: Arc<Client>,
+    url: Url,
+    /// The trusted keys; `None` for `--no-check-sigs`.
+    keys: Option<TrustedKeys>,
+}
+
+impl Server {
+    fn child(&self, path: &str) -> Result<Url, Failure> {
+        self.url.child(path).map_err(Failure::usage)
+    }
+
+    /// The TLS handshake, and what it negotiates.
+    fn connection(&self) -> Vec<Finding> {
+        if self.url.scheme() == Scheme::Http {
+            return vec![
+                Finding::good("tls", "none: the address is http://"),
+                Finding::good("http/2", "no: it needs https://"),
+            ];
+        }
+        let probe = match self.client.probe_tls(self.url.origin()) {
+            Ok(probe) => probe,
+            Err(error) => return vec![Finding::bad("tls", error.to_string())],
+        };
+        let chain = format!("{}, a verified chain of {}", probe.version, probe.certificates);
+        let left = probe.valid_until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+        let tls = match left {
+            None => Finding::good("tls", chain),
+            Some(left) if left < CERTIFICATE_LEFT_MIN => {
+                Finding::bad("tls", format!("{chain}, which expires in {} days: renew it", left.as_secs() / DAY))
+            }
+            Some(left) => Finding::good("tls", format!("{chain}, {} days left", left.as_secs() / DAY)),
+        };
+        let http2 = match probe.protocol.as_deref() {
+            Some("h2") => "yes",
+            _ => "no: the server only speaks HTTP/1.1",
+        };
+        vec![tls, Finding::good("http/2", http2)]
+    }
+
+    /// `nix-cache-info`, and the clock of its response. `None` if there is no use in further checks.
+    fn cache_info(&self, findings: &mut Vec<Finding>) -> Result<Option<CacheInfo>, Failure> {
+        const WHAT: &str = "cache info";
+        let url = self.child("nix-cache-info")?;
+        let Response { head, body } = match self.client.send(&Request::get(&url)) {
+            Ok(response) => response,
+            Err(error) => {
+                findings.push(Finding::bad(WHAT, error.to_string()));
+                return Ok(None);
+            }
+        };
+        findings.push(clock(head.date(), SystemTime::now()));
+        let read = match head.status {
+            200 => body.read_all(CACHE_INFO_LEN_MAX as u64),
+            401 | 403 => {
+                let text = format!("{url}: {}: give the token with --netrc-file or --header", head.status);
+                findings.push(Finding::bad(WHAT, text));
+                return Ok(None);
+            }
+            status => {
+                findings.push(Finding::bad(WHAT, format!("{url}: the server answered {status}; is it a cache?")));
+                return Ok(None);
+            }
+        };
+        let parsed = read.map_err(|error| error.to_string());
+        match parsed.and_then(|text| CacheInfo::parse(&text).map_err(|error| error.to_string())) {
+            Ok(info) => {
+                let mass = if info.want_mass_query { "may" } else { "may not" };
+                let text = format!("for {}; clients {mass} ask for many paths at once", info.store_dir);
+                findings.push(Finding::good(WHAT, text));
+                Ok(Some(info))
+            }
+            Err(error) => {
+                findings.push(Finding::bad(WHAT, error));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether this client trusts one of the keys that the server publishes.
+    fn published(&self, info: &CacheInfo) -> Finding {
+        const WHAT: &str = "keys";
+        let texts: Vec<&str> =
+            info.unknown.iter().filter(|(key, _)| key == "PublicKey").map(|(_, value)| value.as_str()).collect();
+        let published: Result<Vec<PublicKey>, String> = texts
+            .iter()
+            .map(|text| text.parse().map_err(|error| format!("the server publishes an invalid key: {error}")))
+            .collect();
+        let published = match published {
+            Ok(published) => published,
+            Err(error) => return Finding::bad(WHAT, error),
+        };
+        let names = published.iter().map(PublicKey::name).collect::<Vec<_>>().join(", ");
+        let Some(keys) = &self.keys else {
+            return Finding::good(WHAT, "not checked: --no-check-sigs");
+        };
+        if published.is_empty() {
+            return Finding::good(WHAT, "the server publishes none");
+        }
+        if published.iter().any(|key| keys.contains(key)) {
+            return Finding::good(WHAT, format!("{names}, trusted here"));
+        }
+        let same_name = published.iter().any(|key| keys.has_name(key.name()));
+        let why = if same_name { "another key of that name is trusted here" } else { "not trusted here" };
+        let url = &self.url;
+        Finding::bad(WHAT, format!("{names}, {why}: 'narval use {url}', or --trusted-public-key"))
+    }
+
+    /// A path that the server does not have must be absent, and not an error: Nix gives up on a cache that fails.
+    fn absent(&self) -> Result<Finding, Failure> {
+        const WHAT: &str = "absent path";
+        let url = self.child(&format!("{ABSENT}.narinfo"))?;
+        Ok(match self.client.send(&Request::get(&url)) {
+            Ok(Response { head, .. }) if matches!(head.status, 403 | 404 | 410) => {
+                Finding::good(WHAT, format!("answered {}", head.status))
+            }
+            Ok(Response { head, .. }) => {
+                Finding::bad(WHAT, format!("{url}: answered {} where 404 is due", head.status))
+            }
+            Err(error) => Finding::bad(WHAT, format!("{url}: {error}")),
+        })
+    }
+
+    /// What needs a path: its narinfo, signature and NAR.
+    fn path(&self, wanted: &Wanted, info: &CacheInfo, findings: &mut Vec<Finding>) -> Result<(), Failure> {
+        const WHAT: &str = "path";
+        let url = self.child(&format!("{}.narinfo", wanted.hash_part()))?;
+        let text = match self.client.metadata_once(&url, NARINFO_LEN_MAX as u64) {
+            Ok(Some(text)) => text,
+            Ok(None) => {
+                findings.push(Finding::bad(WHAT, format!("{url}: the server does not have it")));
+                return Ok(());
+            }
+            Err(error) => {
+                findings.push(Finding::bad(WHAT, format!("{url}: {error}")));
+                return Ok(());
+            }
+        };
+        let narinfo = match NarInfo::parse(&text, &info.store_dir) {
+            Ok(narinfo) if wanted.is(&narinfo.path) => narinfo,
+            Ok(narinfo) => {
+                findings.push(Finding::bad(WHAT, format!("{url}: is the narinfo of another path, {}", narinfo.path)));
+                return Ok(());
+            }
+            Err(error) => {
+                findings.push(Finding::bad(WHAT, format!("{url}: {error}")));
+                return Ok(());
+            }
+        };
+        findings.push(Finding::good(WHAT, format!("{}, a NAR of {}", narinfo.path, human_bytes(narinfo.nar_size))));
+        findings.push(self.signature(&narinfo, info));
+        match self.url.child(&narinfo.url) {
+            Ok(nar) => findings.extend([self.compression(&narinfo, &nar), self.ranges(&nar), self.speed(&nar)]),
+            Err(error) => findings.push(Finding::bad("nar", format!("{url}: its URL: {error}"))),
+        }
+        Ok(())
+    }
+
+    fn signature(&self, narinfo: &NarInfo, info: &CacheInfo) -> Finding {
+        const WHAT: &str = "signature";
+        let Some(keys) = &self.keys else { return Finding::good(WHAT, "not checked: --no-check-sigs") };
+        let fingerprint = narinfo.fingerprint(&info.store_dir);
+        if let Some(signature) = keys.find_valid(fingerprint.as_bytes(), &narinfo.signatures) {
+            return Finding::good(WHAT, format!("by {}, which is trusted here", signature.key_name()));
+        }
+        let names = narinfo.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
+        if names.is_empty() {
+            return Finding::bad(WHAT, "the path is not signed: give the server a key with --sign-key");
+        }
+        Finding::bad(WHAT, format!("none by a key that is trusted here: {names}"))
+    }
+
+    /// How the NAR is compressed: in the file, or while it is sent.
+    fn compression(&self, narinfo: &NarInfo, nar: &Url) -> Finding {
+        const WHAT: &str = "compression";
+        let stored = narinfo.compression.to_string();
+        let size = narinfo.file_size.map(|size| format!(", {}", human_bytes(size))).unwrap_or_default();
+        if stored != "none" {
+            return Finding::good(WHAT, format!("the NAR is a {stored} file{size}"));
+        }
+        match self.client.send(&Request { accepts_coding: true, ..Request::get(nar) }) {
+            Ok(Response { head, .. }) if head.status == 200 => match head.field("content-encoding") {
+                Some(coding) => Finding::good(WHAT, format!("{}, while the NAR is sent", coding.escape_debug())),
+                None => Finding::good(WHAT, "none"),
+            },
+            Ok(Response { head, .. }) => Finding::bad(WHAT, format!("{nar}: the server answered {}", head.status)),
+            Err(error) => Finding::bad(WHAT, format!("{nar}: {error}")),
+        }
+    }
+
+    /// Without ranges, an interrupted download starts again.
+    fn ranges(&self, nar: &Url) -> Finding {
+        const WHAT: &str = "ranges";
+        let extra = Extra { fields: &[("range", "bytes=1-1")], ..Extra::default() };
+        match self.client.send(&Request { extra, ..Request::get(nar) }) {
+            Ok(Response { head, .. }) if head.status == 206 => Finding::good(WHAT, "yes: interrupted downloads resume"),
+            Ok(Response { head, .. }) if head.status == 200 => {
+                Finding::good(WHAT, "no: interrupted downloads start again")
+            }
+            Ok(Response { head, .. }) => Finding::bad(WHAT, format!("{nar}: the server answered {}", head.status)),
+            Err(error) => Finding::bad(WHAT, format!("{nar}: {error}")),
+        }
+    }
+
+    fn speed(&self, nar: &Url) -> Finding {
+        const WHAT: &str = "speed";
+        let start = Instant::now();
+        match self.download(nar, start) {
+            Ok((200, bytes)) => {
+                let seconds = start.elapsed().as_secs_f64().max(1e-6);
+                let rate = human_bytes((bytes as f64 / seconds) as u64);
+                Finding::good(WHAT, format!("{rate}/s ({} in {seconds:.3} s, one connection)", human_bytes(bytes)))
+            }
+            Ok((status, _)) => Finding::bad(WHAT, format!("{nar}: the server answered {status}")),
+            Err(error) => Finding::bad(WHAT, format!("{nar}: {error}")),
+        }
+    }
+
+    /// Downloads a file, or its beginning: the status, and how much was read.
+    fn download(&self, url: &Url, start: Instant) -> Result<(u16, u64), HttpError> {
+        let Response { head, mut body } = self.client.send(&Request::get(url))?;
+        let mut buffer = vec![0; 256 * 1024];
+        while body.received_len() < SPEED_BYTES_MAX && start.elapsed() < SPEED_TIME_MAX {
+            if body.read_some(&mut buffer)? == 0 {
+                break;
+            }
+        }
+        Ok((head.status, body.received_len()))
+    }
+
+    /// The fastest of several requests over one connection.
+    fn round_trip(&self) -> Result<Finding, Failure> {
+        const WHAT: &str = "round trip";
+        let url = self.child("nix-cache-info")?;
+        let mut best = Duration::MAX;
+        for _ in 0..ROUND_TRIPS {
+            let start = Instant::now();
+            if let Err(error) = self.client.metadata_once(&url, CACHE_INFO_LEN_MAX as u64) {
+                return Ok(Finding::bad(WHAT, error.to_string()));
+            }
+            best = best.min(start.elapsed());
+        }
+        Ok(Finding::good(WHAT, format!("{:.1} ms", best.as_secs_f64() * 1e3)))
+    }
+}
+
+fn priority(info: &CacheInfo) -> Finding {
+    // Nix assumes 0 without one.
+    let priority = info.priority.unwrap_or_default();
+    let order = match priority.cmp(&PRIORITY_OF_NIXOS) {
+        std::cmp::Ordering::Less => "before",
+        std::cmp::Ordering::Equal => "together with",
+        std::cmp::Ordering::Greater => "after",
+    };
+    Finding::good("priority", format!("{priority}: asked {order} cache.nixos.org ({PRIORITY_OF_NIXOS})"))
+}
+
+/// Compares the clocks: credentials and certificates have times.
+fn clock(theirs: Option<SystemTime>, ours: SystemTime) -> Finding {
+    const WHAT: &str = "clock";
+    let Some(theirs) = theirs else { return Finding::good(WHAT, "not checked: the response has no Date") };
+    let (difference, direction) = match theirs.duration_since(ours) {
+        Ok(ahead) => (ahead, "ahead of"),
+        Err(error) => (error.duration(), "behind"),
+    };
+    let text = format!("the server's is {} s {direction} ours", difference.as_secs());
+    Finding { what: WHAT, good: difference <= CLOCK_DIFFERENCE_MAX, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_may_differ_by_a_minute() {
+        let ours = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let good = |difference: i64| {
+            let theirs = SystemTime::UNIX_EPOCH + Duration::from_secs((1_000_000 + difference).unsigned_abs());
+            clock(Some(theirs), ours)
+        };
+        assert!([-60, -1, 0, 60].iter().all(|difference| good(*difference).good));
+        assert!([-61, 61, 86_400].iter().all(|difference| !good(*difference).good));
+        assert_eq!(good(-61).text, "the server's is 61 s behind ours");
+        assert!(clock(None, ours).good);
+    }
+}
