@@ -182,7 +182,7 @@ fn with(mut claims: Value, changed: Value) -> Value {
 }
 
 #[test]
-fn both_algorithms_and_the_first_rule_that_is_met() {
+fn both_algorithms_and_the_first_matching_rule() {
     let (ci, rsa, p256) = (Ci::start(), Key::rsa(), Key::p256());
     ci.publish(&[rsa.jwk("a"), p256.jwk("b")]);
     let verifier = ci.verifier();

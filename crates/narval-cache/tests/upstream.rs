@@ -462,7 +462,7 @@ fn upstreams_that_are_unreachable_stalled_or_failing() {
 }
 
 #[test]
-fn absences_are_remembered_when_all_have_said_so() {
+fn absences_are_cached_once_all_upstreams_agree() {
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (Upstream::start("one-1"), Upstream::start("two-1"));
     let upstreams = open(folder.path(), vec![one.options(), two.options()]);
@@ -477,7 +477,7 @@ fn absences_are_remembered_when_all_have_said_so() {
 
 /// nix#15249, ncps#907: the presence check before a push made a cache fetch from its upstream.
 #[test]
-fn looking_at_what_is_kept_asks_nobody() {
+fn reading_cached_paths_asks_no_upstream() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start("up-1");
     let path = TestPath::new("there", b"contents", false);
@@ -511,7 +511,7 @@ fn the_first_by_priority_is_asked_and_credentials_go_to_their_upstream_only() {
 
 /// ncps#470: shared NARs were miscounted.
 #[test]
-fn the_budget_counts_a_shared_nar_once_and_drops_what_was_used_longest_ago() {
+fn the_budget_counts_a_shared_nar_once_and_evicts_the_least_recently_used() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start("up-1");
     let contents = noise(100_000);
@@ -556,7 +556,7 @@ fn a_narinfo_without_its_nar_is_removed() {
 }
 
 #[test]
-fn listings_logs_and_what_else_is_small() {
+fn listings_logs_and_other_small_files() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start("up-1");
     let path = TestPath::new("there", b"contents", false);

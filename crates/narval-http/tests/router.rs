@@ -138,7 +138,7 @@ fn large_forms_are_streamed() {
 }
 
 #[test]
-fn answers_are_compressed_on_the_way() {
+fn responses_are_compressed_while_they_are_sent() {
     let server = start();
     let (head, body) = server.ask("GET", "/long", "Accept-Encoding: gzip\r\n", b"");
     assert!(head.contains("content-encoding: gzip\r\n") && head.contains("vary: accept-encoding\r\n"), "{head}");

@@ -245,7 +245,7 @@ fn a_database_whose_log_cannot_be_read_gives_no_answer() {
 }
 
 #[test]
-fn damage_is_an_error_and_never_absence() {
+fn damage_is_an_error_and_never_an_absence() {
     let lab = Lab::new(Nix::New);
     let first = lab.add_file("first", "1");
     let writer = rusqlite::Connection::open(lab.config().database()).unwrap();

@@ -85,7 +85,7 @@ fn presence_narinfos_and_closures() {
 }
 
 #[test]
-fn what_is_refused() {
+fn invalid_requests_are_refused() {
     let store = Store::new();
     store.add_file("a", "a");
     let mut server = Server::narval(&store, &[]);

@@ -170,9 +170,9 @@ fn help_and_version() {
     assert_eq!(narval(&["nonsense"], b"").status.code(), Some(2));
 }
 
-/// Output that nobody reads, or that finds no room: no panic, and what is lost is said.
+/// Output to a closed pipe or a full disk: no panic, and the loss is reported.
 #[test]
-fn output_that_goes_nowhere() {
+fn output_that_cannot_be_written() {
     let run = |stdout: Stdio, stderr: Stdio, arguments: &[&str]| {
         let mut command = Command::new(NARVAL);
         command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr);

@@ -39,7 +39,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 }
 
 #[test]
-fn first_as_it_is_made_then_from_the_cache() {
+fn first_while_it_is_compressed_then_from_the_cache() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let (hash, nar) = (hash_part(&path), store.dump(&path));
@@ -341,7 +341,7 @@ fn servers_in_two_containers_share_one_cache() {
 }
 
 #[test]
-fn the_cache_is_kept_to_its_size() {
+fn the_cache_stays_within_its_size() {
     let store = Store::new();
     let mut paths = Vec::new();
     for number in 0..8_u32 {
@@ -416,7 +416,7 @@ fn a_folder_that_is_lost_while_it_serves() {
 }
 
 #[test]
-fn a_tree_of_small_files_is_sent_from_one_file_the_next_time() {
+fn a_tree_of_small_files_is_packed_for_the_next_request() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let (nar, url) = (store.dump(&path), format!("/nar/{}.nar", hash_part(&path)));

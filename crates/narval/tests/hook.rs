@@ -129,7 +129,7 @@ fn a_queue_that_cannot_be_written_fails_no_build() {
 
 /// A hook that is killed at any moment leaves a whole file or none.
 #[test]
-fn hooks_that_are_killed_leave_nothing_half() {
+fn killed_hooks_leave_no_partial_entries() {
     let builder = Builder::new(Nix::Newest);
     let paths: Vec<String> = (0..200).map(|number| format!("{}-{number}", "0".repeat(32))).collect();
     let store = builder.path("store");

@@ -43,7 +43,7 @@ fn ended(what: &str, child: &mut Child) -> ExitStatus {
 
 /// Every command that ends by itself, with arguments that succeed and that do not.
 #[test]
-fn every_command_ends_as_it_always_does() {
+fn every_command_ends_as_usual() {
     let store = Store::new();
     let path = store.add_file("file", "contents");
     let (uri, real) = (store.uri(), store.real(&path));
@@ -180,7 +180,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn servers_start_and_end_whatever_becomes_of_their_log() {
+fn servers_start_and_end_whatever_happens_to_their_log() {
     let store = Store::new();
     for which in ["nix-serve", "narval serve", "narval static"] {
         for how in ["full", "nobody reads"] {
@@ -207,7 +207,7 @@ fn read_until_it_listens(reader: &mut BufReader<PipeReader>) {
 }
 
 #[test]
-fn requests_that_log_are_answered_whatever_becomes_of_the_log() {
+fn requests_are_answered_whatever_happens_to_the_log() {
     let store = Store::new();
     let path = store.add_file("file", "contents");
     let narinfo = format!("/{}.narinfo", hash_part(&path));

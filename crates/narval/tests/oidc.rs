@@ -156,7 +156,7 @@ fn a_job_pushes_with_the_token_that_it_was_given() {
 }
 
 #[test]
-fn tokens_that_are_not_exchanged() {
+fn tokens_that_are_refused() {
     let (store, platform) = (Store::new(), Platform::start());
     let server = serve(&store, &platform);
     let stranger = Platform::start();

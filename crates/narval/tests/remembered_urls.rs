@@ -101,7 +101,7 @@ fn every_url_that_was_handed_out_is_answered() {
 
 /// Real Nix that remembers a narinfo of a server with a cache, and comes back when that has none.
 #[test]
-fn nix_comes_back_to_a_server_without_its_cache() {
+fn nix_returns_to_a_server_without_its_cache() {
     let store = Store::new();
     let path = store.add_tree("tree");
     warm(&store, &[]);

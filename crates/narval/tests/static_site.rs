@@ -225,9 +225,9 @@ fn a_file_that_is_replaced_is_never_served_mixed() {
     }
 }
 
-/// What was believed for a moment is looked at again on the shard, by names alone.
+/// A cached file is checked again after `--revalidate-after`.
 #[test]
-fn what_changes_is_seen_when_it_is_looked_at_again() {
+fn changes_are_seen_at_the_next_check() {
     let folder = site();
     let name = |name: &str| folder.path().join(name);
     let server = serve(folder.path(), &["--revalidate-after", "1", "--index", "first.html", "--index", "index.html"]);

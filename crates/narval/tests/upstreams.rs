@@ -199,7 +199,7 @@ fn an_upstream_that_lies_is_named_and_nothing_of_it_is_kept() {
 
 /// Slow upstreams do not delay paths that are present.
 #[test]
-fn a_stalling_upstream_does_not_hold_up_what_is_here() {
+fn a_stalled_upstream_does_not_delay_present_paths() {
     let store = Store::new();
     let (_, key) = store.key("upstream-1");
     let here = store.add_file("here", "contents");

@@ -170,7 +170,7 @@ fn a_netrc_that_is_set_already_gets_the_token() {
 }
 
 #[test]
-fn nothing_is_changed_unasked_or_for_what_is_no_cache() {
+fn nothing_is_changed_without_consent_or_for_an_invalid_cache() {
     let home = Home::new();
     let unasked = home.use_cache(&[]);
     assert_eq!(unasked.status.code(), Some(2));

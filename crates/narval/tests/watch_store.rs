@@ -295,9 +295,9 @@ fn nothing_is_lost_by_kills() {
     stdout(Nix::Newest.nix(store.dir.path(), &args));
 }
 
-/// A signal while a cache does not answer: the watcher ends, and what it had to do is remembered.
+/// A signal while a cache does not answer: the watcher ends, and its pending paths are remembered.
 #[test]
-fn a_signal_in_the_middle_ends_it_in_order() {
+fn a_signal_during_the_work_ends_it_cleanly() {
     let store = Store::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let to = format!("http://{}", listener.local_addr().unwrap());

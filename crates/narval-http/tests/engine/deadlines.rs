@@ -110,7 +110,7 @@ impl BodySource for Endless {
 }
 
 #[test]
-fn a_client_that_takes_nothing_is_cut_off() {
+fn a_client_that_reads_nothing_is_disconnected() {
     on_each_driver(|driver| {
         let limits = Limits { write_stall_timeout: soon(400), ..Limits::default() };
         let server = TestServer::with(
@@ -140,7 +140,7 @@ fn a_client_that_takes_nothing_is_cut_off() {
 
 /// How slow a client may be is tested under simulated time (`sim`).
 #[test]
-fn a_client_that_pauses_and_goes_on_is_not_cut_off() {
+fn a_client_that_pauses_and_continues_is_not_disconnected() {
     on_each_driver(|driver| {
         let limits = Limits { keep_alive_timeout: soon(100), ..Limits::default() };
         let server = TestServer::with(

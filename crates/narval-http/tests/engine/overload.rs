@@ -106,7 +106,7 @@ fn what_is_pipelined_behind_a_body_is_answered_when_that_found_the_queue_full() 
 }
 
 #[test]
-fn connections_over_the_cap_are_turned_away() {
+fn connections_over_the_limit_are_refused() {
     on_each_driver(|driver| {
         for limits in [
             Limits { connections_max: 3, ..Limits::default() },

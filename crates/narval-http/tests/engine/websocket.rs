@@ -430,7 +430,7 @@ fn deadlines() {
 }
 
 #[test]
-fn a_server_that_stops_says_goodbye() {
+fn a_stopping_server_sends_close_frames() {
     on_each_driver(|driver| {
         let fixture = Fixture::new(driver, Options::default());
         let mut client = fixture.connect();

@@ -58,7 +58,7 @@ fn a_file_with_another_nar_is_not_published() {
 }
 
 #[test]
-fn what_is_copied_says_the_truth_of_its_file() {
+fn copied_narinfos_describe_their_files() {
     let (server, to, root) = (Server::start(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let nar = file_nar(b"a");
     let (hash, other) = (Sha256::of(&nar).to_string(), Sha256::of(b"other").to_string());

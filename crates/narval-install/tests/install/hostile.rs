@@ -96,7 +96,7 @@ fn a_narinfo_of_another_path_is_refused() {
 }
 
 #[test]
-fn names_that_climb_are_refused() {
+fn references_that_leave_the_store_are_refused() {
     for reference in ["../../etc/passwd", "/etc/passwd", "0000000000000000000000000000000a-..", "x"] {
         let error =
             refused(&file_nar(b"x"), |narinfo| narinfo.replace("References: ", &format!("References: {reference}")));

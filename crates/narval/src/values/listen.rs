@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_addresses_are_refused() {
         let long = "/".repeat(108);
         for text in ["", ":", ":http", ":65536", ":-1", "a b:80", "[::1:80", "[zz]x:1", "1:2:3", "unix:", &long] {
             assert!(text.parse::<Listen>().is_err(), "{text}");

@@ -259,7 +259,7 @@ fn every_change_of_a_profile_waits_for_its_lock() {
 }
 
 #[test]
-fn what_is_done_to_one_profile_at_once_is_all_done() {
+fn concurrent_changes_of_a_profile_all_take_effect() {
     let lab = Lab::new();
     let names = ["a-1", "b-1", "c-1", "d-1"];
     let paths = names.map(|name| add_program(&lab.store, name, &name[..1], "true"));

@@ -207,7 +207,7 @@ fn credentials_come_from_netrc_or_a_token_file() {
 }
 
 #[test]
-fn a_refusal_is_told_in_the_servers_words() {
+fn a_refusal_is_reported_in_the_servers_words() {
     let lab = Lab::new();
     let (big, store) = (add_big(&lab), lab.store.uri());
     let extra = r#"default_type text/plain; if ($request_method = PUT) { return 403 "token 'ci' may not push"; }"#;

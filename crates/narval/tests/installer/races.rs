@@ -132,7 +132,7 @@ fn garbage_collections_spare_what_is_being_installed() {
 /// What an install found in the store, and did not fetch, is deleted by force meanwhile. The path that needs it does not
 /// become valid, and the exit code says so.
 #[test]
-fn a_reference_that_is_gone_in_the_end_is_an_error() {
+fn a_reference_that_is_gone_at_the_end_is_an_error() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     lab.install(&root, &[&lab.tree]);
@@ -184,7 +184,7 @@ fn one_store_that_nix_and_narval_make_at_once() {
 
 /// Nix writes `schema` in place: a reader in between finds an empty file.
 #[test]
-fn a_schema_that_nix_has_begun_to_write_is_none_yet() {
+fn a_schema_that_nix_is_still_writing_counts_as_missing() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     assert!(nix(&lab, "nix-store", &["--store", &root, "--verify"]).output().unwrap().status.success());
@@ -207,9 +207,9 @@ fn contained(lab: &Lab, args: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// In two containers with one store, process numbers say nothing: both are process 1.
+/// In two containers with one store, process ids do not tell the processes apart: both are process 1.
 #[test]
-fn containers_leave_each_others_work_alone_and_clear_up_after_their_dead() {
+fn containers_remove_only_leftovers_of_dead_processes() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     let (url, was_asked, go_on) = hesitant_server(lab.cache());

@@ -58,7 +58,7 @@ fn profiles_roll_back_and_keep_what_they_show() {
 }
 
 #[test]
-fn names_that_begin_alike_are_no_versions_of_each_other() {
+fn names_with_a_common_prefix_are_not_versions_of_each_other() {
     let lab = Lab::new();
     let lfs = add_program(&lab.store, "hello-lfs-1.0", "hello-lfs", "echo lfs");
     lab.done(&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url(), &lfs]);

@@ -192,7 +192,7 @@ fn the_file_has_what_was_set_and_passes_its_check_in_the_build() {
 }
 
 #[test]
-fn values_that_cannot_be_are_refused_by_their_types() {
+fn invalid_values_are_refused_by_their_types() {
     let Some(nix) = Nix::new() else { return };
     let cases = [
         ("priority = \"low\";", "settings.priority' is not of type"),

@@ -117,7 +117,7 @@ fn a_client_that_may_not_push_is_told_why() {
 }
 
 #[test]
-fn a_server_that_is_killed_loses_nothing_that_was_pushed() {
+fn a_killed_server_loses_nothing_that_was_pushed() {
     let mut lab = Lab::new();
     let token = lab.token("push");
     let paths: Vec<_> = (0..6).map(|number| add_big(&lab.store, &format!("big-{number}"), 900_000 + number)).collect();

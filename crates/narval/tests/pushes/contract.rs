@@ -109,7 +109,7 @@ fn a_revoked_token_is_refused_at_once() {
 }
 
 #[test]
-fn what_can_be_refused_is_refused_before_the_body() {
+fn uploads_are_refused_before_the_body_if_possible() {
     let lab = Lab::new();
     let (push, pull) = (lab.token("push"), lab.token("pull"));
     let nar = Nar::of(b"x");

@@ -121,7 +121,7 @@ fn nix_store_copy_log_uploads_a_log_that_nix_log_shows() {
 }
 
 #[test]
-fn without_a_token_and_with_a_wrong_one_the_copy_fails_with_a_sentence_that_says_what_to_do() {
+fn without_a_valid_token_the_copy_fails_with_a_hint() {
     let lab = Lab::new();
     let path = lab.store.add_file("file", "contents");
     let wrong = format!("nv1_{}_{}", "0".repeat(16), "0".repeat(52));

@@ -123,7 +123,7 @@ fn a_body_that_does_not_come() {
 /// Where bodies wait for a thread, a client must send more in each `body_busy_timeout`. It has that time although the connection ticks
 /// more often for another stream.
 #[test]
-fn a_body_in_demand_has_its_time_beside_streams_that_wait() {
+fn a_handlers_body_keeps_its_deadline_beside_waiting_streams() {
     on_each_driver(|driver| {
         let limits = Limits { streamed_bodies_max: 1, body_buffer_max: 1000, ..Limits::default() };
         let (site, server) = Site::start(driver, limits);

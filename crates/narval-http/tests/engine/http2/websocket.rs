@@ -607,7 +607,7 @@ fn deadlines() {
 }
 
 #[test]
-fn a_server_that_stops_says_goodbye() {
+fn a_stopping_server_sends_close_frames() {
     on_each_driver(|driver| {
         let fixture = Fixture::echo(driver, Options::default());
         let mut client = fixture.client();
