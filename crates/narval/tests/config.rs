@@ -149,6 +149,17 @@ fn invalid_toml_is_an_error_with_its_line() {
     }
 }
 
+/// Addresses of databases may have passwords in them.
+#[test]
+fn a_password_of_a_database_is_not_shown() {
+    for value in
+        ["'postgres://u:secret@h:port/d'", "'host=h password=secret'", "['secret']", "'postgres://u:secret@h/d"]
+    {
+        let message = errors(&format!("data = 'd'\ndatabase = {value}\n"));
+        assert!(message.starts_with("a.toml:2: ") && !message.contains("secret"), "{message}");
+    }
+}
+
 #[test]
 fn values_arrive() {
     let text = "

@@ -238,7 +238,8 @@ impl<'a> Section<'a> {
 
     fn wrong(&self, key: &str, span: Range<usize>, reason: &str) {
         let at = span.start;
-        let shown = self.document.shown(span);
+        // The address of a database may have a password in it.
+        let shown = if key == "database" { "…".into() } else { self.document.shown(span) };
         self.document.error(at, format!("{}{key} = {shown}: {reason}", self.path));
     }
 

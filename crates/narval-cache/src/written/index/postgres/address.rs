@@ -62,13 +62,20 @@ fn name(config: &Config) -> String {
     format!("postgres://{}{}/{database}", hosts.join(","), port.unwrap_or_default())
 }
 
-/// The text without what may be a password: all between `://` and the last `@`, and all parameters.
+/// The text without what may be a password: the host, the port and the name, if they can be told from a password for certain.
 fn without_password(text: &str) -> String {
-    let text = text.split('?').next().unwrap_or_default();
-    match (text.split_once("://"), text.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://{rest}"),
-        _ => text.to_owned(),
+    let Some((scheme, rest)) = text.split_once("://") else { return "…".to_owned() };
+    if !scheme.bytes().all(|byte| byte.is_ascii_alphabetic()) {
+        return "…".to_owned();
     }
+    let place = match rest.rsplit_once('@') {
+        // Either a password with a '?', or a parameter with an '@'.
+        Some((user, _)) if user.contains('?') => "…",
+        Some((_, place)) => place.split('?').next().unwrap_or_default(),
+        // A forgotten host: what comes after ':' may be a password.
+        None => rest.split([':', '?']).next().unwrap_or_default(),
+    };
+    format!("{scheme}://{place}")
 }
 
 #[cfg(test)]
@@ -84,6 +91,12 @@ mod tests {
             "postgres://u:secret@h/d?nonsense=secret",
             "postgres://u:secret@/d",
             "postgres://u:se@cret@h:port/d",
+            "mysql://u:secret?more@h/d",
+            "mysql://u:x?secret@h/d",
+            "mysql://u@h/d?password=x@secret",
+            "postgres://u:secret",
+            "host=h user=u password=secret",
+            "host=h password=secret options=x://y",
         ] {
             let Err(error) = Address::parse(wrong) else { panic!("{wrong}") };
             assert!(!error.to_string().contains("secret") && !error.to_string().contains("cret@"), "{error}");
