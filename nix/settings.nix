@@ -75,6 +75,10 @@ section {
   data = key (matching "folder in /var/lib" "/var/lib/[^/]+(/.*)?") ''
     Folder of the caches that take uploads, below `/var/lib`. Without `store`, only these are served.
   '';
+  database = key (matching "address of a PostgreSQL database" "postgres(ql)?://.+") ''
+    Database with the index of the data folder, so that several servers can share the folder. Every user of the machine can read the file:
+    the address must not contain a password.
+  '';
   public = key types.bool "Whether caches that take uploads may be read without a token.";
   sign-keys = key (oneOrMore secret) ''
     Secret keys to sign with (`narval key generate`). Only root needs to be able to read them: systemd passes them to the service.

@@ -192,7 +192,7 @@ fn systemd_is_told_of_the_start_and_of_reloads() {
         ready[0].clone()
     };
     write("priority = 12");
-    assert_eq!(reload(), "STATUS=configuration, keys and certificates read again");
+    assert_eq!(reload(), "STATUS=configuration, keys and certificates reloaded");
     // What the file says has taken effect by then.
     assert!(server.get("/nix-cache-info").text().contains("Priority: 12\n"));
     write("priority = 'low'");
