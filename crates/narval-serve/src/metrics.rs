@@ -131,7 +131,7 @@ impl Metrics {
             logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
             logins_throttled: counter(
                 "logins_throttled",
-                "Tokens rejected unseen after too many wrong ones from the address",
+                "Tokens refused unchecked after too many wrong ones from the address",
             ),
             nar_bytes_identity,
             nar_bytes_zstd,

@@ -108,7 +108,7 @@ impl Queue {
             match read(&file) {
                 Ok(paths) => queued.push(Queued { file, paths }),
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
-                    tracing::warn!("'{}' is no file of the queue and is removed: {error}", file.display());
+                    tracing::warn!("'{}' is not a valid queue file and will be removed: {error}", file.display());
                     self.remove(&file)?;
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
