@@ -162,7 +162,7 @@ in
       reloadTriggers = [ configFile ];
       restartTriggers = [
         (builtins.toJSON {
-          inherit (settings) listen data limits;
+          inherit (settings) listen data database limits;
           tls = settings.tls.certificate != [ ];
           log = settings.access-log.file != null;
         })
