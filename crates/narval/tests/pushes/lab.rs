@@ -6,7 +6,7 @@ use std::process::Command;
 
 use narval_cache::written::{CachePatterns, Data, DataOptions, NewToken};
 
-use crate::support::{Answer, NARVAL, Nix, Server, Store};
+use crate::support::{Answer, NARVAL, Nix, Server, Store, certificate};
 
 /// A cache that is written, and a Nix store beside it.
 pub struct Lab {
@@ -24,6 +24,15 @@ impl Lab {
         let store = Store::new();
         let server = serve(&store, args);
         Self { store, server }
+    }
+
+    /// Over TLS, with further options; and the certificate.
+    pub fn over_tls(args: &[&str]) -> (Self, PathBuf) {
+        let store = Store::new();
+        let [cert, key] = certificate(store.dir.path());
+        let tls = ["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
+        let server = serve(&store, &[&tls, args].concat());
+        (Self { store, server }, cert)
     }
 
     /// Beside a store that is there already.

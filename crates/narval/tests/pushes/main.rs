@@ -11,6 +11,7 @@ mod contract;
 mod databases;
 mod durable;
 mod full_disk;
+mod killed;
 mod lab;
 mod limits;
 mod nix;
