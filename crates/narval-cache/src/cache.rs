@@ -39,7 +39,8 @@ impl Cache {
     /// Reads the `nix-cache-info`. Without one, the defaults apply; a cache for another store directory is rejected. A
     /// cache that does not respond is opened with its circuit breaker open: it may recover.
     ///
-    /// # Errors [`CacheError::Refused`] for another store directory, or an invalid `nix-cache-info`.
+    /// # Errors
+    /// [`CacheError::Refused`] for another store directory, or an invalid `nix-cache-info`.
     pub fn open(url: Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, CacheError> {
         let refused = |reason: String| CacheError::Refused { cache: url.to_string(), reason };
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
@@ -104,7 +105,8 @@ impl Cache {
 
     /// The URL of the NAR of a narinfo of this cache.
     ///
-    /// # Errors [`CacheError::NarInfo`] if its `URL` is not allowed for this type of cache: from the network to a local
+    /// # Errors
+    /// [`CacheError::NarInfo`] if its `URL` is not allowed for this type of cache: from the network to a local
     /// file, or out of the folder of a `file` cache.
     pub fn nar_url(&self, info: &NarInfo) -> Result<Url, CacheError> {
         self.url.child(&info.url).map_err(|error| CacheError::NarInfo {

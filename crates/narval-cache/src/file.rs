@@ -33,7 +33,8 @@ struct FolderFile {
 impl CacheFile {
     /// Opens a file; `None` if the cache does not have it.
     ///
-    /// # Errors If the server fails, or the file cannot be read or is not a regular file.
+    /// # Errors
+    /// If the server fails, or the file cannot be read or is not a regular file.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
         Ok(match url.scheme() {
             Scheme::File => FolderFile::open(url)?.map(|file| Self(Kind::Folder(file))),
@@ -113,14 +114,16 @@ impl Read for FolderFile {
 /// Reads a small file (narinfo, listing, `nix-cache-info`) whole: `None` if the cache does not have it. Failed requests
 /// are retried according to the client's policy.
 ///
-/// # Errors See [`CacheFile::open`]; [`HttpError::TooLarge`] if the file has more than `len_max` bytes.
+/// # Errors
+/// See [`CacheFile::open`]; [`HttpError::TooLarge`] if the file has more than `len_max` bytes.
 pub fn read_small(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
     client.retry().run(|| read_small_once(client, url, len_max))
 }
 
 /// Like [`read_small`], with one attempt.
 ///
-/// # Errors See [`read_small`].
+/// # Errors
+/// See [`read_small`].
 pub fn read_small_once(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
     if url.scheme() != Scheme::File {
         return client.metadata_once(url, len_max);
@@ -140,7 +143,8 @@ pub fn read_small_once(client: &Client, url: &Url, len_max: u64) -> Result<Optio
 /// Opens a small file as a stream, with its content coding decoded: `None` if the cache does not have it. There is one
 /// attempt, and a broken download is not resumed.
 ///
-/// # Errors See [`CacheFile::open`].
+/// # Errors
+/// See [`CacheFile::open`].
 pub fn open_small_once(client: &Client, url: &Url) -> Result<Option<Box<dyn Read + Send>>, HttpError> {
     if url.scheme() != Scheme::File {
         return client.metadata_reader(url);
@@ -151,7 +155,8 @@ pub fn open_small_once(client: &Client, url: &Url) -> Result<Option<Box<dyn Read
 /// The bytes of a file from an offset on; `None` if the cache does not have it, or does not support ranges. A broken
 /// download is not resumed.
 ///
-/// # Errors See [`CacheFile::open`].
+/// # Errors
+/// See [`CacheFile::open`].
 pub fn read_from(client: &Client, url: &Url, offset: u64) -> Result<Option<Box<dyn Read>>, HttpError> {
     if url.scheme() != Scheme::File {
         let response = client.send(&Request { from: offset, ..Request::get(url) })?;
@@ -164,7 +169,8 @@ pub fn read_from(client: &Client, url: &Url, offset: u64) -> Result<Option<Box<d
 
 /// Opens a regular file below a folder; `None` if there is none. Does not block on a FIFO.
 ///
-/// # Errors If it cannot be opened, is not a regular file, or is outside the folder.
+/// # Errors
+/// If it cannot be opened, is not a regular file, or is outside the folder.
 pub(crate) fn open_below(folder: &Path, below: &Path) -> io::Result<Option<File>> {
     let below = CString::new(below.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // Not for reading: the folder may be accessible without being listable.

@@ -72,7 +72,8 @@ pub struct CacheFolder {
 impl CacheFolder {
     /// Opens a cache for this store directory. A folder without `nix-cache-info` is accepted.
     ///
-    /// # Errors If the folder cannot be read, or is for another store directory.
+    /// # Errors
+    /// If the folder cannot be read, or is for another store directory.
     pub fn open(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         File::open(path).map_err(|error| io_error("open", path, error))?;
         let folder = Self { path: path.to_owned(), store_dir };
@@ -90,7 +91,8 @@ impl CacheFolder {
 
     /// Like [`CacheFolder::open`], but creates the folder and its `nix-cache-info` if they are missing.
     ///
-    /// # Errors See [`CacheFolder::open`]; also if it cannot be written.
+    /// # Errors
+    /// See [`CacheFolder::open`]; also if it cannot be written.
     pub fn create(path: &Path, store_dir: StoreDir) -> Result<Self, CacheFolderError> {
         fs::create_dir_all(path.join("nar")).map_err(|error| io_error("create", &path.join("nar"), error))?;
         let folder = Self::open(path, store_dir)?;
@@ -110,7 +112,8 @@ impl CacheFolder {
 
     /// The contents of `nix-cache-info`, or `None` if there is none.
     ///
-    /// # Errors If it exists but cannot be read.
+    /// # Errors
+    /// If it exists but cannot be read.
     pub fn cache_info(&self) -> Result<Option<CacheInfo>, CacheFolderError> {
         let path = self.path.join("nix-cache-info");
         let text = self.read_small("nix-cache-info", CACHE_INFO_LEN_MAX)?;
@@ -121,7 +124,8 @@ impl CacheFolder {
 
     /// The narinfo with this hash part, or `None` if there is none.
     ///
-    /// # Errors If it exists but cannot be read.
+    /// # Errors
+    /// If it exists but cannot be read.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<NarInfo>, CacheFolderError> {
         let name = format!("{hash_part}.narinfo");
         let Some(text) = self.read_small(&name, NARINFO_LEN_MAX)? else { return Ok(None) };
@@ -161,7 +165,8 @@ impl CacheFolder {
 
     /// Starts writing the file of a NAR.
     ///
-    /// # Errors If the file cannot be created.
+    /// # Errors
+    /// If the file cannot be created.
     pub fn write_nar(&self) -> Result<IncomingFile<'_>, CacheFolderError> {
         let directory = self.path.join("nar");
         fs::create_dir_all(&directory).map_err(|error| io_error("create", &directory, error))?;

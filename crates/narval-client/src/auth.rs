@@ -64,7 +64,8 @@ impl Netrc {
     /// Reads only the file `named`, which must exist. Without it: `$NETRC`, `~/.netrc`, Nix's `netrc-file` and
     /// `/etc/nix/netrc`, if they can be read; the first entry for a host applies.
     ///
-    /// # Errors If a file cannot be read, is too large or is not text.
+    /// # Errors
+    /// If a file cannot be read, is too large or is not text.
     pub fn load(named: Option<&Path>, of_nix: Option<&Path>) -> io::Result<Self> {
         if let Some(path) = named {
             return read(path);

@@ -68,12 +68,14 @@ pub trait Buckets: Send + Sync {
     /// Returns the HTTP URL for a request for an object, signed for this method and for the fields and the query of
     /// `extra`. Credentials that must be fetched are fetched with `client`.
     ///
-    /// # Errors If the address names no bucket, or the credentials are not available.
+    /// # Errors
+    /// If the address names no bucket, or the credentials are not available.
     fn sign(&self, client: &Client, method: Method, url: &Url, extra: Extra<'_>) -> Result<Url, HttpError>;
 
     /// Interprets an unsuccessful response: returns the status that it means.
     ///
-    /// # Errors Why the request failed, if it was not answered.
+    /// # Errors
+    /// Why the request failed, if it was not answered.
     fn refusal(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError>;
 }
 

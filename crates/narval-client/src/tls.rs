@@ -45,7 +45,8 @@ pub struct TrustedCertificates {
 impl TrustedCertificates {
     /// Loads them, as every client does before its first HTTPS connection.
     ///
-    /// # Errors The file cannot be read, or contains no usable certificate.
+    /// # Errors
+    /// The file cannot be read, or contains no usable certificate.
     pub fn load() -> Result<Self, HttpError> {
         let mut trusted = Self {
             source: certificate_source(),

@@ -198,7 +198,8 @@ impl Url {
 
     /// Resolves a reference against this URL according to RFC 3986, relative to its folder.
     ///
-    /// # Errors [`UrlError::Local`] if a reference from the network leads to a `file` or `s3` URL, and
+    /// # Errors
+    /// [`UrlError::Local`] if a reference from the network leads to a `file` or `s3` URL, and
     /// [`UrlError::Outside`] if one from a folder or a bucket is anything but a relative path. Opening such a path
     /// checks that it stays below the folder, symlinks included.
     pub fn join(&self, reference: &str) -> Result<Self, UrlError> {

@@ -51,7 +51,8 @@ pub fn copy_from_store(
 /// a path is among them, or in the other store. With `keys`, a path must be signed by one of them, or be
 /// content-addressed.
 ///
-/// # Errors If a path cannot be read, differs from what its store has registered, is not trusted, or cannot be written.
+/// # Errors
+/// If a path cannot be read, differs from what its store has registered, is not trusted, or cannot be written.
 /// Paths that were complete before are kept, with their closures.
 pub fn copy_between_stores(
     from: &Destination,

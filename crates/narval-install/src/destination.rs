@@ -79,7 +79,8 @@ impl Destination {
 
     /// Finds a valid path in the store. It is protected from then on if this user may write to the store.
     ///
-    /// # Errors If the store cannot be queried.
+    /// # Errors
+    /// If the store cannot be queried.
     pub fn find_and_keep(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
         let Some(path) = self.find(wanted)? else { return Ok(None) };
         match self.keep(std::slice::from_ref(&path)) {
@@ -94,7 +95,8 @@ impl Destination {
 
     /// Finds a valid path in the store.
     ///
-    /// # Errors If the store cannot be queried.
+    /// # Errors
+    /// If the store cannot be queried.
     pub fn find(&self, wanted: &Wanted) -> Result<Option<StorePath>, Error> {
         if !self.exists() {
             return Ok(None);
@@ -107,7 +109,8 @@ impl Destination {
 
     /// Whether a path is valid, and so its closure.
     ///
-    /// # Errors If the store cannot be queried.
+    /// # Errors
+    /// If the store cannot be queried.
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, Error> {
         Ok(self.exists() && self.store.is_valid(path)?)
     }

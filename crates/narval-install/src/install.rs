@@ -72,7 +72,8 @@ pub struct Report {
 
 /// Installs paths with their closures. If all of them are already valid, no cache is queried.
 ///
-/// # Errors The first failure, with the number of others. Completed paths are kept, and not fetched again.
+/// # Errors
+/// The first failure, with the number of others. Completed paths are kept, and not fetched again.
 pub fn install(
     destination: &Destination,
     options: &Options,
@@ -180,7 +181,8 @@ fn is_valid_and_kept(destination: &Destination, path: &StorePath) -> Result<bool
 
 /// Plans an install: queries the caches and changes nothing.
 ///
-/// # Errors Like [`install`], as far as narinfos are concerned.
+/// # Errors
+/// Like [`install`], as far as narinfos are concerned.
 pub fn plan(
     destination: &Destination,
     options: &Options,

@@ -16,7 +16,8 @@ use crate::{Destination, Error, Options, Progress, Trace, Wanted};
 /// Replaces the files of valid paths. A replacement must have the registered hash: a cache with another NAR for the
 /// path cannot be used.
 ///
-/// # Errors The first path that could not be repaired; the others are tried nevertheless.
+/// # Errors
+/// The first path that could not be repaired; the others are tried nevertheless.
 pub fn repair(
     destination: &Destination,
     options: &Options,

@@ -32,7 +32,8 @@ pub struct Faulty {
 
 /// Checks the contents of paths, and with `keys` their signatures, on several cores. Sorted by path.
 ///
-/// # Errors If the store cannot be read. A fault is not an error.
+/// # Errors
+/// If the store cannot be read. A fault is not an error.
 pub fn verify(
     destination: &Destination,
     paths: &[StorePath],

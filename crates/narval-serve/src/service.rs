@@ -129,7 +129,8 @@ impl Counted for Figures {
 impl Service {
     /// A service with only a live store.
     ///
-    /// # Errors See [`of`](Self::of).
+    /// # Errors
+    /// See [`of`](Self::of).
     pub fn new(config: Config, store: Store) -> Result<Self, ServiceError> {
         Self::of(config, Sources { store: Some(store), ..Sources::default() }, &ServerState::new())
     }

@@ -65,7 +65,8 @@ impl BuildLog {
 
     /// The text of the log.
     ///
-    /// # Errors If the decoder cannot be created.
+    /// # Errors
+    /// If the decoder cannot be created.
     pub fn into_reader(self) -> io::Result<Box<dyn Read + Send>> {
         let file = BufReader::new(self.file);
         Ok(match self.compression {

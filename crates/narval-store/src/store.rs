@@ -79,14 +79,16 @@ impl Store {
 
     /// Returns the valid path with this hash part.
     ///
-    /// # Errors [`StoreError`] if the store cannot be read. An absent path is not an error.
+    /// # Errors
+    /// [`StoreError`] if the store cannot be read. An absent path is not an error.
     pub fn path_from_hash_part(&self, hash_part: &HashPart) -> Result<Option<StorePath>, StoreError> {
         self.ask(|database| database.path_from_hash_part(hash_part), |daemon| daemon.path_from_hash_part(hash_part))
     }
 
     /// Returns the metadata of the valid path with this hash part.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn path_info_by_hash_part(&self, hash_part: &HashPart) -> Result<Option<PathInfo>, StoreError> {
         self.ask(
             |database| database.path_info_by_hash_part(hash_part),
@@ -99,14 +101,16 @@ impl Store {
 
     /// Returns the metadata of a valid path.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn path_info(&self, path: &StorePath) -> Result<Option<PathInfo>, StoreError> {
         self.ask(|database| database.path_info(path), |daemon| daemon.path_info(path))
     }
 
     /// Returns the metadata of several paths, in order.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn path_infos(&self, paths: &[StorePath]) -> Result<Vec<Option<PathInfo>>, StoreError> {
         self.ask(
             |database| database.path_infos(paths),
@@ -117,7 +121,8 @@ impl Store {
     /// Returns the closure of these paths, each path once: the metadata of the valid ones, and those that are not
     /// valid. In a consistent store, only the given paths can be invalid.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn closure(
         &self,
         roots: impl IntoIterator<Item = StorePath>,
@@ -137,7 +142,8 @@ impl Store {
     /// Checks that the store is usable: it answers a query, its folder can be opened, and at least one of the paths
     /// registered last exists. This detects a folder that is empty because nothing is mounted there.
     ///
-    /// # Errors [`StoreError`] with what is not usable.
+    /// # Errors
+    /// [`StoreError`] with what is not usable.
     pub fn check(&self) -> Result<(), StoreError> {
         let newest = self.ask(
             |database| database.newest_paths(CHECKED_PATHS),
@@ -160,21 +166,24 @@ impl Store {
 
     /// Whether a path is valid.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, StoreError> {
         self.ask(|database| database.is_valid(path), |daemon| daemon.is_valid(path))
     }
 
     /// Returns all valid paths, in no particular order.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn all_valid_paths(&self) -> Result<Vec<StorePath>, StoreError> {
         self.ask(Database::all_valid_paths, Daemon::all_valid_paths)
     }
 
     /// Returns the references of a valid path, sorted; empty for a path that is not valid.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn references(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
         self.ask(
             |database| database.references(path),
@@ -184,28 +193,32 @@ impl Store {
 
     /// Returns the valid paths that refer to a path.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn referrers(&self, path: &StorePath) -> Result<Vec<StorePath>, StoreError> {
         self.ask(|database| database.referrers(path), |daemon| daemon.referrers(path))
     }
 
     /// Returns the realisation of a derivation's output; `None` if only the daemon is used.
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn realisation(&self, derivation: &StorePath, output: &str) -> Result<Option<Realisation>, StoreError> {
         self.ask(|database| database.realisation(derivation, output), |_| Ok(None))
     }
 
     /// Like [`Store::realisation`], by the derivation's hash, `sha256:<hex>` (Nix ≤ 2.34).
     ///
-    /// # Errors See [`Store::path_from_hash_part`].
+    /// # Errors
+    /// See [`Store::path_from_hash_part`].
     pub fn realisation_by_hash(&self, derivation_hash: &str, output: &str) -> Result<Option<Realisation>, StoreError> {
         self.ask(|database| database.realisation_by_hash(derivation_hash, output), |_| Ok(None))
     }
 
     /// Returns the build log of a derivation.
     ///
-    /// # Errors [`StoreError::Io`] if it exists but cannot be opened.
+    /// # Errors
+    /// [`StoreError::Io`] if it exists but cannot be opened.
     pub fn build_log(&self, derivation: &StorePath) -> Result<Option<BuildLog>, StoreError> {
         BuildLog::find(&self.config.log_dir, derivation)
     }

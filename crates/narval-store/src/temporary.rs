@@ -62,7 +62,8 @@ pub struct TemporaryFile {
 impl TemporaryFile {
     /// Creates a file in a directory, open for reading and writing, and locks it. `mode` is subject to the umask.
     ///
-    /// # Errors If it cannot be created or locked.
+    /// # Errors
+    /// If it cannot be created or locked.
     pub fn create(directory: &Path, prefix: &str, mode: u32) -> io::Result<Self> {
         for _ in 0..ATTEMPTS_MAX {
             let path = directory.join(temporary_name(prefix));
@@ -90,7 +91,8 @@ impl TemporaryFile {
 
     /// Renames the file to its final name atomically, replacing an existing file.
     ///
-    /// # Errors If it cannot be renamed; it is removed then.
+    /// # Errors
+    /// If it cannot be renamed; it is removed then.
     pub fn persist(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.path = PathBuf::new();
@@ -206,7 +208,8 @@ pub(crate) fn take_leftover(at: BorrowedFd<'_>, name: impl Arg + Copy) -> io::Re
 
 /// Removes the temporary files in a directory whose owners have ended. `is_temporary` is called for each name.
 ///
-/// # Errors If the directory cannot be read, or a leftover cannot be removed. One that this user is not permitted to
+/// # Errors
+/// If the directory cannot be read, or a leftover cannot be removed. One that this user is not permitted to
 /// remove is skipped.
 pub fn remove_leftovers(directory: &Path, is_temporary: impl Fn(&OsStr) -> bool) -> io::Result<()> {
     remove_leftovers_if(directory, is_temporary, |_| true)

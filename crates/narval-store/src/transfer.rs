@@ -26,7 +26,8 @@ pub trait Source: Sync {
 
     /// The path with this hash part, or `None` if the source does not have it.
     ///
-    /// # Errors If the source cannot be queried, or its answer is not acceptable.
+    /// # Errors
+    /// If the source cannot be queried, or its answer is not acceptable.
     fn find(&self, hash_part: &HashPart) -> Result<Option<Self::Entry>, Self::Error>;
 
     /// The metadata of a path.
@@ -37,7 +38,8 @@ pub trait Source: Sync {
 
     /// Opens the NAR of a path.
     ///
-    /// # Errors If the source no longer has the NAR, or cannot be queried.
+    /// # Errors
+    /// If the source no longer has the NAR, or cannot be queried.
     fn nar<'a>(
         &'a self,
         entry: &'a Self::Entry,
@@ -73,12 +75,14 @@ pub trait NarInput: Send {
 
     /// Reads the next bytes; 0 at the end.
     ///
-    /// # Errors If the source fails, or returns more bytes than the path's `NarSize`.
+    /// # Errors
+    /// If the source fails, or returns more bytes than the path's `NarSize`.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Self::Error>;
 
     /// Checks a NAR that was read to its end: its length in bytes, its hashes, and the file it came from.
     ///
-    /// # Errors If any of them does not match the path's metadata.
+    /// # Errors
+    /// If any of them does not match the path's metadata.
     fn check(&mut self, nar_len: u64, hashed: &Hashed) -> Result<(), Self::Error>;
 
     /// The error for a NAR that is invalid for another reason, such as a violation of the format.
@@ -109,7 +113,8 @@ impl<'a, E> VerifiedNar<'a, E> {
     /// Reads the NAR of `info` to its end, and checks that it is valid. `take` gets each event, and the offset after
     /// it.
     ///
-    /// # Errors If the NAR is invalid, and the errors of `take`.
+    /// # Errors
+    /// If the NAR is invalid, and the errors of `take`.
     pub fn read_events(
         nar: Box<dyn NarInput<Error = E> + 'a>,
         info: &PathInfo,
@@ -193,12 +198,14 @@ pub trait Sink: Sync {
 
     /// Returns those of the paths that the sink does not have.
     ///
-    /// # Errors If the sink cannot be queried.
+    /// # Errors
+    /// If the sink cannot be queried.
     fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Self::Error>;
 
     /// Stores the NAR of one path after verifying it, on up to `threads` threads.
     ///
-    /// # Errors If the NAR cannot be read, does not match its metadata, or cannot be written.
+    /// # Errors
+    /// If the NAR cannot be read, does not match its metadata, or cannot be written.
     fn put<S: Source>(
         &self,
         source: &S,

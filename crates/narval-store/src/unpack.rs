@@ -102,7 +102,8 @@ impl Unpack {
     /// Like [`Unpack::begin`], for a copy outside of a store: modes follow the umask, and times are not set. `nix-store
     /// --restore` does the same with the umask 022.
     ///
-    /// # Errors See [`Unpack::begin`].
+    /// # Errors
+    /// See [`Unpack::begin`].
     pub fn begin_writable(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Self, UnpackError> {
         Self::begin_as(directory, name, None, false)
     }

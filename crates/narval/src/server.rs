@@ -103,7 +103,8 @@ pub fn listen_or(places: &[Listen], port: u16) -> Result<Vec<narval_http::Listen
 
 /// Opens the store of `--store`, or else of the environment.
 ///
-/// # Errors The URI or variable does not name a readable store.
+/// # Errors
+/// The URI or variable does not name a readable store.
 pub fn open_store(uri: Option<&str>) -> Result<Store, Failure> {
     let environment = Environment::of_process();
     let config = match uri {

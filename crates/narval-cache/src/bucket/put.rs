@@ -53,7 +53,8 @@ pub enum PutError {
 
 /// Stores a payload of known hash at an `s3` address. `on_sent` is called with the number of bytes of each piece sent.
 ///
-/// # Errors [`PutError`]; then the object is unchanged or absent.
+/// # Errors
+/// [`PutError`]; then the object is unchanged or absent.
 pub fn put_object(
     client: &Client,
     url: &Url,

@@ -11,7 +11,8 @@ use super::{EncodeError, Encoding};
 /// `key`. Returns its narinfo without the fields that depend on the file: `URL`, and for an encoded NAR also `FileHash`
 /// and `FileSize`.
 ///
-/// # Errors If the NAR cannot be read, does not match its metadata, or cannot be written.
+/// # Errors
+/// If the NAR cannot be read, does not match its metadata, or cannot be written.
 pub fn write_nar<S: Source>(
     source: &S,
     entry: &S::Entry,

@@ -109,7 +109,8 @@ struct Question {
 impl Upstreams {
     /// Opens the folder. No upstream is queried yet: they may all be down.
     ///
-    /// # Errors The folder cannot be used, or no thread can be started.
+    /// # Errors
+    /// The folder cannot be used, or no thread can be started.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
         let UpstreamsOptions { folder, bytes_max, upstreams, store_dir, waiting } = options;
         let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
@@ -185,7 +186,8 @@ impl Upstreams {
     /// The narinfo of a path, for a client. May wait for the upstreams. If a client walks a closure, its NARs are
     /// prefetched.
     ///
-    /// # Errors [`Unavailable`]: not all upstreams could be queried, and none of the others has it.
+    /// # Errors
+    /// [`Unavailable`]: not all upstreams could be queried, and none of the others has it.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
         let Some(known) = self.shared.lookup(hash_part)? else { return Ok(Lookup::Absent) };
         self.shared.walks.asked(&known.info);
@@ -195,7 +197,8 @@ impl Upstreams {
     /// Like [`narinfo`](Self::narinfo), for inspecting paths without fetching their NARs: does not count as walking a
     /// closure.
     ///
-    /// # Errors See [`narinfo`](Self::narinfo).
+    /// # Errors
+    /// See [`narinfo`](Self::narinfo).
     pub fn narinfo_to_look_at(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
         let known = self.shared.lookup(hash_part)?;
         Ok(known.map_or(Lookup::Absent, |known| Lookup::Found(Arc::clone(&known.text))))
@@ -204,7 +207,8 @@ impl Upstreams {
     /// The length of a NAR according to its narinfo, without fetching the NAR: `None` if there is no such NAR,
     /// `Some(None)` if the length is unknown.
     ///
-    /// # Errors See [`narinfo`](Self::narinfo).
+    /// # Errors
+    /// See [`narinfo`](Self::narinfo).
     pub fn nar_length(&self, name: &str) -> Result<Option<Option<u64>>, Unavailable> {
         let known = self.shared.by_name(name)?;
         Ok(known.map(|known| known.info.file_size.or_else(|| known.plain_size())))
@@ -212,7 +216,8 @@ impl Upstreams {
 
     /// A NAR by its name below `nar/`: from the stored files, from a running fetch, or from a new one.
     ///
-    /// # Errors See [`narinfo`](Self::narinfo).
+    /// # Errors
+    /// See [`narinfo`](Self::narinfo).
     pub fn nar(&self, name: &str) -> Result<Option<NarAnswer>, Unavailable> {
         match self.shared.by_name(name)? {
             Some(known) => {

@@ -11,7 +11,8 @@ const NARINFOS_MAX: usize = 65_536;
 /// Parses repeated `<hash part> <length>` lines, each followed by that many bytes, and a final `end <number>`. The
 /// narinfos are slices of the body.
 ///
-/// # Errors If the body does not have this format, or has too many narinfos or one that is too long.
+/// # Errors
+/// If the body does not have this format, or has too many narinfos or one that is too long.
 pub fn read_commit(mut body: &[u8]) -> Result<Vec<(HashPart, &[u8])>, Refusal> {
     let wrong = || {
         let form = "a commit is '<hash part> <length>', the narinfo, … and 'end <number of narinfos>'";

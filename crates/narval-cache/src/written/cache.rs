@@ -105,7 +105,8 @@ impl Cache {
 
     /// Whether uploads can be stored now: writes to a temporary file, as an upload does first.
     ///
-    /// # Errors If the file cannot be written.
+    /// # Errors
+    /// If the file cannot be written.
     pub fn check_writable(&self) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("write to", "incoming", &error);
         let file = self.storage().incoming().map_err(fail)?;

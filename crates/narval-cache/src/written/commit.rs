@@ -64,7 +64,8 @@ impl Cache {
     /// Makes paths visible, all or none. Their NARs must be in this cache, their references in this cache, in the same
     /// commit or in an upstream, and their narinfos correct. They are on disk when this returns.
     ///
-    /// # Errors If one of them is refused; the message names it.
+    /// # Errors
+    /// If one of them is refused; the message names it.
     pub fn commit_narinfos<T: AsRef<[u8]>>(
         &self,
         narinfos: &[(HashPart, T)],

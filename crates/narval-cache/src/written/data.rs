@@ -36,7 +36,8 @@ impl Data {
 
     /// All caches, by name.
     ///
-    /// # Errors See [`Data::cache`].
+    /// # Errors
+    /// See [`Data::cache`].
     pub fn caches(&self) -> Result<Vec<Cache>, DataError> {
         self.shared.index.caches()?.into_iter().map(|record| self.open_cache(record)).collect()
     }

@@ -139,7 +139,8 @@ pub struct CachePatterns {
 impl CachePatterns {
     /// Patterns such as `default` and `team-*`.
     ///
-    /// # Errors If one is malformed or there are too many.
+    /// # Errors
+    /// If one is malformed or there are too many.
     pub fn new<S: AsRef<str>>(patterns: &[S]) -> Result<Self, PatternError> {
         if patterns.len() > PATTERNS_MAX {
             return Err(PatternError::TooMany);

@@ -44,7 +44,8 @@ pub struct DataOptions {
 impl Data {
     /// Opens a data folder, creating it if necessary. Removes the leftovers of processes that have ended.
     ///
-    /// # Errors If the folder or its index cannot be used.
+    /// # Errors
+    /// If the folder or its index cannot be used.
     pub fn open(path: &Path, options: DataOptions) -> Result<Self, DataError> {
         let database = options.database.as_ref();
         if options.must_exist && !database::exists(path, database) {

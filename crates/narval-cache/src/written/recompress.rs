@@ -42,7 +42,8 @@ impl Cache {
     /// Recompresses all NARs of this cache's paths that are not zstd, one after the other. Returns how many; failed
     /// ones are logged and left unchanged.
     ///
-    /// # Errors If the index fails, or the disk is full.
+    /// # Errors
+    /// If the index fails, or the disk is full.
     pub fn recompress(&self) -> Result<usize, Refusal> {
         self.recompress_but(&mut HashSet::new(), &|| true)
     }

@@ -122,7 +122,8 @@ impl ChunkedDecoder {
     /// Decodes up to the end of the next run of data, of the body, or of the input. Call it until nothing is consumed
     /// or the body is done; after the end it consumes nothing.
     ///
-    /// # Errors The first rule that is broken. The decoder must not be used afterwards.
+    /// # Errors
+    /// The first rule that is broken. The decoder must not be used afterwards.
     pub fn decode<'a>(&mut self, input: &'a [u8]) -> Result<Decoded<'a>, ProtoError> {
         let mut at = 0;
         while let Some(&byte) = input.get(at) {

@@ -91,7 +91,8 @@ pub struct ParsedHead {
 ///
 /// If a head arrives in several pieces, use a [`HeadScan`], which does not scan the same bytes twice.
 ///
-/// # Errors The first rule that is broken, reported as early as the bytes allow.
+/// # Errors
+/// The first rule that is broken, reported as early as the bytes allow.
 pub fn parse_head(buf: &[u8], limits: &HeadLimits) -> Result<Option<ParsedHead>, ProtoError> {
     HeadScan::default().parse(buf, limits)
 }

@@ -136,7 +136,8 @@ impl MultipartDecoder {
 
     /// Decodes the next event. `at_end`: there is no more input.
     ///
-    /// # Errors 400 with the rule that is broken, also for a form that ends early.
+    /// # Errors
+    /// 400 with the rule that is broken, also for a form that ends early.
     pub fn decode<'a>(&mut self, input: &'a [u8], at_end: bool) -> Result<Step<'a>, ProtoError> {
         let mut consumed = 0;
         loop {

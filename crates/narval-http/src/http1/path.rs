@@ -9,7 +9,8 @@ use crate::http1::ProtoError;
 
 /// Decodes the percent-encoded bytes of `text` (RFC 3986 section 2.1), once. Borrows if there are none.
 ///
-/// # Errors 400 for a percent sign that is not followed by two hex digits.
+/// # Errors
+/// 400 for a percent sign that is not followed by two hex digits.
 pub fn percent_decode(text: &str) -> Result<Cow<'_, [u8]>, ProtoError> {
     if !text.contains('%') {
         return Ok(Cow::Borrowed(text.as_bytes()));
@@ -26,7 +27,8 @@ pub fn percent_decode(text: &str) -> Result<Cow<'_, [u8]>, ProtoError> {
 
 /// Like [`percent_decode`], for text.
 ///
-/// # Errors 400, also for bytes that are not UTF-8.
+/// # Errors
+/// 400, also for bytes that are not UTF-8.
 pub fn percent_decode_text(text: &str) -> Result<Cow<'_, str>, ProtoError> {
     let not_utf8 = ProtoError::bad_request("the path is not UTF-8");
     match percent_decode(text)? {

@@ -33,7 +33,8 @@ impl Default for PeerSettings {
 impl PeerSettings {
     /// Applies the payload of a SETTINGS frame, in order; unknown parameters are ignored.
     ///
-    /// # Errors Connection errors.
+    /// # Errors
+    /// Connection errors.
     pub(crate) fn apply(&mut self, payload: &[u8]) -> Result<(), ErrorCode> {
         let (parameters, []) = payload.as_chunks::<6>() else { return Err(ErrorCode::FrameSizeError) };
         for &[i0, i1, v0, v1, v2, v3] in parameters {

@@ -29,7 +29,8 @@ pub(crate) trait Feeder: Send + Sync + std::fmt::Debug {
 
     /// Receives available bytes; 0 is the end of input. Only for pipes that [allow it](BodyPipe::with_rest).
     ///
-    /// # Errors Nothing is available ([`io::ErrorKind::WouldBlock`]), or the connection is broken.
+    /// # Errors
+    /// Nothing is available ([`io::ErrorKind::WouldBlock`]), or the connection is broken.
     fn receive(&self, _out: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -25,7 +25,8 @@ impl Link {
 
     /// Seals `out` for the socket: call it once per buffer, in the order of sending.
     ///
-    /// # Errors The connection must be closed.
+    /// # Errors
+    /// The connection must be closed.
     pub(crate) fn seal(&self, out: &mut OutBuf) -> io::Result<()> {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.seal(&self.socket, out))
     }

@@ -203,7 +203,8 @@ impl Builder {
 
     /// Opens the sockets. Clients can connect from now on, and are served once the server is started.
     ///
-    /// # Errors Listening on an address failed, or no address was given.
+    /// # Errors
+    /// Listening on an address failed, or no address was given.
     pub fn build(mut self) -> Result<Server, ServerError> {
         let mut listeners = Vec::new();
         for what in &self.listen {
@@ -285,7 +286,8 @@ impl Server {
 
     /// Serves until a SIGTERM, SIGINT or SIGQUIT, then lets running requests finish (30 s at most).
     ///
-    /// # Errors The server cannot be started, or one of its threads ended.
+    /// # Errors
+    /// The server cannot be started, or one of its threads ended.
     pub fn run(self) -> Result<(), ServerError> {
         let handle = self.spawn()?;
         handle.stop_on_signals(Duration::from_secs(30))?;
@@ -294,7 +296,8 @@ impl Server {
 
     /// Starts the server's threads.
     ///
-    /// # Errors Threads or event queues cannot be created.
+    /// # Errors
+    /// Threads or event queues cannot be created.
     pub fn spawn(self) -> Result<ServerHandle, ServerError> {
         let addresses = self.addresses();
         let paths = self.listeners.iter().filter_map(|listener| listener.owned_path.clone()).collect();
@@ -428,7 +431,8 @@ impl ServerHandle {
 
     /// Stops the server in the same way on SIGTERM, SIGINT or SIGQUIT. A second signal stops it immediately.
     ///
-    /// # Errors The signal handlers cannot be installed.
+    /// # Errors
+    /// The signal handlers cannot be installed.
     pub fn stop_on_signals(&self, grace: Duration) -> io::Result<()> {
         use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
@@ -450,7 +454,8 @@ impl ServerHandle {
 
     /// Waits until the server has stopped.
     ///
-    /// # Errors [`ServerError::ShardEnded`] if it stopped by itself. What ran on other threads had some seconds to
+    /// # Errors
+    /// [`ServerError::ShardEnded`] if it stopped by itself. What ran on other threads had some seconds to
     /// finish. The process should exit, and be restarted.
     pub fn wait(mut self) -> Result<(), ServerError> {
         let failure = self.inner.ended.wait_for_all_or_failure();

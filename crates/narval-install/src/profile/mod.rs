@@ -40,7 +40,8 @@ pub struct Removed {
 impl Profile {
     /// The profile at this path, which need not exist. `lock_timeout` is how long to wait for its lock.
     ///
-    /// # Errors If there cannot be a link at this path.
+    /// # Errors
+    /// If there cannot be a link at this path.
     pub fn at(path: &Path, lock_timeout: Duration) -> Result<Self, Error> {
         let link = std::path::absolute(path).map_err(|error| Error::file("find", path, error))?;
         match fs::symlink_metadata(&link) {
@@ -87,7 +88,8 @@ impl Profile {
 
     /// The number of the current generation, or `None` if the profile does not exist yet.
     ///
-    /// # Errors If the link points to something else.
+    /// # Errors
+    /// If the link points to something else.
     pub fn current(&self) -> Result<Option<u64>, Error> {
         let target = match fs::read_link(&self.link) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -113,7 +115,8 @@ impl Profile {
     /// Creates a generation with the current paths and these; a path of the same name is replaced. Returns the new
     /// generation's number, or the current one's if it already has all of them.
     ///
-    /// # Errors If two paths have a file of the same name, or a file cannot be written.
+    /// # Errors
+    /// If two paths have a file of the same name, or a file cannot be written.
     pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
         let folder = self.folder();
         fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
@@ -135,7 +138,8 @@ impl Profile {
     /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], or by its
     /// name with or without version.
     ///
-    /// # Errors [`Error::NotInProfile`] if one of them is not in the profile; nothing is changed then.
+    /// # Errors
+    /// [`Error::NotInProfile`] if one of them is not in the profile; nothing is changed then.
     pub fn remove(&self, destination: &Destination, names: &[String]) -> Result<Removed, Error> {
         let none = || Error::Usage(format!("there is no profile {}", self.link.display()));
         self.current()?.ok_or_else(none)?;

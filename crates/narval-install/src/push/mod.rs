@@ -70,7 +70,8 @@ impl Target {
     /// Opens a cache for writing: a `file` URL names a folder, which is created if it does not exist. Reads a server's
     /// `nix-cache-info`, and uploads one if it has none.
     ///
-    /// # Errors If the cache cannot be reached, is for another store directory, or denies access.
+    /// # Errors
+    /// If the cache cannot be reached, is for another store directory, or denies access.
     pub fn open(url: &Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
         let kind = if url.scheme() == Scheme::File {
             Kind::Folder(Box::new(CacheFolder::create(&url.file_path(), store_dir.clone())?))
@@ -103,7 +104,8 @@ impl Target {
 /// Pushes the paths of a store that the cache does not have. `infos` must be closed: every reference of a path is among
 /// them, or in the cache. `progress` counts NARs as they are compressed, and bytes as they are sent.
 ///
-/// # Errors The first failure. Paths that were complete before are kept, and not sent again.
+/// # Errors
+/// The first failure. Paths that were complete before are kept, and not sent again.
 pub fn push(
     from: &Destination,
     infos: Vec<PathInfo>,

@@ -30,7 +30,8 @@ pub struct Closure {
 impl Closure {
     /// Finds a closure. Caches are only queried for paths that the store does not have.
     ///
-    /// # Errors If a path is not found.
+    /// # Errors
+    /// If a path is not found.
     pub fn find(
         destination: &Destination,
         options: &Options,
@@ -62,7 +63,8 @@ impl Closure {
 
     /// Finds the closure of paths of a store, only in that store.
     ///
-    /// # Errors If the store does not have all of it.
+    /// # Errors
+    /// If the store does not have all of it.
     pub fn in_store(store: &Destination, wanted: &[Wanted]) -> Result<Self, Error> {
         let mut found = Self { roots: Vec::new(), nodes: BTreeMap::new() };
         for one in wanted {

@@ -23,7 +23,8 @@ pub struct EnterError {
 /// Makes `real_store` appear at `store_dir` for this process and its children. The rest of the file system stays as it
 /// is; user and group stay the same. `scratch` is an empty folder that is used as a mount point.
 ///
-/// # Errors [`EnterError`] with the step that the kernel forbids, and how to allow it.
+/// # Errors
+/// [`EnterError`] with the step that the kernel forbids, and how to allow it.
 pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
     let (uid, gid) = (getuid(), getgid());
     // root needs no user namespace: in its own namespace it could not reach a store below a folder that only another

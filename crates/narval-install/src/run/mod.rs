@@ -25,7 +25,8 @@ pub fn is_at_home(config: &StoreConfig) -> bool {
 /// The program to run for a path without a command: `bin/<name without version>`, or the only one in `bin`. The result
 /// is below the logical store directory, as seen inside the namespace.
 ///
-/// # Errors [`Error::Usage`] if there is none, or more than one.
+/// # Errors
+/// [`Error::Usage`] if there is none, or more than one.
 pub fn main_program(config: &StoreConfig, path: &StorePath) -> Result<PathBuf, Error> {
     let bin = config.real_store_dir.join(path.base_name()).join("bin");
     let mut programs: Vec<_> = fs::read_dir(&bin)

@@ -33,7 +33,8 @@ impl Settled {
     /// Reads a file, which need not exist. A symbolic link is followed, so that it stays a link when its target is
     /// replaced.
     ///
-    /// # Errors If it cannot be read, is too large, or is not text.
+    /// # Errors
+    /// If it cannot be read, is too large, or is not text.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let path = followed(path).map_err(|error| Error::file("read", path, error))?;
         let failed = |error| Error::file("read", &path, error);
@@ -69,7 +70,8 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
 /// Replaces a file's contents atomically and durably, and keeps its mode and owner. If it does not exist, creates it
 /// with `mode`, and its folder. A `mode` without permissions for others also removes those of an existing file.
 ///
-/// # Errors If it cannot be written, or has changed since it was read.
+/// # Errors
+/// If it cannot be written, or has changed since it was read.
 pub fn replace(file: &Settled, text: &str, mode: u32) -> Result<(), Error> {
     let path = &file.path;
     let failed = |error| Error::file("write", path, error);

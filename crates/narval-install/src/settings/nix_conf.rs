@@ -45,7 +45,8 @@ pub enum NixConfError {
 impl CacheBlock {
     /// Returns the text with this block, in place of the one for the same address, or at the end.
     ///
-    /// # Errors [`NixConfError`]: a block without an end, or a value that the file cannot contain.
+    /// # Errors
+    /// [`NixConfError`]: a block without an end, or a value that the file cannot contain.
     pub fn put_into(&self, text: &str) -> Result<String, NixConfError> {
         let block = self.text()?;
         let mut changed = text.to_owned();

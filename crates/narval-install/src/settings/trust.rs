@@ -19,7 +19,8 @@ pub enum UserTrust {
 /// Asks the daemon of a store. If it is older than Nix 2.15 and cannot tell, `trusted-users` in the system's settings
 /// decides.
 ///
-/// # Errors If there is a daemon that cannot be queried.
+/// # Errors
+/// If there is a daemon that cannot be queried.
 pub fn user_trust(config: &StoreConfig, system: &CacheSettings) -> Result<UserTrust, DaemonError> {
     let daemon = Daemon::new(&config.daemon_socket, config.store_dir.clone());
     let (version, trust) = match daemon.hello() {

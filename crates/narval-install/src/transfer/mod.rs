@@ -19,7 +19,8 @@ use in_order::put_in_order;
 /// Transfers those paths that the sink does not have, on up to `threads` threads. Every reference of a path must be
 /// among them, or in the sink. Returns how many the sink did not have.
 ///
-/// # Errors The first failure, with the number of others. Paths that were put before are visible if their references
+/// # Errors
+/// The first failure, with the number of others. Paths that were put before are visible if their references
 /// are.
 pub(crate) fn transfer<S: Source, K: Sink>(
     source: &S,

@@ -19,7 +19,8 @@ impl Filter {
     /// Skips names that match one of these patterns (`*`, `?`, `[…]` and `{a,b}`), without the hash part. With
     /// `built_here`, also skips paths that were substituted or added, and without `derivations`, `.drv` files.
     ///
-    /// # Errors [`Error::Usage`] for an invalid pattern.
+    /// # Errors
+    /// [`Error::Usage`] for an invalid pattern.
     pub fn new(exclude: &[String], built_here: bool, derivations: bool) -> Result<Self, Error> {
         let mut excluded = GlobSetBuilder::new();
         for pattern in exclude {

@@ -45,7 +45,8 @@ pub struct WatchReport {
 /// Pushes the paths that become valid in a store, and those that hooks have queued, until it is stopped. `ready` is
 /// called once everything is open.
 ///
-/// # Errors If the database cannot be read, or the state cannot be used or is in use by another watcher. Later failures
+/// # Errors
+/// If the database cannot be read, or the state cannot be used or is in use by another watcher. Later failures
 /// are logged and retried.
 pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Result<WatchReport, Error> {
     if options.targets.is_empty() || options.targets.len() > TARGETS_MAX {

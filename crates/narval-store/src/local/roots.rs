@@ -40,7 +40,8 @@ impl LocalStore {
     /// All current roots: links below `gcroots` and `profiles`, temporary roots of other processes, running programs.
     /// Dangling links are removed from `gcroots/auto`.
     ///
-    /// # Errors If a directory cannot be read; nothing must be collected then.
+    /// # Errors
+    /// If a directory cannot be read; nothing must be collected then.
     pub fn roots(&self) -> Result<Vec<Root>, LocalStoreError> {
         for directory in ["gcroots", "gcroots/auto"] {
             match File::open(self.config.state_dir.join(directory)) {
@@ -63,7 +64,8 @@ impl LocalStore {
 
     /// Creates a symlink to a store path, anywhere on disk, that keeps the path alive. An existing symlink is replaced.
     ///
-    /// # Errors If it cannot be created, or something else is in its place.
+    /// # Errors
+    /// If it cannot be created, or something else is in its place.
     pub fn add_root(&self, link: &Path, path: &StorePath) -> Result<(), LocalStoreError> {
         if fs::symlink_metadata(link).is_ok_and(|found| !found.is_symlink()) {
             return Err(LocalStoreError::io("replace", link, ErrorKind::AlreadyExists));
@@ -74,7 +76,8 @@ impl LocalStore {
 
     /// Registers the symlink at this absolute path as a root: it keeps the store path that it points to alive.
     ///
-    /// # Errors If it cannot be registered.
+    /// # Errors
+    /// If it cannot be registered.
     pub fn add_indirect_root(&self, link: &Path) -> Result<(), LocalStoreError> {
         let link = std::path::absolute(link).map_err(|error| LocalStoreError::io("find", link, error))?;
         // The name only has to be unique; Nix uses 160 bits of a hash of the link's path, too.

@@ -69,7 +69,8 @@ impl LocalRoots {
     /// Protects paths, valid or not. Check their validity only after this has returned: a running collection may be
     /// deleting them.
     ///
-    /// # Errors If the roots cannot be written.
+    /// # Errors
+    /// If the roots cannot be written.
     pub fn keep<'a>(&self, paths: impl IntoIterator<Item = &'a StorePath>) -> Result<(), LocalStoreError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let roots = match &mut *state {

@@ -27,7 +27,8 @@ pub struct ReadAhead {
 impl ReadAhead {
     /// Starts threads that together buffer at most `bytes_max` bytes.
     ///
-    /// # Errors If no thread can be started.
+    /// # Errors
+    /// If no thread can be started.
     pub fn start(threads: usize, bytes_max: usize) -> std::io::Result<Self> {
         let (queue, jobs) = bounded(QUEUE_LEN_MAX);
         let threads = (0..threads)

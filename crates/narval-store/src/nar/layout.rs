@@ -155,7 +155,8 @@ impl NarLayout {
 
     /// The listing of the NAR with the offset of each file's contents, as served at `<hash part>.ls`.
     ///
-    /// # Errors [`ListingError`] for more nodes than a listing may have.
+    /// # Errors
+    /// [`ListingError`] for more nodes than a listing may have.
     pub fn listing(&self) -> Result<Listing, ListingError> {
         let mut builder = ListingBuilder::new();
         for entry in self.entries() {

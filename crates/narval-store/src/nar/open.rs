@@ -61,7 +61,8 @@ impl Root {
 /// does not block; the caller must check that it is a regular file. Uses `openat2(2)`; if an old container runtime
 /// forbids that, opens one directory after the other.
 ///
-/// # Errors `EXDEV` for a path outside the folder, `ELOOP` for a symlink, and the errors of `open`.
+/// # Errors
+/// `EXDEV` for a path outside the folder, `ELOOP` for a symlink, and the errors of `open`.
 pub fn open_beneath(root: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
     open_resolved(root, below, FILE_FLAGS, BENEATH)
 }
@@ -70,7 +71,8 @@ pub fn open_beneath(root: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno
 /// the folder, and not at all if the kernel has no `openat2` or a container forbids it. A FIFO or a terminal does not
 /// block; the caller must check that it is a regular file.
 ///
-/// # Errors `EXDEV` for a path or a symlink outside the folder, and the errors of `open`.
+/// # Errors
+/// `EXDEV` for a path or a symlink outside the folder, and the errors of `open`.
 pub fn open_in_folder(folder: BorrowedFd<'_>, below: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
     open_resolved(folder, below, FILE_FLAGS.difference(OFlags::NOFOLLOW), resolve)

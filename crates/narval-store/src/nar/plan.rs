@@ -25,7 +25,8 @@ const DIRECTORY_BUFFER_LEN: usize = 32 * 1024;
 impl NarLayout {
     /// Plans the NAR of the file, directory or symlink at this path. A symlink there is itself the NAR.
     ///
-    /// # Errors [`NarIoError`] for files that cannot be read, or cannot be in a NAR.
+    /// # Errors
+    /// [`NarIoError`] for files that cannot be read, or cannot be in a NAR.
     pub fn plan(path: &Path) -> Result<Self, NarIoError> {
         let stat = rustix::fs::lstat(path).map_err(|error| NarIoError::io("read", path, error))?;
         let mut plan =

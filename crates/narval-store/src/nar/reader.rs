@@ -22,7 +22,8 @@ pub struct NarReader {
 impl NarReader {
     /// Plans the NAR of the file, directory or symlink at this path.
     ///
-    /// # Errors See [`NarLayout::plan`].
+    /// # Errors
+    /// See [`NarLayout::plan`].
     pub fn open(path: &Path) -> Result<Self, NarIoError> {
         let layout = Arc::new(NarLayout::plan(path)?);
         let range = 0..layout.size_bytes();

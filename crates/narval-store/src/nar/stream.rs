@@ -84,7 +84,8 @@ impl NarStream {
     /// Opens the root and checks that it is the planned one. `range` must be within `0..layout.size_bytes()`; `ahead`
     /// reads small files ahead.
     ///
-    /// # Errors [`NarIoError::Changed`] if the root was replaced since: plan it again.
+    /// # Errors
+    /// [`NarIoError::Changed`] if the root was replaced since: plan it again.
     pub fn open(
         layout: Arc<NarLayout>,
         path: &Path,
@@ -124,7 +125,8 @@ impl NarStream {
 
     /// Appends the next bytes: about `room` of them, fewer before a large file and at the end, up to 256 KiB more.
     ///
-    /// # Errors [`NarIoError`] if a file cannot be read, or has changed since it was planned. The NAR cannot be
+    /// # Errors
+    /// [`NarIoError`] if a file cannot be read, or has changed since it was planned. The NAR cannot be
     /// completed then.
     pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<Step, NarIoError> {
         let full = out.len().saturating_add(room);

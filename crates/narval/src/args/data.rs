@@ -101,7 +101,8 @@ impl DataArgs {
 impl CacheArgs {
     /// Opens the cache.
     ///
-    /// # Errors If the folder cannot be used, or has no such cache.
+    /// # Errors
+    /// If the folder cannot be used, or has no such cache.
     pub fn open(&self) -> Result<(Data, Cache), Failure> {
         let data = self.data.open()?;
         let cache = data.cache(&self.cache).map_err(Failure::runtime)?;
@@ -143,7 +144,8 @@ pub fn administrator() -> Grant {
 
 /// Parses a store path of this cache as given by a user; returns its hash part.
 ///
-/// # Errors If it is not a store path.
+/// # Errors
+/// If it is not a store path.
 pub fn hash_part(text: &str, store_dir: &StoreDir) -> Result<HashPart, Failure> {
     Wanted::parse(text, store_dir).map(|wanted| wanted.hash_part()).map_err(Failure::usage)
 }
@@ -178,7 +180,8 @@ pub fn ahead(time: u64) -> String {
 
 /// Parses a duration such as `90d`, for clap.
 ///
-/// # Errors If it is not a duration.
+/// # Errors
+/// If it is not a duration.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     const UNITS: [(char, u64); 5] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800)];
     let unit = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit));

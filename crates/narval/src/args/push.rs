@@ -49,14 +49,16 @@ fn default_uploads() -> NonZeroUsize {
 impl PushArgs {
     /// The URLs of the caches.
     ///
-    /// # Errors For an invalid URL.
+    /// # Errors
+    /// For an invalid URL.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
         self.to.iter().map(|text| parse_cache(text)).collect()
     }
 
     /// The client for sending.
     ///
-    /// # Errors If a file with credentials cannot be used.
+    /// # Errors
+    /// If a file with credentials cannot be used.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
         let mut options = self.requests.options(&self.urls()?)?;
         if let Some(file) = &self.token_file {
@@ -69,7 +71,8 @@ impl PushArgs {
 
     /// The options of the push.
     ///
-    /// # Errors If the secret key cannot be read.
+    /// # Errors
+    /// If the secret key cannot be read.
     pub fn options(&self) -> Result<PushOptions, Failure> {
         Ok(PushOptions {
             encoding: if self.no_compression { Encoding::None } else { Encoding::Zstd(self.level) },
@@ -108,7 +111,8 @@ pub struct SourceArgs {
 impl SourceArgs {
     /// The given store; by default this machine's if there is one, else this user's.
     ///
-    /// # Errors If it is not a store.
+    /// # Errors
+    /// If it is not a store.
     pub fn config(&self) -> Result<StoreConfig, Failure> {
         let named = StoreArgs { store: self.store.clone(), lock: self.lock };
         if named.store.is_none() {

@@ -106,7 +106,8 @@ impl UpstreamSettings {
 
     /// The options for opening the upstreams.
     ///
-    /// # Errors See [`check`](Self::check).
+    /// # Errors
+    /// See [`check`](Self::check).
     pub fn options(&self) -> Result<Vec<UpstreamOptions>, Failure> {
         let options = |upstream: &Upstream| {
             let credentials = upstream.credentials().map_err(Failure::usage)?;

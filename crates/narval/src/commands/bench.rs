@@ -57,7 +57,8 @@ struct TlsArgs {
 
 /// Runs `narval bench`.
 ///
-/// # Errors The server cannot be started, or the file cannot be written.
+/// # Errors
+/// The server cannot be started, or the file cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Command::Tls(args) => compare_tls(args),

@@ -37,7 +37,8 @@ Example:
 
 /// Runs `narval config`.
 ///
-/// # Errors A file that cannot be read, or has errors.
+/// # Errors
+/// A file that cannot be read, or has errors.
 pub fn run(args: Args) -> Result<(), Failure> {
     let Command::Check { file, no_files } = args.command;
     let config = ServeConfig::load(&file).map_err(Failure::usage)?;

@@ -27,7 +27,8 @@ pub struct Args {
 
 /// Runs the hidden second half of `narval run`.
 ///
-/// # Errors If the kernel forbids namespaces and there is no helper, or the program cannot be started.
+/// # Errors
+/// If the kernel forbids namespaces and there is no helper, or the program cannot be started.
 pub fn run(args: Args) -> Result<(), Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
     let Err(error) = enter(&args.real_store, &args.store_dir, &args.scratch) else {

@@ -43,7 +43,8 @@ pub struct Args {
 
 /// Runs `narval hook`.
 ///
-/// # Errors Never: errors are reported, and the build continues.
+/// # Errors
+/// Never: errors are reported, and the build continues.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if let Err(failure) = queue(args) {
         complain(&failure.to_string());

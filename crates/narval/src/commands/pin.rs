@@ -66,7 +66,8 @@ Example:
 
 /// Runs `narval pin`.
 ///
-/// # Errors If the data folder cannot be used, or the path or the pin does not exist.
+/// # Errors
+/// If the data folder cannot be used, or the path or the pin does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Add { cache, name, path, keep, time } => {

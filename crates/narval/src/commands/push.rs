@@ -49,7 +49,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the store,
 
 /// Runs `narval push`.
 ///
-/// # Errors If a path is not valid, or a cache cannot be reached or denies access. The other caches are pushed to
+/// # Errors
+/// If a path is not valid, or a cache cannot be reached or denies access. The other caches are pushed to
 /// nevertheless.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();

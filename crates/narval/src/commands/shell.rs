@@ -22,7 +22,8 @@ pub struct Args {
 
 /// Runs `narval shell`.
 ///
-/// # Errors Like `narval run`.
+/// # Errors
+/// Like `narval run`.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;

@@ -101,7 +101,8 @@ impl AllowArgs {
 
 /// Runs `narval token`.
 ///
-/// # Errors If the data folder cannot be used, or the requested token is not possible.
+/// # Errors
+/// If the data folder cannot be used, or the requested token is not possible.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Create(args) => create(&args),

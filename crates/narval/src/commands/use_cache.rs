@@ -76,7 +76,8 @@ struct Plan {
 
 /// Runs `narval use`.
 ///
-/// # Errors If the cache does not respond, the files cannot be changed, or the user does not agree.
+/// # Errors
+/// If the cache does not respond, the files cannot be changed, or the user does not agree.
 pub fn run(args: Args) -> Result<(), Failure> {
     OutputArgs { quiet: false, json: false }.start_log();
     let (url, parsed) = address(&args.url)?;

@@ -27,7 +27,8 @@ pub struct Args {
 
 /// Runs `narval verify`.
 ///
-/// # Errors Exit code 4 if there are faults that were not repaired.
+/// # Errors
+/// Exit code 4 if there are faults that were not repaired.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;

@@ -66,7 +66,8 @@ Examples:
 
 /// Runs `narval watch-store`.
 ///
-/// # Errors If the store or the state cannot be used; with --once, if paths could not be pushed.
+/// # Errors
+/// If the store or the state cannot be used; with --once, if paths could not be pushed.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let options = WatchOptions {

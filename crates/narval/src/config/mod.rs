@@ -225,7 +225,8 @@ pub struct LimitsSection {
 impl ServeConfig {
     /// Loads a file.
     ///
-    /// # Errors The file cannot be read, or has errors.
+    /// # Errors
+    /// The file cannot be read, or has errors.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         let file = path.display().to_string();
         let whole = |message: String| ConfigErrors(vec![ConfigError { file: file.clone(), line: None, message }]);
@@ -240,7 +241,8 @@ impl ServeConfig {
 
     /// Parses a text. `file` is its name in messages, and paths are relative to its folder.
     ///
-    /// # Errors The text has errors.
+    /// # Errors
+    /// The text has errors.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigErrors> {
         let config = Document::new(file, text).read(top)?;
         let wrong = cache::conflicts(file, &config.caches);

@@ -44,7 +44,8 @@ impl Provider {
 
     /// The keys to sign with; `None` if there are none anywhere. Concurrent callers wait for one search.
     ///
-    /// # Errors If configured credentials are not available.
+    /// # Errors
+    /// If configured credentials are not available.
     pub fn keys(&self, client: &Client) -> Result<Option<Arc<Keys>>, CredentialsError> {
         let mut state = self.lock();
         let due = state.look_again.is_some_and(|at| Instant::now() >= at);

@@ -39,7 +39,8 @@ impl<T> Issuer<T> {
     /// Accepts tokens that `issuer` issued for `audience`, according to the first matching rule. `name` is its name in
     /// logs.
     ///
-    /// # Errors An address that is not `https` (or `http` on this machine), no audience, no rule, and for GitHub and
+    /// # Errors
+    /// An address that is not `https` (or `http` on this machine), no audience, no rule, and for GitHub and
     /// GitLab a rule that does not restrict whose jobs match.
     pub fn new(name: &str, issuer: &str, audience: &str, rules: Vec<Rule<T>>) -> Result<Self, RuleError> {
         let address = |reason: &str| RuleError::Address { url: issuer.to_owned(), reason: reason.to_owned() };

@@ -85,7 +85,8 @@ pub struct Rule<T> {
 impl<T> Rule<T> {
     /// A rule that allows something to tokens that match all claims.
     ///
-    /// # Errors [`RuleError::Empty`]: a rule that everybody would match.
+    /// # Errors
+    /// [`RuleError::Empty`]: a rule that everybody would match.
     pub fn new(claims: Vec<Claim>, allows: T) -> Result<Self, RuleError> {
         if claims.is_empty() {
             return Err(RuleError::Empty);

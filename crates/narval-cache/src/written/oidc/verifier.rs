@@ -52,7 +52,8 @@ impl<T> Verifier<T> {
 
     /// What a token allows.
     ///
-    /// # Errors It is rejected, or [`OidcError::Unavailable`].
+    /// # Errors
+    /// It is rejected, or [`OidcError::Unavailable`].
     pub fn verify(&self, token: &str) -> Result<Verified<'_, T>, OidcError> {
         let token = token.trim();
         let unverified = Unverified::parse(token)?;

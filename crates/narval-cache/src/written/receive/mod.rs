@@ -79,7 +79,8 @@ impl Cache {
 
     /// Like [`Cache::begin_nar`], named by either hash. For a NAR's hash, a file with another compression also counts.
     ///
-    /// # Errors See [`Cache::begin_nar`].
+    /// # Errors
+    /// See [`Cache::begin_nar`].
     pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
         let settings = self.settings();
@@ -155,7 +156,8 @@ impl Upload {
 
     /// Receives, verifies and stores the file. When this returns, its bytes are on the disk.
     ///
-    /// # Errors If the body ends early, does not match its name and length, is not a NAR, or does not fit on the disk.
+    /// # Errors
+    /// If the body ends early, does not match its name and length, is not a NAR, or does not fit on the disk.
     /// Nothing is left then.
     pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
         let result = self.cache.incoming_file().and_then(|file| {
@@ -168,7 +170,8 @@ impl Upload {
     /// Like [`Upload::receive`], for a file of [`Cache::incoming_file`] that is already complete: it is read, but not
     /// copied.
     ///
-    /// # Errors See [`Upload::receive`].
+    /// # Errors
+    /// See [`Upload::receive`].
     pub fn adopt(self, file: TemporaryFile) -> Result<Stored, Refusal> {
         let rewind = || file.file().rewind().map_err(|error| Refusal::of_file("read", self.target, &error));
         let verified = rewind().and_then(|()| self.verify(&mut file.file(), None));

@@ -72,7 +72,8 @@ pub struct Collected {
 impl Cache {
     /// Removes what nothing keeps. Uploads and reads continue meanwhile.
     ///
-    /// # Errors If the index or a file fails. The state is consistent then.
+    /// # Errors
+    /// If the index or a file fails. The state is consistent then.
     pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
         let now = options.now.unwrap_or_else(|| self.now());
         self.record_uses();

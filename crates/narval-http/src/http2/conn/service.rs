@@ -46,12 +46,14 @@ pub(crate) trait Body {
 
     /// Takes ready bytes, at least one; 0 if they must be produced after all.
     ///
-    /// # Errors The body cannot be completed.
+    /// # Errors
+    /// The body cannot be completed.
     fn take(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
     /// Produces about `quantum` bytes, for bodies where that does not block.
     ///
-    /// # Errors The body cannot be completed.
+    /// # Errors
+    /// The body cannot be completed.
     fn make(&mut self, quantum: usize) -> io::Result<()>;
 
     /// Takes the maker of the next piece, for another thread; it returns with [`made`](Self::made).
@@ -59,7 +61,8 @@ pub(crate) trait Body {
 
     /// The next piece was produced.
     ///
-    /// # Errors The body cannot be completed.
+    /// # Errors
+    /// The body cannot be completed.
     fn made(&mut self, made: Self::Made) -> io::Result<()>;
 
     /// Its source has more data.

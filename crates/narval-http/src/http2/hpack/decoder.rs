@@ -56,7 +56,8 @@ impl Decoder {
     /// `each` gets the fields in order, up to the first one that exceeds the limit on the list: a field counts its name,
     /// its value and [`FIELD_OVERHEAD`], so there are at most `max_list / 32`.
     ///
-    /// # Errors [`HpackError::TooLarge`] after the whole block was decoded; any other error immediately.
+    /// # Errors
+    /// [`HpackError::TooLarge`] after the whole block was decoded; any other error immediately.
     pub(crate) fn decode(&mut self, block: &[u8], mut each: impl FnMut(Field<'_>)) -> Result<(), HpackError> {
         let mut rest = block;
         let mut at_start = true;

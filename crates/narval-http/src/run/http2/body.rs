@@ -276,7 +276,8 @@ impl Body for StreamBody {
 impl Maker {
     /// Produces about `quantum` bytes. May block.
     ///
-    /// # Errors The body cannot be completed.
+    /// # Errors
+    /// The body cannot be completed.
     pub(crate) fn make(self, quantum: usize) -> io::Result<Made> {
         match self {
             Self::Source(mut source) => {

@@ -27,7 +27,8 @@ pub(crate) enum ReplyTo {
 impl ReplyTo {
     /// Sends an informational response before the answer, if that does not block.
     ///
-    /// # Errors The connection is broken; drop the right to answer.
+    /// # Errors
+    /// The connection is broken; drop the right to answer.
     pub(crate) fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
         match self {
             Self::Connection(lease) => {

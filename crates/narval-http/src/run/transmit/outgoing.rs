@@ -156,7 +156,8 @@ impl Outgoing {
 
     /// Produces and sends until everything is sent, the socket is full, or `budget` bytes were sent.
     ///
-    /// # Errors The response cannot be completed (the connection broke, a file ended early, a source failed or produced
+    /// # Errors
+    /// The response cannot be completed (the connection broke, a file ended early, a source failed or produced
     /// another length): abort the connection.
     pub(crate) fn drive(&mut self, connection: &Link, budget: u64) -> io::Result<Step> {
         let stop_at = self.sent().saturating_add(budget);

@@ -99,7 +99,8 @@ enum Command {
 
 /// Runs `narval cache`.
 ///
-/// # Errors If the data folder cannot be used, or a path does not exist.
+/// # Errors
+/// If the data folder cannot be used, or a path does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Gc { cache, dry_run, unfinished, json } => gc(&cache, dry_run, unfinished, json),

@@ -106,7 +106,8 @@ fn failed(error: DataError) -> Failure {
 impl Services {
     /// Creates the services for these settings. Unchanged services of `before` are reused. Nothing takes effect yet.
     ///
-    /// # Errors A store, a cache, an upstream or a NAR cache that cannot be used as configured.
+    /// # Errors
+    /// A store, a cache, an upstream or a NAR cache that cannot be used as configured.
     pub(crate) fn prepare(settings: &Settings, opened: &mut Opened, before: Option<&Self>) -> Result<Self, Failure> {
         let wide = settings.wide.clone();
         let exchange = match before {
@@ -126,7 +127,8 @@ impl Services {
 
     /// Applies the settings for signing and retention, and returns the services to answer from now on.
     ///
-    /// # Errors The settings of a cache cannot be written. Those of the others are unchanged.
+    /// # Errors
+    /// The settings of a cache cannot be written. Those of the others are unchanged.
     pub(crate) fn take_effect(&mut self) -> Result<Caches, Failure> {
         for (at, served) in self.served.iter().enumerate() {
             let Some((cache, before, settings)) = &served.settings else { continue };

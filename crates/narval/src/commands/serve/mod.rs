@@ -102,7 +102,8 @@ Then, on a client:
 
 /// Runs `narval serve` until a signal ends it.
 ///
-/// # Errors An invalid option or configuration file (before anything listens), or a server that cannot start.
+/// # Errors
+/// An invalid option or configuration file (before anything listens), or a server that cannot start.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;

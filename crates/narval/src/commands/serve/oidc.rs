@@ -13,7 +13,8 @@ const LIFETIME_DEFAULT: Duration = Duration::from_secs(3600);
 
 /// The issuers in a configuration file.
 ///
-/// # Errors The first invalid one, with its line.
+/// # Errors
+/// The first invalid one, with its line.
 pub(crate) fn issuers(file: &str, sections: &[OidcSection]) -> Result<Vec<Issuer<OidcGrant>>, ConfigError> {
     sections.iter().map(|section| issuer(file, section)).collect()
 }

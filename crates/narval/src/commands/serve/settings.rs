@@ -88,7 +88,8 @@ impl Eq for SignKey {}
 impl Settings {
     /// Reads the configuration file, if there is one, and the keys, and determines the settings.
     ///
-    /// # Errors The file has errors, or a key cannot be read.
+    /// # Errors
+    /// The file has errors, or a key cannot be read.
     pub(crate) fn read(args: &Args) -> Result<Self, Failure> {
         let file = match &args.config {
             Some(path) => ServeConfig::load(path).map_err(Failure::usage)?,
@@ -257,7 +258,8 @@ impl CacheToServe {
 
     /// The settings of the cache in the data folder, overridden by these.
     ///
-    /// # Errors The cache's paths have another store directory.
+    /// # Errors
+    /// The cache's paths have another store directory.
     pub(crate) fn settings(&self, before: &CacheSettings) -> Result<CacheSettings, Failure> {
         let mut settings = CacheSettings {
             priority: self.priority,
