@@ -3,6 +3,7 @@
 mod abuse;
 mod client;
 mod flow;
+mod observed;
 mod requests;
 mod server;
 mod slow;
