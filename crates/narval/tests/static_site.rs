@@ -152,7 +152,7 @@ fn compressed_forms_made_beforehand() {
     fs::write(folder.path().join("a.css"), &long).unwrap();
     let made = Command::new(NARVAL).args(["static", "compress"]).arg(folder.path()).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    assert!(String::from_utf8_lossy(&made.stdout).contains("3 forms made"), "{:?}", made.stdout);
+    assert!(String::from_utf8_lossy(&made.stdout).contains("3 encodings written"), "{:?}", made.stdout);
     let server = serve(folder.path(), &["--compress", "--cors", "https://a.example"]);
     for _ in 0..2 {
         let plain = server.get("/a.css");

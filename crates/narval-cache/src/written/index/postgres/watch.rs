@@ -64,13 +64,23 @@ pub(super) fn run(
     let mut pruned = Instant::now();
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(pool) = pool.upgrade() else { return };
-        let looked = connection.take().map_or_else(|| pool.open(), Ok).and_then(|mut open| {
-            let found = open.run(LOOK_TIMEOUT, async |client| look(client, &node.name(), seen.as_ref()).await)?;
-            connection = Some(open);
-            Ok(found)
-        });
+        let look_with = |mut open: Connection, seen: Option<&Seen>| {
+            let found = open.run(LOOK_TIMEOUT, async |client| look(client, &node.name(), seen).await)?;
+            Ok((open, found))
+        };
+        let looked = match connection.take() {
+            None => pool.open().and_then(|open| look_with(open, seen.as_ref())),
+            Some(open) => match look_with(open, seen.as_ref()) {
+                // The database may have restarted and be back already: it is away only if a new connection fails, too.
+                Err(error @ Failed::Sql(_)) if error.breaks_connection() => {
+                    pool.open().and_then(|open| look_with(open, None))
+                }
+                looked => looked,
+            },
+        };
         match looked {
-            Ok((now, changed)) => {
+            Ok((open, (now, changed))) => {
+                connection = Some(open);
                 if changed {
                     stamp.fetch_add(1, Ordering::AcqRel);
                 }
