@@ -158,13 +158,7 @@ impl Pool {
 
     /// A connection that is of no use any more, and is dropped.
     pub(super) fn lost(&self, error: &Failed) {
-        let mut state = self.state();
-        state.out = state.out.saturating_sub(1);
-        // Those of the same age may be closed, too.
-        let idle = std::mem::take(&mut state.idle);
-        drop(state);
-        self.returned.notify_one();
-        drop(idle);
+        self.outdated();
         if error.breaks_connection() {
             self.is_away(error);
         }
@@ -174,6 +168,7 @@ impl Pool {
     pub(super) fn outdated(&self) {
         let mut state = self.state();
         state.out = state.out.saturating_sub(1);
+        // Those of the same age may be closed, too.
         let idle = std::mem::take(&mut state.idle);
         drop(state);
         self.returned.notify_one();
