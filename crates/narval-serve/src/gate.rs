@@ -1,12 +1,17 @@
 //! Access control of one cache. It runs before anything of the cache is read, so that refusals reveal nothing about its contents.
 
-use narval_cache::written::{CacheName, Grant, Scope};
+use std::sync::Arc;
+
+use narval_cache::written::{CacheName, Grant, Refusal, RefusalKind, Scope};
 use narval_http::{HeadRef, Method, Request};
 use narval_nix::HashPart;
 
-use crate::auth::{Auth, Caller, unauthorized};
+use crate::auth::sessions::{Session, is_own_page};
+use crate::auth::{Auth, Caller, peer_text, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
+use crate::page::PageRoute;
+use crate::page::manage::Managing;
 use crate::routes::table::{PushRoute, Route};
 
 /// Access control of one cache, or of a name that no cache has.
@@ -29,6 +34,14 @@ pub(crate) enum Allowed<'a> {
     Progress(&'a str, Grant),
     /// May change what the cache keeps.
     Administer(Administration<'a>, Grant),
+    /// A browser that signs in with this token.
+    SignIn(Arc<Grant>),
+    /// A browser that signs out.
+    SignOut(Session),
+    /// A browser that asks whether it has signed in.
+    SessionInfo(Option<Session>),
+    /// A browser that has signed in, and manages the cache.
+    Manage(Managing<'a>, Grant),
     Read(Route<'a>),
 }
 
@@ -71,7 +84,16 @@ impl Gate<'_> {
     /// # Errors
     /// 401, 403, 404 and 405: the same for a private cache and for a cache that does not exist.
     pub(crate) fn pass<'r>(&self, route: Route<'r>, request: &Request) -> Result<Allowed<'r>, ServeError> {
-        let caller = self.auth.caller(&request.head(), self.metrics)?;
+        let head = request.head();
+        match route {
+            Route::Page(PageRoute::Session) => return self.session(request),
+            Route::Page(PageRoute::Manage(path)) => {
+                let asked = Managing::of(request.method(), path, request.query())?;
+                return Ok(Allowed::Manage(asked, self.may_manage(&asked, request)?));
+            }
+            _ => {}
+        }
+        let caller = self.auth.caller(&head, self.metrics)?;
         let granted = |caller: Caller, scope: Scope| -> Result<Grant, ServeError> {
             let grant = caller.grant(request.peer())?;
             grant.require(self.cache, scope)?;
@@ -93,11 +115,51 @@ impl Gate<'_> {
             (_, Route::Push(PushRoute::Pins)) => Err(ServeError::Method("GET, HEAD")),
             (_, Route::Push(PushRoute::Pin(_))) => Err(ServeError::Method("PUT, DELETE")),
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
-                self.may_read(&caller, &route)?;
+                self.may_read(&caller, &route, &head)?;
                 Ok(Allowed::Read(route))
             }
             _ => Err(ServeError::Method("GET, HEAD, PUT")),
         }
+    }
+
+    /// Signing in and out. Only pages of this server may: another site could sign its visitors in with its own token.
+    fn session<'r>(&self, request: &Request) -> Result<Allowed<'r>, ServeError> {
+        let head = request.head();
+        match *request.method() {
+            Method::GET | Method::HEAD => Ok(Allowed::SessionInfo(self.auth.session(&head)?)),
+            Method::POST => {
+                from_own_page(&head)?;
+                Ok(Allowed::SignIn(self.auth.sign_in(&head, self.cache, self.metrics)?))
+            }
+            Method::DELETE => Ok(Allowed::SignOut(self.writing_session(&head)?)),
+            _ => Err(ServeError::Method("GET, HEAD, POST, DELETE")),
+        }
+    }
+
+    /// The grant of a browser that may do this. Only sessions can: other clients have the routes of the push protocol.
+    fn may_manage(&self, asked: &Managing<'_>, request: &Request) -> Result<Grant, ServeError> {
+        let head = request.head();
+        let session = if is_read(request.method()) { self.any_session(&head)? } else { self.writing_session(&head)? };
+        let grant = Grant::clone(&session.grant).from_peer(peer_text(request.peer()));
+        grant.require(self.cache, asked.scope())?;
+        Ok(grant)
+    }
+
+    fn any_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
+        self.auth.session(head)?.ok_or_else(|| unauthorized("sign in first"))
+    }
+
+    /// The session of a request that changes something. Cookies come with requests of any site, so they prove nothing: the request must come
+    /// from our page, and have the session's proof.
+    fn writing_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
+        let session = self.any_session(head)?;
+        from_own_page(head)?;
+        if !session.is_proved_by(head) {
+            return Err(
+                Refusal::new(RefusalKind::Forbidden, "the request lacks the session's proof: reload the page").into()
+            );
+        }
+        Ok(session)
     }
 
     /// Whether a caller may read, as far as this can be decided from memory. Otherwise, and for wrong tokens, which are refused on every request,
@@ -112,20 +174,36 @@ impl Gate<'_> {
         }
     }
 
-    /// Checks whether a caller may read. A private cache answers 401 to callers without a token. To a token without the scope `pull`, every
-    /// name is absent, whether it exists or not; a token that may push can read `nix-cache-info`, which Nix asks for first.
-    fn may_read(&self, caller: &Caller, route: &Route<'_>) -> Result<(), ServeError> {
+    /// Checks whether a caller may read. A private cache answers 401 to callers without a token or a session. To those without the scope `pull`,
+    /// every name is absent, whether it exists or not; a token that may push can read `nix-cache-info`, which Nix asks for first.
+    fn may_read(&self, caller: &Caller, route: &Route<'_>, head: &HeadRef<'_>) -> Result<(), ServeError> {
         if self.is_public || (self.is_root && matches!(route, Route::Health | Route::Ready)) {
             return Ok(());
         }
         match caller {
-            Caller::Anonymous => Err(unauthorized(
-                "this cache is private: put a token into the netrc file as the password for this host (any login)",
-            )),
+            Caller::Anonymous => {
+                let session = self.auth.session(head)?.ok_or_else(|| {
+                    unauthorized(
+                        "this cache is private: put a token into the netrc file as the password for this host (any login)",
+                    )
+                })?;
+                if *route == Route::Page(PageRoute::Now) {
+                    // Other sites can open WebSockets, too.
+                    from_own_page(head)?;
+                }
+                if session.grant.allows(self.cache, Scope::Pull) { Ok(()) } else { Err(ServeError::NoPath) }
+            }
             Caller::Bearer(grant) if grant.allows(self.cache, Scope::Pull) => Ok(()),
             Caller::Bearer(grant) if *route == Route::CacheInfo && grant.allows(self.cache, Scope::Push) => Ok(()),
             Caller::Bearer(_) => Err(ServeError::NoPath),
         }
+    }
+}
+
+fn from_own_page(head: &HeadRef<'_>) -> Result<(), ServeError> {
+    match is_own_page(head) {
+        true => Ok(()),
+        false => Err(Refusal::new(RefusalKind::Forbidden, "only the page of this server may do this").into()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use narval_cache::upstream::{Small, Upstreams};
 use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, SmallKind};
-use narval_http::{Handler, HeadRef, Method, Prepared, Request, Response, Snapshot};
+use narval_http::{Handler, HeadRef, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header};
 use narval_nix::{HashPart, PublicKey, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
@@ -22,7 +22,7 @@ use crate::nar::packed::{self, PackedNars};
 use crate::nar::plan::{Planner, Plans};
 use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::Memo;
-use crate::page::{Counted, Page, Places};
+use crate::page::{self, Counted, Page, Places, session};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
 use crate::routes::table::{self, NarRoute, PushRoute, Route};
@@ -288,6 +288,7 @@ impl Service {
                 Some(exchange) => exchange.answer(&written.auth, request, &shared.metrics),
                 None => match gate.pass(route, &request)? {
                     Allowed::Read(_) => Err(ServeError::NoPath),
+                    Allowed::SessionInfo(session) if shared.page.is_some() => session::info(name, session.as_ref()),
                     _ => Err(Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here")).into()),
                 },
             }
@@ -313,8 +314,13 @@ impl Service {
         let path = own.or(path.as_deref());
         let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
         let label = route.label();
+        let is_of_page = request.header_bytes(page::FIELD).is_some();
         let answer = answer(shared, route, own.is_some(), request);
-        let response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
+        let mut response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
+        if is_of_page && response.status() == StatusCode::UNAUTHORIZED {
+            // The page asks for a token itself: for Basic credentials, the browser would.
+            response = response.replace_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         shared.metrics.latency(started.elapsed());
         // An upload may be answered later.
         let metrics = Arc::clone(&shared.metrics);
@@ -495,6 +501,19 @@ impl Shared {
             Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
             Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
             Allowed::Administer(asked, grant) => written.uploads.administer(asked, grant, request),
+            allowed @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo(_) | Allowed::Manage(..))
+                if self.page.is_none() =>
+            {
+                drop(allowed);
+                Err(ServeError::NoRoute)
+            }
+            Allowed::SignIn(grant) => session::sign_in(&written.auth, grant, &request, at),
+            Allowed::SignOut(of) => Ok(session::sign_out(&written.auth, &of, &request, at)),
+            Allowed::SessionInfo(session) => session::info(written.cache.name(), session.as_ref()),
+            Allowed::Manage(asked, grant) => {
+                let command = asked.into_command();
+                written.uploads.run(request, move |data, cache, body| command.run(data, cache, &grant, body))
+            }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
         }

@@ -5,6 +5,7 @@
 
 mod brotli;
 mod compress;
+mod frame_index;
 mod lz4;
 mod xz;
 mod zstd;
@@ -15,6 +16,7 @@ use std::io::{self, BufRead, Read};
 
 use narval_nix::Compression;
 
+pub use frame_index::{FrameIndex, FrameStart};
 pub use zstd_context::WINDOW_LOG_MAX;
 
 /// The decoder's input buffer.

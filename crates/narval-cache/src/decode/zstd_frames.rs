@@ -21,13 +21,13 @@ const FRAME_CONTENTS_MAX: u64 = 32 * 1024 * 1024;
 /// The maximum number of threads per file.
 const THREADS_MAX: usize = 16;
 /// A frame's magic number (RFC 8878, 3.1.1).
-const MAGIC: u32 = 0xFD2F_B528;
+pub(super) const MAGIC: u32 = 0xFD2F_B528;
 /// The first of the sixteen magic numbers of skippable frames (3.1.2).
-const SKIPPABLE_MAGIC: u32 = 0x184D_2A50;
+pub(super) const SKIPPABLE_MAGIC: u32 = 0x184D_2A50;
 /// Magic number and frame header descriptor.
-const PREFIX_LEN: usize = 5;
-const BLOCK_HEADER_LEN: usize = 3;
-const CHECKSUM_LEN: usize = 4;
+pub(super) const PREFIX_LEN: usize = 5;
+pub(super) const BLOCK_HEADER_LEN: usize = 3;
+pub(super) const CHECKSUM_LEN: usize = 4;
 
 /// The next part of a file.
 #[derive(Debug)]
@@ -97,22 +97,22 @@ fn take(source: &mut impl BufRead, to: &mut Vec<u8>, len: usize) -> io::Result<u
     Ok(taken)
 }
 
-fn little_endian(bytes: &[u8], at: usize, len: usize) -> u64 {
+pub(super) fn little_endian(bytes: &[u8], at: usize, len: usize) -> u64 {
     let bytes = bytes.get(at..at + len).unwrap_or_default();
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// The rest of the header, according to the frame header descriptor (3.1.1.1).
-struct Header {
+pub(super) struct Header {
     /// After the descriptor: window, dictionary and contents size.
-    len: usize,
+    pub(super) len: usize,
     contents_at: usize,
     contents_len: usize,
-    checksum: bool,
+    pub(super) checksum: bool,
 }
 
 impl Header {
-    fn of(descriptor: u8) -> Self {
+    pub(super) fn of(descriptor: u8) -> Self {
         let single_segment = descriptor >> 5 & 1 == 1;
         let window_len = usize::from(!single_segment);
         let dictionary_len = [0, 1, 2, 4].get(usize::from(descriptor & 3)).copied().unwrap_or_default();
@@ -130,7 +130,7 @@ impl Header {
         }
     }
 
-    fn contents(&self, frame: &[u8]) -> Option<u64> {
+    pub(super) fn contents(&self, frame: &[u8]) -> Option<u64> {
         let found = little_endian(frame, self.contents_at, self.contents_len);
         match self.contents_len {
             0 => None,

@@ -171,6 +171,20 @@ impl CachePatterns {
         self.globs.is_match(cache.as_str())
     }
 
+    /// Whether every cache that matches another pattern surely matches one of these: a pattern is covered by `*`, by itself, and if it is
+    /// a name, by the patterns that it matches.
+    ///
+    /// ```
+    /// use narval_cache::written::CachePatterns;
+    /// let patterns = CachePatterns::new(&["team-*", "default"]).unwrap();
+    /// assert!(patterns.cover("team-a") && patterns.cover("team-*"));
+    /// assert!(!patterns.cover("*") && !patterns.cover("other") && !patterns.cover("team-?*"));
+    /// ```
+    pub fn cover(&self, pattern: &str) -> bool {
+        let is_known = |text: &String| text == "*" || text == pattern;
+        self.texts.iter().any(is_known) || pattern.parse().is_ok_and(|name: CacheName| self.matches(&name))
+    }
+
     /// The patterns.
     pub fn texts(&self) -> &[String] {
         &self.texts

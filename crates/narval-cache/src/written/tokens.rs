@@ -130,6 +130,8 @@ impl Tokens {
     /// # Errors
     /// When the index fails.
     pub fn list(&self) -> Result<Vec<TokenInfo>, TokenError> {
+        // Their last uses, too.
+        self.shared.record();
         self.shared.index.tokens()?.into_iter().map(info).collect()
     }
 
@@ -154,6 +156,18 @@ impl Tokens {
         let known = record.as_ref().map_or([0; 32], |record| record.hash);
         let is_same = equal(&known, hash.as_bytes());
         let Some(record) = record.filter(|_| is_same) else { return Ok(None) };
+        self.grant_of(record)
+    }
+
+    /// What a token that was verified before allows now; `None` if it has expired or was revoked.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn verify_again(&self, grant: &Grant) -> Result<Option<Grant>, TokenError> {
+        self.shared.index.token(&grant.token)?.map_or(Ok(None), |record| self.grant_of(record))
+    }
+
+    fn grant_of(&self, record: TokenRecord) -> Result<Option<Grant>, TokenError> {
         let now = super::now();
         if record.revoked.is_some() || record.expires.is_some_and(|expires| expires <= now) {
             return Ok(None);

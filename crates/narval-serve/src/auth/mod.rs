@@ -2,6 +2,7 @@
 
 mod credentials;
 pub(crate) mod oidc;
+pub(crate) mod sessions;
 mod throttle;
 
 use std::fmt;
@@ -9,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{Data, Grant, Refusal, RefusalKind, Stamp, TokenError, Tokens};
+use narval_cache::written::{CacheName, Data, Grant, Refusal, RefusalKind, Scope, Scopes, Stamp, TokenError, Tokens};
 use narval_http::{HeadRef, Peer};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
@@ -17,6 +18,7 @@ use quick_cache::sync::Cache as Remembered;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use credentials::{Credentials, credentials};
+use sessions::{Session, Sessions};
 use throttle::Throttle;
 
 /// The sender of a request.
@@ -35,10 +37,7 @@ impl Caller {
     /// 401 without credentials.
     pub(crate) fn grant(self, peer: &Peer) -> Result<Grant, ServeError> {
         match self {
-            Self::Bearer(grant) => Ok(match address(peer) {
-                Some(address) => Grant::clone(&grant).from_peer(address),
-                None => Grant::clone(&grant).from_peer("unix socket"),
-            }),
+            Self::Bearer(grant) => Ok(Grant::clone(&grant).from_peer(peer_text(peer))),
             Self::Anonymous => Err(unauthorized(
                 "uploads need a token: put it into the netrc file as the password for this host (any login), or send it as Bearer",
             )),
@@ -54,6 +53,32 @@ pub(crate) struct Auth {
     /// What tokens allow, by the SHA-256 of the token.
     remembered: Remembered<Sha256, (Stamp, Instant, Arc<Grant>)>,
     throttle: Throttle,
+    sessions: Sessions,
+}
+
+/// Why credentials are refused.
+enum Denied {
+    /// They are not credentials that a token can be in.
+    Malformed,
+    /// Too many wrong tokens came from the address: it was not checked.
+    Throttled,
+    /// It is not a valid token.
+    Wrong,
+    /// It cannot be verified.
+    Failed(ServeError),
+}
+
+impl From<Denied> for ServeError {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Malformed => unauthorized("the Authorization field is neither Basic nor Bearer credentials"),
+            Denied::Throttled => unauthorized("too many wrong tokens from this address: wait a few seconds"),
+            Denied::Wrong => unauthorized(
+                "this token is unknown, expired or revoked: replace it in the netrc file ('narval token create' creates one)",
+            ),
+            Denied::Failed(error) => error,
+        }
+    }
 }
 
 /// The most verified tokens in memory.
@@ -72,7 +97,8 @@ impl fmt::Debug for Auth {
 impl Auth {
     pub(crate) fn new(data: &Data) -> Self {
         let (tokens, remembered) = (data.tokens(), Remembered::new(REMEMBERED_MAX));
-        Self { tokens, data: data.clone(), remembered, throttle: Throttle::default() }
+        let sessions = Sessions::default();
+        Self { tokens, data: data.clone(), remembered, throttle: Throttle::default(), sessions }
     }
 
     /// What the token of a request allows, if that is in memory and no token was revoked since. For the shard: it does not block.
@@ -89,10 +115,7 @@ impl Auth {
 
     fn recall_for(&self, valid_for: Duration, stamp: Stamp, token: &Sha256) -> Option<Arc<Grant>> {
         let (of, since, grant) = self.remembered.get(token)?;
-        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
-        let is_valid =
-            of == stamp && since.elapsed() < valid_for && grant.expires.is_none_or(|expires| now() < expires);
-        is_valid.then_some(grant)
+        is_valid(&grant, (of, since), stamp, valid_for).then_some(grant)
     }
 
     /// Identifies the sender of a request. A revoked token is refused at once.
@@ -100,11 +123,13 @@ impl Auth {
     /// # Errors
     /// 401 for credentials that are not a valid token, whatever is requested.
     pub(crate) fn caller(&self, head: &HeadRef<'_>, metrics: &Metrics) -> Result<Caller, ServeError> {
+        Ok(self.verify(head, metrics)?)
+    }
+
+    fn verify(&self, head: &HeadRef<'_>, metrics: &Metrics) -> Result<Caller, Denied> {
         let presented = match credentials(head) {
             Credentials::None => return Ok(Caller::Anonymous),
-            Credentials::Malformed => {
-                return Err(unauthorized("the Authorization field is neither Basic nor Bearer credentials"));
-            }
+            Credentials::Malformed => return Err(Denied::Malformed),
             Credentials::Token(token) => token,
         };
         // Taken before the tokens are read, so that a remembered grant can only be newer than its stamp.
@@ -115,17 +140,14 @@ impl Auth {
         let address = address(head.peer());
         if !self.throttle.may_try(address, &presented) {
             metrics.logins_throttled.inc();
-            return Err(unauthorized("too many wrong tokens from this address: wait a few seconds"));
+            return Err(Denied::Throttled);
         }
         let verified = match self.tokens.verify(&presented) {
             Err(TokenError::Index(error)) if error.is_away() => {
                 let grant = self.recall_for(TRUSTED_WHILE_AWAY, stamp, &hash);
-                return grant.map(Caller::Bearer).ok_or_else(|| error.into());
+                return grant.map(Caller::Bearer).ok_or_else(|| Denied::Failed(error.into()));
             }
-            verified => verified.map_err(|error| {
-                tracing::error!("{error}");
-                Refusal::new(RefusalKind::Failed, "the tokens cannot be read; see the server's log")
-            })?,
+            verified => verified.map_err(unreadable)?,
         };
         match verified {
             Some(grant) => {
@@ -137,12 +159,106 @@ impl Auth {
             None => {
                 self.throttle.failed(address);
                 metrics.logins_failed.inc();
-                Err(unauthorized(
-                    "this token is unknown, expired or revoked: replace it in the netrc file ('narval token create' creates one)",
-                ))
+                Err(Denied::Wrong)
             }
         }
     }
+
+    /// The session of a browser that has signed in, from its cookie. It ends when its token is revoked or expires.
+    ///
+    /// # Errors
+    /// If the token cannot be verified again.
+    pub(crate) fn session(&self, head: &HeadRef<'_>) -> Result<Option<Session>, ServeError> {
+        let Some((session, open)) = self.sessions.find(head) else { return Ok(None) };
+        let stamp = self.data.stamp();
+        if is_valid(&open.grant, open.verified, stamp, REMEMBERED_FOR) {
+            return Ok(Some(session));
+        }
+        match self.tokens.verify_again(&open.grant) {
+            Err(TokenError::Index(error)) if error.is_away() => {
+                let is_trusted = is_valid(&open.grant, open.verified, stamp, TRUSTED_WHILE_AWAY);
+                if is_trusted { Ok(Some(session)) } else { Err(error.into()) }
+            }
+            verified => match verified.map_err(unreadable)? {
+                Some(grant) => {
+                    let grant = Arc::new(grant);
+                    self.sessions.verified(&session.id, &grant, stamp);
+                    Ok(Some(Session { grant, ..session }))
+                }
+                None => {
+                    self.sessions.end(&session.id);
+                    Ok(None)
+                }
+            },
+        }
+    }
+
+    /// Signs a browser in: verifies the token of a request like that of any other, and notes it in the audit log.
+    ///
+    /// # Errors
+    /// As [`caller`](Self::caller); 401 without a token, 403 if it allows nothing in this cache.
+    pub(crate) fn sign_in(
+        &self,
+        head: &HeadRef<'_>,
+        cache: &CacheName,
+        metrics: &Metrics,
+    ) -> Result<Arc<Grant>, ServeError> {
+        let note = |grant: &Grant, outcome: Result<String, String>| {
+            let grant = grant.clone().from_peer(peer_text(head.peer()));
+            self.data.audit().note(&grant, Some(cache), "sign-in", "page", &outcome);
+        };
+        let nobody = || Grant { scopes: Scopes::default(), ..Grant::administrator("") };
+        match self.verify(head, metrics) {
+            Ok(Caller::Bearer(grant)) if Scope::ALL.into_iter().any(|scope| grant.allows(cache, scope)) => {
+                note(&grant, Ok(String::new()));
+                Ok(grant)
+            }
+            Ok(Caller::Bearer(grant)) => {
+                note(&grant, Err("the token is for other caches".into()));
+                Err(Refusal::new(RefusalKind::Forbidden, "this token is for other caches").into())
+            }
+            Ok(Caller::Anonymous) => Err(unauthorized("signing in needs a token, sent as Bearer")),
+            Err(denied) => {
+                if matches!(denied, Denied::Wrong) {
+                    note(&nobody(), Err("unknown, expired or revoked token".into()));
+                }
+                Err(denied.into())
+            }
+        }
+    }
+
+    /// Opens a session for a browser that has signed in; returns the secret for its cookie.
+    ///
+    /// # Errors
+    /// If the system provides no random numbers.
+    pub(crate) fn open_session(&self, grant: Arc<Grant>) -> Result<String, ServeError> {
+        self.sessions.open(grant, self.data.stamp()).map_err(|error| {
+            tracing::error!("the system provides no random numbers: {error}");
+            Refusal::new(RefusalKind::Failed, "no session can be opened; see the server's log").into()
+        })
+    }
+
+    /// Ends a session.
+    pub(crate) fn sign_out(&self, session: &Session) {
+        self.sessions.end(&session.id);
+    }
+}
+
+/// Whether a grant that was verified in some state of the index still holds.
+fn is_valid(grant: &Grant, verified: (Stamp, Instant), stamp: Stamp, valid_for: Duration) -> bool {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
+    let (of, since) = verified;
+    of == stamp && since.elapsed() < valid_for && grant.expires.is_none_or(|expires| now() < expires)
+}
+
+fn unreadable(error: TokenError) -> Denied {
+    tracing::error!("{error}");
+    let message = "the tokens cannot be read; see the server's log";
+    Denied::Failed(Refusal::new(RefusalKind::Failed, message).into())
+}
+
+pub(crate) fn peer_text(peer: &Peer) -> String {
+    address(peer).map_or_else(|| "unix socket".to_owned(), |address| address.to_string())
 }
 
 pub(crate) fn unauthorized(message: &str) -> ServeError {

@@ -9,7 +9,19 @@ use narval_nix::Sha256;
 
 const HTML: &str = include_str!("assets/index.html");
 const STYLE: &str = include_str!("assets/page.css");
-const SCRIPT: &str = include_str!("assets/page.js");
+/// One script, in this order.
+const SCRIPT: &str = concat!(
+    include_str!("assets/base.js"),
+    include_str!("assets/session.js"),
+    include_str!("assets/use.js"),
+    include_str!("assets/find.js"),
+    include_str!("assets/path.js"),
+    include_str!("assets/files.js"),
+    include_str!("assets/compare.js"),
+    include_str!("assets/now.js"),
+    include_str!("assets/manage.js"),
+    include_str!("assets/route.js"),
+);
 /// The compression level; it is compressed once per service.
 const LEVEL: i32 = 15;
 

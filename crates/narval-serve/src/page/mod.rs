@@ -1,14 +1,17 @@
 //! The page that a browser gets at `/`: how to use this cache, what is in it, and what the server does now.
 //!
-//! One document with its style and script inlined (`assets/`), and below [`PATH`] the JSON that it requests. Everything
-//! is read-only, and queries the sources like any client.
+//! One document with its style and script inlined (`assets/`), and below [`PATH`] the JSON that it requests. What everybody may see is read-only,
+//! and queries the sources like any client; browsers that have signed in with a token (`session.rs`) can manage the cache (`manage.rs`).
 
 mod about;
 mod catalog;
 mod contents;
 mod document;
+pub(crate) mod manage;
 mod now;
 mod paths;
+pub(crate) mod session;
+mod usage;
 
 use std::sync::Arc;
 
@@ -29,6 +32,9 @@ use now::Now;
 /// The path of the page's requests.
 pub(crate) const PATH: &str = "_narval/page";
 
+/// The page sends this field with its requests.
+pub(crate) const FIELD: &str = "x-narval-page";
+
 /// A request of the page, below [`PATH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRoute<'a> {
@@ -44,6 +50,10 @@ pub(crate) enum PageRoute<'a> {
     File(HashPart, &'a str),
     /// `now`: a WebSocket with live figures, once a second.
     Now,
+    /// `session`: GET, whether this browser has signed in; POST to sign in, DELETE to sign out.
+    Session,
+    /// `manage/…`: for browsers that have signed in.
+    Manage(&'a str),
 }
 
 impl<'a> PageRoute<'a> {
@@ -54,6 +64,8 @@ impl<'a> PageRoute<'a> {
             None if rest == "about" => Some(Self::About),
             None if rest == "paths" => Some(Self::Paths),
             None if rest == "now" => Some(Self::Now),
+            None if rest == "session" => Some(Self::Session),
+            Some(("manage", rest)) => Some(Self::Manage(rest)),
             Some(("path", hash)) => hash_part(hash).map(Self::Path),
             Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
             Some(("file", rest)) => {
@@ -118,6 +130,8 @@ impl Page {
             PageRoute::Closure(hash_part) => json(&paths::closure(&self.places, hash_part)?),
             PageRoute::File(hash_part, path) => contents::answer(&self.places, hash_part, path, &head),
             PageRoute::Now => Now::join(&self.now, request),
+            // A server that accepts no uploads has no tokens.
+            PageRoute::Session | PageRoute::Manage(_) => Err(ServeError::NoRoute),
         }
     }
 }

@@ -145,6 +145,16 @@ impl Uploads {
         self.receive(request, move |_| command.run(&this.cache, &grant))
     }
 
+    /// Runs a command of the page. As [`administer`](Self::administer), on the upload threads.
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        request: Request,
+        command: impl FnOnce(&Data, &Cache, &mut dyn Read) -> Result<Response, ServeError> + Send + 'static,
+    ) -> Result<Response, ServeError> {
+        let this = Arc::clone(self);
+        self.receive(request, move |body| command(&this.data, &this.cache, body))
+    }
+
     /// Returns how much of a NAR was received in parts.
     pub(crate) fn progress(&self, name: &str, grant: &Grant) -> Result<Response, ServeError> {
         push::progress(self, name, grant)

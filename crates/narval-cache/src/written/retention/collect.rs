@@ -52,6 +52,8 @@ pub struct Forgotten {
     pub path: String,
     /// When it, or a path that refers to it, was last pushed or requested, in seconds since 1970.
     pub used: u64,
+    /// The size of its NAR's file in bytes. Other paths may share the file.
+    pub file_size: u64,
     /// Whether it was removed because of the cache's size, within its retention.
     pub for_size: bool,
 }
@@ -96,7 +98,12 @@ impl Cache {
             };
             for (path, used) in paths {
                 if hidden.contains(&path.hash_part) {
-                    collected.forgotten.push(Forgotten { path: path.path.clone(), used, for_size: used >= retention });
+                    collected.forgotten.push(Forgotten {
+                        path: path.path.clone(),
+                        used,
+                        file_size: path.file_size,
+                        for_size: used >= retention,
+                    });
                 } else {
                     // It was requested since.
                     collected.kept += 1;

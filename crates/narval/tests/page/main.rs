@@ -1,7 +1,13 @@
 //! The page that browsers get: what it answers, and what a real browser (Debian's chromium, where it is installed) makes of it.
 
+#![allow(dead_code, unreachable_pub, reason = "each file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+mod browser;
+mod lab;
+mod looks;
+mod manage;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::process::{Command, Stdio};

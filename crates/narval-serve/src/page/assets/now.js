@@ -1,0 +1,63 @@
+function nowView(mine) {
+  const history = [];
+  const state = el('p', { class: 'soft', role: 'status' }, 'Connecting…');
+  const cards = el('div', { class: 'cards' });
+  const rate = (read) => (now, before, seconds) => (read(now) - read(before)) / seconds;
+  const part = (hits, all) => all > 0 ? Math.round(100 * hits / all) + ' %' : '–';
+  const engine = (read) => (sample) => sample.engine ? read(sample.engine) : 0;
+  const sent = (sample) => sample.engine ? sample.engine.sent : 0;
+  // title, value of a sample and the one before, how it is written, what is an alarm
+  const figures = [
+    ['Requests per second', rate(engine((it) => it.requests)), (value) => number(Math.round(value))],
+    ['Sent per second', rate(sent), bytes],
+    ['Received per second', rate(engine((it) => it.received)), bytes],
+    ['Connections', engine((it) => it.connections), number],
+    ['Queue', engine((it) => it.queue), number, (value) => value > 0],
+    ['Workers busy', (now, before, seconds) => now.engine ? 100 * (now.engine.busy - before.engine.busy) / seconds / now.engine.workers : 0, (value) => Math.round(value) + ' %', (value) => value > 90],
+    ['Refused per second', rate((sample) => engine((it) => it.overloaded + it.refused)(sample)), (value) => value.toFixed(1), (value) => value > 0],
+    ['Narinfos per second', rate((sample) => sample.narinfos), (value) => number(Math.round(value))],
+    ['Answered from memory', (now, before) => { const hits = now.memoHits - before.memoHits; const all = hits + now.memoMisses - before.memoMisses; return all ? 100 * hits / all : 100; }, (value) => Math.round(value) + ' %'],
+    ['NARs per second', rate((sample) => sample.nars), (value) => value.toFixed(1)],
+    ['From upstreams per second', rate((sample) => sample.narBytes.upstream), bytes],
+    ['Uploaded per second', rate((sample) => sample.uploadBytes), bytes],
+    ['Server errors per second', rate((sample) => sample.failed), (value) => value.toFixed(1), (value) => value > 0],
+  ].map(([title, value, text, alarm]) => {
+    const figure = el('p', { class: 'figure' }, '–'), line = el('polyline', { points: '' });
+    const card = el('section', { class: 'card' }, el('h2', {}, title), figure, el('svg', { viewBox: '0 0 120 40', preserveAspectRatio: 'none', 'aria-hidden': 'true' }, line));
+    cards.append(card);
+    const values = [];
+    return (now, before, seconds) => {
+      const current = Math.max(value(now, before, seconds), 0);
+      values.push(current);
+      if (values.length > 120) values.shift();
+      figure.textContent = text(current);
+      card.classList.toggle('alarm', Boolean(alarm?.(current)));
+      const top = Math.max(...values, 1e-9);
+      line.setAttribute('points', values.map((one, at) => (120 - values.length + at) + ',' + (39 - 37 * one / top).toFixed(1)).join(' '));
+    };
+  });
+  show(heading('Now'), state, cards);
+  let wait = 1000;
+  function connect() {
+    const socket = new WebSocket(location.origin.replace(/^http/, 'ws') + api + 'now');
+    leave = () => { socket.onclose = null; socket.close(); };
+    socket.onmessage = (event) => {
+      const now = JSON.parse(event.data), before = history.at(-1);
+      wait = 1000;
+      if (before && now.uptime > before.uptime) for (const figure of figures) figure(now, before, (now.uptime - before.uptime) / 1000);
+      if (before && now.uptime < before.uptime) history.length = 0;
+      history.push(now);
+      if (history.length > 2) history.shift();
+      state.textContent = number(now.uploadsStored) + ' NARs taken and ' + number(now.nars) + ' sent since the server started, ' + Math.round(now.uptime / 60000) + ' minutes ago';
+    };
+    socket.onclose = () => {
+      if (mine !== view) return;
+      state.textContent = 'Not connected; retrying.';
+      const timer = setTimeout(connect, wait);
+      leave = () => clearTimeout(timer);
+      wait = Math.min(wait * 2, 15000);
+    };
+  }
+  connect();
+}
+

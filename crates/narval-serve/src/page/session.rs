@@ -1,0 +1,69 @@
+//! Signing in and out. Sessions are in `auth/sessions.rs`.
+
+use std::sync::Arc;
+
+use narval_cache::written::{CacheName, Grant, Scope};
+use narval_http::{HeaderValue, Request, Response, StatusCode, header};
+use serde::Serialize;
+
+use super::json;
+use crate::auth::Auth;
+use crate::auth::sessions::{Session, is_secure, set_cookie};
+use crate::error::ServeError;
+
+/// The answer to `session`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Info<'a> {
+    signed_in: bool,
+    cache: &'a str,
+    /// The label and the id of the token.
+    label: Option<&'a str>,
+    token: Option<&'a str>,
+    /// When the token expires, in seconds since 1970.
+    expires: Option<u64>,
+    /// What it allows in this cache.
+    scopes: Vec<&'static str>,
+    /// What writes must send.
+    proof: Option<&'a str>,
+}
+
+/// Whether a browser has signed in, and what it may do.
+pub(crate) fn info(cache: &CacheName, session: Option<&Session>) -> Result<Response, ServeError> {
+    let grant = session.map(|session| &*session.grant);
+    let allowed = |grant: &Grant| Scope::ALL.into_iter().filter(|scope| grant.allows(cache, *scope)).collect();
+    let scopes: Vec<Scope> = grant.map(allowed).unwrap_or_default();
+    json(&Info {
+        signed_in: session.is_some(),
+        cache: cache.as_str(),
+        label: grant.map(|grant| &*grant.label),
+        token: grant.map(|grant| &*grant.token),
+        expires: grant.and_then(|grant| grant.expires),
+        scopes: scopes.into_iter().map(Scope::name).collect(),
+        proof: session.map(|session| &*session.proof),
+    })
+}
+
+/// Opens a session. The cache's own path begins at byte `at` of the request's.
+pub(crate) fn sign_in(auth: &Auth, grant: Arc<Grant>, request: &Request, at: usize) -> Result<Response, ServeError> {
+    Ok(with_cookie(&auth.open_session(grant)?, request, at))
+}
+
+/// Ends a session.
+pub(crate) fn sign_out(auth: &Auth, session: &Session, request: &Request, at: usize) -> Response {
+    auth.sign_out(session);
+    with_cookie("", request, at)
+}
+
+fn with_cookie(secret: &str, request: &Request, at: usize) -> Response {
+    // Other caches of the host, and what else is behind a proxy, do not get it.
+    let below = request.path().get(..at).filter(|path| !path.contains([';', ',', ' ', '"', '\\'])).unwrap_or_default();
+    let cookie = set_cookie(secret, &format!("{below}/"), is_secure(&request.head()));
+    let response =
+        Response::new(StatusCode::NO_CONTENT).header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    match HeaderValue::from_str(&cookie) {
+        Ok(cookie) => response.header(header::SET_COOKIE, cookie),
+        // A path is visible ASCII.
+        Err(_) => response,
+    }
+}
