@@ -1,7 +1,7 @@
-//! An HTTP/1.1 engine with plain blocking handlers on threads and multiplexed sockets.
+//! An HTTP server engine: HTTP/1.1, HTTP/2 and WebSocket, with plain blocking handlers.
 //!
-//! Handlers are ordinary functions from a [`Request`] to a [`Response`]. A pool of worker threads runs them; a small
-//! number of shards (one thread each) multiplex all sockets. There is no `async`.
+//! A handler is an ordinary function from a [`Request`] to a [`Response`]. A pool of worker threads runs the handlers, and
+//! a few shards, one thread each, multiplex all sockets by epoll or io_uring. There is no `async`.
 //!
 //! ```no_run
 //! use narval_http::{Compression, Listen, Request, Router, Server};
@@ -17,12 +17,30 @@
 //! }
 //! ```
 //!
+//! # Where to look
+//!
 //! - [`Router`]: maps paths and methods to handlers, with [`Middleware`] around them ([`Compression`], [`Cors`]).
 //! - [`Handler`]: answers requests; [`IntoResponse`]: the types that a handler may return.
 //! - [`Body`]: from memory, from files, produced on demand ([`BodySource`]), or written while it is sent
 //!   ([`BodyWriter`]); [`EventStream`]: server-sent events; [`Responder`]: answers that follow later.
-//! - [`Multipart`]: forms, read as they arrive. [`files`]: static sites. [`ws`]: WebSockets.
+//! - [`RequestBody`]: reads request bodies, in whole or as they arrive; [`Multipart`]: forms.
+//! - [`files`]: static sites. [`ws`]: WebSockets.
+//! - `tls`: certificates. A server with TLS also speaks HTTP/2; handlers need not know.
+//! - [`Limits`]: the maximum of every queue, buffer and timeout. The defaults suit servers on the open internet.
+//! - [`ServerHandle`]: counters, and a stop that lets running requests finish.
 //! - [`http1`]: HTTP/1.1 as functions over bytes.
+//!
+//! # What blocks what
+//!
+//! A slow handler occupies a worker, and no other request waits for it while a worker is free. A slow client occupies no
+//! worker: small request bodies are complete before their handler runs, handlers of large ones run on threads of their
+//! own, and a response is produced as fast as its client reads. When all workers are busy, requests wait in a bounded
+//! queue; when that is full, they are answered 503.
+//!
+//! # Features
+//!
+//! - `tls` (default): TLS by rustls, and HTTP/2.
+//! - `brotli` (default): the content coding `br`.
 
 pub mod http1;
 mod http2;

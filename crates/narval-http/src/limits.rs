@@ -53,12 +53,16 @@ pub struct Limits {
     /// larger one runs once this much has arrived, on a thread beside the workers, and reads the rest as it arrives.
     pub body_buffer_max: usize,
     /// Memory for the request bodies of all connections, in bytes. A body that is being received may use 1/64 of what
-    /// is left of three quarters of it; the last quarter is reserved for bodies up to 16 KiB. A body that needs more is
-    /// streamed if a thread is free, and answered 503 otherwise.
+    /// is left of three quarters of it; the last quarter is reserved for bodies with an announced length up to 16 KiB. A body that needs more is
+    /// streamed, and not received further until a thread is free. What clients send before they can be stopped is
+    /// stored in any case; only when twice the memory is in use are bodies answered 503.
     pub body_memory_max: usize,
     /// Streamed bodies whose handlers run at the same time. Each has a thread of its own, which a slow client may hold;
-    /// more wait in a queue of [`queue_max`](Self::queue_max). At least one.
+    /// more wait in order. At least one.
     pub streamed_bodies_max: usize,
+    /// Streamed bodies that wait for a thread. Nothing more is received of them while half of the memory for bodies is
+    /// in use, and no deadline counts meanwhile. Further ones are answered 503.
+    pub bodies_waiting_max: usize,
     /// Bytes of a streamed request body that may be buffered for its handler; beyond that nothing is received.
     pub body_window: usize,
     /// The largest request body; a larger one is answered 413. The default is a size that a handler may read into
@@ -90,6 +94,7 @@ impl Default for Limits {
             body_buffer_max: 1024 * 1024,
             body_memory_max: 128 * 1024 * 1024,
             streamed_bodies_max: 64,
+            bodies_waiting_max: 8192,
             body_window: 256 * 1024,
             body_max: 16 * 1024 * 1024,
         }
@@ -99,6 +104,10 @@ impl Default for Limits {
 /// Size of a shard's receive buffer, shared by all its connections. It also bounds pipelining: a connection whose
 /// requests wait for an answer receives no more than this once.
 pub(crate) const RECEIVE_BUFFER: usize = 64 * 1024;
+
+/// Bytes that a connection receives at once while less than a quarter of the memory for request bodies is left: clients
+/// send the start of a body along with its head.
+pub(crate) const RECEIVE_TIGHT: usize = 4 * 1024;
 
 /// The handler of a streamed request body receives it from the socket itself once the connection has received this much
 /// without a pause, if this much is still to come. More than a body has to bring within any of its deadlines
@@ -260,14 +269,18 @@ pub(crate) const HTTP2_HEADER_BLOCK_MAX: usize = 64 * 1024;
 /// frame is enough.
 pub(crate) const HTTP2_AHEAD_MAX: usize = 16 * 1024;
 
-/// The initial window of a stream: how much of a request body a client may send before the handler reads it.
-pub(crate) const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
+/// The initial window of a stream: how much of a request body a client may send before the server has seen its head.
+pub(crate) const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
+
+/// What it is enlarged to as soon as the head has arrived, unless memory for bodies is short: how much of a request
+/// body a client may send before the handler reads it.
+pub(crate) const HTTP2_BODY_WINDOW: u32 = 256 * 1024;
 
 /// The largest window of a stream: its body arrives with 320 MB/s at a round trip of 50 ms.
 pub(crate) const HTTP2_STREAM_WINDOW_MAX: u32 = 16 * 1024 * 1024;
 
-/// By how much all streams of one connection may exceed their initial windows together. It bounds what a client can make the
-/// server hold by uploads whose handlers stop reading.
+/// By how much all streams of one connection may exceed their initial windows together. It bounds what a client can make
+/// the server hold by uploads whose handlers stop reading.
 pub(crate) const HTTP2_WINDOW_GROWTH_MAX: u32 = 32 * 1024 * 1024;
 
 /// A window grows if a client whose handler keeps up uses half of it within this time: it holds less than what would arrive in a
@@ -306,6 +319,10 @@ pub(crate) const HTTP2_HELD_MAX: usize = 1024 * 1024;
 
 /// Bytes sent on one HTTP/2 connection before the shard's other connections have their turn.
 pub(crate) const HTTP2_BYTES_PER_TURN: usize = 1024 * 1024;
+
+/// How long a connection that has not sent a request yet may send its first one when the server stops: its client would
+/// take the end for a failure. It includes the TLS handshake.
+pub(crate) const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(250);
 
 /// How long new streams are still accepted after the client was told that the server stops.
 pub(crate) const HTTP2_GOAWAY_GRACE: Duration = Duration::from_secs(1);

@@ -69,6 +69,8 @@ struct Pipe {
     pushed: usize,
     /// The handler waits for the connection.
     is_awaited: bool,
+    /// The handler has begun to read. Until then the body waits for a thread.
+    has_begun: bool,
     /// The client waits for `100 Continue`.
     continue_due: bool,
     /// The response has started: unread bytes are discarded.
@@ -108,6 +110,7 @@ impl BodyPipe {
             received_by_handler: 0,
             pushed: buffered,
             is_awaited: false,
+            has_begun: false,
             continue_due,
             answered: false,
         };
@@ -151,6 +154,7 @@ impl BodyPipe {
     /// reused.
     pub(crate) fn answer_begins(&self) -> bool {
         let mut pipe = self.lock();
+        pipe.begin();
         pipe.answered = true;
         pipe.pieces.clear();
         let unread = std::mem::take(&mut pipe.buffered);
@@ -191,6 +195,9 @@ impl BodyPipe {
             return Ok(0);
         }
         let mut pipe = self.lock();
+        if pipe.begin() && pipe.receiver == Receiver::Nobody && pipe.buffered <= self.window / 2 {
+            self.give_back(&mut pipe);
+        }
         loop {
             if let Some(piece) = pipe.pieces.front_mut() {
                 let n = piece.len().min(out.len());
@@ -291,7 +298,7 @@ impl conn::Pipe for Arc<BodyPipe> {
         let is_fast = pipe.pushed >= HANDLER_RECEIVES_MIN;
         pipe.receiver = if is_read && is_fast && pipe.rest.is_some_and(|rest| rest >= HANDLER_RECEIVES_MIN as u64) {
             Receiver::Handler
-        } else if is_read && pipe.buffered >= self.window {
+        } else if is_read && (pipe.buffered >= self.window || pipe.waits_for_memory()) {
             Receiver::Nobody
         } else {
             Receiver::Connection
@@ -301,6 +308,10 @@ impl conn::Pipe for Arc<BodyPipe> {
             return Receiver::Handler;
         }
         pipe.receiver
+    }
+
+    fn has_begun(&self) -> bool {
+        self.lock().has_begun
     }
 
     fn take_received(&self) -> u64 {
@@ -314,6 +325,17 @@ impl conn::Pipe for Arc<BodyPipe> {
 }
 
 impl Pipe {
+    /// The handler reads, or answers. Returns whether it is the first time.
+    fn begin(&mut self) -> bool {
+        self.share.keep_promise();
+        !std::mem::replace(&mut self.has_begun, true)
+    }
+
+    /// Whether nothing more is received until the handler reads. Once it does, the body never waits for memory.
+    fn waits_for_memory(&self) -> bool {
+        !self.has_begun && self.share.is_short()
+    }
+
     /// Counts bytes that the handler has received itself.
     fn count(&mut self, received: u64) {
         self.received_by_handler += received;

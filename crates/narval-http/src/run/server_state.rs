@@ -57,7 +57,7 @@ impl ServerState {
         Self {
             handler,
             pool: Pool::new(limits.queue_max),
-            streams: Pool::growing(limits.queue_max, limits.streamed_bodies_max),
+            streams: Pool::growing(limits.bodies_waiting_max, limits.streamed_bodies_max),
             handshakes: Pool::new(0),
             body_memory: BodyMemory::new(limits.body_memory_max),
             clock,
@@ -87,12 +87,6 @@ impl ServerState {
     pub(crate) fn has_spare_streams(&self) -> bool {
         let (load, threads_max) = self.streams.load();
         2 * load < threads_max.max(1)
-    }
-
-    /// Whether a thread is free for a body that does not fit into memory.
-    pub(crate) fn has_free_stream(&self) -> bool {
-        let (load, threads_max) = self.streams.load();
-        load < threads_max.max(1)
     }
 
     /// Whether threads or memory are short, so that slow bodies delay others.

@@ -17,6 +17,7 @@ mod harness;
 mod http2;
 mod late;
 mod letter;
+mod many_uploads;
 mod memory;
 mod observed;
 mod overload;

@@ -79,7 +79,7 @@ fn stalled_bodies_block_nobody() {
 }
 
 #[test]
-fn a_thousand_bodies_that_do_not_come_cost_no_more_than_the_memory_for_bodies() {
+fn a_thousand_bodies_that_do_not_come_cost_bounded_memory_and_small_ones_pass_them() {
     on_each_driver(|driver| {
         let limits = Limits { body_memory_max: 32 << 20, ..patient() };
         let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);
@@ -93,7 +93,8 @@ fn a_thousand_bodies_that_do_not_come_cost_no_more_than_the_memory_for_bodies() 
             assert_eq!(client.answer().text(), length.to_string());
         }
         assert_eq!(server.get("/").text(), "0");
-        assert!(server.handle.counters().body_memory_bytes <= 32 << 20);
+        // With io_uring, receives of 16 KiB have been submitted before memory is short.
+        assert!(server.handle.counters().body_memory_bytes <= (32 << 20) + 1000 * 16 * 1024);
         drop(attackers);
         eventually("it is given back", || server.handle.counters().body_memory_bytes == 0);
     });
@@ -172,7 +173,7 @@ fn a_handler_runs_when_the_budget_is_full_and_not_before() {
 }
 
 #[test]
-fn bodies_that_find_no_memory_are_answered_503() {
+fn bodies_wait_when_the_memory_is_in_use_and_are_answered_503_at_twice_that() {
     on_each_driver(|driver| {
         let limits = Limits { body_memory_max: 10_000, ..patient() };
         let gate = std::sync::Arc::new(std::sync::Mutex::new(()));
@@ -192,25 +193,25 @@ fn bodies_that_find_no_memory_are_answered_503() {
         };
         let mut refused = 0;
         for _ in 0..200 {
+            let before = server.handle.counters();
             let mut client = post(1000);
-            client.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-            let mut first = [0];
-            match client.stream.peek(&mut first) {
-                Ok(_) => {
-                    let answer = client.answer();
-                    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
-                    refused += 1;
-                    if refused == 3 {
-                        break;
-                    }
-                }
-                Err(_) => {
-                    client.stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                    waiting.push(client);
-                }
+            eventually("it waits, or is refused", || {
+                let now = server.handle.counters();
+                (now.overloaded, now.body_memory_bytes) != (before.overloaded, before.body_memory_bytes)
+            });
+            if server.handle.counters().overloaded == before.overloaded {
+                waiting.push(client);
+                continue;
+            }
+            let answer = client.answer();
+            assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+            refused += 1;
+            if refused == 3 {
+                break;
             }
         }
         assert_eq!(refused, 3);
+        assert!((20..25).contains(&waiting.len()), "{} wait", waiting.len());
         drop(closed);
         for mut client in waiting {
             assert_eq!(client.answer().text(), "1000");

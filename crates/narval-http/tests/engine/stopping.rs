@@ -41,6 +41,29 @@ fn running_requests_finish_and_idle_connections_are_closed() {
     });
 }
 
+/// A client that has connected does not know that the server stops. Its first request is answered if it comes soon.
+#[test]
+fn a_connection_without_a_request_yet_may_send_one() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, slow);
+        let [mut new, silent, used] = [(); 3].map(|()| server.connect());
+        let mut clients = [silent, used];
+        assert_eq!(clients[1].get("/").status, 200);
+        eventually("all are accepted", || server.handle.counters().connections_open == 3);
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let stopping = scope.spawn(|| server.handle.shutdown(PATIENCE));
+            assert!(clients[1].rest().is_empty(), "one that has had an answer is closed at once");
+            new.send("GET /1 HTTP/1.1\r\nHost: t\r\n\r\n");
+            let answer = new.answer();
+            assert_eq!((answer.text().as_str(), answer.header("connection")), ("done", Some("close")));
+            assert!(clients[0].rest().is_empty(), "one that says nothing is closed, cleanly");
+            assert!(stopping.join().unwrap());
+        });
+        assert!((Duration::from_millis(200)..Duration::from_secs(2)).contains(&started.elapsed()));
+    });
+}
+
 #[test]
 fn the_deadline_of_a_shutdown_is_kept() {
     struct Endless;

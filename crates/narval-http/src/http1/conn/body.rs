@@ -41,13 +41,22 @@ impl<X: Exchange> Conn<X> {
         }
         let window_end = service.now() + millis(limits.body_stall_timeout);
         let incoming = Box::new(IncomingBody::new(head.framing, window_end));
-        let body = service.buffer();
-        if head.expect_continue && input.rest().is_empty() {
-            if service.has_spare_streams() {
-                // The client gets `100 Continue` only when the handler wants the body.
-                let pipe = service.pipe(body, incoming.rest(), true);
-                return self.stream(bytes, head, incoming, pipe, service);
-            }
+        let mut body = service.buffer();
+        if let Framing::Length(length) = head.framing {
+            body.share.announce(length);
+        }
+        if body.share.is_refused() {
+            input.use_all();
+            service.refuse(head.parts.method == Method::HEAD);
+            return self.give_up_input();
+        }
+        let expects = head.expect_continue && input.rest().is_empty();
+        if body.share.is_full() || (expects && service.has_spare_streams()) {
+            // The client gets `100 Continue` only when the handler wants the body.
+            let pipe = service.pipe(body, incoming.rest(), expects);
+            return self.stream(bytes, head, incoming, pipe, service);
+        }
+        if expects {
             service.send_continue();
         }
         self.deadline = incoming.next_check(service.now(), service.limits());
@@ -131,13 +140,7 @@ impl<X: Exchange> Conn<X> {
         let next = match incoming.feed(input.rest(), limits, |data| body.push(data, expected)) {
             Ok(Fed { consumed, done }) => {
                 input.used += consumed;
-                if !done {
-                    Some(body.next_step(limits.body_buffer_max, || service.has_free_stream()))
-                } else if body.share.fits() {
-                    None
-                } else {
-                    Some(NextStep::Refuse)
-                }
+                body.next_step(limits.body_buffer_max, done)
             }
             Err(error) => {
                 input.use_all();
@@ -146,25 +149,36 @@ impl<X: Exchange> Conn<X> {
             }
         };
         match next {
-            Some(NextStep::Receive) => return Act::Wait,
-            Some(NextStep::Refuse) => {
+            NextStep::Receive => return Act::Wait,
+            NextStep::Refuse => {
                 input.use_all();
                 service.refuse(is_head);
                 return self.give_up_input();
             }
-            // It is complete, or its handler receives the rest.
-            None | Some(NextStep::Stream) => {}
+            NextStep::Stream => return self.stream_rest(service),
+            NextStep::Answer => {}
         }
-        let State::Body(request) = std::mem::replace(&mut self.state, State::Head(Scan::default())) else {
-            return Act::Wait;
-        };
-        let Receiving { incoming, body, bytes, head } = *request;
-        if next == Some(NextStep::Stream) {
-            let pipe = service.pipe(body, incoming.rest(), false);
-            return self.stream(bytes, head, incoming, pipe, service);
-        }
+        let Some(Receiving { incoming, body, bytes, head }) = self.take_body() else { return Act::Wait };
         self.run(BodyLeft::Nothing, service);
         Act::Job(Request { bytes, head, body: Body::Buffered(Box::new((body, incoming.trailers()))) })
+    }
+
+    /// Streams the rest of a body to a handler.
+    fn stream_rest(&mut self, service: &impl Service<X>) -> Act<X> {
+        let Some(Receiving { incoming, body, bytes, head }) = self.take_body() else { return Act::Wait };
+        let pipe = service.pipe(body, incoming.rest(), false);
+        self.stream(bytes, head, incoming, pipe, service)
+    }
+
+    /// Takes the request whose body is being received into memory.
+    fn take_body(&mut self) -> Option<Receiving> {
+        match std::mem::replace(&mut self.state, State::Head(Scan::default())) {
+            State::Body(request) => Some(*request),
+            other => {
+                self.state = other;
+                None
+            }
+        }
     }
 
     /// Checks the progress of a body.
@@ -175,10 +189,9 @@ impl<X: Exchange> Conn<X> {
             left.catch_up();
         }
         let (incoming, is_paused, is_in_demand) = match &mut self.state {
-            State::Body(request) => {
-                let is_costly = request.body.bytes.len() > BODY_SMALL || !request.body.share.is_fair();
-                (&mut request.incoming, false, short && is_costly)
-            }
+            // It waits for a thread from now on, and is not received meanwhile.
+            State::Body(request) if !request.body.share.is_fair() => return self.stream_rest(service),
+            State::Body(request) => (&mut request.incoming, false, short && request.body.bytes.len() > BODY_SMALL),
             State::Running(BodyLeft::Streamed { incoming, pipe }) => (incoming, pipe.is_paused(), short),
             State::Running(BodyLeft::Unread(incoming)) => (incoming, false, false),
             _ => return Act::Wait,

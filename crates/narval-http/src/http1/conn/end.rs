@@ -8,7 +8,7 @@ use super::service::{Answer, Exchange, Service, Window};
 use super::state::{BodyLeft, Reading, Scan, State};
 use super::{Conn, Input};
 use crate::io::clock::{Millis, millis};
-use crate::limits::{LAST_TRY, LINGER_LOOK};
+use crate::limits::{FIRST_REQUEST_GRACE, LAST_TRY, LINGER_LOOK};
 
 impl<X: Exchange> Conn<X> {
     /// The deadline has passed. `idle_since`: when its job ended, if it [may have ended](Self::may_be_answered) without
@@ -148,9 +148,13 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The server stops: an idle connection ends, others finish first.
+    /// The server stops: an idle connection ends, others finish first. A new one may still send a request.
     pub(crate) fn stop(&mut self, input: &Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         match self.state {
+            State::Head(_) if self.is_new && self.reading == Reading::Open && input.rest().is_empty() => {
+                self.deadline = self.deadline.min(service.now() + millis(FIRST_REQUEST_GRACE));
+                Act::Wait
+            }
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
             State::Waiting { .. } => self.hang_up(service),
             State::Lingering { .. } => self.check_lingering(service),

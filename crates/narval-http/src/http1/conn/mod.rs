@@ -47,6 +47,8 @@ pub(crate) struct Conn<X: Exchange> {
     input: Vec<u8>,
     /// When to call [`tick`](Self::tick).
     deadline: Millis,
+    /// There was no request yet.
+    is_new: bool,
 }
 
 /// What a connection waits for, in addition to its last [`Act`].
@@ -88,7 +90,7 @@ impl<'a> Input<'a> {
 impl<X: Exchange> Conn<X> {
     /// A connection whose first head must be complete by `deadline`.
     pub(crate) fn new(deadline: Millis) -> Self {
-        Self { state: State::Head(Scan::default()), reading: Reading::Open, input: Vec::new(), deadline }
+        Self { state: State::Head(Scan::default()), reading: Reading::Open, input: Vec::new(), deadline, is_new: true }
     }
 
     /// What it waits for now. `is_reading`: a receive is already in progress.
@@ -226,6 +228,7 @@ impl<X: Exchange> Conn<X> {
                 },
             };
             scan.has_begun = false;
+            self.is_new = false;
             head.keep_alive &= !stopping;
             if head.framing != Framing::None {
                 return self.at_job(head, input, service);

@@ -66,9 +66,6 @@ pub(crate) trait Service<X: Exchange> {
     /// Whether a handler may start before any of its body has arrived.
     fn has_spare_streams(&self) -> bool;
 
-    /// Whether a thread is free for a body that does not fit into memory.
-    fn has_free_stream(&self) -> bool;
-
     /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
 
@@ -152,6 +149,9 @@ pub(crate) trait Pipe: Clone {
     fn has_room(&self) -> bool {
         self.receiver() == Receiver::Connection
     }
+
+    /// Whether the handler has begun to read. Until then the body waits for a thread.
+    fn has_begun(&self) -> bool;
 
     /// Bytes of the body that the handler has received itself since the last call.
     fn take_received(&self) -> u64;

@@ -14,7 +14,8 @@ use crate::http2::frame::{self, ErrorCode};
 use crate::http2::response;
 use crate::io::clock::{Millis, millis};
 use crate::limits::{
-    BODY_SMALL, HTTP2_STREAM_WINDOW_MAX, HTTP2_WINDOW_FACTOR_MAX, HTTP2_WINDOW_GROWTH_MAX, HTTP2_WINDOW_HALF,
+    BODY_SMALL, HTTP2_BODY_WINDOW, HTTP2_STREAM_WINDOW_MAX, HTTP2_WINDOW_FACTOR_MAX, HTTP2_WINDOW_GROWTH_MAX,
+    HTTP2_WINDOW_HALF,
 };
 
 impl<X: Exchange> Conn<X> {
@@ -45,9 +46,8 @@ impl<X: Exchange> Conn<X> {
                     incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
                 let expected = expected.min(service.limits().body_buffer_max);
                 let fed = incoming.feed(data, service.limits(), |data| body.push(data, expected));
-                fed.map(|fed| {
-                    (fed.consumed, body.next_step(service.limits().body_buffer_max, || service.has_free_stream()), true)
-                })
+                // Whether it is whole shows at the end of the stream.
+                fed.map(|fed| (fed.consumed, body.next_step(service.limits().body_buffer_max, false), true))
             }
             Receiving::Piped { incoming, pipe } => {
                 let fed = incoming.feed(data, service.limits(), |data| pipe.push(data));
@@ -67,7 +67,7 @@ impl<X: Exchange> Conn<X> {
         match fed {
             Ok((consumed, ..)) if consumed < data.len() => self.break_body(id, service),
             // Plus what was withheld before: the handler has read since, but not enough to report it.
-            Ok((_, NextStep::Receive, true)) => {
+            Ok((_, NextStep::Receive | NextStep::Answer, true)) => {
                 let withheld = self.streams.get_mut(&id).map_or(0, |stream| std::mem::take(&mut stream.withheld));
                 if withheld == 0 {
                     self.credit_and_grow(id, data.len(), service.now());
@@ -76,14 +76,14 @@ impl<X: Exchange> Conn<X> {
                 }
             }
             // The client may send more once the handler has read.
-            Ok((_, NextStep::Receive, false)) => {
+            Ok((_, NextStep::Receive | NextStep::Answer, false)) => {
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.withheld += data.len();
                 }
             }
             Ok((_, NextStep::Stream, _)) => {
                 self.stream_body(id, service);
-                self.credit_stream(id, data.len());
+                self.credit_if_room(id, data.len());
             }
             Ok((_, NextStep::Refuse, _)) => {
                 let answer = service.overloaded(false);
@@ -143,6 +143,25 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
+    /// Lets the client send [`HTTP2_BODY_WINDOW`] of a body whose head has arrived, if memory for bodies is not short.
+    pub(super) fn enlarge_window(&mut self, id: u32) {
+        let room = HTTP2_WINDOW_GROWTH_MAX.saturating_sub(self.grown);
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let (length, share) = match &mut stream.receiving {
+            Receiving::Memory(memory) => (memory.incoming.length(), Some(&mut memory.body.share)),
+            // What it holds is limited by its queue of messages.
+            Receiving::WebSocket => (None, None),
+            _ => return,
+        };
+        let length = length.and_then(|length| u32::try_from(length).ok()).unwrap_or(u32::MAX);
+        let by = HTTP2_BODY_WINDOW.min(length).saturating_sub(stream.receive.size());
+        if by == 0 || by > room || share.is_some_and(|share| !share.promise(by as usize)) {
+            return;
+        }
+        self.grown += stream.receive.grow(stream.receive.size() + by);
+        frame::push_window_update(&mut self.out, id, by);
+    }
+
     /// Streams the rest of a body to a handler.
     fn stream_body(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -154,11 +173,19 @@ impl<X: Exchange> Conn<X> {
 
     /// The handler has read, and there may be room for more.
     pub(crate) fn body_wanted(&mut self, id: u32) {
+        self.credit_if_room(id, 0);
+    }
+
+    /// Returns used bytes to a stream's window, and those withheld before, unless the handler must read first.
+    fn credit_if_room(&mut self, id: u32, bytes: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let Receiving::Piped { pipe, .. } = &stream.receiving else { return };
+        stream.withheld += bytes;
+        let Receiving::Piped { incoming, pipe } = &mut stream.receiving else { return };
         if pipe.has_room() {
             let withheld = std::mem::take(&mut stream.withheld);
             self.credit_stream(id, withheld);
+        } else {
+            incoming.pause();
         }
     }
 
@@ -196,7 +223,14 @@ impl<X: Exchange> Conn<X> {
         let size = stream.receive.size();
         let room = HTTP2_WINDOW_GROWTH_MAX.saturating_sub(self.grown);
         let size_max = HTTP2_STREAM_WINDOW_MAX.min(size.saturating_add(room));
-        let grown = stream.receive.grow(size.saturating_mul(factor).min(size_max));
+        let wanted = size.saturating_mul(factor).min(size_max);
+        let may_grow = match &mut stream.receiving {
+            Receiving::Memory(memory) => memory.body.share.promise(wanted.saturating_sub(size) as usize),
+            // While it waits for a thread, the client sends no more than it was allowed.
+            Receiving::Piped { pipe, .. } => pipe.has_begun(),
+            _ => false,
+        };
+        let grown = if may_grow { stream.receive.grow(wanted) } else { 0 };
         self.grown += grown;
         frame::push_window_update(&mut self.out, id, by + grown);
     }
@@ -212,10 +246,13 @@ impl<X: Exchange> Conn<X> {
                 return None;
             }
             Receiving::Discarded { until, .. } => return Some(*until),
-            Receiving::Memory(memory) => {
-                let is_costly = memory.body.bytes.len() > BODY_SMALL || !memory.body.share.is_fair();
-                (&mut memory.incoming, false, short && is_costly)
+            // It waits for a thread from now on, and no more of it is asked for meanwhile.
+            Receiving::Memory(memory) if !memory.body.share.is_fair() => {
+                self.stream_body(id, service);
+                self.credit_if_room(id, 0);
+                return self.streams.get(&id).map(|stream| stream.body_check.max(now + 1));
             }
+            Receiving::Memory(memory) => (&mut memory.incoming, false, short && memory.body.bytes.len() > BODY_SMALL),
             Receiving::Piped { incoming, pipe } => (&mut **incoming, pipe.is_paused(), short),
         };
         // The connection ticks for other streams, too. What a client must send between two checks is for the time between them.

@@ -164,18 +164,25 @@ impl<X: Exchange> Conn<X> {
             stream.body_check = body_check;
         }
         let bytes = Bytes::copy_from_slice(head.bytes());
-        let body = service.buffer();
-        if parsed.expect_continue {
-            if service.has_spare_streams() {
-                // The client gets `100 Continue` only when the handler wants the body.
-                let pipe = service.pipe(id, body, true);
-                let piped = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
-                self.set_receiving(id, piped);
-                return self.ask(id, Request { bytes, head: parsed, body: RequestBody::Streamed(pipe) });
-            }
+        let mut body = service.buffer();
+        body.share.announce(incoming.length().unwrap_or(u64::MAX));
+        if body.share.is_refused() {
+            let answer = service.overloaded(parsed.parts.method == Method::HEAD);
+            return self.answer(id, answer, service);
+        }
+        let expects = parsed.expect_continue;
+        if body.share.is_full() || (expects && service.has_spare_streams()) {
+            // The client gets `100 Continue` only when the handler wants the body.
+            let pipe = service.pipe(id, body, expects);
+            let piped = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
+            self.set_receiving(id, piped);
+            return self.ask(id, Request { bytes, head: parsed, body: RequestBody::Streamed(pipe) });
+        }
+        if expects {
             self.inform(id, &response::continue_block());
         }
         self.set_receiving(id, Receiving::Memory(Box::new(InMemory { incoming, body, bytes, head: parsed })));
+        self.enlarge_window(id);
     }
 
     pub(super) fn set_receiving(&mut self, id: u32, receiving: Receiving<X>) {

@@ -171,9 +171,6 @@ pub(crate) trait Service<X: Exchange> {
     /// Whether a handler may start before any of its body has arrived.
     fn has_spare_streams(&self) -> bool;
 
-    /// Whether a thread is free for a body that does not fit into memory.
-    fn has_free_stream(&self) -> bool;
-
     /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
 

@@ -31,6 +31,7 @@ impl<X: Exchange> Conn<X> {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.sending = Sending::WebSocket(Box::new(socket));
         }
+        self.enlarge_window(id);
         if !bytes.is_empty() {
             self.websocket_received(id, &bytes, service);
         }

@@ -59,6 +59,8 @@ pub(crate) struct EpollDriver<C, M> {
     writable: Vec<Token>,
     done: VecDeque<Completion<ScratchBuffer>>,
     scratch: Vec<Vec<u8>>,
+    /// How much of one a receive fills at most.
+    receive_max: usize,
 }
 
 struct Entry<C> {
@@ -148,6 +150,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
             writable: Vec::new(),
             done: VecDeque::new(),
             scratch: vec![vec![0; RECEIVE_BUFFER]],
+            receive_max: RECEIVE_BUFFER,
         })
     }
 
@@ -157,19 +160,21 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
 
     #[inline(always)]
     fn receive(&mut self, token: Token) -> Option<Completion<ScratchBuffer>> {
+        let receive_max = self.receive_max;
         let mut bytes = self.scratch.pop().unwrap_or_else(|| vec![0; RECEIVE_BUFFER]);
         let Some(entry) = self.entry(token).filter(|entry| entry.receive_wanted) else {
             self.scratch.push(bytes);
             return None;
         };
+        let receive_max = receive_max.min(bytes.len());
         let received = match &entry.connection {
-            Some(connection) => connection.socket().receive(&mut bytes),
+            Some(connection) => connection.socket().receive(bytes.get_mut(..receive_max).unwrap_or_default()),
             None => Ok(0),
         };
         let result = match received {
             Ok(length) => {
                 // A short read has drained a stream socket: later data makes a new edge (epoll(7)).
-                entry.is_readable = length == bytes.len() || length == 0 || entry.has_ended;
+                entry.is_readable = length == receive_max || length == 0 || entry.has_ended;
                 entry.receive_wanted = false;
                 Ok(ScratchBuffer { bytes, length })
             }
@@ -322,6 +327,11 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
             // The registration ends with the last reference to the descriptor; events until then find no entry.
             *entry = Entry { generation: u32::MAX, ..Entry::default() };
         }
+    }
+
+    #[inline(always)]
+    fn receive_at_most(&mut self, bytes: usize) {
+        self.receive_max = bytes;
     }
 
     fn submit(&mut self, op: Op) -> Option<Completion<ScratchBuffer>> {

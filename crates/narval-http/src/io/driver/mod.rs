@@ -12,6 +12,8 @@ use crate::Peer;
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
+#[cfg(doc)]
+use crate::limits::RECEIVE_BUFFER;
 
 pub(crate) mod epoll;
 #[cfg(any(test, feature = "sim"))]
@@ -92,6 +94,9 @@ pub(crate) trait Driver<Connection> {
 
     /// Submits an operation. Returns its completion if it completes at once.
     fn submit(&mut self, op: Op) -> Option<Completion<Self::Buffer>>;
+
+    /// From now on, a receive takes at most this many bytes; at first it takes [`RECEIVE_BUFFER`].
+    fn receive_at_most(&mut self, bytes: usize);
 
     /// Sends as much as fits at once, if the driver can. The bytes that were sent are removed from `buf`.
     fn send_now(&mut self, _token: Token, _buf: &mut OutBuf) -> Option<io::Result<()>> {

@@ -17,6 +17,7 @@ pub(crate) struct SimDriver<C> {
     listening: Option<usize>,
     pending: Vec<Pending>,
     ready: Vec<Pending>,
+    receive_max: usize,
 }
 
 enum Pending {
@@ -27,7 +28,14 @@ enum Pending {
 
 impl<C: HasSocket> SimDriver<C> {
     pub(crate) fn new(network: Network) -> Self {
-        Self { network, connections: Vec::new(), listening: None, pending: Vec::new(), ready: Vec::new() }
+        Self {
+            network,
+            connections: Vec::new(),
+            listening: None,
+            pending: Vec::new(),
+            ready: Vec::new(),
+            receive_max: RECEIVE_BUFFER,
+        }
     }
 
     fn connection(&self, token: Token) -> Option<&Arc<C>> {
@@ -54,7 +62,7 @@ impl<C: HasSocket> SimDriver<C> {
         match pending {
             Pending::Receive(token) => {
                 let connection = self.connection(token)?;
-                let mut buffer = vec![0; RECEIVE_BUFFER];
+                let mut buffer = vec![0; self.receive_max];
                 let result = connection.socket().receive(&mut buffer).map(|n| {
                     buffer.truncate(n);
                     buffer
@@ -104,6 +112,10 @@ impl<C: HasSocket> Driver<C> for SimDriver<C> {
         {
             *place = None;
         }
+    }
+
+    fn receive_at_most(&mut self, bytes: usize) {
+        self.receive_max = bytes;
     }
 
     fn submit(&mut self, op: Op) -> Option<Completion<Vec<u8>>> {

@@ -58,6 +58,8 @@ pub(crate) struct UringDriver<C, M> {
     accepts: Vec<Option<usize>>,
     completed: VecDeque<(u64, i32, u32)>,
     scratch: Vec<Vec<u8>>,
+    /// How much a receive takes at most.
+    receive_max: usize,
     /// The error that disabled the ring.
     broken: Option<io::Error>,
 }
@@ -143,6 +145,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
             accepts: Vec::new(),
             completed: VecDeque::new(),
             scratch: vec![Vec::with_capacity(RECEIVE_BUFFER)],
+            receive_max: RECEIVE_BUFFER,
             broken: None,
         };
         driver.await_wake();
@@ -227,9 +230,11 @@ impl<C: HasSocket, M> UringDriver<C, M> {
     }
 
     fn receive(&mut self, token: Token) {
+        // The kernel takes the buffer's size if it is less.
+        let most = u32::try_from(self.receive_max).unwrap_or(u32::MAX);
         self.start_on(token, 0, |connection, fd| {
             let receive =
-                opcode::Recv::new(fd, std::ptr::null_mut(), 0).buf_group(BUFFER_GROUP).ioprio(POLL_FIRST).build();
+                opcode::Recv::new(fd, std::ptr::null_mut(), most).buf_group(BUFFER_GROUP).ioprio(POLL_FIRST).build();
             (InFlight::Receive { token, connection }, receive.flags(squeue::Flags::BUFFER_SELECT))
         });
     }
@@ -401,6 +406,11 @@ impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
         for place in ops.into_iter().flatten() {
             self.cancel(place);
         }
+    }
+
+    #[inline(always)]
+    fn receive_at_most(&mut self, bytes: usize) {
+        self.receive_max = bytes;
     }
 
     fn submit(&mut self, op: Op) -> Option<Completion<Received>> {

@@ -58,6 +58,30 @@ impl Client {
         Self::with(network, script, expected, is_faulty, layer)
     }
 
+    /// A client that uploads large bodies, over any protocol.
+    #[cfg(test)]
+    pub(crate) fn uploading(network: &Network, random: &mut Random) -> Self {
+        #[cfg(feature = "tls")]
+        if random.one_in(4) {
+            let expected = Expectation::Http2(Box::new(Http2Client::uploading(random)));
+            let layer = Box::new(super::tls::TlsClient::new(false, true));
+            return Self::with(network, Vec::new(), expected, false, Some(layer));
+        }
+        let (mut script, mut expected) = (Vec::new(), Vec::new());
+        for _ in 0..1 + random.below(2) {
+            let length = random.below(300_000);
+            post(random, &mut script, &format!("/post/{length}"), &pattern(length));
+            let body = length.to_string().into_bytes();
+            expected.push(Expected { status: 200, body, is_head: false });
+        }
+        let is_secure = random.one_in(3);
+        #[cfg(feature = "tls")]
+        let layer = is_secure.then(|| Box::new(super::tls::TlsClient::new(false, false)) as Box<dyn Layer>);
+        #[cfg(not(feature = "tls"))]
+        let layer = is_secure.then_some(None).flatten();
+        Self::with(network, script, Expectation::Answers(expected), false, layer)
+    }
+
     /// A client that speaks HTTP/2.
     #[cfg(all(test, feature = "tls"))]
     fn http2(network: &Network, random: &mut Random, count: usize) -> Self {

@@ -305,10 +305,6 @@ impl Service<Carried> for World {
         self.now.is_multiple_of(2)
     }
 
-    fn has_free_stream(&self) -> bool {
-        self.now.is_multiple_of(3)
-    }
-
     fn is_short_for_bodies(&self) -> bool {
         false
     }

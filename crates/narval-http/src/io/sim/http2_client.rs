@@ -79,10 +79,23 @@ struct Stream {
 
 impl Http2Client {
     pub(super) fn new(random: &mut Random, count: usize) -> Self {
-        let mut planned = VecDeque::new();
-        for _ in 0..count {
-            planned.push_back(plan(random));
-        }
+        Self::with(random, |random| (0..count).map(|_| plan(random)).collect())
+    }
+
+    /// One that uploads.
+    pub(super) fn uploading(random: &mut Random) -> Self {
+        Self::with(random, |random| {
+            (0..1 + random.below(3))
+                .map(|_| {
+                    let length = random.below(300_000);
+                    plan_post(random, "post", length)
+                })
+                .collect()
+        })
+    }
+
+    fn with(random: &mut Random, plan: impl FnOnce(&mut Random) -> VecDeque<Planned>) -> Self {
+        let planned = plan(random);
         let initial = [0, 1000, 65_535, 300_000][random.below(4)];
         Self {
             random: Random::new(random.next()),
@@ -374,22 +387,7 @@ fn plan(random: &mut Random) -> Planned {
     let length = if random.one_in(4) { random.below(300_000) } else { random.below(1000) };
     if random.one_in(3) {
         let kind = POSTS[random.below(POSTS.len())];
-        let body = pattern(length);
-        let mut fields = Vec::new();
-        if random.one_in(4) {
-            fields.push(("expect", "100-continue".to_owned()));
-        }
-        if random.one_in(2) {
-            fields.push(("content-length", length.to_string()));
-        }
-        let answer = match kind {
-            "echo" => body.clone(),
-            "early" => Vec::new(),
-            _ => length.to_string().into_bytes(),
-        };
-        let outcome = Outcome::Answer(Expected { status: 200, body: answer, is_head: false });
-        let trailers = random.one_in(5);
-        return Planned { method: "POST", path: format!("/{kind}/{length}"), fields, body, trailers, outcome };
+        return plan_post(random, kind, length);
     }
     let kind = GETS[random.below(GETS.len())];
     let is_head = random.one_in(8);
@@ -404,4 +402,23 @@ fn plan(random: &mut Random) -> Planned {
         trailers: false,
         outcome,
     }
+}
+
+fn plan_post(random: &mut Random, kind: &str, length: usize) -> Planned {
+    let body = pattern(length);
+    let mut fields = Vec::new();
+    if random.one_in(4) {
+        fields.push(("expect", "100-continue".to_owned()));
+    }
+    if random.one_in(2) {
+        fields.push(("content-length", length.to_string()));
+    }
+    let answer = match kind {
+        "echo" => body.clone(),
+        "early" => Vec::new(),
+        _ => length.to_string().into_bytes(),
+    };
+    let outcome = Outcome::Answer(Expected { status: 200, body: answer, is_head: false });
+    let trailers = random.one_in(5);
+    Planned { method: "POST", path: format!("/{kind}/{length}"), fields, body, trailers, outcome }
 }

@@ -1,7 +1,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::baton::Baton;
 use super::client::Client;
@@ -52,6 +52,9 @@ struct Simulation {
     /// The handlers with a thread of their own: those that read or write streamed bodies.
     baton: Arc<Baton>,
     tally: Arc<Tally>,
+    /// Handlers of streamed bodies that run, and their maximum number.
+    streams: Arc<AtomicUsize>,
+    streams_max: usize,
 }
 
 /// Runs well-behaved and faulty clients against the server, and checks every response. Panics if one is wrong.
@@ -68,6 +71,32 @@ pub fn conversation(seed: u64) -> io::Result<Report> {
     let steps = simulation.play(&mut clients, 400, stop_at, &mut random)?;
     for client in &mut clients {
         client.check(&simulation.network, stop_at.is_some());
+    }
+    Ok(simulation.report(steps))
+}
+
+/// Runs many clients that upload at the same time to a server with little memory and few threads for their bodies. No
+/// upload is refused, and all of them end, whatever the others do. Panics if one does not.
+///
+/// # Errors
+/// A temporary file cannot be created.
+#[cfg(test)]
+fn uploads(seed: u64) -> io::Result<Report> {
+    let mut random = Random::new(seed ^ 0xb0d1e5);
+    let limits = Limits {
+        body_buffer_max: [1 << 20, 65_536, 1000][random.below(3)],
+        body_window: [1, 5000, 256 << 10][random.below(3)],
+        body_memory_max: 1 << 20,
+        ..limits()
+    };
+    let mut simulation = Simulation::with(seed, limits, 1 + random.below(3))?;
+    let count = 24 + random.below(8);
+    let mut clients: Vec<_> = (0..count).map(|_| Client::uploading(&simulation.network, &mut random)).collect();
+    // Some send everything at once.
+    let turns = if random.one_in(2) { 300 } else { 1 };
+    let steps = simulation.play(&mut clients, turns, None, &mut random)?;
+    for client in &mut clients {
+        client.check(&simulation.network, false);
     }
     Ok(simulation.report(steps))
 }
@@ -91,21 +120,31 @@ pub fn garbage(seed: u64, input: &[u8]) -> io::Result<Report> {
     Ok(simulation.report(steps))
 }
 
+fn limits() -> Limits {
+    Limits {
+        body_max: 1 << 20,
+        // No threads are started: the simulation runs the jobs.
+        streamed_bodies_max: 0,
+        ..Limits::default()
+    }
+}
+
 impl Simulation {
     fn new(seed: u64) -> io::Result<Self> {
-        let network = Network::new(seed);
-        let mut file = tempfile()?;
-        file.write_all(&pattern(400_000))?;
         let mut random = Random::new(seed ^ 0x11417);
         let limits = Limits {
             // All bodies are buffered, most are, or none is.
             body_buffer_max: [1 << 20, 100_000, 1000, 0][random.below(4)],
             body_window: [0, 1, 5000, 100_000][random.below(4)],
-            body_max: 1 << 20,
-            // No threads are started: the simulation runs the jobs.
-            streamed_bodies_max: 0,
-            ..Limits::default()
+            ..limits()
         };
+        Self::with(seed, limits, usize::MAX)
+    }
+
+    fn with(seed: u64, limits: Limits, streams_max: usize) -> io::Result<Self> {
+        let network = Network::new(seed);
+        let mut file = tempfile()?;
+        file.write_all(&pattern(400_000))?;
         let (baton, tally) = (Arc::new(Baton::default()), Arc::new(Tally::default()));
         let handler = Simulated { file: Arc::new(file), baton: baton.clone(), tally: tally.clone() };
         let clock = Clock::Simulated(network.time());
@@ -114,7 +153,17 @@ impl Simulation {
         let driver = SimDriver::new(network.clone());
         let mut shard = Shard::new(server.clone(), driver, mailbox.clone(), vec![mailbox.clone()]);
         shard.listen(vec![Arc::new(Socket::Nowhere)])?;
-        Ok(Self { worker: Worker::new(server.clone()), network, shard, server, mailbox, baton, tally })
+        Ok(Self {
+            worker: Worker::new(server.clone()),
+            network,
+            shard,
+            server,
+            mailbox,
+            baton,
+            tally,
+            streams: Arc::default(),
+            streams_max,
+        })
     }
 
     /// One iteration of the shard, some of the workers' jobs, and a little time.
@@ -133,10 +182,16 @@ impl Simulation {
         if participants > 0 && random.one_in(2) {
             self.baton.pass_to(random.below(participants));
         } else if random.one_in(2)
+            && self.streams.load(Ordering::Relaxed) < self.streams_max
             && let Some(job) = self.server.streams.try_take()
         {
             let mut worker = Worker::new(self.server.clone());
-            self.baton.add(move || worker.run_job(job))?;
+            let streams = self.streams.clone();
+            streams.fetch_add(1, Ordering::Relaxed);
+            self.baton.add(move || {
+                worker.run_job(job);
+                streams.fetch_sub(1, Ordering::Relaxed);
+            })?;
         } else if let Some(job) = self.next_job() {
             self.worker.run_job(job);
         }
@@ -283,6 +338,17 @@ mod tests {
             is_one || had_all,
             "{streams} streamed bodies, {handshakes} handshakes, {websockets} WebSockets, {http2} answers over HTTP/2"
         );
+    }
+
+    #[test]
+    fn every_upload_ends_however_many_there_are() {
+        let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+        let seeds = number("NARVAL_SEED").map_or(0..number("NARVAL_SEEDS").unwrap_or(40), |seed| seed..seed + 1);
+        for seed in seeds {
+            println!("NARVAL_SEED={seed}");
+            let report = uploads(seed).unwrap();
+            assert!(report.streams > 0, "no body waited for a thread");
+        }
     }
 
     #[test]

@@ -39,7 +39,8 @@ impl<D: Driver<Connection>> Shard<D> {
         }
         let shard = self.next_shard % self.shards.len().max(1);
         self.next_shard = shard + 1;
-        match self.shards.get(shard) {
+        // When the server stops, another shard may have ended.
+        match self.shards.get(shard).filter(|_| !self.local.server.is_stopping()) {
             Some(mailbox) if !Arc::ptr_eq(mailbox, &self.mailbox) => mailbox.post(Message::Accepted { socket, peer }),
             _ => self.open(socket, peer),
         }
@@ -104,7 +105,9 @@ impl<D: Driver<Connection>> Shard<D> {
                 tracing::warn!(%error, "cannot watch a connection: closed");
                 slot.is_gone = true;
             }
-            slot.is_gone |= shard.stopping;
+            if shard.stopping {
+                shard.stop_connection(slot);
+            }
         });
     }
 }

@@ -7,6 +7,7 @@ use super::slots::{Protocol, Slot};
 use crate::http1::conn::{Answer as _, Close, Input};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
+use crate::limits::FIRST_REQUEST_GRACE;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
 use crate::ws;
@@ -95,12 +96,19 @@ impl<D: Driver<Connection>> Shard<D> {
         self.listeners.clear();
         self.resting.clear();
         for token in self.slots.tokens() {
-            self.with(token, |shard, slot| match &mut slot.protocol {
-                Protocol::Http1(_) => shard.http1(slot, &[], |conn, input, at| conn.stop(input, at)),
-                Protocol::Http2(_) => shard.http2(slot, |conn, at| conn.stop(at)),
-                Protocol::WebSocket { .. } => shard.stop_websocket(slot),
-                Protocol::Handshake { .. } => {}
-            });
+            self.with(token, Self::stop_connection);
+        }
+    }
+
+    /// Closes a connection that is idle, and lets it finish otherwise. A new one may still send a request.
+    pub(super) fn stop_connection(&mut self, slot: &mut Slot) {
+        match &mut slot.protocol {
+            Protocol::Http1(_) => self.http1(slot, &[], |conn, input, at| conn.stop(input, at)),
+            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.stop(at)),
+            Protocol::WebSocket { .. } => self.stop_websocket(slot),
+            Protocol::Handshake { .. } => {
+                slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE));
+            }
         }
     }
 

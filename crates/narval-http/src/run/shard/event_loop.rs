@@ -33,7 +33,9 @@ impl<D: Driver<Connection>> Shard<D> {
             self.local.date_until = self.local.now + date::set();
         }
         let (mut completions, mut messages) = (0, 0);
-        while let Some(completion) = self.driver.next() {
+        loop {
+            self.driver.receive_at_most(self.local.receive_max());
+            let Some(completion) = self.driver.next() else { break };
             match completion {
                 Completion::Received { token, result: Ok(buffer) } => {
                     self.with(token, |shard, slot| shard.on_received(slot, &buffer));

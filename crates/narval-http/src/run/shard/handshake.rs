@@ -143,6 +143,9 @@ impl<D: Driver<Connection>> Shard<D> {
                 if has_ended && !slot.is_gone {
                     self.on_input_end(slot);
                 }
+                if self.stopping && !slot.is_gone {
+                    self.stop_connection(slot);
+                }
             }
         }
     }

@@ -307,10 +307,6 @@ impl Service<Streamed> for At<'_> {
         self.local.server.has_spare_streams()
     }
 
-    fn has_free_stream(&self) -> bool {
-        self.local.server.has_free_stream()
-    }
-
     fn is_short_for_bodies(&self) -> bool {
         self.local.server.is_short_for_bodies()
     }

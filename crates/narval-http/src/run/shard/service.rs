@@ -15,7 +15,7 @@ use crate::http1::response_head::AnswerTo;
 use crate::http2::conn::HeadBuilder;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
-use crate::limits::{INLINE_BATCH_MAX, Limits};
+use crate::limits::{INLINE_BATCH_MAX, Limits, RECEIVE_BUFFER, RECEIVE_TIGHT};
 use crate::message::body_pipe::BodyPipe;
 use crate::message::response::{Held, reason_response};
 use crate::observe::access_log::{Entry, Watch};
@@ -93,6 +93,12 @@ impl Local {
     #[inline(always)]
     pub(super) fn at<'a>(&'a mut self, connection: &'a Arc<Connection>) -> At<'a> {
         At { local: self, connection }
+    }
+
+    /// How much a connection receives at once.
+    #[inline(always)]
+    pub(super) fn receive_max(&self) -> usize {
+        if self.server.body_memory.is_tight() { RECEIVE_TIGHT } else { RECEIVE_BUFFER }
     }
 
     /// Clears the buffer for responses, which are sent.
@@ -236,10 +242,6 @@ impl Service<Exchanged> for At<'_> {
 
     fn has_spare_streams(&self) -> bool {
         self.local.server.has_spare_streams()
-    }
-
-    fn has_free_stream(&self) -> bool {
-        self.local.server.has_free_stream()
     }
 
     fn is_short_for_bodies(&self) -> bool {

@@ -3,6 +3,7 @@
 mod abuse;
 mod client;
 mod flow;
+mod many_uploads;
 mod observed;
 mod requests;
 mod server;

@@ -75,6 +75,10 @@ impl Pipe for Arc<Mutex<Piped>> {
         if pipe.is_paused { Receiver::Nobody } else { Receiver::Connection }
     }
 
+    fn has_begun(&self) -> bool {
+        lock(self).read > 0
+    }
+
     fn take_received(&self) -> u64 {
         std::mem::take(&mut lock(self).received_by_handler)
     }
