@@ -80,10 +80,10 @@ fn caches_and_stores_are_copied_into_buckets() {
     let (first, second, environment) = (server.bucket("first"), server.bucket("second"), server.environment());
     let from_store = ["copy", &path, "--store", &store.uri(), "--to", &first, "--sign-key", key.to_str().unwrap()];
     let copied = narval(&environment, store.dir.path(), &from_store);
-    assert!(said(&copied).contains("Copied 1 paths"), "{}", said(&copied));
+    assert!(said(&copied).contains("Copied 1 path"), "{}", said(&copied));
     let trusted = ["--trusted-public-key", &public];
     let from_cache = [&["copy", &path, "--from", &first, "--to", &second][..], &trusted].concat();
-    for expected in ["Copied 1 paths", "Copied 0 paths"] {
+    for expected in ["Copied 1 path", "Copied 0 paths"] {
         let copied = narval(&environment, store.dir.path(), &from_cache);
         assert!(said(&copied).contains(expected), "{}", said(&copied));
     }

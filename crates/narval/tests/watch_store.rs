@@ -108,7 +108,7 @@ fn new_valid_paths_are_pushed_and_remembered_across_restarts() {
     wait_for(&cache, &missed);
     assert!(!is_in(&cache, &before));
     let (code, said) = watcher.end("-INT");
-    assert_eq!((code, said.contains(" 1 paths pushed, 0 were there")), (Some(0), true), "{said}");
+    assert_eq!((code, said.contains(" pushed 1, already there 0")), (Some(0), true), "{said}");
     // Another cache begins by itself; told so, with what is there already.
     let other = store.path("other");
     let output = once(&store, &["--to", &url(&other), "--existing"]);
@@ -310,9 +310,5 @@ fn a_signal_during_the_work_ends_it_cleanly() {
     drop(listener);
     let output = once(&store, &["--to", &to, "--attempts", "1"]);
     assert_eq!(output.status.code(), Some(1), "{}", error(&output));
-    assert!(
-        error(&output).contains("narval: 1 paths were not pushed and are left for the next run"),
-        "{}",
-        error(&output)
-    );
+    assert!(error(&output).contains("narval: not pushed and left for the next run: 1 path"), "{}", error(&output));
 }

@@ -136,7 +136,7 @@ impl Delivery<'_> {
                 self.state.done(self.id, &valid)?;
                 delivered.pushed += pushed.pushed as u64;
                 tracing::info!(
-                    "{}: {} paths pushed, {} were there, {} bytes sent",
+                    "{}: pushed {}, already there {}, {} bytes sent",
                     self.url,
                     pushed.pushed,
                     pushed.already,

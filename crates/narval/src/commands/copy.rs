@@ -14,7 +14,7 @@ use crate::Failure;
 use crate::args::client::{ClientArgs, StoreArgs, parse_cache};
 use crate::args::paths::parse_wanted;
 use crate::commands::key;
-use crate::ui::output::note;
+use crate::ui::output::{note, paths};
 
 /// Copy closures between caches and stores
 ///
@@ -133,7 +133,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         to_store(&args, &source, &wanted)?
     };
     if !args.client.output.quiet {
-        note!("Copied {copied} paths");
+        note!("Copied {}", paths(copied));
     }
     Ok(())
 }

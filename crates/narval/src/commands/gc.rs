@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
-use crate::ui::output::out;
+use crate::ui::output::{counted, out};
 
 /// Remove store paths that no profile or other root needs
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
             garbage.paths.iter().for_each(|path| out!("{path}"));
         }
         let verb = if args.dry_run { "would remove" } else { "removed" };
-        out!("{verb} {} paths ({}); {} remain", garbage.paths.len(), human_bytes(garbage.bytes_freed), garbage.kept);
+        out!(
+            "{verb} {} ({}); {} remain",
+            counted(garbage.paths.len(), "path"),
+            human_bytes(garbage.bytes_freed),
+            garbage.kept
+        );
     }
     Ok(())
 }
@@ -89,7 +94,7 @@ fn gc_by_daemon(daemon: &Daemon, args: &Args) -> Result<(), Failure> {
             names.iter().for_each(|name| out!("{name}"));
         }
         let verb = if args.dry_run { "would remove" } else { "removed" };
-        out!("{verb} {} paths ({})", names.len(), human_bytes(bytes));
+        out!("{verb} {} ({})", counted(names.len(), "path"), human_bytes(bytes));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
 use crate::args::paths::parse_wanted;
-use crate::ui::output::{note, out};
+use crate::ui::output::{note, out, paths};
 use crate::ui::progress::Display;
 use crate::ui::signals;
 
@@ -122,10 +122,6 @@ fn show_plan(report: &Report, output: OutputArgs) {
 fn sums(report: &Report) -> (u64, u64) {
     let download = report.planned.iter().map(|one| one.file_size.unwrap_or(one.nar_size)).sum();
     (download, report.planned.iter().map(|one| one.nar_size).sum())
-}
-
-fn paths(count: usize) -> String {
-    if count == 1 { "1 path".to_owned() } else { format!("{count} paths") }
 }
 
 fn show_report(report: &Report, output: OutputArgs, destination: &narval_install::Destination) {

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::parse_wanted;
-use crate::ui::output::out;
+use crate::ui::output::{out, paths};
 
 /// Show the size, closure, references and signatures of store paths
 #[derive(Debug, clap::Args)]
@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
     }
     if !args.client.output.json && !args.client.output.quiet {
-        out!("{} paths, {} in total", closure.nodes.len(), human_bytes(closure.size()));
+        out!("{}, {} in all", paths(closure.nodes.len()), human_bytes(closure.size()));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::push::{PushArgs, SourceArgs};
-use crate::ui::output::{note, out};
+use crate::ui::output::{note, out, paths};
 use crate::ui::progress::Display;
 use crate::ui::signals;
 
@@ -103,12 +103,15 @@ fn show(pushed: &Pushed, output: OutputArgs) {
             })
         );
     } else if !output.quiet && pushed.pushed == 0 {
-        note!("{} already has all {} paths", pushed.to, pushed.already);
+        match pushed.already {
+            1 => note!("{} already has the path", pushed.to),
+            all => note!("{} already has all {all} paths", pushed.to),
+        }
     } else if !output.quiet {
         let sent = human_bytes(pushed.sent);
         note!(
-            "Pushed {} paths to {} ({sent}) in {seconds:.1}s; {} were there",
-            pushed.pushed,
+            "Pushed {} to {} ({sent}) in {seconds:.1}s; already there: {}",
+            paths(pushed.pushed),
             pushed.to,
             pushed.already
         );

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::parse_wanted;
-use crate::ui::output::out;
+use crate::ui::output::{out, paths};
 
 /// Show a closure as a tree, with sizes
 ///
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let tree = Tree::new(&closure, |_| true);
     tree.print(&closure.roots, args.depth.unwrap_or(usize::MAX), args.client.output.json);
     if !args.client.output.json && !args.client.output.quiet {
-        out!("{} paths, {} in all", closure.nodes.len(), human_bytes(closure.size()));
+        out!("{}, {} in all", paths(closure.nodes.len()), human_bytes(closure.size()));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::ClientArgs;
 use crate::args::paths::parse_wanted;
-use crate::ui::output::out;
+use crate::ui::output::{counted, out};
 
 /// Check files and signatures; repairs only with --repair
 #[derive(Debug, clap::Args)]
@@ -65,14 +65,19 @@ pub fn run(args: Args) -> Result<(), Failure> {
         left -= broken.len();
     }
     if !args.client.output.quiet && !args.client.output.json {
-        out!("{} paths checked, {} faulty, {} repaired", paths.len(), faulty.len(), faulty.len() - left);
+        let checked = counted(paths.len(), "path");
+        out!("{checked} checked, {} faulty, {} repaired", faulty.len(), faulty.len() - left);
     }
     if left == 0 {
         Ok(())
     } else {
         Err(Failure::Coded(
             4,
-            format!("{left} paths are faulty; 'narval verify --repair --from URL' replaces damaged files"),
+            format!(
+                "{} {}; 'narval verify --repair --from URL' replaces damaged files",
+                counted(left, "path"),
+                if left == 1 { "is faulty" } else { "are faulty" }
+            ),
         ))
     }
 }

@@ -8,6 +8,7 @@ use narval_store::Store;
 
 use crate::args::nar_cache::NarCacheArgs;
 use crate::ui::log;
+use crate::ui::output::counted;
 use crate::{Failure, server};
 
 /// Compress NARs for `narval serve` in advance
@@ -60,7 +61,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
     });
     tracing::info!("{made} compressed, {present} already present");
-    if failed > 0 { Err(Failure::runtime(format!("{failed} paths could not be compressed"))) } else { Ok(()) }
+    if failed > 0 {
+        Err(Failure::runtime(format!("cannot compress {}: see above", counted(failed, "path"))))
+    } else {
+        Ok(())
+    }
 }
 
 /// The closure of the paths.

@@ -11,6 +11,7 @@ use crate::Failure;
 use crate::args::push::{PushArgs, SourceArgs};
 use crate::args::state::StateArgs;
 use crate::ui::log;
+use crate::ui::output::paths;
 
 /// How long to wait after a signal for threads that wait for the network. Undelivered paths stay recorded.
 const GRACE: Duration = Duration::from_secs(5);
@@ -94,12 +95,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn finish(report: &WatchReport, is_complete: bool) -> Result<(), Failure> {
-    tracing::info!("{} paths pushed, {} left for the next run", report.pushed, report.left);
+    tracing::info!("{} pushed, {} left for the next run", paths(report.pushed), report.left);
     if !is_complete || report.left == 0 && report.failures.is_empty() {
         return Ok(());
     }
     let why = if report.failures.is_empty() { "see above".to_owned() } else { report.failures.join("; ") };
-    Err(Failure::runtime(format!("{} paths were not pushed and are left for the next run: {why}", report.left)))
+    Err(Failure::runtime(format!("not pushed and left for the next run: {}: {why}", paths(report.left))))
 }
 
 /// The first SIGTERM or SIGINT stops the watcher gracefully, the second one immediately.

@@ -25,6 +25,16 @@ macro_rules! note {
 
 pub(crate) use {note, out};
 
+/// A number of paths, in words: `1 path`, `2 paths`.
+pub(crate) fn paths<N: fmt::Display + From<u8> + PartialEq>(count: N) -> String {
+    counted(count, "path")
+}
+
+/// A number of things, in words.
+pub(crate) fn counted<N: fmt::Display + From<u8> + PartialEq>(count: N, thing: &str) -> String {
+    if count == N::from(1) { format!("1 {thing}") } else { format!("{count} {thing}s") }
+}
+
 /// Prints a line to standard output.
 pub(crate) fn to_stdout(line: fmt::Arguments<'_>) {
     if FAILED.get().is_none()

@@ -113,8 +113,8 @@ fn a_user_collects_through_the_daemon() {
         eprintln!("note: skipped: this user can't become another one");
         return;
     }
-    assert!(stdout(run(&["gc", "--dry-run", "--store", "auto"])).contains("would remove 1 paths"));
-    assert!(stdout(run(&["gc", "--store", "auto"])).contains("removed 1 paths"));
+    assert!(stdout(run(&["gc", "--dry-run", "--store", "auto"])).contains("would remove 1 path "));
+    assert!(stdout(run(&["gc", "--store", "auto"])).contains("removed 1 path "));
     let refused = run(&["gc", "--store", "local"]);
     assert!(!refused.status.success());
 }

@@ -137,7 +137,7 @@ fn changed_files_are_found_and_repaired() {
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::write(&file, "changed").unwrap();
     let said = lab.fails(4, &["verify", "--store", &root]);
-    assert!(said.contains("1 paths are faulty"), "{said}");
+    assert!(said.contains("1 path is faulty"), "{said}");
     lab.done(&["verify", "--repair", "--from", &lab.cache_url(), "--store", &root]);
     lab.assert_accepted(&root, &[&lab.top, &lab.tree]);
 }

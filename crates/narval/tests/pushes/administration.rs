@@ -89,7 +89,7 @@ fn pins_and_the_cache() {
     let narinfo = format!("/{}.narinfo", hash_part(&path));
     assert_eq!(lab.get(&narinfo).status, 200);
     assert!(narval(&lab, &["cache", "list"]).starts_with(base(&path)));
-    assert!(narval(&lab, &["cache", "stats"]).starts_with("default: 1 paths, 1 NARs"));
+    assert!(narval(&lab, &["cache", "stats"]).starts_with("default: 1 path, 1 NAR"));
     assert!(narval(&lab, &["cache", "why", &path]).contains("pushed or requested just now"));
     narval(&lab, &["pin", "add", "release", &path, "--keep", "3"]);
     assert!(narval(&lab, &["cache", "why", &path]).starts_with("pin 'release'"));

@@ -6,7 +6,7 @@ use narval_cache::written::{Data, FsckOptions};
 
 use crate::Failure;
 use crate::args::data::{DataArgs, Place};
-use crate::ui::output::{note, out};
+use crate::ui::output::{counted, note, out, paths};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -45,8 +45,8 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
         report
     };
     report.problems.iter().for_each(|problem| out!("{problem}"));
-    let (paths, files, problems) = (report.paths, report.files, report.problems.len());
-    note!("{paths} paths, {files} NARs, {problems} problems");
+    let problems = report.problems.len();
+    note!("{}, {}, {}", paths(report.paths), counted(report.files, "NAR"), counted(problems, "problem"));
     match problems {
         0 => Ok(()),
         _ if args.rebuild || args.repair => Ok(()),

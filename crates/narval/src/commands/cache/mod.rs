@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::human_bytes;
 use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead, hash_part};
-use crate::ui::output::{note, out};
+use crate::ui::output::{counted, note, out, paths};
 
 /// Maintain a writable cache
 #[derive(Debug, clap::Args)]
@@ -139,12 +139,13 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, json: bool) -> Result<(
             let why = if path.for_size { "the cache is too large" } else { "retention" };
             out!("{}  last used {} ({why})", path.path, ago(path.used));
         }
-        let forgotten = collected.forgotten.len();
-        let (kept, files, bytes) = (collected.kept, collected.files, human_bytes(collected.bytes));
+        let forgotten = paths(collected.forgotten.len());
+        let (kept, bytes) = (collected.kept, human_bytes(collected.bytes));
+        let files = counted(collected.files, "NAR");
         if dry_run {
-            note!("would remove {forgotten} paths and keep {kept}; would delete {files} NARs without a path ({bytes})");
+            note!("would remove {forgotten} and keep {kept}; would delete {files} without a path ({bytes})");
         } else {
-            note!("removed {forgotten} paths, kept {kept}; deleted {files} NARs without a path ({bytes})");
+            note!("removed {forgotten}, kept {kept}; deleted {files} without a path ({bytes})");
         }
     }
     data.wait_until_noticed();
@@ -156,7 +157,8 @@ fn delete(args: &CacheArgs, path: &str, referrers: bool) -> Result<(), Failure> 
     let part = hash_part(path, &cache.settings().store_dir)?;
     let deleted = cache.delete(&part, referrers, &administrator()).map_err(Failure::usage)?;
     data.wait_until_noticed();
-    note!("deleted {} paths and {} NARs ({})", deleted.paths.len(), deleted.files, human_bytes(deleted.bytes));
+    let (gone, files) = (paths(deleted.paths.len()), counted(deleted.files, "NAR"));
+    note!("deleted {gone} and {files} ({})", human_bytes(deleted.bytes));
     Ok(())
 }
 
@@ -174,13 +176,12 @@ fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
             );
             continue;
         }
-        let retention =
-            settings.retention_days.map_or_else(|| "for ever".to_owned(), |days| format!("for {days} days"));
+        let retention = settings.retention_days.map_or_else(|| "forever".to_owned(), |days| format!("for {days} days"));
         let (nars, small) = (human_bytes(usage.bytes), human_bytes(usage.small_bytes));
         out!(
-            "{name}: {} paths, {} NARs, {nars}, {small} of logs and the like, kept {retention}",
-            usage.paths,
-            usage.files
+            "{name}: {}, {}, {nars}, {small} of logs and the like, kept {retention}",
+            paths(usage.paths),
+            counted(usage.files, "NAR")
         );
     }
     Ok(())
