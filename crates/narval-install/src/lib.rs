@@ -6,6 +6,49 @@
 //! source that reads from caches, `unpack/` the sink that writes to a local store, and `push/` the sinks that write to
 //! caches; `resolve/` finds closures. `profile/` and `run/` use installed paths. The files beside them are the
 //! operations.
+//!
+//! - [`install`] and [`plan`]: closures from caches into a [`Destination`]. [`copy_from_caches`], [`copy_from_store`],
+//!   [`copy_between_stores`] and [`push()`]: between other places. [`watch`]: pushes what is built.
+//! - [`listing`], [`cat`], [`Closure`]: what a cache has, without installing it. [`verify()`] and [`repair`]: whether a
+//!   store has what it should.
+//! - [`Profile`]: generations of installed packages. [`run`]: programs from a store that is not in `/nix/store`.
+//!   [`settings`]: the files that Nix reads.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use narval_client::{ClientOptions, Url};
+//! use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
+//! use narval_nix::TrustedKeys;
+//! use narval_store::StoreConfig;
+//!
+//! # use std::io::Read;
+//! # let folder = tempfile::tempdir()?;
+//! # let (cache, root) = (folder.path().join("cache"), folder.path().join("root"));
+//! # std::fs::create_dir(&cache)?;
+//! # std::fs::write(folder.path().join("greeting"), "hello\n")?;
+//! # let mut nar = Vec::new();
+//! # narval_store::NarReader::open(&folder.path().join("greeting"))?.read_to_end(&mut nar)?;
+//! # let (hash, size) = (narval_nix::Sha256::of(&nar).to_nix32(), nar.len());
+//! # std::fs::write(cache.join("a.nar"), &nar)?;
+//! # let narinfo = format!("StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-greeting\nURL: a.nar\nCompression: none\n\
+//! #     NarHash: sha256:{hash}\nNarSize: {size}\nReferences: \n");
+//! # std::fs::write(cache.join("00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo"), narinfo)?;
+//! let destination = Destination::new(StoreConfig::for_root(&root)?);
+//! let options = Options {
+//!     caches: vec![Url::from_folder(&cache)?],
+//!     keys: TrustedKeys::new(),
+//!     check_signatures: false, // only for caches that you trust
+//!     cores: 2,
+//!     durable: true,
+//! };
+//! let client = Arc::new(narval_cache::client(ClientOptions::default()));
+//! let wanted = [Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", destination.store_dir())?];
+//! let report = install(&destination, &options, &client, &wanted, &Progress::default(), &Trace::new(false))?;
+//! let installed = destination.store().real_path(&report.roots[0]);
+//! assert_eq!(std::fs::read_to_string(installed)?, "hello\n");
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -2,6 +2,35 @@
 //!
 //! This crate does no I/O and has no unsafe code. Types hold only valid values, so parsed data need not be checked
 //! again. Every parser has named limits on what it reads and holds, and its errors say what is wrong and where.
+//!
+//! - [`StorePath`], [`StoreDir`], [`HashPart`]: names of paths. [`Hash`], [`nix32`]: hashes in all of Nix's encodings.
+//! - [`NarInfo`], [`CacheInfo`], [`Listing`]: the files of a binary cache. [`realisation`], [`derivation`]: outputs.
+//! - [`SecretKey`], [`PublicKey`], [`TrustedKeys`], [`Signature`]: who vouches for a path. [`ContentAddress`],
+//!   [`ContentsCheck`]: paths whose name follows from their contents.
+//! - [`nar`]: NARs, written and parsed piece by piece, in bounded memory. [`ClosureWalk`]: visits each path of a closure once.
+//!
+//! ```
+//! use narval_nix::{NarInfo, SecretKey, StoreDir, TrustedKeys};
+//!
+//! let text = "StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-a\n\
+//!     URL: nar/a.nar.zst\n\
+//!     Compression: zstd\n\
+//!     NarHash: sha256:0ip26j2h11n1kgkz36rl4akv694yz65hr72q4kv4b3lxcbi65b3p\n\
+//!     NarSize: 112\n\
+//!     References: \n";
+//! let store_dir = StoreDir::default();
+//! let mut info = NarInfo::parse(text.as_bytes(), &store_dir)?;
+//! assert_eq!(info.path.to_string(), "00bgd045z0d4icpbc2yyz4gx48ak44la-a");
+//!
+//! let key = SecretKey::generate("cache.example.org-1")?;
+//! let fingerprint = info.fingerprint(&store_dir);
+//! info.signatures.push(key.sign(fingerprint.as_bytes()));
+//!
+//! let trusted: TrustedKeys = [key.public_key()].into_iter().collect();
+//! assert!(trusted.find_valid(fingerprint.as_bytes(), &info.signatures).is_some());
+//! assert!(info.render(&store_dir).contains("\nSig: cache.example.org-1:"));
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod cache_info;

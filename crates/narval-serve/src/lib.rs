@@ -1,4 +1,27 @@
 //! A Nix store as a binary cache: the service behind `narval serve` and `nix-serve`.
+//!
+//! A [`Service`] is a [`Handler`](narval_http::Handler) that answers for one cache, from up to three [`Sources`]: a live store, a cache that
+//! accepts uploads, and the upstreams of that cache. [`Caches`] are several of them in one server, chosen by host and path. What has to
+//! survive a change of the configuration, such as counters and verified tokens, is in the [`ServerState`]. [`warm`] compresses
+//! NARs in advance.
+//!
+//! ```
+//! use narval_http::{Bytes, Handler, Request, StatusCode};
+//! use narval_serve::{Config, Face, Service};
+//! use narval_store::{LocalStore, Store, StoreConfig};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! let config = StoreConfig::for_root(folder)?;
+//! LocalStore::open(config.clone())?;
+//! let service = Service::new(Config::new(Face::Narval), Store::new(config))?;
+//!
+//! // As a server would: Server::builder(service).listen(…).build()?.run()
+//! let get = |path: &str| Request::parse(format!("GET {path} HTTP/1.1\r\nHost: cache\r\n\r\n"), Bytes::new());
+//! assert_eq!(service.handle(get("/nix-cache-info")?).status(), StatusCode::OK);
+//! assert_eq!(service.handle(get("/00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo")?).status(), StatusCode::NOT_FOUND);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 mod auth;
 mod background;

@@ -5,6 +5,30 @@
 //! - [`LocalStore`]: writes a real Nix store without Nix; [`Unpack`]: unpacks a NAR to disk.
 //! - [`Source`] and [`Sink`]: where store paths come from and where they go.
 //! - [`NarLayout`], [`NarStream`], [`NarReader`]: the files of a path as a NAR, from any offset.
+//!
+//! ```
+//! use std::io::Read;
+//!
+//! use narval_nix::Sha256;
+//! use narval_store::{LocalStore, NarReader, Store, StoreConfig};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! // A store in a folder; StoreConfig::parse("auto", …) is the one of this machine.
+//! let config = StoreConfig::for_root(folder)?;
+//! LocalStore::open(config.clone())?;
+//! let store = Store::new(config);
+//! assert_eq!(store.store_dir().to_string(), "/nix/store");
+//! assert!(store.all_valid_paths()?.is_empty());
+//!
+//! // A file as a NAR: what `nix-store --dump` prints.
+//! std::fs::write(folder.join("greeting"), "hello\n")?;
+//! let mut nar = Vec::new();
+//! NarReader::open(&folder.join("greeting"))?.read_to_end(&mut nar)?;
+//! assert!(nar.starts_with(b"\x0d\0\0\0\0\0\0\0nix-archive-1"));
+//! println!("sha256:{}", Sha256::of(&nar).to_nix32());
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 mod config;
 mod daemon;

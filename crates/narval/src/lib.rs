@@ -10,6 +10,13 @@
 //! | [`args`] | options that several commands take |
 //! | [`values`] | values that are written alike in options and in configuration files |
 //! | [`ui`] | output, progress, logs, errors, signals |
+//!
+//! ```
+//! let arguments = ["narval", "serve", "--sign-key", "cache.sec", "--listen", "127.0.0.1:8080"];
+//! let parsed = narval::cli::definition().try_get_matches_from(arguments)?;
+//! assert_eq!(parsed.subcommand_name(), Some("serve"));
+//! # Ok::<_, clap::Error>(())
+//! ```
 
 pub mod args;
 pub mod cli;
@@ -21,3 +28,8 @@ pub mod ui;
 pub mod values;
 
 pub use ui::failure::Failure;
+
+/// The programs of the guide compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/narval-http.md")]
+mod guide {}
