@@ -1,4 +1,5 @@
-//! What `--help` prints, for every command, on a terminal of 80 columns.
+//! What `--help` prints, for every command, on a terminal of 80 columns; and the reference in `docs/reference`, which is made from it and from the
+//! types of the configuration file.
 //!
 //! After a change that is meant: `NARVAL_UPDATE_HELP=1 cargo test -p narval --test help`, and look at the difference.
 
@@ -27,8 +28,11 @@ fn collect(definition: &clap::Command, words: &mut Vec<String>, found: &mut Vec<
 }
 
 fn help(words: &[String]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_narval"));
-    let output = command.args(words).arg("--help").env("COLUMNS", COLUMNS.to_string()).output().unwrap();
+    help_of(env!("CARGO_BIN_EXE_narval"), words)
+}
+
+fn help_of(program: &str, words: &[String]) -> String {
+    let output = Command::new(program).args(words).arg("--help").env("COLUMNS", COLUMNS.to_string()).output().unwrap();
     assert!(output.status.success(), "{words:?}");
     String::from_utf8(output.stdout).unwrap().lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
@@ -80,4 +84,39 @@ fn examples_are_understood() {
             assert!(parsed.is_ok(), "{words:?}: {example}: {}", parsed.unwrap_err());
         }
     }
+}
+
+/// Compares a page with its generated text, or writes it.
+fn page_is(name: &str, text: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
+    if std::env::var_os("NARVAL_UPDATE_HELP").is_some() {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, text).unwrap();
+    }
+    let before = fs::read_to_string(&file).unwrap_or_default();
+    assert!(before == text, "docs/reference/{name} is out of date: see the first lines of tests/help.rs");
+}
+
+#[test]
+fn the_reference_of_commands_is_current() {
+    let mut text = "# All commands\n\nWhat `--help` prints, for every command. This page is generated.\n".to_owned();
+    for words in commands() {
+        let name = [&["narval".to_owned()], words.as_slice()].concat().join(" ");
+        // Commands inside commands are below these.
+        let level = if words.len() > 1 { "###" } else { "##" };
+        text += &format!("\n{level} {name}\n\n```text\n{}```\n", help(&words));
+    }
+    text += &format!("\n## nix-serve\n\n```text\n{}```\n", help_of(env!("CARGO_BIN_EXE_nix-serve"), &[]));
+    page_is("cli.md", &text);
+}
+
+#[test]
+fn the_reference_of_the_configuration_file_is_current() {
+    let mut text = "# Values of the keys\n\nWhat each key of the [configuration file](../configuration.md#keys) accepts; that page has meanings and defaults. This \
+                    page is generated from the types of the file.\n\n| key | accepts |\n|---|---|\n"
+        .to_owned();
+    for (key, accepts) in narval::config::ServeConfig::reference() {
+        text += &format!("| `{key}` | {accepts} |\n");
+    }
+    page_is("configuration.md", &text);
 }

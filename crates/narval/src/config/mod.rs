@@ -19,7 +19,7 @@ mod section;
 mod summary;
 mod values;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -251,6 +251,11 @@ impl ServeConfig {
 
     /// The names of all keys, with the names of their tables: `limits.queue`.
     pub fn keys() -> BTreeSet<String> {
+        Self::reference().into_keys().collect()
+    }
+
+    /// All keys, and what each accepts, in words.
+    pub fn reference() -> BTreeMap<String, String> {
         let document = Document::new("", "");
         // An empty document has no errors.
         drop(document.read(top));

@@ -1,7 +1,7 @@
 //! Reads the tables of a TOML document key by key. The requested keys are the allowed ones: all others are errors.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -29,8 +29,8 @@ pub(super) struct Document<'a> {
     /// The base of relative paths.
     folder: PathBuf,
     errors: RefCell<Vec<(usize, ConfigError)>>,
-    /// The names of all requested keys: `limits.queue`.
-    keys: RefCell<BTreeSet<String>>,
+    /// The names of all requested keys (`limits.queue`), and what each accepts.
+    keys: RefCell<BTreeMap<String, String>>,
 }
 
 impl<'a> Document<'a> {
@@ -59,8 +59,8 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The requested keys.
-    pub(super) fn keys(&self) -> BTreeSet<String> {
+    /// The requested keys, and what each accepts.
+    pub(super) fn keys(&self) -> BTreeMap<String, String> {
         self.keys.borrow().clone()
     }
 
@@ -103,7 +103,7 @@ impl<'a> Section<'a> {
 
     /// The same with its line.
     pub(super) fn at<T>(&self, key: &'static str, kind: &Kind<T>) -> Option<At<T>> {
-        let (value, span) = self.find(key)?;
+        let (value, span) = self.find(key, || kind.allowed())?;
         self.value(key, value, span, kind)
     }
 
@@ -114,7 +114,7 @@ impl<'a> Section<'a> {
 
     /// The values of a key: an array, or a single value.
     pub(super) fn list<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<At<T>> {
-        match self.find(key) {
+        match self.find(key, || format!("{}, or a list", kind.allowed())) {
             None => Vec::new(),
             Some((DeValue::Array(array), _)) => {
                 array.iter().filter_map(|item| self.value(key, item.get_ref(), item.span(), kind)).collect()
@@ -175,7 +175,7 @@ impl<'a> Section<'a> {
 
     /// The values of a table with arbitrary keys: each an array, or a single value.
     pub(super) fn map<T>(&self, key: &'static str, kind: &Kind<T>) -> Vec<(String, Vec<T>)> {
-        let table = match self.find(key) {
+        let table = match self.find(key, || format!("a table; each value: {}, or a list", kind.allowed())) {
             None => return Vec::new(),
             Some((DeValue::Table(table), _)) => table,
             Some((_, span)) => {
@@ -215,8 +215,8 @@ impl<'a> Section<'a> {
         value
     }
 
-    fn find(&self, key: &'static str) -> Option<(&DeValue<'a>, Range<usize>)> {
-        self.document.keys.borrow_mut().insert(format!("{}{key}", self.path));
+    fn find(&self, key: &'static str, accepts: impl FnOnce() -> String) -> Option<(&DeValue<'a>, Range<usize>)> {
+        self.document.keys.borrow_mut().insert(format!("{}{key}", self.path), accepts());
         self.find_unlisted(key)
     }
 

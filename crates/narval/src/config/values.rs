@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use narval_cache::written::{CacheName, CacheNameError};
 use narval_serve::is_reserved_name;
-use toml::de::DeValue;
+use toml::de::{DeTable, DeValue};
 
 use crate::values::size::parse_size;
 
@@ -26,6 +26,13 @@ impl<T> Kind<T> {
     /// Parses a value; the error is what is allowed.
     pub(super) fn read(&self, value: &DeValue<'_>) -> Result<T, String> {
         (self.0)(value)
+    }
+
+    /// What is allowed, as an error says it.
+    pub(super) fn allowed(&self) -> String {
+        // No type accepts a table.
+        let said = self.read(&DeValue::Table(DeTable::new())).err().unwrap_or_default();
+        said.strip_prefix("give ").unwrap_or(&said).to_owned()
     }
 }
 
