@@ -245,15 +245,27 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 
     // What a server would refuse to start with.
-    let text = "[[cache]]\nname = 'team'\nsign-keys = 'b.sec'\n[[cache.upstream]]\nurl = 'https://cache.example.org'\n";
+    let text = "data = 'd'\n[[cache]]\nname = 'team'\nsign-keys = 'b.sec'\n[[cache.upstream]]\nurl = 'https://cache.example.org'\n";
     fs::write(&file, text).unwrap();
     let said = String::from_utf8(check(&file).stderr).unwrap();
     let lines: Vec<_> = said.lines().collect();
     assert_eq!(lines.len(), 2, "{said}");
-    assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{said}");
-    assert!(lines[1].starts_with(&(at(4) + "upstream: 'https://cache.example.org' needs its public keys")), "{said}");
+    assert!(lines[0].starts_with(&(at(4) + "sign-keys: cannot read secret key ")), "{said}");
+    assert!(lines[1].starts_with(&(at(5) + "upstream: 'https://cache.example.org' needs its public keys")), "{said}");
+    // Authorities of clients: of no use without a certificate, and a file that is none.
+    fs::write(&file, "[tls]\nclient-ca = 'a.sec'\n").unwrap();
+    let said = String::from_utf8(check(&file).stderr).unwrap();
+    assert_eq!(said, at(2) + "tls.client-ca: needs a certificate: give a [[tls.certificate]]\n");
+    support::certificate(folder.path());
+    let text = "[tls]\nclient-ca = 'a.sec'\ncertificate = [{ cert = 'cert.pem', key = 'key.pem' }]\n";
+    fs::write(&file, text).unwrap();
+    let said = String::from_utf8(check(&file).stderr).unwrap();
+    assert!(said.starts_with(&(at(2) + "tls.client-ca: client certificate authority ")), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    fs::write(&file, text.replace("a.sec", "cert.pem")).unwrap();
+    assert_eq!(check(&file).status.code(), Some(0));
     // Credentials of an upstream: a file that is not there, or has none for it, and nothing else.
-    let upstream = "[[upstream]]\nurl = 'https://cache.nixos.org'\nnetrc-file = 'netrc'\n";
+    let upstream = "data = 'd'\n[[upstream]]\nurl = 'https://cache.nixos.org'\nnetrc-file = 'netrc'\n";
     fs::write(&file, upstream).unwrap();
     let netrc = folder.path().join("netrc");
     for (entries, wrong) in [
@@ -277,30 +289,52 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
         } else {
             assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{entries:?}: {said}");
             assert!(
-                said.starts_with(&(at(3) + "upstream.netrc-file: ")) && said.contains(&wrong),
+                said.starts_with(&(at(4) + "upstream.netrc-file: ")) && said.contains(&wrong),
                 "{entries:?}: {said}"
             );
         }
     }
     fs::write(&netrc, [0xff, 0xfe]).unwrap();
     let said = String::from_utf8(check(&file).stderr).unwrap();
-    assert!(said.starts_with(&(at(3) + "upstream.netrc-file: ")) && said.contains("UTF-8"), "{said}");
+    assert!(said.starts_with(&(at(4) + "upstream.netrc-file: ")) && said.contains("UTF-8"), "{said}");
     let text = "data = 'd'\npublic = false\n[[cache]]\nname = 'team'\nhost = 'Team.example.org'\nsign-keys = 'a.sec'\n";
     fs::write(&file, text).unwrap();
     let summary = String::from_utf8(check(&file).stdout).unwrap();
     let line = "cache 'team': at /team and team.example.org, readable only with a token, 1 sign keys, 0 upstreams\n";
     assert!(summary.contains(line), "{summary}");
-    // Without a folder they could not be kept.
-    fs::write(&file, "listen = '127.0.0.1:0'\n[[cache]]\nname = 'team'\n").unwrap();
-    let output = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("narval.toml:2: cache: 'team' needs a data folder for its files"), "{said}");
-
     let output = check(&folder.path().join("nowhere.toml"));
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("nowhere.toml: cannot read the configuration: No such file"), "{said}");
+}
+
+/// Both refuse a file whose keys would be ignored without a data folder, in the same words.
+#[test]
+fn config_check_and_serve_refuse_caches_without_a_data_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("narval.toml");
+    let upstream = "url = 'https://cache.nixos.org'\n";
+    let oidc = "issuer = 'https://ci.example.org'\naudience = 'us'\n[[oidc.rule]]\nclaims = { ref = 'main' }\nscopes = 'pull'\n";
+    for (text, says) in [
+        ("[[cache]]\nname = 'team'\n".to_owned(), "cache: 'team' needs a data folder for its files"),
+        (format!("[[upstream]]\n{upstream}"), "upstream: 'https://cache.nixos.org' needs a data folder for its files"),
+        (format!("[[oidc]]\n{oidc}"), "oidc: 'https://ci.example.org' needs a data folder for the tokens"),
+        ("public = false\n".to_owned(), "public = false: needs a data folder for the tokens that readers need"),
+        (
+            "database = 'postgres://narval@localhost/narval'\n".to_owned(),
+            "database: needs the data folder whose index it has",
+        ),
+    ] {
+        fs::write(&file, format!("listen = '127.0.0.1:0'\n{text}")).unwrap();
+        let expected = format!("narval: {}:2: {says}: give data = \"DIR\"\n", file.display());
+        let serve = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).output().unwrap();
+        for output in [check(&file), serve] {
+            assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(2), expected.clone()));
+        }
+        // As an option of the server, it is not in the file.
+        let given = Command::new(NARVAL).args(["config", "check", "--data", "d"]).arg(&file).output().unwrap();
+        assert_eq!(given.status.code(), Some(0), "{}", String::from_utf8_lossy(&given.stderr));
+    }
 }
 
 /// A server with a file beside its store.

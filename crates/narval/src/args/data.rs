@@ -74,7 +74,7 @@ impl DataArgs {
         let database = self.database.as_deref().map(parse_database).transpose()?;
         Ok(Place {
             folder: self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)),
-            database: database.or(file.database),
+            database: database.or(file.database.map(|at| at.value)),
         })
     }
 

@@ -78,11 +78,7 @@ impl TlsArgs {
         if let Some(first) = identities.first_mut() {
             first.ocsp.clone_from(&self.tls_ocsp);
         } else {
-            identities.extend(file.certificates.iter().map(|pair| Identity {
-                cert: pair.cert.clone(),
-                key: pair.key.clone(),
-                ocsp: pair.ocsp.clone(),
-            }));
+            identities.extend(file.certificates.iter().map(identity));
         }
         let client_ca = self.tls_client_ca.clone().or_else(|| Some(file.client_ca.as_ref()?.value.clone()));
         if identities.is_empty() && pairs.is_empty() {
@@ -103,8 +99,18 @@ pub(crate) fn accept(config: TlsConfig, place: &str) -> Result<Arc<TlsAcceptor>,
 
 /// Checks that a certificate of a configuration file can be loaded.
 pub(crate) fn check_certificate(pair: &CertificateSection) -> Result<(), TlsError> {
-    let identity = Identity { cert: pair.cert.clone(), key: pair.key.clone(), ocsp: pair.ocsp.clone() };
-    TlsAcceptor::new(TlsConfig { identities: vec![identity], ..TlsConfig::default() }).map(|_| ())
+    TlsAcceptor::new(TlsConfig { identities: vec![identity(pair)], ..TlsConfig::default() }).map(|_| ())
+}
+
+/// Checks that the certificate authorities of a configuration file can be loaded, besides its certificates.
+pub(crate) fn check_authorities(file: &TlsSection) -> Result<(), TlsError> {
+    let identities = file.certificates.iter().map(identity).collect();
+    let client_ca = file.client_ca.as_ref().map(|at| at.value.clone());
+    TlsAcceptor::new(TlsConfig { identities, client_ca, ..TlsConfig::default() }).map(|_| ())
+}
+
+fn identity(pair: &CertificateSection) -> Identity {
+    Identity { cert: pair.cert.clone(), key: pair.key.clone(), ocsp: pair.ocsp.clone() }
 }
 
 fn ktls(mode: KtlsMode) -> Result<bool, Failure> {

@@ -32,6 +32,9 @@ Example:
         /// Do not read the keys and certificates, for example for another machine's file
         #[arg(long)]
         no_files: bool,
+        /// Data folder that the server gets as an option, if the file does not name one
+        #[arg(long, value_name = "DIR")]
+        data: Option<PathBuf>,
     },
 }
 
@@ -40,9 +43,12 @@ Example:
 /// # Errors
 /// A file that cannot be read, or has errors.
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Command::Check { file, no_files } = args.command;
+    let Command::Check { file, no_files, data } = args.command;
     let config = ServeConfig::load(&file).map_err(Failure::usage)?;
     let mut wrong = sections(&file, &config);
+    if config.data.is_none() && data.is_none() {
+        wrong.extend(config.needs_data(&file.display().to_string()));
+    }
     if !no_files {
         wrong.extend(files(&file, &config));
     }
@@ -70,7 +76,14 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     };
     let of_caches = config.caches.iter().flat_map(|cache| cache.sign_keys.iter().flatten());
     let keys = config.sign_keys.iter().chain(of_caches).filter_map(sign_key);
-    keys.chain(config.tls.certificates.iter().filter_map(certificate)).collect()
+    let certificates: Vec<_> = config.tls.certificates.iter().filter_map(certificate).collect();
+    // Only together with certificates that can be loaded is it known that an error is about the authorities.
+    let are_good = certificates.is_empty() && !config.tls.certificates.is_empty();
+    let authorities = config.tls.client_ca.as_ref().filter(|_| are_good).and_then(|at| {
+        let failure = tls::check_authorities(&config.tls).err()?;
+        Some(error(at.line, format!("tls.client-ca: {failure}")))
+    });
+    keys.chain(certificates).chain(authorities).collect()
 }
 
 /// Errors of the file itself, even if each of its keys is valid.
@@ -83,5 +96,10 @@ fn sections(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     };
     let upstreams = config.upstreams.iter().chain(of_caches).filter_map(upstream);
     let oidc = issuers(&file.display().to_string(), &config.oidc).err();
-    upstreams.chain(oidc).collect()
+    let alone = config.tls.client_ca.as_ref().filter(|_| config.tls.certificates.is_empty()).map(|at| ConfigError {
+        file: file.display().to_string(),
+        line: Some(at.line),
+        message: "tls.client-ca: needs a certificate: give a [[tls.certificate]]".to_owned(),
+    });
+    upstreams.chain(oidc).chain(alone).collect()
 }

@@ -15,6 +15,7 @@
 
 mod cache;
 mod error;
+mod folder;
 mod section;
 mod summary;
 mod values;
@@ -52,9 +53,9 @@ pub struct ServeConfig {
     /// The data folder of the caches that accept uploads.
     pub data: Option<PathBuf>,
     /// The database with the index of the data folder, if that is not in the folder.
-    pub database: Option<Database>,
+    pub database: Option<At<Database>>,
     /// Whether reading that cache needs no token.
-    pub public: Option<bool>,
+    pub public: Option<At<bool>>,
     /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
     pub upstreams: Vec<UpstreamSection>,
     /// `[[cache]]`: the caches that accept uploads. The one at `/` exists even without a section.
@@ -268,8 +269,8 @@ fn top(top: &Section<'_>) -> ServeConfig {
         listen: top.list("listen", &Kind::parsed("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")),
         store: top.at("store", &Kind::text()),
         data: top.path("data").map(|at| at.value),
-        database: top.get("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
-        public: top.get("public", &Kind::boolean()),
+        database: top.at("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
+        public: top.at("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
         caches: top.tables("cache", cache::read).into_iter().flatten().collect(),
         oidc: top.tables("oidc", oidc).into_iter().flatten().collect(),

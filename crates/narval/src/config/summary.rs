@@ -12,13 +12,14 @@ impl ServeConfig {
             format!("store: {}", self.store.as_ref().map_or(no_store, |at| &at.value)),
             format!("sign keys: {}", or(&join(self.sign_keys.iter().map(|at| at.value.display())), "none")),
         ];
+        let public = self.public.as_ref().map(|at| at.value);
         if let Some(data) = &self.data {
-            let readers = if self.public == Some(false) { "only with a token" } else { "by everybody" };
+            let readers = if public == Some(false) { "only with a token" } else { "by everybody" };
             let index = if self.database.is_some() { ", with the index in a database" } else { "" };
             lines.push(format!("uploads: kept in {}{index}, read {readers}", data.display()));
         }
         for cache in &self.caches {
-            lines.push(cache.summary(self.public));
+            lines.push(cache.summary(public));
         }
         for upstream in &self.upstreams {
             lines.push(format!("upstream: {}", upstream.url));

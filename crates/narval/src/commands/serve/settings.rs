@@ -14,7 +14,7 @@ use crate::Failure;
 use crate::args::data::parse_database;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
-use crate::config::{At, CacheSection, OidcSection, ServeConfig};
+use crate::config::{At, CacheSection, ConfigErrors, OidcSection, ServeConfig};
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
 
@@ -120,22 +120,24 @@ impl Settings {
             oidc: (file_name.clone(), file.oidc.clone()),
         };
         let data = args.data.clone().or_else(|| file.data.clone());
-        let database = args.database.as_deref().map(parse_database).transpose()?.or_else(|| file.database.clone());
+        let database = args.database.as_deref().map(parse_database).transpose()?;
         if database.is_some() && data.is_none() {
             return Err(Failure::usage("option --database: needs --data, whose index it has"));
         }
+        let database = database.or_else(|| Some(file.database.as_ref()?.value.clone()));
         let caches = caches(args, file, &file_name)?;
         if data.is_some() {
             // Larger bodies are read piece by piece, on separate threads; the cache limits the size of a NAR.
             limits.body_buffer_max = SMALL_UPLOAD_BYTES;
             limits.body_max = u64::MAX;
-        } else if caches.iter().any(|cache| !cache.upstreams.is_empty()) {
-            return Err(Failure::usage("option --upstream: needs --data, where its files are stored"));
-        } else if let Some(section) = file.caches.first() {
-            return Err(Failure::usage(format!(
-                "{file_name}:{}: cache: '{}' needs a data folder for its files: give data = \"DIR\"",
-                section.line, section.name
-            )));
+        } else {
+            let wrong = file.needs_data(&file_name);
+            if !wrong.is_empty() {
+                return Err(Failure::usage(ConfigErrors(wrong)));
+            }
+            if caches.iter().any(|cache| !cache.upstreams.is_empty()) {
+                return Err(Failure::usage("option --upstream: needs --data, where its files are stored"));
+            }
         }
         Ok(Self {
             listen,
@@ -189,7 +191,7 @@ fn caches(args: &Args, file: &ServeConfig, file_name: &str) -> Result<Vec<CacheT
     let keys_of_file = section.and_then(|section| section.sign_keys.as_ref()).unwrap_or(&file.sign_keys);
     let public = |section: Option<&CacheSection>| match args.private {
         true => Some(false),
-        false => section.and_then(|section| section.public).or(file.public),
+        false => section.and_then(|section| section.public).or(file.public.as_ref().map(|at| at.value)),
     };
     let priority = |section: Option<&CacheSection>| section.and_then(|section| section.priority).or(file.priority);
     let place = |section: Option<&CacheSection>| section.map(|section| (file_name.to_owned(), section.clone()));
