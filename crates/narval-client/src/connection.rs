@@ -12,6 +12,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use super::connect::connect;
 use super::head::Head;
 use super::proxy::Proxy;
+use super::tls;
 use super::url::{Origin, Scheme};
 use super::{HEAD_LEN_MAX, HttpError};
 
@@ -92,7 +93,7 @@ impl Connection {
             ClientConnection::new(Arc::clone(dial.tls), name).map_err(|error| failed(error.to_string()))?;
         while session.is_handshaking() {
             session.complete_io(&mut tcp).map_err(|error| match error.kind() {
-                io::ErrorKind::InvalidData => failed(error.to_string()),
+                io::ErrorKind::InvalidData => failed(tls::reason(&error)),
                 _ => HttpError::from_socket(error, "making the TLS handshake", dial.stall_timeout),
             })?;
         }

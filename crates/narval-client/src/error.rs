@@ -25,11 +25,11 @@ pub enum HttpError {
         source: io::Error,
     },
     /// The TLS handshake failed, most often on a certificate.
-    #[error("TLS with {host} failed: {reason} (for a private CA, set SSL_CERT_FILE)")]
+    #[error("TLS with {host} failed: {reason}")]
     Tls {
         /// The server's name.
         host: String,
-        /// rustls' error.
+        /// Why, and what to do.
         reason: String,
     },
     /// The proxy refused the connection, or its protocol is not supported.

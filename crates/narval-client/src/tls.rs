@@ -1,5 +1,6 @@
 //! TLS: rustls with Mozilla's certificates compiled in, so it works in an empty container, or with those of a file.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -80,7 +81,7 @@ impl TrustedCertificates {
         }
         self.unusable += ignored;
         let is_expired = |certificate: &&CertificateDer<'_>| {
-            check_use(certificate, UnixTime::now()) == Err(CertificateError::Expired)
+            matches!(check_use(certificate, UnixTime::now()), Err(CertificateError::ExpiredContext { .. }))
         };
         self.expired = self.listed.iter().filter(is_expired).count();
         Ok(())
@@ -172,8 +173,12 @@ fn check_use(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), Cert
     // Without trust anchors this cannot succeed: only webpki's checks before it looks for the issuer matter.
     match parsed.verify_for_usage(ALL_VERIFICATION_ALGS, &[], &[], now, usage, None, None) {
         Ok(_) | Err(webpki::Error::UnknownIssuer) => Ok(()),
-        Err(webpki::Error::CertNotValidYet { .. }) => Err(CertificateError::NotValidYet),
-        Err(webpki::Error::CertExpired { .. }) => Err(CertificateError::Expired),
+        Err(webpki::Error::CertNotValidYet { time, not_before }) => {
+            Err(CertificateError::NotValidYetContext { time, not_before })
+        }
+        Err(webpki::Error::CertExpired { time, not_after }) => {
+            Err(CertificateError::ExpiredContext { time, not_after })
+        }
         Err(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(CertificateError::InvalidPurpose),
         // webpki checks the validity before this, and the purpose after it.
         Err(webpki::Error::CaUsedAsEndEntity) => match is_for_servers(certificate) {
@@ -183,6 +188,36 @@ fn check_use(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), Cert
         },
         Err(_) => Err(CertificateError::BadEncoding),
     }
+}
+
+/// Why a handshake failed, and what to do about it.
+pub(crate) fn reason(error: &io::Error) -> String {
+    use rustls::Error::InvalidCertificate;
+    match error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>()) {
+        Some(InvalidCertificate(CertificateError::ExpiredContext { time, not_after })) => format!(
+            "a certificate that it presented expired on {} (the clock here says {}): its operator must renew it",
+            date(*not_after),
+            date(*time)
+        ),
+        Some(InvalidCertificate(CertificateError::NotValidYetContext { time, not_before })) => format!(
+            "a certificate that it presented is not valid before {}, and the clock here says {}: check the clock",
+            date(*not_before),
+            date(*time)
+        ),
+        Some(InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            format!("{error} (for a private CA, set SSL_CERT_FILE)")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// `01 Jan 2020 00:00:00 GMT`
+fn date(time: UnixTime) -> String {
+    /// The last second of the year 9999, as far as httpdate goes.
+    const LAST: u64 = 253_402_300_799;
+    let date = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs().min(LAST)));
+    // Without the day of the week.
+    date.split_once(", ").map_or(date.clone(), |(_, date)| date.to_owned())
 }
 
 /// When a certificate expires; `None` if it cannot be read.
@@ -281,9 +316,14 @@ mod tests {
         verify(|_| {}, "cache.example.org").unwrap();
         verify(|_| {}, "other.example.org").unwrap_err();
         let expired = verify(|params| params.not_after = date_time_ymd(2020, 1, 1), "cache.example.org").unwrap_err();
-        assert_eq!(expired, CertificateError::Expired.into());
+        let said = reason(&io::Error::new(io::ErrorKind::InvalidData, expired));
+        let expected = "a certificate that it presented expired on 01 Jan 2020 00:00:00 GMT (the clock here says ";
+        assert!(said.starts_with(expected) && said.ends_with("): its operator must renew it"), "{said}");
         let early = verify(|params| params.not_before = date_time_ymd(4000, 1, 1), "cache.example.org").unwrap_err();
-        assert_eq!(early, CertificateError::NotValidYet.into());
+        let said = reason(&io::Error::new(io::ErrorKind::InvalidData, early));
+        let expected =
+            "a certificate that it presented is not valid before 01 Jan 4000 00:00:00 GMT, and the clock here says ";
+        assert!(said.starts_with(expected) && said.ends_with(": check the clock"), "{said}");
         let client = |params: &mut CertificateParams| {
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         };

@@ -120,7 +120,7 @@ impl Server {
         let text: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
         let message = match (status, text.trim()) {
             (401 | 407, text) if text.is_empty() || looks_like_a_page => {
-                format!("credentials are missing or wrong; {CREDENTIALS}")
+                format!("credentials are missing, wrong or expired; {CREDENTIALS}")
             }
             (401, text) => format!("{text}; {CREDENTIALS}"),
             (_, text) if !text.is_empty() && !looks_like_a_page => text.to_owned(),

@@ -345,7 +345,7 @@ fn a_push_without_a_token_says_how_to_give_one() {
     let output = push(&url(&lab, "secret").replace("//", "//user:nv1_wrong_wrong@"));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("unknown, expired or revoked") || said.contains("credentials are missing or wrong"),
+        said.contains("unknown, expired or revoked") || said.contains("credentials are missing, wrong or expired"),
         "{said}"
     );
     assert!(!said.contains("nv1_wrong_wrong"), "{said}");
