@@ -19,6 +19,8 @@ const FOLDERS: [&str; 3] = ["narinfo", "nar", "small"];
 const BLOCK: u64 = 4096;
 /// The resolution of the time of the last use on disk, in milliseconds: writing every use would cost too much.
 const USE_WRITTEN_AFTER_MS: u64 = 3_600_000;
+/// The number of files that are created before they are needed.
+const SPARE_MAX: usize = 4;
 
 /// The folder. Names are relative to it: `nar/….nar.xz`.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(super) struct Kept {
     folder: PathBuf,
     bytes_max: AtomicU64,
     state: Mutex<State>,
+    /// Empty files for the next NARs: creating one may wait for the disk, and clients would wait with it.
+    spare: Mutex<Vec<TemporaryFile>>,
     /// Locked as long as it is open.
     _lock: File,
 }
@@ -74,9 +78,11 @@ impl Kept {
             folder: folder.to_owned(),
             bytes_max: AtomicU64::new(bytes_max),
             state: Mutex::new(state),
+            spare: Mutex::default(),
             _lock: lock,
         };
         kept.make_room(&mut kept.lock());
+        kept.create_spare();
         Ok(kept)
     }
 
@@ -128,6 +134,32 @@ impl Kept {
     /// A new file for writing, without its final name.
     pub(super) fn create(&self) -> io::Result<TemporaryFile> {
         TemporaryFile::create(&self.folder, INCOMING, 0o644)
+    }
+
+    /// Like [`create`](Self::create), but takes a spare file, if there is one.
+    pub(super) fn take(&self) -> io::Result<TemporaryFile> {
+        let spare = self.spare().pop();
+        spare.map_or_else(|| self.create(), Ok)
+    }
+
+    /// Replaces the spare files that were taken.
+    pub(super) fn create_spare(&self) {
+        while self.spare().len() < SPARE_MAX {
+            match self.create() {
+                Ok(file) => {
+                    let mut spare = self.spare();
+                    // Another thread may have been faster.
+                    if spare.len() < SPARE_MAX {
+                        spare.push(file);
+                    }
+                }
+                Err(error) => return tracing::debug!("upstreams: no spare files: {error}"),
+            }
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<TemporaryFile>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Syncs a file, renames it, and makes room.
@@ -256,6 +288,28 @@ mod tests {
         kept.keep_bytes("nar/d", &[0; 5000]).unwrap();
         assert_eq!(blocks(&kept), 3);
         assert!(!kept.has("narinfo/c"));
+    }
+
+    /// ext4 can have a new file wait for the commit of another that is being synced.
+    #[test]
+    fn files_for_nars_are_created_ahead() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || {
+            let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            names.filter(|name| is_temporary_name(name, INCOMING)).collect::<std::collections::BTreeSet<_>>()
+        };
+        let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
+        let before = names();
+        assert_eq!(before.len(), SPARE_MAX);
+        let taken: Vec<_> = (0..SPARE_MAX).map(|_| kept.take().unwrap()).collect();
+        assert_eq!(names(), before, "no file was created");
+        let another = kept.take().unwrap();
+        assert_eq!(names().len(), SPARE_MAX + 1);
+        kept.create_spare();
+        assert_eq!(names().len(), 2 * SPARE_MAX + 1);
+        kept.keep("nar/a", another).unwrap();
+        drop((taken, kept));
+        assert!(names().is_empty());
     }
 
     #[test]

@@ -495,7 +495,7 @@ impl Shared {
             tracing::error!("upstreams: cannot fetch: {error}");
             Unavailable::new(5, error.to_string())
         };
-        let file = self.kept.create().map_err(failed)?;
+        let file = self.kept.take().map_err(failed)?;
         let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
         let fetch = Fetch { remote: Arc::clone(&known.remote), info: Arc::clone(&known.info), fill: Arc::clone(&fill) };
         let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
@@ -516,6 +516,7 @@ impl Shared {
                 Err(Trouble::Unavailable(_) | Trouble::Disk(_)) => {}
             }
             lock(&shared.fills).remove(&name);
+            shared.kept.create_spare();
         };
         thread::Builder::new().name("upstream".into()).spawn(run).map_err(failed)?;
         fills.insert(kept.to_owned(), Arc::clone(&fill));
