@@ -120,3 +120,24 @@ fn the_reference_of_the_configuration_file_is_current() {
     }
     page_is("configuration.md", &text);
 }
+
+/// The codes that are named by `--help` are those of one table.
+#[test]
+fn exit_codes_are_those_of_the_table() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/installing.md")).unwrap();
+    let table = page.split("| exit code | |").nth(1).unwrap().split("\n\n").next().unwrap();
+    let codes = table.lines().filter_map(|row| row.strip_prefix("| ")?.split(" |").next());
+    let codes: Vec<&str> = codes.flat_map(|codes| codes.split(", ")).collect();
+    assert_eq!(codes, ["0", "1", "2", "3", "4", "5", "6", "7", "126", "127", "130"]);
+    let mut naming = 0;
+    for words in commands() {
+        let text = help(&words);
+        let Some(named) = text.split("Exit codes: ").nth(1) else { continue };
+        naming += 1;
+        for one in named.split('.').next().unwrap().split(',') {
+            let code = one.trim().split(' ').next().unwrap();
+            assert!(codes.contains(&code), "{words:?}: '{code}' is not in the table");
+        }
+    }
+    assert!(naming >= 3, "install, push and remove name theirs");
+}
