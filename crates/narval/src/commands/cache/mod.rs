@@ -40,14 +40,20 @@ enum Command {
         json: bool,
     },
     /// Delete a path and its NAR immediately
-    #[command(after_help = "Example:\n  narval cache delete /nix/store/…-with-a-secret --referrers")]
+    ///
+    /// Pins and leases do not protect it. A path that others in the cache refer to is only deleted together with them, with --referrers: without,
+    /// nothing is deleted, and the error names them. Clients remember the path for up to 30 days: to push it again they need 'nix copy
+    /// --refresh'.
+    #[command(
+        after_help = "Examples:\n  narval cache delete /nix/store/…-with-a-secret\n  narval cache delete /nix/store/…-with-a-secret --referrers"
+    )]
     Delete {
         #[command(flatten)]
         cache: CacheArgs,
         /// The path
         #[arg(value_name = "PATH")]
         path: String,
-        /// Also delete all paths that refer to it
+        /// Also delete all paths that refer to it, directly or through others, whatever pins them
         #[arg(long)]
         referrers: bool,
     },
