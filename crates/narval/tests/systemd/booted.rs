@@ -115,7 +115,32 @@ END
     machine.run("sed -i 's/= 12/= -1/' /etc/narval/serve.toml && systemctl reload narval-serve.service");
     machine
         .wait_for("systemctl status narval-serve.service | grep 'last reload failed: .*serve.toml:3: priority = -1'");
+    // The old file is still in force, whatever else the wrong one has.
+    machine.run(
+        "printf '[[cache]]\\nname = \"team\"\\n' >> /etc/narval/serve.toml && systemctl reload narval-serve.service",
+    );
+    machine.wait_for("[ $(grep -c 'SIGHUP: .*priority = -1.*the old configuration stays in effect' /run/log) = 2 ]");
+    let ask = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:5000/team/nix-cache-info";
+    machine
+        .run(&format!("curl -sSf http://127.0.0.1:5000/nix-cache-info | grep -x 'Priority: 12'; [ $({ask}) = 404 ]"));
     machine.run("systemctl is-active narval-serve.service && sed -i 's/= -1/= 13/' /etc/narval/serve.toml");
+    // Caches come and go with a reload, and the process stays.
+    let pid = machine.run("systemctl show -P MainPID narval-serve.service");
+    machine.run("systemctl reload narval-serve.service");
+    machine.wait_for(&format!("[ $({ask}) = 200 ]"));
+    machine.run("sed -i '/^.[[]cache/,$d' /etc/narval/serve.toml && systemctl reload narval-serve.service");
+    machine.wait_for(&format!("[ $({ask}) = 404 ]"));
+    assert_eq!(machine.run("systemctl show -P MainPID narval-serve.service"), pid);
+
+    // A secret that is replaced: systemd passes the new one when it starts the service, not when it reloads it.
+    machine.run(
+        "rm /etc/narval/keys/cache.sec && narval key generate cache.example.org-2 --out /etc/narval/keys/cache.sec
+        systemctl reload narval-serve.service",
+    );
+    machine.wait_for("[ $(grep -c 'SIGHUP: configuration, keys and certificates reloaded' /run/log) = 4 ]");
+    machine.run("curl -sSf http://127.0.0.1:5000/nix-cache-info | grep 'PublicKey: cache.example.org-1:'");
+    machine.run("systemctl restart narval-serve.service");
+    machine.wait_for("curl -sSf http://127.0.0.1:5000/nix-cache-info | grep 'PublicKey: cache.example.org-2:'");
 
     // Root's commands leave nothing that the server could not write to.
     machine.run("narval token create --push --sign ci > /etc/narval/tokens/ci");
@@ -143,7 +168,7 @@ END
     let path = machine.run("nix-store --add /run/built/greeting").trim().to_owned();
     machine.run(&format!("OUT_PATHS={path} narval hook"));
     let hash = &path.split('/').next_back().unwrap()[..32];
-    machine.wait_for(&format!("curl -sSf http://127.0.0.1:5000/{hash}.narinfo | grep 'Sig: cache.example.org-1:'"));
+    machine.wait_for(&format!("curl -sSf http://127.0.0.1:5000/{hash}.narinfo | grep 'Sig: cache.example.org-2:'"));
     machine.wait_for("[ -z \"$(ls /var/lib/narval-push/queue)\" ]");
     machine.run("systemctl stop narval-watch-store.service narval-serve.service narval-serve.socket");
     let ended = machine.run("systemctl show -P Result narval-watch-store.service narval-serve.service");
