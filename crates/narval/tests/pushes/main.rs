@@ -10,6 +10,7 @@ mod complaints;
 mod contract;
 mod databases;
 mod durable;
+mod expiry;
 mod full_disk;
 mod killed;
 mod lab;
@@ -17,7 +18,10 @@ mod limits;
 mod nix;
 #[path = "../../../narval-cache/tests/postgres/mod.rs"]
 mod postgres;
+mod power_loss;
 mod protocol;
 mod sources;
 #[path = "../support/mod.rs"]
 mod support;
+mod trust;
+mod versions;

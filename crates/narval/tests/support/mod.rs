@@ -218,16 +218,30 @@ pub enum Nix {
     Newest,
     /// 2.8
     Old,
+    /// 2.3, which knows neither zstd nor `--refresh`; not every machine can have it.
+    Oldest,
 }
 
 impl Nix {
     pub const BOTH: [Self; 2] = [Self::Newest, Self::Old];
 
-    fn program(self, old: &'static str, newest: &'static str) -> &'static str {
+    /// The name of one of its programs.
+    pub fn program(self, name: &str) -> String {
+        let other = |suffix: &str| name.replacen("nix", &format!("nix{suffix}"), 1);
         match self {
-            Self::Newest => newest,
-            Self::Old => old,
+            Self::Newest => name.to_owned(),
+            Self::Old => other("-old"),
+            Self::Oldest => other("-oldest"),
         }
+    }
+
+    /// Whether Nix 2.3 is here; otherwise says that a test is skipped.
+    pub fn has_oldest() -> bool {
+        let works = Command::new("nix-oldest").arg("--version").output().is_ok_and(|output| output.status.success());
+        if !works {
+            eprintln!("note: skipped: no Nix 2.3 here (tools/setup-nix installs it if the archive has it)");
+        }
+        works
     }
 
     /// `nix` with the new command line switched on and a cache of its own.
@@ -237,13 +251,18 @@ impl Nix {
 
     /// The same with further variables.
     pub fn nix_with(self, home: &Path, env: &[(&str, &str)], args: &[&str]) -> Output {
-        let mut command = Command::new(self.program("nix-old", "nix"));
-        command.args(["--extra-experimental-features", "nix-command"]).args(args).envs(env.iter().copied());
+        let mut command = Command::new(self.program("nix"));
+        if self == Self::Oldest {
+            command.args(args.iter().filter(|arg| **arg != "--refresh"));
+        } else {
+            command.args(["--extra-experimental-features", "nix-command"]).args(args);
+        }
+        command.envs(env.iter().copied());
         output(command, home)
     }
 
     pub fn nix_store(self, home: &Path, args: &[&str]) -> Output {
-        let mut command = Command::new(self.program("nix-old-store", "nix-store"));
+        let mut command = Command::new(self.program("nix-store"));
         command.args(args);
         output(command, home)
     }
