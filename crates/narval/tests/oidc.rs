@@ -2,75 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+#[path = "support/platform.rs"]
+mod platform;
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::Ordering;
 
-use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde_json::{Value, json};
+use platform::{AUDIENCE, Platform};
+use serde_json::json;
 use support::{Answer, NARVAL, Nix, Server, Store, hash_part};
-
-const AUDIENCE: &str = "https://cache.example.org";
-
-/// A platform with one key.
-struct Platform {
-    address: SocketAddr,
-    key: EcdsaKeyPair,
-    away: Arc<AtomicBool>,
-}
-
-impl Platform {
-    fn start() -> Self {
-        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let point = key.public_key().as_ref();
-        let (x, y) = (URL_SAFE_NO_PAD.encode(&point[1..33]), URL_SAFE_NO_PAD.encode(&point[33..65]));
-        let keys = json!({ "keys": [{ "kty": "EC", "crv": "P-256", "kid": "1", "x": x, "y": y }] }).to_string();
-        let discovery = json!({ "issuer": format!("http://{address}"), "jwks_uri": format!("http://{address}/keys") });
-        let away = Arc::new(AtomicBool::new(false));
-        let is_away = Arc::clone(&away);
-        thread::spawn(move || {
-            for socket in listener.incoming() {
-                let mut socket = socket.unwrap();
-                if is_away.load(Ordering::Relaxed) {
-                    continue;
-                }
-                let mut request = [0; 4096];
-                let len = socket.read(&mut request).unwrap_or(0);
-                let body = if request[..len].starts_with(b"GET /keys") { keys.clone() } else { discovery.to_string() };
-                let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
-                drop(socket.write_all(format!("{head}{body}").as_bytes()));
-            }
-        });
-        Self { address, key, away }
-    }
-
-    /// A token for a job; `changed` says what is different from one that may push.
-    fn token(&self, changed: &[(&str, Value)]) -> String {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let mut claims = json!({
-            "iss": format!("http://{}", self.address), "aud": AUDIENCE, "sub": "repo:our-org/app:ref:refs/heads/main",
-            "exp": now + 300, "repository": "our-org/app", "ref": "refs/heads/main",
-        });
-        for (name, value) in changed {
-            claims[*name] = value.clone();
-        }
-        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let message = format!("{}.{}", part(&json!({ "alg": "ES256", "kid": "1" })), part(&claims));
-        let signature = self.key.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
-        format!("{message}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
-    }
-}
 
 /// A private cache: the main branch of a repository pushes, its other branches read.
 fn serve(store: &Store, platform: &Platform) -> Server {

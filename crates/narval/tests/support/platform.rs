@@ -1,0 +1,84 @@
+//! A CI platform that gives its jobs tokens (OpenID Connect), as GitHub and GitLab do.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::{Value, json};
+
+pub const AUDIENCE: &str = "https://cache.example.org";
+
+/// A platform with one key.
+pub struct Platform {
+    pub address: SocketAddr,
+    key: EcdsaKeyPair,
+    pub away: Arc<AtomicBool>,
+    /// What the job of a runner with this secret gets from `/token`.
+    for_job: Arc<Mutex<Option<(String, String)>>>,
+}
+
+impl Platform {
+    pub fn start() -> Self {
+        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let point = key.public_key().as_ref();
+        let (x, y) = (URL_SAFE_NO_PAD.encode(&point[1..33]), URL_SAFE_NO_PAD.encode(&point[33..65]));
+        let keys = json!({ "keys": [{ "kty": "EC", "crv": "P-256", "kid": "1", "x": x, "y": y }] }).to_string();
+        let discovery = json!({ "issuer": format!("http://{address}"), "jwks_uri": format!("http://{address}/keys") });
+        let away = Arc::new(AtomicBool::new(false));
+        let is_away = Arc::clone(&away);
+        let for_job = Arc::new(Mutex::new(None::<(String, String)>));
+        let jobs = Arc::clone(&for_job);
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut socket = socket.unwrap();
+                if is_away.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let mut request = [0; 4096];
+                let len = socket.read(&mut request).unwrap_or(0);
+                let request = String::from_utf8_lossy(&request[..len]).into_owned();
+                let job = jobs.lock().unwrap().clone();
+                let job = job.filter(|(secret, _)| request.contains(&format!("Authorization: bearer {secret}\r\n")));
+                let (status, body) = match (request.split(['?', ' ']).nth(1), job) {
+                    (Some("/keys"), _) => ("200 OK", keys.clone()),
+                    (Some("/token"), Some((_, token))) => ("200 OK", json!({ "count": 1, "value": token }).to_string()),
+                    (Some("/token"), None) => ("401 Unauthorized", "{}".to_owned()),
+                    _ => ("200 OK", discovery.to_string()),
+                };
+                let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                drop(socket.write_all(format!("{head}{body}").as_bytes()));
+            }
+        });
+        Self { address, key, away, for_job }
+    }
+
+    /// Has `/token` give this token to whoever knows the secret, as GitHub's runners do.
+    pub fn give(&self, secret: &str, token: String) {
+        *self.for_job.lock().unwrap() = Some((secret.to_owned(), token));
+    }
+
+    /// A token for a job; `changed` says what is different from one that may push.
+    pub fn token(&self, changed: &[(&str, Value)]) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let mut claims = json!({
+            "iss": format!("http://{}", self.address), "aud": AUDIENCE, "sub": "repo:our-org/app:ref:refs/heads/main",
+            "exp": now + 300, "repository": "our-org/app", "ref": "refs/heads/main",
+        });
+        for (name, value) in changed {
+            claims[*name] = value.clone();
+        }
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let message = format!("{}.{}", part(&json!({ "alg": "ES256", "kid": "1" })), part(&claims));
+        let signature = self.key.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
+        format!("{message}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
+    }
+}
