@@ -11,7 +11,21 @@ use crate::codings::CODINGS;
 /// A client for binary caches: it decodes the content codings that they use. Requests to buckets (`s3://`) are signed
 /// with the credentials of this process's environment, unless `options` has a signer.
 pub fn client(options: ClientOptions) -> Client {
-    let of_process = || Arc::new(BucketSigner::new(Environment::of_process())) as Arc<dyn Buckets>;
+    let of_process = || Arc::new(BucketSigner::new(environment())) as Arc<dyn Buckets>;
     let buckets = options.buckets.clone().unwrap_or_else(of_process);
     Client::new(ClientOptions { codings: CODINGS, buckets: Some(buckets), ..options })
+}
+
+#[cfg(not(test))]
+fn environment() -> Environment {
+    Environment::of_process()
+}
+
+/// The variables that tests use in place of those of the process, which other tests read at the same time.
+#[cfg(test)]
+pub(crate) static ENVIRONMENT: std::sync::OnceLock<Vec<(String, String)>> = std::sync::OnceLock::new();
+
+#[cfg(test)]
+fn environment() -> Environment {
+    ENVIRONMENT.get().map_or_else(Environment::of_process, |variables| Environment::of(variables.clone()))
 }

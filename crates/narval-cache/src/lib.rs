@@ -31,12 +31,17 @@
 
 #![forbid(unsafe_code)]
 
+// Tests share files with the integration tests.
+#[cfg(test)]
+extern crate self as narval_cache;
+
 mod breaker;
 pub mod bucket;
 mod cache;
 mod client;
 mod codings;
 pub mod decode;
+mod disk;
 pub mod encode;
 mod error;
 mod file;

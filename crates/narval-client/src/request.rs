@@ -60,7 +60,7 @@ impl<'a> Request<'a> {
             from: 0,
             if_range: None,
             accepts_coding: false,
-            extra: Extra { fields: &[], query: &[], is_signed: false },
+            extra: Extra { fields: &[], query: &[], is_signed: false, valid_seconds: 0 },
         }
     }
 }
@@ -74,6 +74,8 @@ pub struct Extra<'a> {
     pub query: &'a [(&'a str, &'a str)],
     /// Whether the URL contains a signature, so that no credentials are sent.
     pub is_signed: bool,
+    /// For how many seconds a bucket accepts the request after it was signed; 0 for the signer's default.
+    pub valid_seconds: u32,
 }
 
 /// A response: its head, and its unread body.

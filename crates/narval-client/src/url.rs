@@ -258,6 +258,16 @@ impl Url {
         (&self.origin.host, percent_decode_str(key).decode_utf8_lossy())
     }
 
+    /// The URL of the bucket itself, with the parameters that say how to reach it.
+    #[must_use]
+    pub fn bucket(&self) -> Self {
+        let mut bucket = self.clone();
+        if let Place::Network(url) = &mut bucket.place {
+            url.set_path("");
+        }
+        bucket
+    }
+
     /// The path, percent-encoded. Starts with `/`; that of a bucket may be empty.
     fn path(&self) -> &str {
         match &self.place {

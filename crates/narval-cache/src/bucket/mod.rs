@@ -6,12 +6,16 @@
 //! help-stores`, "S3 Binary Cache Store"); credentials are found in the same way as AWS's tools do ([`credentials`]).
 
 pub mod credentials;
+mod objects;
 mod place;
 mod put;
 mod refusal;
 mod signer;
+mod writer;
 mod xml;
 
+pub(crate) use objects::{Object, Objects};
 pub use place::{AddressingStyle, BucketError, Place};
 pub use put::{PART_LEN_MIN, PutError, SINGLE_PUT_LEN_MAX, put_object};
 pub use signer::BucketSigner;
+pub(crate) use writer::ObjectWriter;

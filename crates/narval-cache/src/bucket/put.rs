@@ -69,31 +69,38 @@ pub fn put_object(
     }
 }
 
-struct Put<'a> {
-    client: &'a Client,
-    url: &'a Url,
-    content_type: &'a str,
-    on_sent: &'a (dyn Fn(u64) + Sync),
+/// The requests that store one object.
+pub(crate) struct Put<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) url: &'a Url,
+    pub(crate) content_type: &'a str,
+    pub(crate) on_sent: &'a (dyn Fn(u64) + Sync),
 }
 
 /// A part that the store has.
-struct Part {
+pub(crate) struct Part {
     etag: String,
     checksum: String,
 }
 
 impl Put<'_> {
-    fn whole(&self, payload: Payload<'_>, hash: Sha256) -> Result<(), PutError> {
+    /// Stores it in one request.
+    pub(crate) fn whole(&self, payload: Payload<'_>, hash: Sha256) -> Result<(), PutError> {
         let checksum = STANDARD.encode(hash.as_bytes());
         let extra = Extra { fields: &[("x-amz-checksum-sha256", &checksum)], ..Extra::default() };
         self.send((Method::Put, "a PUT"), extra, payload).map(drop)
     }
 
-    fn in_parts(&self, file: &File, len: u64) -> Result<(), PutError> {
-        let extra =
-            Extra { fields: &[("x-amz-checksum-algorithm", "SHA256")], query: &[("uploads", "")], is_signed: false };
+    /// Begins an upload in parts; returns its id.
+    pub(crate) fn begin(&self) -> Result<String, PutError> {
+        let (fields, query) = ([("x-amz-checksum-algorithm", "SHA256")], [("uploads", "")]);
+        let extra = Extra { fields: &fields, query: &query, ..Extra::default() };
         let (_, answer) = self.send((Method::Post, "the beginning of an upload"), extra, Payload::Bytes(&[]))?;
-        let upload = element(&answer, "UploadId").ok_or_else(|| self.unexpected(200, "the beginning of an upload"))?;
+        element(&answer, "UploadId").ok_or_else(|| self.unexpected(200, "the beginning of an upload"))
+    }
+
+    fn in_parts(&self, file: &File, len: u64) -> Result<(), PutError> {
+        let upload = self.begin()?;
         let stored = self.send_parts(file, len, &upload).and_then(|parts| self.complete(&upload, &parts));
         if stored.is_err() {
             self.abort(&upload);
@@ -106,19 +113,32 @@ impl Put<'_> {
         let (mut parts, mut at) = (Vec::new(), 0);
         while at < len {
             let part_len = part_len.min(len - at);
-            let checksum = STANDARD.encode(hash_section(file, at, part_len)?.as_bytes());
-            let number = (parts.len() + 1).to_string();
-            let query = [("partNumber", number.as_str()), ("uploadId", upload)];
-            let extra = Extra { fields: &[("x-amz-checksum-sha256", &checksum)], query: &query, is_signed: false };
-            let what = "a part of an upload";
-            let (etag, _) = self.send((Method::Put, what), extra, Payload::Section(file, at, part_len))?;
-            parts.push(Part { etag: etag.ok_or_else(|| self.unexpected(200, what))?, checksum });
+            let hash = hash_section(file, at, part_len)?;
+            parts.push(self.part(upload, parts.len() + 1, Payload::Section(file, at, part_len), hash)?);
             at += part_len;
         }
         Ok(parts)
     }
 
-    fn complete(&self, upload: &str, parts: &[Part]) -> Result<(), PutError> {
+    /// Sends a part with this hash. The first has the number 1.
+    pub(crate) fn part(
+        &self,
+        upload: &str,
+        number: usize,
+        payload: Payload<'_>,
+        hash: Sha256,
+    ) -> Result<Part, PutError> {
+        let (checksum, number) = (STANDARD.encode(hash.as_bytes()), number.to_string());
+        let query = [("partNumber", number.as_str()), ("uploadId", upload)];
+        let fields = [("x-amz-checksum-sha256", checksum.as_str())];
+        let extra = Extra { fields: &fields, query: &query, ..Extra::default() };
+        let what = "a part of an upload";
+        let (etag, _) = self.send((Method::Put, what), extra, payload)?;
+        Ok(Part { etag: etag.ok_or_else(|| self.unexpected(200, what))?, checksum })
+    }
+
+    /// Makes the object appear.
+    pub(crate) fn complete(&self, upload: &str, parts: &[Part]) -> Result<(), PutError> {
         let mut list = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
         for (index, Part { etag, checksum }) in parts.iter().enumerate() {
             let (number, etag) = (index + 1, etag.replace('"', "&quot;"));
@@ -136,7 +156,8 @@ impl Put<'_> {
         if answer.contains("<Error>") { Err(self.unexpected(500, what)) } else { Ok(()) }
     }
 
-    fn abort(&self, upload: &str) {
+    /// Drops what was sent.
+    pub(crate) fn abort(&self, upload: &str) {
         let query = [("uploadId", upload)];
         let extra = Extra { query: &query, ..Extra::default() };
         let request = Request { method: Method::Delete, extra, ..Request::get(self.url) };

@@ -55,7 +55,10 @@ impl Buckets for BucketSigner {
                 &keys.secret,
                 keys.token.as_ref().map(|token| token.as_str()),
                 &place.region,
-                VALID_FOR_SECONDS,
+                match extra.valid_seconds {
+                    0 => VALID_FOR_SECONDS,
+                    seconds => seconds.into(),
+                },
                 query,
                 fields,
             ),

@@ -9,6 +9,18 @@ pub(super) fn element(document: &str, name: &str) -> Option<String> {
     Some(unescaped.replace("&amp;", "&"))
 }
 
+/// The contents of all elements with this name, which do not contain each other.
+pub(super) fn elements<'a>(document: &'a str, name: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
+    let mut rest = document;
+    std::iter::from_fn(move || {
+        let (_, from) = rest.split_once(&begin)?;
+        let (text, after) = from.split_once(&end)?;
+        rest = after;
+        Some(text)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -12,10 +12,10 @@ use narval_client::HttpError;
 use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
 use narval_store::TemporaryFile;
 
-use super::fill::{Fill, FillEnd, Start};
 use super::remote::Remote;
 use crate::CacheFile;
 use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
+use crate::disk::{Fill, FillEnd, Start};
 
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.

@@ -15,15 +15,15 @@ use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
 use super::fetch::{Fetch, Trouble};
-use super::fill::{Fill, FillEnd, Start};
-use super::kept::Kept;
 use super::name::NarName;
 use super::options::{UpstreamOptions, UpstreamsOptions};
-use super::permits::Permits;
 use super::remote::Remote;
 use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
 use crate::CacheError;
+use crate::disk::Kept;
+use crate::disk::Permits;
+use crate::disk::{Fill, FillEnd, Start};
 use crate::written::{CacheName, Elsewhere};
 
 /// The longest wait for a narinfo that another thread requests, and for the start of a NAR.

@@ -20,19 +20,16 @@
 
 mod ahead;
 mod fetch;
-mod fill;
-mod kept;
 mod lookup;
 mod name;
 mod options;
-mod permits;
 mod remote;
 mod small;
 mod walk;
 
 use std::time::Duration;
 
-pub use fill::{Fill, FillEnd, Progress};
+pub use crate::disk::{Fill, FillEnd, Progress};
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use options::{UpstreamOptions, UpstreamsOptions, Waiting};
 pub use small::Small;

@@ -7,7 +7,7 @@ use narval_client::{Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
 
 use super::WAITING_MAX;
-use super::permits::Permits;
+use crate::disk::Permits;
 
 /// One upstream.
 pub struct UpstreamOptions {

@@ -5,21 +5,17 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
-use narval_store::TemporaryFile;
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, PathRecord, Usage};
+use super::index::{CacheId, Index, IndexError, NarRecord, Usage};
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
-use super::storage::{self, CacheDirectory, Storage};
+use super::storage::{CacheStorage, NarBytes, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;
-
-/// The bytes that a check writes: more than a file system keeps in an inode.
-const CHECKED_LEN: usize = 4096;
 
 /// Identifies a state for caching results: if two stamps are equal, nothing has changed that a reader of any cache of
 /// the folder can see. Take it before the query.
@@ -37,6 +33,23 @@ pub struct NarFile {
     pub compression: narval_nix::Compression,
     /// SHA-256 of the NAR in it.
     pub nar_hash: NarHash,
+}
+
+/// What is known of a NAR without opening it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NarHead {
+    /// The length of its file in bytes.
+    pub len: u64,
+    /// How it is compressed.
+    pub compression: narval_nix::Compression,
+    /// SHA-256 of the NAR in it.
+    pub nar_hash: NarHash,
+}
+
+impl NarHead {
+    fn new(nar: &NarRecord) -> Self {
+        Self { len: nar.file_size, compression: nar.compression, nar_hash: nar.nar_hash }
+    }
 }
 
 /// An entry of the list of all paths.
@@ -79,7 +92,7 @@ impl Cache {
     pub fn set_settings(&self, settings: &CacheSettings) -> Result<(), DataError> {
         self.index().set_settings(self.id(), &settings.to_json())?;
         *self.state.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings.clone());
-        let path = self.directory().path();
+        let path = self.files().place();
         self.write_cache_info().map_err(|source| io_error("write 'nix-cache-info' in", path, source))
     }
 
@@ -103,14 +116,18 @@ impl Cache {
         self.index().is_shared()
     }
 
+    /// Whether its files are in a folder, so that opening one costs little.
+    pub fn is_local(&self) -> bool {
+        !self.storage().publishes_later()
+    }
+
     /// Whether uploads can be stored now: writes to a temporary file, as an upload does first.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn check_writable(&self) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("write to", "incoming", &error);
-        let file = self.storage().incoming().map_err(fail)?;
-        file.file().write_all(&[0; CHECKED_LEN]).and_then(|()| file.file().sync_data()).map_err(fail)
+        self.storage().check_writable().map_err(fail)
     }
 
     /// The narinfo of a path, as served.
@@ -135,33 +152,67 @@ impl Cache {
         Ok(found.into_iter().map(|text| text.map(Arc::from)).collect())
     }
 
+    /// The NAR of this name below `nar/`, as the index has it. It may be lost.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn nar_head(&self, name: &str) -> Result<Option<NarHead>, Refusal> {
+        let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
+        let name = parsed.to_string();
+        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(None) };
+        let is_there = self.files().is_placed(self.index(), self.id(), &name, &nar)?;
+        Ok(Some(NarHead::new(&nar)).filter(|_| is_there))
+    }
+
+    /// The bytes of a NAR by its name below `nar/`; see [`nar_file`](Self::nar_file). In a bucket, they may be on their way.
+    ///
+    /// # Errors
+    /// See [`nar_file`](Self::nar_file).
+    pub fn nar(&self, name: &str) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
+        self.find_nar(name, |name, nar| self.files().nar(name, nar))
+    }
+
+    fn find_nar<T>(
+        &self,
+        name: &str,
+        open: impl FnOnce(&str, &NarRecord) -> io::Result<Option<T>>,
+    ) -> Result<Option<(NarHead, T)>, Refusal> {
+        let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
+        let name = parsed.to_string();
+        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(None) };
+        if let Some(opened) = open(&name, &nar).map_err(|error| Refusal::of_file("open", &name, &error))? {
+            self.note_nar_used(&parsed);
+            return Ok(Some((NarHead::new(&nar), opened)));
+        }
+        self.lost(&name)?;
+        Ok(None)
+    }
+
     /// Opens the file of a NAR by its name below `nar/`. Returns `None` if there is none. A file of the wrong length is never served: it is
     /// removed from the index, together with the paths that use it, so that they can be pushed again.
     ///
     /// # Errors
     /// If the index or the file cannot be read.
     pub fn nar_file(&self, name: &str) -> Result<Option<NarFile>, Refusal> {
-        let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
-        let name = parsed.to_string();
-        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(None) };
-        let fail = |error: io::Error| Refusal::of_file("open", &name, &error);
-        if let Some(file) = self.directory().open_file(&format!("nar/{name}")).map_err(fail)? {
-            let len = file.metadata().map_err(fail)?.len();
-            if len == nar.file_size {
-                self.note_nar_used(&parsed);
-                return Ok(Some(NarFile { file, len, compression: nar.compression, nar_hash: nar.nar_hash }));
-            }
-        }
-        self.lost(&name)?;
-        Ok(None)
+        let found = self.find_nar(name, |name, nar| self.files().open_nar(name, nar))?;
+        Ok(found.map(|(NarHead { len, compression, nar_hash }, file)| NarFile { file, len, compression, nar_hash }))
     }
 
     /// Checks again, under the exclusive lock, whether a file is lost. If it is, removes it from the index.
     pub(super) fn lost(&self, name: &str) -> Result<(), Refusal> {
+        self.lost_or_damaged(name, false)
+    }
+
+    /// Like [`Cache::lost`]; a damaged file may still have the right length.
+    pub(super) fn lost_or_damaged(&self, name: &str, is_damaged: bool) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
         let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
-        if self.directory().nar_len(name).map_err(fail)? == Some(nar.file_size) {
+        // One that is only recorded is on its way.
+        if !self.files().is_placed(self.index(), self.id(), name, &nar)? && self.storage().publishes_later() {
+            return Ok(());
+        }
+        if !is_damaged && self.files().check_nar(name, &nar).map_err(fail)? {
             return Ok(());
         }
         tracing::error!(
@@ -170,6 +221,14 @@ impl Cache {
         );
         self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
         self.index().remove_file(self.id(), name)?;
+        // Names of the same object.
+        if self.storage().publishes_later() {
+            for (name, other) in self.index().files_of(self.id(), &nar.nar_hash)? {
+                if other == nar {
+                    self.index().remove_file(self.id(), &name)?;
+                }
+            }
+        }
         self.reconcile_now()
     }
 
@@ -191,8 +250,7 @@ impl Cache {
         for (part, located) in hash_parts.iter().zip(self.index().located(self.id(), hash_parts)?) {
             let is_there = match &located {
                 Some((name, size)) => {
-                    self.directory().nar_len(name).map_err(|error| Refusal::of_file("look at", name, &error))?
-                        == Some(*size)
+                    self.files().has_nar(name, *size).map_err(|error| Refusal::of_file("look at", name, &error))?
                 }
                 None => false,
             };
@@ -259,12 +317,12 @@ impl Cache {
         &*self.shared.index
     }
 
-    pub(super) fn storage(&self) -> &Storage {
-        &self.shared.storage
+    pub(super) fn storage(&self) -> &dyn Storage {
+        &*self.shared.storage
     }
 
-    pub(super) fn directory(&self) -> &CacheDirectory {
-        &self.state.directory
+    pub(super) fn files(&self) -> &dyn CacheStorage {
+        &*self.state.files
     }
 
     pub(super) fn small_bytes(&self) -> &SmallBytes {
@@ -310,28 +368,9 @@ impl Cache {
 
     pub(super) fn write_cache_info(&self) -> io::Result<()> {
         let text = self.settings().cache_info().to_string();
-        storage::write_new(self.storage(), text.as_bytes())?.persist(&self.directory().path().join("nix-cache-info"))
-    }
-
-    /// Writes the narinfo and the listing of a path to their places in the standard layout.
-    pub(super) fn publish(&self, record: &PathRecord) -> io::Result<()> {
-        let narinfo = storage::write_new(self.storage(), &record.narinfo)?;
-        self.publish_written(record, narinfo)
-    }
-
-    /// Like [`Cache::publish`], for a narinfo that is already written.
-    pub(super) fn publish_written(&self, record: &PathRecord, narinfo: TemporaryFile) -> io::Result<()> {
-        let path = self.directory().path();
-        if record.listing_size.is_some() {
-            let listing = self.storage().blob_listing(&record.nar_hash);
-            match storage::link(&listing, &path.join(format!("{}.ls", record.hash_part))) {
-                // Not essential: the file may be gone, or have more links than the file system allows (thousands of
-                // paths with the same contents).
-                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::TooManyLinks) => {}
-                linked => linked?,
-            }
-        }
-        narinfo.persist(&path.join(format!("{}.narinfo", record.hash_part)))
+        let file = self.storage().incoming()?;
+        file.file().write_all(text.as_bytes())?;
+        self.files().write("nix-cache-info", file)
     }
 }
 

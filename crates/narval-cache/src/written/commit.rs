@@ -7,7 +7,7 @@ use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
 
 use super::index::{Commit, NarRecord, PathRecord};
-use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope, storage};
+use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
 
 /// The maximum number of narinfos in one commit.
 pub const COMMIT_MAX: usize = 100_000;
@@ -116,15 +116,15 @@ impl Cache {
         }
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         let _no_collection = self.storage().lock_shared().map_err(failed)?;
-        self.check_references(&batch, &settings)?;
         for _ in 0..ATTEMPTS_MAX {
+            let needed = self.check_references(&batch, &settings)?;
             let (mut prepared, mut known) = (Vec::with_capacity(narinfos.len()), HashMap::new());
             for info in narinfos.iter().filter_map(|(part, _)| batch.get(part)) {
                 prepared.push(self.prepare(info, &batch, &mut known, &settings, grant)?);
             }
             let changed: Vec<&Prepared> =
                 prepared.iter().filter(|prepared| prepared.committed.outcome != Outcome::Unchanged).collect();
-            if changed.is_empty() || self.publish_all(&changed)? == Commit::Done {
+            if changed.is_empty() || self.publish_all(&changed, &needed)? == Commit::Done {
                 // Paths that existed also count as pushed.
                 let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
                 unchanged.for_each(|prepared| self.note_used(&prepared.record.hash_part));
@@ -135,35 +135,30 @@ impl Cache {
     }
 
     /// Files are written before the commit in the index, and renamed after it.
-    fn publish_all(&self, changed: &[&Prepared]) -> Result<Commit, Refusal> {
+    fn publish_all(&self, changed: &[&Prepared], needed: &[HashPart]) -> Result<Commit, Refusal> {
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         // The files of a large commit are written after it, because each stays open until it is renamed.
         let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
         let mut written = Vec::with_capacity(early.len());
         for prepared in early {
-            written.push(storage::write_new(self.storage(), &prepared.record.narinfo).map_err(failed)?);
+            written.push(self.files().write_narinfo(&prepared.record.narinfo).map_err(failed)?);
         }
-        self.directory().sync_nars().map_err(failed)?;
-        let records = changed.iter().map(|prepared| prepared.record.clone()).collect();
-        if self.index().commit(self.id(), records, self.now())? == Commit::Changed {
+        self.files().sync_nars().map_err(failed)?;
+        let records: Vec<_> = changed.iter().map(|prepared| prepared.record.clone()).collect();
+        if self.index().commit(self.id(), records.clone(), needed, self.now())? == Commit::Changed {
             return Ok(Commit::Changed);
         }
-        let mut written = written.into_iter();
-        for prepared in changed {
-            let published = match written.next() {
-                Some(file) => self.publish_written(&prepared.record, file),
-                None => self.publish(&prepared.record),
-            };
-            if let Err(error) = published {
-                // It is committed: the index serves it, and the file is created at the next start.
-                tracing::warn!("cannot write '{}.narinfo': {error}", prepared.record.hash_part);
-            }
-        }
+        self.publish_committed(&records, written);
         Ok(Commit::Done)
     }
 
-    /// Checks that each reference is in this cache, in the same commit, or in an upstream.
-    fn check_references(&self, batch: &HashMap<HashPart, NarInfo>, settings: &CacheSettings) -> Result<(), Refusal> {
+    /// Checks that each reference is in this cache, in the same commit, or in an upstream. Returns those that are in this cache, and
+    /// must be so when the commit takes effect.
+    fn check_references(
+        &self,
+        batch: &HashMap<HashPart, NarInfo>,
+        settings: &CacheSettings,
+    ) -> Result<Vec<HashPart>, Refusal> {
         let wanted: BTreeSet<&StorePath> = batch
             .values()
             .flat_map(|info| &info.references)
@@ -177,6 +172,8 @@ impl Cache {
             paths.map(StorePath::hash_part).collect()
         };
         let present = self.index().present(self.id(), &parts(&mut wanted.iter().copied()))?;
+        let found = wanted.iter().zip(&present).filter(|(_, present)| **present);
+        let needed = found.map(|(reference, _)| reference.hash_part()).collect();
         let mut missing = keep(wanted.into_iter().collect(), present);
         if !missing.is_empty()
             && let Some(elsewhere) = self.elsewhere()
@@ -184,7 +181,7 @@ impl Cache {
             let have = elsewhere.have(self.name(), &parts(&mut missing.iter()));
             missing = keep(missing.iter().collect(), have);
         }
-        let Some(first) = missing.first() else { return Ok(()) };
+        let Some(first) = missing.first() else { return Ok(needed) };
         let referrer = batch.values().find(|info| info.references.contains(first));
         let referrer = referrer.map(|info| settings.store_dir.display(&info.path).to_string()).unwrap_or_default();
         let named: Vec<&str> = missing.iter().take(NAMED_MAX).map(StorePath::base_name).collect();
@@ -292,8 +289,7 @@ impl Cache {
             Refusal::new(RefusalKind::Conflict, message)
         };
         let nar = self.index().file(self.id(), &name)?.ok_or_else(absent)?;
-        let len = self.directory().nar_len(&name).map_err(|error| Refusal::of_file("look at", &name, &error))?;
-        if len != Some(nar.file_size) {
+        if !self.files().is_placed(self.index(), self.id(), &name, &nar)? {
             return Err(absent());
         }
         if (info.nar_hash, info.nar_size) != (nar.nar_hash, nar.nar_size) {
@@ -304,7 +300,7 @@ impl Cache {
             );
             return Err(Refusal::new(RefusalKind::Unprocessable, message));
         }
-        Ok((name, nar))
+        Ok((self.files().served_name(&name, &nar), nar))
     }
 
     /// Paths in this cache or the same commit that the NAR mentions, but the narinfo does not. Each hash part is looked

@@ -1,4 +1,4 @@
-//! An open data folder.
+//! An open data folder, or an open bucket.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError};
 use super::error::{DataError, io_error};
 use super::index::CacheRecord;
 use super::shared::{CacheState, Shared};
-use super::storage::CacheDirectory;
 use super::{Audit, Cache, CacheName, CacheSettings, Stamp, Tokens};
 
 /// A data folder. Cheap to clone, can be shared between threads, and may be open in other processes at the same time.
@@ -17,9 +16,14 @@ pub struct Data {
 }
 
 impl Data {
-    /// The folder.
+    /// Where it is, for messages: the folder, or the address of the bucket.
     pub fn path(&self) -> &Path {
-        self.shared.storage.path()
+        self.shared.storage.place()
+    }
+
+    /// The folder on this machine.
+    pub fn folder(&self) -> &Path {
+        &self.shared.local
     }
 
     /// A cache; `None` if there is none with this name.
@@ -51,7 +55,7 @@ impl Data {
         let cache = self.open_cache(record)?;
         cache
             .write_cache_info()
-            .map_err(|source| io_error("write 'nix-cache-info' in", cache.directory().path(), source))?;
+            .map_err(|source| io_error("write 'nix-cache-info' in", cache.files().place(), source))?;
         Ok(cache)
     }
 
@@ -95,12 +99,12 @@ impl Data {
         }
         let settings = CacheSettings::from_json(&record.settings)
             .map_err(|source| DataError::Settings { cache: record.name.clone(), source })?;
-        let path = self.path().join("caches").join(record.name.as_str());
-        let directory = CacheDirectory::open(&path).map_err(|source| io_error("create", &path, source))?;
+        let files = self.shared.storage.open_cache(&record.name);
+        let files = files.map_err(|source| io_error("create the files of a cache in", self.path(), source))?;
         let mut caches = self.shared.caches.write().unwrap_or_else(PoisonError::into_inner);
         let state = caches
             .entry(record.name.clone())
-            .or_insert_with(|| Arc::new(CacheState::new(record.id, record.name, settings, directory)));
+            .or_insert_with(|| Arc::new(CacheState::new(record.id, record.name, settings, files)));
         Ok(self.handle(Arc::clone(state)))
     }
 }

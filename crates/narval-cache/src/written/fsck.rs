@@ -1,21 +1,27 @@
 //! Checks the index against the files, and rebuilds it from them.
 
-use std::fs::{self, File};
+use std::collections::HashMap;
+use std::fs;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher, StorePath};
+use narval_nix::{CacheInfo, HashPart, NarInfo, Sha256, Sha256Hasher, StorePath};
 
 use super::error::io_error;
 use super::index::{Commit, PathRecord};
-use super::storage::{self, file_len};
-use super::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Refusal};
+use super::storage::Below;
+use super::{
+    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Place, Refusal, RefusalKind,
+};
 
 /// Size of the read buffer.
 const BUFFER_LEN: usize = 256 * 1024;
 
 /// Paths that are recorded in one transaction.
 const STEP: usize = 500;
+
+/// The maximum size of a `nix-cache-info` that is read, in bytes.
+const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
 
 /// Options of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,44 +55,52 @@ impl Data {
             cache.fsck_paths(options, &mut report)?;
             cache.fsck_strays(options, &mut report)?;
         }
-        self.fsck_blobs(options, &mut report)?;
+        self.fsck_shared(options, &mut report)?;
         Ok(report)
     }
 
-    /// Files below `blobs/` that no cache has.
-    fn fsck_blobs(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
-        let shared = self.shared();
-        for folder in entries(&shared.storage.path().join("blobs"))? {
-            for path in entries(&folder)? {
-                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-                let Some((hash, rest)) = name.split_once('.') else { continue };
-                let Ok(nar_hash) = Sha256::from_nix32(hash.as_bytes()) else { continue };
-                let forms = Compression::ALL.into_iter().filter(|form| {
-                    rest == "ls" || shared.storage.blob(&nar_hash, *form).file_name() == path.file_name()
-                });
-                let is_stray = || -> Result<bool, Refusal> {
-                    for form in forms.clone() {
-                        if shared.index.nar(&nar_hash, form)?.is_some() {
-                            return Ok(false);
-                        }
+    /// Files of NARs that no cache has.
+    fn fsck_shared(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
+        let (storage, index) = (&self.shared().storage, &self.shared().index);
+        let fail = |error: io::Error| Refusal::of_file("list the files of", storage.place().display(), &error);
+        for file in storage.shared_files().map_err(fail)? {
+            let is_stray = || -> Result<bool, Refusal> {
+                for form in &file.forms {
+                    if index.nar(&file.nar_hash, *form)?.is_some() {
+                        return Ok(false);
                     }
-                    Ok(true)
-                };
-                if !is_stray()? {
-                    continue;
                 }
-                let _alone =
-                    shared.storage.lock_exclusive().map_err(|error| Refusal::of_file("lock", "storage", &error))?;
-                if is_stray()? {
-                    report.problems.push(format!("'{}' is a file that no cache has", path.display()));
-                    if options.repair {
-                        storage::remove_file(&path)
-                            .map_err(|error| Refusal::of_file("remove", path.display(), &error))?;
-                    }
+                Ok(true)
+            };
+            if !is_stray()? {
+                continue;
+            }
+            let _alone = storage.lock_exclusive().map_err(|error| Refusal::of_file("lock", "storage", &error))?;
+            if is_stray()? {
+                report.problems.push(format!("'{}' is a file that no cache has", file.path.display()));
+                if options.repair {
+                    let removed = storage.remove_shared(&file);
+                    removed.map_err(|error| Refusal::of_file("remove", file.path.display(), &error))?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Creates a cache that has files already, with the settings in its `nix-cache-info`.
+    fn create_cache_from_files(&self, name: &CacheName) -> Result<Cache, DataError> {
+        let fail = |source| io_error("read 'nix-cache-info' in", self.path(), source);
+        let files = self.shared().storage.open_cache(name).map_err(fail)?;
+        let mut text = Vec::new();
+        if let Some((file, _)) = files.open("nix-cache-info").map_err(fail)? {
+            file.take(CACHE_INFO_LEN_MAX).read_to_end(&mut text).map_err(fail)?;
+        }
+        let info = CacheInfo::parse(&text).unwrap_or_default();
+        let mut settings = CacheSettings { store_dir: info.store_dir, ..CacheSettings::default() };
+        if let Some(priority) = info.priority.and_then(|priority| u32::try_from(priority).ok()) {
+            settings.priority = priority;
+        }
+        self.create_cache(name, &settings)
     }
 
     /// Rebuilds the index from the files of all caches, reading and verifying every NAR. The old index is kept beside
@@ -95,9 +109,11 @@ impl Data {
     ///
     /// # Errors
     /// If the folder cannot be read or written.
-    pub fn rebuild(path: &Path, database: Option<Database>) -> Result<(Self, FsckReport), DataError> {
+    pub fn rebuild(place: impl Into<Place>, database: Option<Database>) -> Result<(Self, FsckReport), DataError> {
+        let place = place.into();
+        let path = place.folder();
         if let Some(database) = &database {
-            super::database::must_be_empty(path, database)?;
+            super::database::must_be_empty(&place, database)?;
         }
         for suffix in ["", "-wal", "-shm"] {
             let from = path.join(format!("index.sqlite{suffix}"));
@@ -107,27 +123,43 @@ impl Data {
                 _ => {}
             }
         }
-        let data = Self::open(path, DataOptions { database, ..DataOptions::default() })?;
+        super::database::take_over(&place, database.as_ref())?;
+        let data = Self::open(&place, DataOptions { database, ..DataOptions::default() })?;
         let mut report = FsckReport::default();
-        let folders = entries(&path.join("caches")).map_err(|error| refused(path, &error))?;
-        for folder in folders {
-            let name = folder.file_name().and_then(|name| name.to_str()).and_then(|name| CacheName::parse(name).ok());
-            let Some(name) = name else { continue };
-            let cache = data.create_cache(&name, &settings_of(&folder))?;
-            cache.import_files(&mut report).map_err(|error| refused(&folder, &error))?;
+        let caches = data.shared().storage.caches().map_err(|source| io_error("list the caches in", path, source))?;
+        for name in caches {
+            let cache = data.create_cache_from_files(&name)?;
+            cache.import_files(&mut report).map_err(|error| refused(path, &error))?;
         }
         Ok((data, report))
     }
 }
 
 impl Cache {
+    /// The name of a file of this cache, for messages.
+    fn named(&self, name: &str) -> String {
+        self.files().place().join(name).display().to_string()
+    }
+
     fn fsck_nars(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+        let stored = self.files().list(Below::Folder("nar")).map_err(fail)?;
+        let stored: HashMap<String, u64> = stored.into_iter().map(|file| (file.name, file.len)).collect();
         for (name, nar) in self.index().files(self.id())? {
             report.files += 1;
-            let path = self.directory().path().join("nar").join(&name);
-            let fail = |error: io::Error| Refusal::of_file("read", path.display(), &error);
-            let is_there = file_len(&path).map_err(fail)? == Some(nar.file_size);
-            if is_there && (!options.contents || hash_of(&path).map_err(fail)? == nar.file_hash) {
+            let stored_name = format!("nar/{}", self.files().served_name(&name, &nar));
+            let named = self.named(&stored_name);
+            let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
+            let is_good = |file: &mut dyn Read| Ok(hash_of(file)? == nar.file_hash);
+            let has_length = stored.get(&stored_name) == Some(&nar.file_size);
+            let is_fine = match has_length && options.contents {
+                true => match self.files().read(&stored_name).map_err(fail)? {
+                    Some(mut file) => is_good(&mut *file).map_err(fail)?,
+                    None => false,
+                },
+                false => has_length,
+            };
+            if is_fine {
                 continue;
             }
             // It may have been removed, or not renamed yet.
@@ -135,28 +167,16 @@ impl Cache {
             if self.index().file(self.id(), &name)?.as_ref() != Some(&nar) {
                 continue;
             }
-            let is_there = file_len(&path).map_err(fail)? == Some(nar.file_size);
-            if is_there && !options.contents {
+            let is_there = self.files().check_nar(&name, &nar).map_err(fail)?;
+            let is_on_its_way = || self.files().is_placed(self.index(), self.id(), &name, &nar).map(|placed| !placed);
+            if (is_there && !options.contents) || (self.storage().publishes_later() && is_on_its_way()?) {
                 continue;
             }
-            report.problems.push(format!(
-                "'{}' is {}",
-                path.display(),
-                if is_there { "damaged" } else { "missing or truncated" }
-            ));
-            if options.repair {
-                // The shared file is the same, or just as damaged, and must not be reused.
-                let blob = self.storage().blob(&nar.nar_hash, nar.compression);
-                let is_good = file_len(&blob).map_err(fail)? == Some(nar.file_size)
-                    && hash_of(&blob).map_err(fail)? == nar.file_hash;
-                if is_good {
-                    self.directory().link_nar(&blob, &name).map_err(fail)?;
-                    continue;
-                }
-                storage::remove_file(&blob).map_err(fail)?;
-                storage::remove_file(&path).map_err(fail)?;
+            let problem = if is_there { "damaged" } else { "missing or truncated" };
+            report.problems.push(format!("'{named}' is {problem}"));
+            if options.repair && !self.files().repair_nar(&name, &nar, &is_good).map_err(fail)? {
                 drop(alone);
-                self.lost(&name)?;
+                self.lost_or_damaged(&name, is_there)?;
             }
         }
         Ok(())
@@ -165,47 +185,62 @@ impl Cache {
     fn fsck_paths(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
         for listed in self.index().snapshot(self.id())?.paths {
             report.paths += 1;
-            let path = self.directory().path().join(format!("{}.narinfo", listed.hash_part));
-            let fail = |error: io::Error| Refusal::of_file("write", path.display(), &error);
-            let is_same = |record: &PathRecord| fs::read(&path).is_ok_and(|text| text == record.narinfo);
+            let name = format!("{}.narinfo", listed.hash_part);
+            let fail = |error: io::Error| Refusal::of_file("write", self.named(&name), &error);
+            let is_same = |record: &PathRecord| self.text(&name).is_ok_and(|text| text == record.narinfo);
             if self.index().path(self.id(), &listed.hash_part)?.is_none_or(|record| is_same(&record)) {
                 continue;
             }
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
-                report.problems.push(format!("'{}' does not match the index", path.display()));
+                report.problems.push(format!("'{}' does not match the index", self.named(&name)));
                 if options.repair {
-                    self.publish(&record).map_err(fail)?;
+                    self.files().publish(&record, None).map_err(fail)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Narinfos, listings and NARs in the cache's folder that the index does not have.
+    /// The contents of a small file; empty if there is none.
+    fn text(&self, name: &str) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        if let Some((mut file, _)) = self.files().open(name)? {
+            file.read_to_end(&mut text)?;
+        }
+        Ok(text)
+    }
+
+    /// Names of the cache's narinfos and listings, and of its NARs.
+    fn names(&self) -> Result<Vec<String>, Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+        let mut files = self.files().list(Below::Root).map_err(fail)?;
+        files.extend(self.files().list(Below::Folder("nar")).map_err(fail)?);
+        Ok(files.into_iter().map(|file| file.name).collect())
+    }
+
+    /// Narinfos, listings and NARs among the cache's files that the index does not have.
     fn fsck_strays(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
-        let root = self.directory().path();
-        for path in entries(root)?.into_iter().chain(entries(&root.join("nar"))?) {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let is_nar = path.parent() != Some(root);
+        for name in self.names()? {
+            let nar = name.strip_prefix("nar/");
             let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
             let part = part.and_then(|part| part.parse::<HashPart>().ok());
             let is_stray = || -> Result<bool, Refusal> {
-                Ok(match part {
-                    _ if is_nar => self.index().file(self.id(), name)?.is_none(),
-                    Some(part) => self.index().path(self.id(), &part)?.is_none(),
-                    None => false,
+                Ok(match (nar, part) {
+                    (Some(nar), _) => self.index().file(self.id(), nar)?.is_none(),
+                    (None, Some(part)) => self.index().path(self.id(), &part)?.is_none(),
+                    (None, None) => false,
                 })
             };
             if !is_stray()? {
                 continue;
             }
-            let fail = |error: io::Error| Refusal::of_file("remove", path.display(), &error);
+            let fail = |error: io::Error| Refusal::of_file("remove", self.named(&name), &error);
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
             if is_stray()? {
-                report.problems.push(format!("'{}' is a file that the index does not have", path.display()));
+                report.problems.push(format!("'{}' is a file that the index does not have", self.named(&name)));
                 if options.repair {
-                    storage::remove_file(&path).map_err(fail)?;
+                    self.files().remove(&name).map_err(fail)?;
                 }
             }
         }
@@ -214,27 +249,27 @@ impl Cache {
 
     /// Imports the files: valid NARs, then the narinfos that match them.
     fn import_files(&self, report: &mut FsckReport) -> Result<(), Refusal> {
-        let root = self.directory().path().to_owned();
-        for path in entries(&root.join("nar"))? {
-            let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| NarFileName::parse(name).ok());
-            let Some(name) = name else { continue };
+        let names = self.names()?;
+        for nar in names.iter().filter_map(|name| name.strip_prefix("nar/")) {
+            let Ok(name) = NarFileName::parse(nar) else { continue };
             report.files += 1;
-            if let Err(refusal) = self.import_nar(&name, &path) {
-                report.problems.push(format!("'{}' is skipped: {refusal}", path.display()));
+            if let Err(refusal) = self.import_nar_file(&name) {
+                report.problems.push(format!("'{}' is skipped: {refusal}", self.named(&format!("nar/{nar}"))));
             }
         }
         let mut records = Vec::new();
-        for path in entries(&root)? {
-            let part = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".narinfo"));
-            let Some(part) = part.and_then(|part| part.parse::<HashPart>().ok()) else { continue };
+        for name in &names {
+            let Some(part) = name.strip_suffix(".narinfo").and_then(|part| part.parse::<HashPart>().ok()) else {
+                continue;
+            };
             report.paths += 1;
-            match self.import_narinfo(&part, &path)? {
+            match self.import_narinfo(&part, name)? {
                 Ok(record) => records.push(record),
-                Err(reason) => report.problems.push(format!("'{}' is skipped: {reason}", path.display())),
+                Err(reason) => report.problems.push(format!("'{}' is skipped: {reason}", self.named(name))),
             }
         }
         for step in records.chunks(STEP) {
-            if self.index().commit(self.id(), step.to_vec(), self.now())? == Commit::Changed {
+            if self.index().commit(self.id(), step.to_vec(), &[], self.now())? == Commit::Changed {
                 report
                     .problems
                     .push("another process is writing to this cache: stop the server, and try again".to_owned());
@@ -243,8 +278,16 @@ impl Cache {
         Ok(())
     }
 
-    fn import_narinfo(&self, part: &HashPart, path: &Path) -> Result<Result<PathRecord, String>, Refusal> {
-        let text = fs::read(path).map_err(|error| Refusal::of_file("read", path.display(), &error))?;
+    fn import_nar_file(&self, name: &NarFileName) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("read", name, &error);
+        match self.files().read(&format!("nar/{name}")).map_err(fail)? {
+            Some(mut file) => self.import_nar(name, &mut *file),
+            None => Err(Refusal::new(RefusalKind::NotFound, "it is not a regular file")),
+        }
+    }
+
+    fn import_narinfo(&self, part: &HashPart, name: &str) -> Result<Result<PathRecord, String>, Refusal> {
+        let text = self.text(name).map_err(|error| Refusal::of_file("read", name, &error))?;
         let info = match NarInfo::parse(&text, &self.settings().store_dir) {
             Ok(info) if info.path.hash_part() == *part => info,
             Ok(info) => return Ok(Err(format!("it is one of '{}'", info.path))),
@@ -272,23 +315,8 @@ impl Cache {
     }
 }
 
-fn settings_of(folder: &Path) -> CacheSettings {
-    let text = fs::read(folder.join("nix-cache-info")).ok();
-    let info = text.and_then(|text| CacheInfo::parse(&text).ok()).unwrap_or_default();
-    let mut settings = CacheSettings { store_dir: info.store_dir, ..CacheSettings::default() };
-    if let Some(priority) = info.priority.and_then(|priority| u32::try_from(priority).ok()) {
-        settings.priority = priority;
-    }
-    settings
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Refusal> {
-    let fail = |error: io::Error| Refusal::of_file("list", folder.display(), &error);
-    fs::read_dir(folder).map_err(fail)?.map(|entry| entry.map(|entry| entry.path()).map_err(fail)).collect()
-}
-
-fn hash_of(path: &Path) -> io::Result<Sha256> {
-    let (mut file, mut hasher, mut buffer) = (File::open(path)?, Sha256Hasher::new(), vec![0; BUFFER_LEN]);
+fn hash_of(file: &mut dyn Read) -> io::Result<Sha256> {
+    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(hasher.finish()),
@@ -300,7 +328,7 @@ fn hash_of(path: &Path) -> io::Result<Sha256> {
 }
 
 fn failed(error: DataError) -> Refusal {
-    Refusal::new(super::RefusalKind::Failed, error)
+    Refusal::new(RefusalKind::Failed, error)
 }
 
 fn refused(path: &Path, refusal: &Refusal) -> DataError {

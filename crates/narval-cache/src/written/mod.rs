@@ -44,6 +44,8 @@ mod name;
 pub mod oidc;
 mod open;
 mod oversized;
+mod place;
+mod publish;
 mod receive;
 mod recompress;
 mod reconcile;
@@ -61,7 +63,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use audit::Audit;
 pub use batch::read_commit;
-pub use cache::{Cache, Listed, NarFile, Stamp};
+pub use cache::{Cache, Listed, NarFile, NarHead, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::Data;
 pub use database::Database;
@@ -75,6 +77,7 @@ pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
 pub use open::DataOptions;
+pub use place::Place;
 #[doc(hidden)]
 pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};
@@ -86,6 +89,7 @@ pub use retention::{
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use small::{Put, SmallKind};
+pub use storage::NarBytes;
 pub use tokens::{LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
 
 /// Seconds since 1970.
@@ -101,3 +105,14 @@ mod tests;
 #[allow(clippy::duplicate_mod, reason = "the same tests with the index in a database")]
 #[path = "tests/mod.rs"]
 mod tests_on_postgres;
+
+#[cfg(test)]
+#[allow(clippy::duplicate_mod, reason = "the same tests in a bucket")]
+#[path = "tests/mod.rs"]
+mod tests_in_bucket;
+
+#[cfg(test)]
+#[cfg(feature = "postgres")]
+#[allow(clippy::duplicate_mod, reason = "the same tests in a bucket, with the index in a database")]
+#[path = "tests/mod.rs"]
+mod tests_in_bucket_on_postgres;

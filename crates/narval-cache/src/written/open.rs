@@ -2,23 +2,22 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use narval_store::{is_temporary_name, remove_leftovers};
-
 use super::data::Data;
 use super::database::{self, Database};
 use super::error::{DataError, io_error};
+use super::index::Index;
 use super::oversized::Oversized;
+use super::publish::SeenPending;
 use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
-use super::storage::{Storage, TEMPORARY};
+use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens_used::TokensUsed;
-use super::{Audit, Cache, recompress};
+use super::{Audit, Cache, Place, recompress};
 
 /// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -46,20 +45,16 @@ impl Data {
     ///
     /// # Errors
     /// If the folder or its index cannot be used.
-    pub fn open(path: &Path, options: DataOptions) -> Result<Self, DataError> {
-        let database = options.database.as_ref();
-        if options.must_exist && !database::exists(path, database) {
-            let source = io::Error::new(io::ErrorKind::NotFound, "there is no index in it");
-            return Err(DataError::Io { action: "open the data folder", path: path.to_owned(), source });
-        }
-        let storage = Storage::open(path).map_err(|source| io_error("create the data folder", path, source))?;
-        let incoming = path.join("incoming");
-        remove_leftovers(&incoming, |name| is_temporary_name(name, TEMPORARY))
-            .map_err(|source| io_error("clear up", &incoming, source))?;
-        let index = database::open(path, database)?;
+    pub fn open(place: impl Into<Place>, options: DataOptions) -> Result<Self, DataError> {
+        let place = place.into();
+        let (storage, index) = open_parts(&place, &options)?;
+        storage.clear_up().map_err(|source| io_error("clear up", storage.place(), source))?;
+        let (path, publishes_later) = (place.folder(), storage.publishes_later());
         let (stop, stopped) = channel();
         let shared = Arc::new(Shared {
             storage,
+            local: path.to_owned(),
+            seen_pending: SeenPending::default(),
             index,
             audit: Audit::new(path.join("audit.jsonl")),
             tokens_used: TokensUsed::default(),
@@ -72,7 +67,11 @@ impl Data {
             _stop: stop,
         });
         let data = Self::of(shared);
-        data.reconcile()?;
+        if publishes_later {
+            data.publish_pending(true)?;
+        } else {
+            data.reconcile()?;
+        }
         let weak = Arc::downgrade(data.shared());
         let keeping = std::thread::Builder::new()
             .name("cache-house".into())
@@ -88,12 +87,41 @@ impl Data {
     }
 }
 
+/// The storage and its index.
+fn open_parts(place: &Place, options: &DataOptions) -> Result<(Box<dyn Storage>, Box<dyn Index>), DataError> {
+    let database = options.database.as_ref();
+    let absent = |path: &std::path::Path| {
+        let source = io::Error::new(io::ErrorKind::NotFound, "there is no index in it");
+        DataError::Io { action: "open the data folder", path: path.to_owned(), source }
+    };
+    match place {
+        Place::Folder(path) => {
+            if options.must_exist && !database::exists(path, database) {
+                return Err(absent(path));
+            }
+            let storage = Folder::open(path).map_err(|source| io_error("create the data folder", path, source))?;
+            Ok((Box::new(storage), database::open(path, database)?))
+        }
+        Place::Bucket { url, folder, cache_size } => {
+            let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: *cache_size });
+            let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
+            let index = database::open_of_bucket(&bucket, database, options.must_exist)?;
+            Ok((Box::new(bucket), index))
+        }
+    }
+}
+
 fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Option<Duration>) {
     let (mut settled, mut collected) = (Instant::now(), Instant::now());
     let mut oversized = Oversized::default();
     while stopped.recv_timeout(RECORD_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
         shared.record();
+        if shared.storage.publishes_later()
+            && let Err(error) = Data::of(Arc::clone(&shared)).publish_pending(false)
+        {
+            tracing::debug!("{error}");
+        }
         if settled.elapsed() >= SETTLE_EVERY {
             shared.settle();
             Data::of(Arc::clone(&shared)).make_room_again();
@@ -101,7 +129,9 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
         }
         let Some(every) = collect_every else { continue };
         if collected.elapsed() >= every {
-            collect_all(&Data::of(Arc::clone(&shared)));
+            let data = Data::of(Arc::clone(&shared));
+            collect_all(&data);
+            data.end_unfinished();
             collected = Instant::now();
         }
         oversized.collect(&Data::of(shared));

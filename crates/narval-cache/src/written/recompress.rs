@@ -5,7 +5,6 @@
 //! they still get the file that it describes. A killed process leaves either the old or the new state.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{BufReader, Write};
 use std::sync::Weak;
 use std::time::Duration;
@@ -79,7 +78,7 @@ impl Cache {
     fn recompress_one(&self, name: &str) -> Result<(), Refusal> {
         let Some(old) = self.index().file(self.id(), name)? else { return Ok(()) };
         let known = self.index().files_of(self.id(), &old.nar_hash)?.into_iter().find(|(name, nar)| {
-            nar.compression == Compression::Zstd && self.directory().nar_len(name).ok() == Some(Some(nar.file_size))
+            nar.compression == Compression::Zstd && self.files().has_nar(name, nar.file_size).unwrap_or(false)
         });
         let new = match known {
             Some((name, nar)) => (name, nar),
@@ -97,8 +96,8 @@ impl Cache {
     fn make_zstd(&self, old: &NarRecord) -> Result<(String, NarRecord), Refusal> {
         let (nar_hash, compression) = (old.nar_hash, Compression::Zstd);
         let fail = |error: std::io::Error| Refusal::of_file("recompress", nar_hash, &error);
-        let blob = File::open(self.storage().blob(&nar_hash, old.compression)).map_err(fail)?;
-        let mut nar = Decoder::new(&old.compression, BufReader::new(blob), 1)
+        let stored = self.files().open_stored(old).map_err(fail)?;
+        let mut nar = Decoder::new(&old.compression, BufReader::new(stored), 1)
             .map_err(|error| Refusal::new(RefusalKind::Unprocessable, error))?;
         let file = self.incoming_file()?;
         let mut length = 0;
@@ -136,18 +135,13 @@ impl Cache {
             let narinfo = info.render(&settings.store_dir).into_bytes();
             records.push(PathRecord { file: name.clone(), narinfo, ..record });
         }
-        self.directory().sync_nars().map_err(fail)?;
+        self.files().sync_nars().map_err(fail)?;
         // A collection removes the old file once nothing has used it for COLLECT_GRACE.
         let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - super::COLLECT_GRACE);
         if self.index().rename(self.id(), records.clone(), old, orphaned)? == Commit::Changed {
             return Ok(Commit::Changed);
         }
-        for record in &records {
-            if let Err(error) = self.publish(record) {
-                // It is committed: the index serves it, and the file is created at the next start.
-                tracing::warn!("cannot write '{}.narinfo': {error}", record.hash_part);
-            }
-        }
+        self.publish_committed(&records, Vec::new());
         Ok(Commit::Done)
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use super::data::Data;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Pending};
-use super::storage::{self, file_len};
 use super::{Cache, Refusal, RefusalKind};
 
 impl Data {
@@ -17,13 +16,16 @@ impl Data {
         if shared.index.pending_max()?.is_none() {
             return Ok(());
         }
-        let path = shared.storage.path();
+        let path = shared.storage.place();
         let _alone = shared.storage.lock_exclusive().map_err(|source| io_error("lock", path, source))?;
         self.reconcile_locked()
     }
 
     /// Like [`Data::reconcile`], with the exclusive lock held.
     pub(super) fn reconcile_locked(&self) -> Result<(), DataError> {
+        if self.shared().storage.publishes_later() {
+            return self.publish_pending(true);
+        }
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
         let done = &self.shared().reconciled;
@@ -49,26 +51,19 @@ impl Cache {
 
     /// Makes one file consistent with the index.
     pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), DataError> {
-        let path = self.directory().path();
+        let path = self.files().place();
         let fail = |source: io::Error| io_error("repair", path, source);
         match pending {
             Pending::Path(part) => match self.index().path(self.id(), part)? {
-                Some(record) => self.publish(&record).map_err(fail),
-                None => {
-                    self.directory().remove(&format!("{part}.narinfo")).map_err(fail)?;
-                    self.directory().remove(&format!("{part}.ls")).map_err(fail)
-                }
+                Some(record) => self.files().publish(&record, None).map_err(fail),
+                None => self.files().withdraw(part).map_err(fail),
             },
             Pending::File(name) => {
                 let Some(nar) = self.index().file(self.id(), name)? else {
-                    return self.directory().remove(&format!("nar/{name}")).map_err(fail);
+                    return self.files().unlink_nar(name).map_err(fail);
                 };
-                if self.directory().nar_len(name).map_err(fail)? == Some(nar.file_size) {
+                if self.files().restore_nar(name, &nar).map_err(fail)? {
                     return Ok(());
-                }
-                let blob = self.storage().blob(&nar.nar_hash, nar.compression);
-                if file_len(&blob).map_err(fail)? == Some(nar.file_size) {
-                    return self.directory().link_nar(&blob, name).map_err(fail);
                 }
                 tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
                 Ok(self.index().remove_file(self.id(), name)?)
@@ -77,9 +72,7 @@ impl Cache {
                 if self.index().nar(nar_hash, *compression)?.is_some() {
                     return Ok(());
                 }
-                storage::remove_file(&self.storage().blob(nar_hash, *compression)).map_err(fail)?;
-                // Another file of the NAR may have the same listing; the next upload creates it again.
-                storage::remove_file(&self.storage().blob_listing(nar_hash)).map_err(fail)
+                self.storage().remove_nar(nar_hash, *compression).map_err(fail)
             }
         }
     }

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::io;
 
+use narval_client::HttpError;
 use rustix::io::Errno;
 use thiserror::Error;
 
 use super::index::IndexError;
+use crate::bucket::PutError;
 
 /// The maximum length of a message in bytes. Nix shows bodies of less than 1 KB to its user.
 pub const MESSAGE_LEN_MAX: usize = 1000;
@@ -81,6 +83,11 @@ impl Refusal {
 
     /// A file of the cache failed: the details are only logged, not sent to the client.
     pub(super) fn of_file(action: &str, what: impl fmt::Display, error: &io::Error) -> Self {
+        if is_away(error) {
+            tracing::warn!("cannot {action} '{what}': {error}");
+            let message = "the cache's object store cannot be reached at the moment: nothing was done, try again";
+            return Self::new(RefusalKind::Away, message);
+        }
         tracing::error!("cannot {action} '{what}': {error}");
         if is_full(error) {
             Self::no_space()
@@ -97,6 +104,16 @@ impl Refusal {
              that it continues where it stopped",
         )
     }
+}
+
+/// Whether an object store failed in a way that passes.
+pub(super) fn is_away(error: &io::Error) -> bool {
+    let cause = error.get_ref();
+    let http = cause.and_then(|cause| match cause.downcast_ref::<PutError>() {
+        Some(PutError::Http(error)) => Some(error),
+        _ => cause.downcast_ref::<HttpError>(),
+    });
+    http.is_some_and(HttpError::is_retryable)
 }
 
 /// Whether a file system is full: ENOSPC, or an exhausted quota.

@@ -1,7 +1,7 @@
 //! The state shared by the handles of one data folder, and of one cache.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
@@ -11,9 +11,10 @@ use narval_nix::SecretKey;
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Index};
+use super::publish::SeenPending;
 use super::retention::{Shortage, Uses};
 use super::small_bytes::SmallBytes;
-use super::storage::{CacheDirectory, Storage};
+use super::storage::{CacheStorage, Storage};
 use super::tokens_used::TokensUsed;
 use super::{Audit, CacheName, CacheSettings};
 
@@ -22,7 +23,10 @@ pub(super) const NAR_LOCKS: usize = 64;
 
 /// Shared by the handles of one folder.
 pub(super) struct Shared {
-    pub(super) storage: Storage,
+    pub(super) storage: Box<dyn Storage>,
+    /// The folder on this machine.
+    pub(super) local: PathBuf,
+    pub(super) seen_pending: SeenPending,
     pub(super) index: Box<dyn Index>,
     pub(super) audit: Audit,
     pub(super) tokens_used: TokensUsed,
@@ -44,19 +48,19 @@ pub(super) struct CacheState {
     pub(super) settings: RwLock<Arc<CacheSettings>>,
     pub(super) sign_keys: RwLock<Arc<[SecretKey]>>,
     pub(super) elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
-    pub(super) directory: CacheDirectory,
+    pub(super) files: Box<dyn CacheStorage>,
     pub(super) small_bytes: SmallBytes,
 }
 
 impl CacheState {
-    pub(super) fn new(id: CacheId, name: CacheName, settings: CacheSettings, directory: CacheDirectory) -> Self {
+    pub(super) fn new(id: CacheId, name: CacheName, settings: CacheSettings, files: Box<dyn CacheStorage>) -> Self {
         Self {
             id,
             name,
             settings: RwLock::new(Arc::new(settings)),
             sign_keys: RwLock::new(Arc::from([])),
             elsewhere: RwLock::new(None),
-            directory,
+            files,
             small_bytes: SmallBytes::default(),
         }
     }
@@ -83,12 +87,13 @@ impl Shared {
 
     /// Makes pending changes durable, so that they need not be checked again.
     pub(super) fn settle(&self) {
+        // Their entries are removed one by one.
+        if self.storage.publishes_later() {
+            return;
+        }
         let settle = || -> Result<(), DataError> {
             let Some(up_to) = self.index.pending_max()? else { return Ok(()) };
-            let path = self.storage.path();
-            // One call for all files, instead of one per file.
-            let folder = File::open(path).map_err(|source| io_error("open", path, source))?;
-            rustix::fs::syncfs(&folder).map_err(|error| io_error("synchronise", path, error.into()))?;
+            self.storage.sync().map_err(|source| io_error("synchronise", self.storage.place(), source))?;
             Ok(self.index.settle(up_to)?)
         };
         if let Err(error) = settle() {

@@ -2,18 +2,18 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::Path;
 
 use narval_nix::listing::LISTING_LEN_MAX;
 use narval_nix::{HashPart, StorePath};
 
-use super::{Cache, Grant, Refusal, RefusalKind, Scope, storage};
+use super::storage::Below;
+use super::{Cache, Grant, Refusal, RefusalKind, Scope};
 
 /// The longest build log that is taken, in bytes.
 const LOG_LEN_MAX: u64 = 256 << 20;
 
 /// The longest file of the kinds that are JSON.
-const JSON_LEN_MAX: u64 = 1 << 20;
+pub(super) const JSON_LEN_MAX: u64 = 1 << 20;
 
 /// The longest file of a kind that is not known.
 const OTHER_LEN_MAX: u64 = 16 << 20;
@@ -105,8 +105,7 @@ impl Cache {
     pub fn small_file(&self, kind: SmallKind, name: &str) -> Result<Option<(File, u64)>, Refusal> {
         let Some(path) = kind.path(name) else { return Ok(None) };
         let fail = |error: io::Error| Refusal::of_file("open", &path, &error);
-        let Some(file) = self.directory().open_file(&path).map_err(fail)? else { return Ok(None) };
-        let len = file.metadata().map_err(fail)?.len();
+        let Some((file, len)) = self.files().open(&path).map_err(fail)? else { return Ok(None) };
         if kind == SmallKind::Listing {
             // A loss of power may have left it empty: it is not synchronised, since nothing depends on it.
             let part = name.parse::<HashPart>().ok();
@@ -178,10 +177,10 @@ impl Cache {
             }
             file.file().write_all(buffer.get(..read).unwrap_or_default()).map_err(fail)?;
         }
-        let to = self.directory().path().join(&path);
-        if to.exists() && !grant.allows(self.name(), Scope::Replace) {
+        let old = self.files().len(&path).map_err(in_the_way(kind, &path))?;
+        if old.is_some() && !grant.allows(self.name(), Scope::Replace) {
             let is_trace = matches!(kind, SmallKind::Realisation | SmallKind::BuildTrace);
-            if !is_trace || out_path(&to) != out_path(file.path()) {
+            if !is_trace || self.out_path(&path) != out_path(&fs::read(file.path()).unwrap_or_default()) {
                 return Ok(Put::Kept);
             }
         }
@@ -189,14 +188,7 @@ impl Cache {
         if kind == SmallKind::Other {
             self.check_others(&path, len)?;
         }
-        let placed = storage::file_len(&to).and_then(|old| storage::persist(file, &to).map(|()| old));
-        let old = placed.map_err(|error| match kind {
-            // A file is where this one needs a folder, or the reverse.
-            SmallKind::Other if is_in_the_way(&error) => {
-                Refusal::new(RefusalKind::NotFound, format_args!("'{path}' conflicts with another file's folder"))
-            }
-            _ => fail(error),
-        })?;
+        self.files().write(&path, file).map_err(in_the_way(kind, &path))?;
         self.small_bytes().change(old.unwrap_or(0), len);
         Ok(Put::Written)
     }
@@ -206,7 +198,7 @@ impl Cache {
     /// Refuses more files of kinds that are not known than there may be.
     fn check_others(&self, path: &str, more: u64) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", OTHER_FOLDER, &error);
-        let bytes = bytes_below(&self.directory().path().join(OTHER_FOLDER)).map_err(fail)?;
+        let bytes = self.bytes_below(OTHER_FOLDER).map_err(fail)?;
         if bytes.saturating_add(more) <= OTHER_BYTES_MAX {
             return Ok(());
         }
@@ -221,45 +213,41 @@ impl Cache {
     }
 
     fn count_small_files(&self) -> io::Result<u64> {
-        let root = self.directory().path();
-        SMALL_FOLDERS.iter().map(|folder| bytes_below(&root.join(folder))).sum()
+        SMALL_FOLDERS.iter().map(|folder| self.bytes_below(folder)).sum()
+    }
+
+    /// Bytes of all files below a folder, which may be absent.
+    fn bytes_below(&self, folder: &str) -> io::Result<u64> {
+        Ok(self.files().list(Below::Folder(folder))?.iter().map(|file| file.len).sum())
+    }
+
+    /// What a stored realisation is a realisation of.
+    fn out_path(&self, path: &str) -> Option<String> {
+        let (file, _) = self.files().open(path).ok()??;
+        let mut text = Vec::new();
+        file.take(JSON_LEN_MAX).read_to_end(&mut text).ok()?;
+        out_path(&text)
     }
 }
 
 /// Folders of a cache whose files no narinfo names.
 pub(super) const SMALL_FOLDERS: [&str; 5] = ["log", "realisations", "build-trace-v2", "debuginfo", OTHER_FOLDER];
 
-/// Bytes of all files below a folder, which may be absent.
-fn bytes_below(folder: &Path) -> io::Result<u64> {
-    let (mut bytes, mut open) = (0, vec![folder.to_owned()]);
-    while let Some(folder) = open.pop() {
-        let entries = match fs::read_dir(&folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        };
-        for entry in entries {
-            let entry = entry?;
-            match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => open.push(entry.path()),
-                Ok(metadata) => bytes += metadata.len(),
-                // Removed meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
+/// What to report if a small file cannot be written.
+fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Refusal {
+    move |error| match (kind, error.kind()) {
+        // A file is where this one needs a folder, or the reverse.
+        (
+            SmallKind::Other,
+            io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists,
+        ) => Refusal::new(RefusalKind::NotFound, format_args!("'{path}' conflicts with another file's folder")),
+        _ => Refusal::of_file("write", path, &error),
     }
-    Ok(bytes)
-}
-
-fn is_in_the_way(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists)
 }
 
 /// What a realisation is a realisation of.
-fn out_path(path: &Path) -> Option<String> {
-    let text = fs::read(path).ok()?;
-    let json: serde_json::Value = serde_json::from_slice(&text).ok()?;
+fn out_path(text: &[u8]) -> Option<String> {
+    let json: serde_json::Value = serde_json::from_slice(text).ok()?;
     json.get("outPath")?.as_str().map(ToOwned::to_owned)
 }
 

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use narval_cache::bucket::BucketSigner;
@@ -29,7 +29,26 @@ pub struct S3Server {
     folder: tempfile::TempDir,
 }
 
+/// The server of this process, as long as somebody uses it.
+static SHARED: Mutex<Weak<S3Server>> = Mutex::new(Weak::new());
+
 impl S3Server {
+    /// The versitygw that tests of this process share; `None`, and a note, if it is not installed.
+    pub fn shared() -> Option<Arc<Self>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = shared.upgrade() {
+            return Some(server);
+        }
+        let server = Arc::new(Self::versitygw()?);
+        *shared = Arc::downgrade(&server);
+        Some(server)
+    }
+
+    /// The folder with the files of versitygw's objects.
+    pub fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
+    }
+
     /// One of each kind that is installed. Says so where one is not.
     pub fn all() -> Vec<Self> {
         let servers: Vec<Self> = [Self::versitygw(), Self::seaweedfs()].into_iter().flatten().collect();

@@ -2,6 +2,7 @@
 
 pub(crate) mod damaged;
 pub(crate) mod file;
+pub(crate) mod growing;
 pub(crate) mod memory;
 pub(crate) mod packed;
 pub(crate) mod plan;

@@ -1,24 +1,16 @@
 //! NARs of upstreams: files that are kept, and files that grow while they are sent.
 
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::upstream::{Fill as Growing, FillEnd, NarAnswer, Unavailable, Upstreams};
-use narval_http::{
-    Body, BodySource, BodyWaker, FileRange, Fill, HeadRef, HeaderValue, Method, Response, SegmentBuf, StatusCode,
-};
+use narval_cache::upstream::{NarAnswer, Unavailable, Upstreams};
+use narval_http::{Body, HeadRef, HeaderValue, Method, Response, StatusCode};
 
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::file::send_file;
+use crate::nar::growing::{Follower, Nothing};
 use crate::nar::representation::{Representation, Selected};
-
-/// Pieces of at least this size are sent from the file with `sendfile(2)`.
-const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
-/// How long a connection waits at most before it looks whether there is more, without having been told.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Answers with a NAR by its name below `nar/`, or with a range of it. It waits for what the upstream says first, and for no more.
 pub(crate) fn answer(
@@ -68,66 +60,5 @@ pub(crate) fn answer(
             }
             .into()),
         }),
-    }
-}
-
-/// The body of an answer to HEAD.
-struct Nothing;
-
-impl BodySource for Nothing {
-    fn fill(&mut self, _: &mut SegmentBuf) -> io::Result<Fill> {
-        Ok(Fill::Done)
-    }
-}
-
-/// Reads behind the thread that fetches.
-struct Follower {
-    growing: Arc<Growing>,
-    sent: u64,
-    /// Where to stop; `None`: at the end.
-    to: Option<u64>,
-    metrics: Arc<Metrics>,
-}
-
-impl Follower {
-    fn new(growing: Arc<Growing>, from: u64, to: Option<u64>, metrics: &Arc<Metrics>) -> Self {
-        Self { growing, sent: from, to, metrics: Arc::clone(metrics) }
-    }
-}
-
-impl BodySource for Follower {
-    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        let progress = self.growing.progress();
-        let readable = progress.readable.min(self.to.unwrap_or(u64::MAX));
-        let there = readable.saturating_sub(self.sent);
-        if there == 0 {
-            return match progress.end {
-                Some(FillEnd::Complete) => Ok(Fill::Done),
-                Some(FillEnd::Failed(reason)) => {
-                    self.metrics.stream_aborts.inc();
-                    Err(io::Error::new(io::ErrorKind::InvalidData, &*reason))
-                }
-                None => Ok(Fill::Wait),
-            };
-        }
-        let length = if there >= SENDFILE_BYTES_MIN {
-            let file = Arc::clone(self.growing.file());
-            out.push_file(FileRange { file, offset: self.sent, length: there });
-            there
-        } else {
-            let memory = out.memory();
-            let from = memory.len();
-            memory.resize(from + usize::try_from(there).unwrap_or_default(), 0);
-            self.growing.file().read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
-            there
-        };
-        self.metrics.nar_bytes_upstream.inc_by(length);
-        self.sent += length;
-        Ok(if self.to == Some(self.sent) { Fill::Done } else { Fill::More })
-    }
-
-    fn wait(&mut self, waker: BodyWaker) -> Duration {
-        self.growing.when_beyond(self.sent, move || waker.wake());
-        LOOK_EVERY
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn keys(environment: &Environment, client: &Client) -> Result<Option<
         None => environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
     };
     let field = token.as_deref().map(|token| [("authorization", token)]);
-    let extra = Extra { fields: field.as_ref().map_or(&[], |field| field), query: &[], is_signed: true };
+    let extra = Extra { fields: field.as_ref().map_or(&[], |field| field), is_signed: true, ..Extra::default() };
     let request = Request { method: Method::Get, extra, ..Request::get(&url) };
     let answer = client.retry().run(|| client.small_answer(&request, ANSWER_LEN_MAX));
     let who = "the container's endpoint";

@@ -22,7 +22,7 @@ pub(super) fn keys(environment: &Environment, client: &Client) -> Result<Option<
         .map_err(|error| CredentialsError::Setting(format!("AWS_EC2_METADATA_SERVICE_ENDPOINT: {error}")))?;
     let ask = |method: Method, path: &str, field: (&str, &str)| -> Result<Option<Vec<u8>>, HttpError> {
         let url = service.child(path)?;
-        let extra = Extra { fields: &[field], query: &[], is_signed: true };
+        let extra = Extra { fields: &[field], is_signed: true, ..Extra::default() };
         client.small_answer(&Request { method, extra, ..Request::get(&url) }, ANSWER_LEN_MAX)
     };
     let session = match ask(Method::Put, "latest/api/token", ("x-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS))

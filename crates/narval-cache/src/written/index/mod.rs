@@ -270,8 +270,15 @@ pub(crate) trait Index: Send + Sync {
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
     /// For each path that exists, the name of its NAR's file and the expected length of that file.
     fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
-    /// Makes paths visible, durably, and either all or none: each must still have the version of its record.
-    fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError>;
+    /// Makes paths visible, durably, and either all or none: each must still have the version of its record, and the paths in
+    /// `needed` must be there.
+    fn commit(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        needed: &[HashPart],
+        now: u64,
+    ) -> Result<Commit, IndexError>;
     /// Points paths to another file of their NAR, durably, and either all or none: each must still have the version of its record.
     /// This does not count as a use. Nothing names the old file afterwards, and it counts as orphaned since `orphaned`.
     fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError>;
@@ -316,6 +323,15 @@ pub(crate) trait Index: Send + Sync {
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError>;
     /// Removes pending entries up to this number: their files are durable.
     fn settle(&self, up_to: i64) -> Result<(), IndexError>;
+    /// Removes these pending entries.
+    fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError>;
+    /// Removes the pending entries of these narinfos, which are published. Keeps those of which there is more than one: others
+    /// are changing the same path.
+    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
+    /// Removes the pending entries of a name below `nar/`, whose file is stored.
+    fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
+    /// Whether there is such an entry.
+    fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError>;
     /// The greatest number of a pending entry.
     fn pending_max(&self) -> Result<Option<i64>, IndexError>;
 

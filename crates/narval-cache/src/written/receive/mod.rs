@@ -9,17 +9,14 @@ mod pass;
 mod scan;
 mod tee;
 
-use std::fs::File;
-use std::io::{Read, Seek};
-use std::path::Path;
-use std::sync::PoisonError;
+use std::io::{Read, Seek, Write};
 
 use narval_nix::{Compression, NarHash, Sha256};
 use narval_store::TemporaryFile;
 
-use self::pass::{Claims, Verified, verify};
+use self::pass::{Claims, Verified, file_size_max, verify};
 use super::index::NarRecord;
-use super::storage::{self, file_len};
+use super::storage::{Incoming, Keep};
 use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};
 
 /// The result of starting an upload.
@@ -129,14 +126,17 @@ impl Cache {
             NarTarget::Nar { nar_hash, .. } => self.index().files_of(self.id(), nar_hash)?,
         };
         for (name, nar) in candidates {
-            let len = self.directory().nar_len(&name).map_err(|error| Refusal::of_file("look at", &name, &error))?;
-            if len == Some(nar.file_size)
+            if self.files().is_placed(self.index(), self.id(), &name, &nar)?
                 && let Ok(name) = NarFileName::parse(&name)
             {
                 return Ok(Some(Stored::new(name, &nar)));
             }
         }
         Ok(None)
+    }
+
+    fn listing_file(&self) -> Result<Option<TemporaryFile>, Refusal> {
+        self.files().listing().map_err(|error| Refusal::of_file("create", "a listing", &error))
     }
 
     /// A temporary file in the data folder for [`Upload::adopt`]. It is removed when dropped.
@@ -160,9 +160,12 @@ impl Upload {
     /// If the body ends early, does not match its name and length, is not a NAR, or does not fit on the disk.
     /// Nothing is left then.
     pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
-        let result = self.cache.incoming_file().and_then(|file| {
-            let verified = self.verify(body, Some(file.file()))?;
-            self.store(verified.0, file, verified.1)
+        let len_max = self.length.unwrap_or_else(|| file_size_max(self.cache.settings().nar_size_max));
+        let received = self.cache.files().receive(&self.target, len_max);
+        let received = received.map_err(|error| Refusal::of_file("create", self.target, &error));
+        let result = received.and_then(|mut received| {
+            let verified = self.verify(body, Some(&mut received))?;
+            self.store(verified.0, received, verified.1)
         });
         self.note(result)
     }
@@ -175,7 +178,7 @@ impl Upload {
     pub fn adopt(self, file: TemporaryFile) -> Result<Stored, Refusal> {
         let rewind = || file.file().rewind().map_err(|error| Refusal::of_file("read", self.target, &error));
         let verified = rewind().and_then(|()| self.verify(&mut file.file(), None));
-        let result = verified.and_then(|verified| self.store(verified.0, file, verified.1));
+        let result = verified.and_then(|verified| self.store(verified.0, Incoming::File(file), verified.1));
         self.note(result)
     }
 
@@ -185,108 +188,50 @@ impl Upload {
         result.inspect_err(|refusal| self.cache.notice_shortage(refusal))
     }
 
-    fn verify(&self, body: &mut dyn Read, file: Option<&File>) -> Result<(Verified, TemporaryFile), Refusal> {
-        let listing = self.cache.incoming_file()?;
+    fn verify<'a>(
+        &self,
+        body: &'a mut dyn Read,
+        file: Option<&'a mut dyn Write>,
+    ) -> Result<(Verified, Option<TemporaryFile>), Refusal> {
+        let listing = self.cache.listing_file()?;
         let nar_size_max = self.cache.settings().nar_size_max;
         let (is_unverified, is_alias) = (self.cache.is_unverified(), false);
         let claims = Claims { target: &self.target, length: self.length, nar_size_max, is_unverified, is_alias };
-        Ok((verify(&claims, body, file, listing.file())?, listing))
+        Ok((verify(&claims, body, file, listing.as_ref().map(TemporaryFile::file))?, listing))
     }
 
-    fn store(&self, verified: Verified, file: TemporaryFile, listing: TemporaryFile) -> Result<Stored, Refusal> {
-        let failed = |error: std::io::Error| Refusal::of_file("store", self.target, &error);
-        let (cache, storage) = (&self.cache, self.cache.storage());
+    fn store(&self, verified: Verified, received: Incoming, listing: Option<TemporaryFile>) -> Result<Stored, Refusal> {
+        let cache = &self.cache;
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
-        let fresh = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
-        // Before taking the lock, because it takes time. Not needed if the cache already has the NAR.
-        let mut is_durable = cache.is_unverified();
-        if !is_durable && cache.stored(&fresh)?.is_none() {
-            file.file().sync_all().map_err(failed)?;
-            is_durable = true;
-        }
-        let _no_collection = storage.lock_shared().map_err(failed)?;
-        let _one_by_one = cache.nar_lock(&nar_hash).lock().unwrap_or_else(PoisonError::into_inner);
-        let parsed = match &self.target {
-            NarTarget::File(name) => *name,
-            // The name of the stored file, if there is one already.
-            NarTarget::Nar { .. } => {
-                let kept = cache.stored(&fresh)?.map_or(file_hash, |kept| kept.file_hash);
-                NarFileName::new(kept, compression)
-            }
+        let keep = Keep {
+            index: cache.index(),
+            cache: cache.id(),
+            target: &self.target,
+            nar: NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found },
+            listing,
+            now: cache.now(),
+            is_unverified: cache.is_unverified(),
+            check_quota: &|bytes| cache.check_quota(bytes),
+            one_by_one: cache.nar_lock(&nar_hash),
         };
-        let name = parsed.to_string();
-        let blob = storage.blob(&nar_hash, compression);
-        let record = match cache.stored(&fresh)? {
-            Some(kept) => {
-                cache.index().add_file(cache.id(), &name, &kept, cache.now())?;
-                kept
-            }
-            None => {
-                // Others may have used the quota meanwhile.
-                cache.check_quota(fresh.file_size)?;
-                // The row first: a row without a file is found at the next start.
-                cache.index().add_file(cache.id(), &name, &fresh, cache.now())?;
-                let place = || {
-                    if fresh.listing_size.is_some() {
-                        storage::persist(listing, &storage.blob_listing(&nar_hash))?;
-                    }
-                    if !is_durable {
-                        // Another upload's file existed a moment ago, and is lost now.
-                        file.file().sync_all()?;
-                    }
-                    storage::persist(file, &blob)
-                };
-                if let Err(error) = place() {
-                    // The first error is reported; if this fails, too, the next start finds the row.
-                    cache.index().remove_file(cache.id(), &name).ok();
-                    return Err(failed(error));
-                }
-                fresh
-            }
-        };
-        cache.directory().link_nar(&blob, &name).map_err(failed)?;
-        Ok(Stored::new(parsed, &record))
+        let (name, nar) = cache.files().keep(received, keep)?;
+        Ok(Stored::new(name, &nar))
     }
 }
 
 impl Cache {
     /// Records a file below `nar/` that the index does not have, if it is a NAR.
-    pub(super) fn import_nar(&self, name: &NarFileName, path: &Path) -> Result<(), Refusal> {
-        let failed = |error: std::io::Error| Refusal::of_file("read", path.display(), &error);
-        let mut file = File::open(path).map_err(failed)?;
-        let (target, listing) = (NarTarget::File(*name), self.incoming_file()?);
+    pub(super) fn import_nar(&self, name: &NarFileName, file: &mut dyn Read) -> Result<(), Refusal> {
+        let (target, listing) = (NarTarget::File(*name), self.listing_file()?);
         let nar_size_max = self.settings().nar_size_max;
         let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: true };
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } =
-            verify(&claims, &mut file, None, listing.file())?;
-        let blob = self.storage().blob(&nar_hash, compression);
-        let mut nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
-        match self.index().nar(&nar_hash, compression)? {
-            Some(kept) if kept.file_size == file_size && kept.file_hash == file_hash => {}
-            // There already is another file of this NAR: this name becomes an alias of it, as after an upload.
-            Some(kept) => {
-                storage::link(&blob, path).map_err(failed)?;
-                nar = kept;
-            }
-            None => {
-                if let Some(folder) = blob.parent() {
-                    std::fs::create_dir_all(folder).map_err(failed)?;
-                }
-                storage::link(path, &blob).map_err(failed)?;
-                if listing_size.is_some() {
-                    storage::persist(listing, &self.storage().blob_listing(&nar_hash)).map_err(failed)?;
-                }
-            }
-        }
-        Ok(self.index().add_file(self.id(), &name.to_string(), &nar, self.now())?)
-    }
-
-    /// The stored file of this NAR, if it exists as recorded.
-    fn stored(&self, nar: &NarRecord) -> Result<Option<NarRecord>, Refusal> {
-        let Some(kept) = self.index().nar(&nar.nar_hash, nar.compression)? else { return Ok(None) };
-        let blob = self.storage().blob(&nar.nar_hash, nar.compression);
-        let len = file_len(&blob).map_err(|error| Refusal::of_file("look at", blob.display(), &error))?;
-        Ok(Some(kept).filter(|kept| len == Some(kept.file_size)))
+            verify(&claims, file, None, listing.as_ref().map(TemporaryFile::file))?;
+        let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        let kept = self.index().nar(&nar_hash, compression)?;
+        let (name, failed) = (name.to_string(), |error: std::io::Error| Refusal::of_file("import", name, &error));
+        let nar = self.files().import(&name, nar, kept, listing).map_err(failed)?;
+        Ok(self.index().add_file(self.id(), &name, &nar, self.now())?)
     }
 }
 
@@ -299,5 +244,5 @@ pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result
     let listing = TemporaryFile::create(&std::env::temp_dir(), ".fuzz-", 0o600).map_err(failed)?;
     let nar_size_max = 16 << 20;
     let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: false };
-    verify(&claims, &mut &*bytes, None, listing.file()).map(|verified| (verified.nar_hash, verified.nar_size))
+    verify(&claims, &mut &*bytes, None, Some(listing.file())).map(|verified| (verified.nar_hash, verified.nar_size))
 }

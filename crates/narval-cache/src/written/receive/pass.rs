@@ -1,7 +1,7 @@
 //! The single pass over an uploaded NAR.
 
 use std::fs::File;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, Read, Write};
 
 use narval_nix::nar::{Decoder as NarDecoder, Event};
 use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
@@ -43,20 +43,19 @@ pub(super) struct Verified {
 /// it.
 ///
 /// Memory: one buffer before and one after the decoder, the decoder's window, and the results of [`Scan`].
-pub(super) fn verify(
+pub(super) fn verify<'a>(
     claims: &Claims<'_>,
-    body: &mut dyn Read,
-    file: Option<&File>,
-    listing: &File,
+    body: &'a mut dyn Read,
+    file: Option<&'a mut dyn Write>,
+    listing: Option<&File>,
 ) -> Result<Verified, Refusal> {
-    // A compressed file may be slightly larger than its contents.
-    let file_size_max =
-        claims.length.unwrap_or_else(|| claims.nar_size_max.saturating_add(claims.nar_size_max / 64 + 4096));
+    let file_size_max = claims.length.unwrap_or_else(|| file_size_max(claims.nar_size_max));
     if claims.is_unverified
-        && let (NarTarget::File(name), Some(file)) = (claims.target, file)
+        && let NarTarget::File(name) = claims.target
+        && file.is_some()
         && name.compression().is_none()
     {
-        return believe(claims, *name.file_hash(), Tee::new(body, Some(file), file_size_max).without_hash());
+        return believe(claims, *name.file_hash(), Tee::new(body, file, file_size_max).without_hash());
     }
     let mut tee = Tee::new(body, file, file_size_max);
     let decoded = decode(claims, &mut tee, listing);
@@ -78,6 +77,11 @@ pub(super) fn verify(
     }
     let Decoded { nar_size, compression, listing_size, found, .. } = decoded;
     Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found })
+}
+
+/// The maximum size of the file of a NAR: a compressed file may be slightly larger than its contents.
+pub(super) fn file_size_max(nar_size_max: u64) -> u64 {
+    nar_size_max.saturating_add(nar_size_max / 64 + 4096)
 }
 
 /// Reports the cause of a failure before the decoder, which only sees that reading failed.
@@ -122,7 +126,7 @@ struct Decoded {
     found: Vec<HashPart>,
 }
 
-fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: &File) -> Result<Decoded, Refusal> {
+fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: Option<&File>) -> Result<Decoded, Refusal> {
     let invalid = |reason: &dyn std::fmt::Display| {
         Refusal::new(RefusalKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.target))
     };
@@ -215,7 +219,8 @@ fn parse(
 struct Listing<'a>(Option<ListingWriter<&'a File>>);
 
 impl<'a> Listing<'a> {
-    fn begin(file: &'a File) -> Result<Self, Refusal> {
+    fn begin(file: Option<&'a File>) -> Result<Self, Refusal> {
+        let Some(file) = file else { return Ok(Self(None)) };
         match ListingWriter::new(file) {
             Ok(writer) => Ok(Self(Some(writer))),
             Err(error) => Self(None).without(error),

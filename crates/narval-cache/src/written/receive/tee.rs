@@ -1,6 +1,5 @@
 //! The bytes of an upload: counted, hashed and written to a file before they reach a decoder.
 
-use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 
 use narval_nix::{Sha256, Sha256Hasher};
@@ -21,7 +20,7 @@ pub(super) enum TeeError {
 /// A body that is stored while it is read, unless it is stored already.
 pub(super) struct Tee<'a> {
     body: &'a mut dyn Read,
-    file: Option<&'a File>,
+    file: Option<&'a mut dyn Write>,
     hasher: Sha256Hasher,
     is_hashed: bool,
     buffer: Box<[u8]>,
@@ -35,7 +34,7 @@ pub(super) struct Tee<'a> {
 }
 
 impl<'a> Tee<'a> {
-    pub(super) fn new(body: &'a mut dyn Read, file: Option<&'a File>, len_max: u64) -> Self {
+    pub(super) fn new(body: &'a mut dyn Read, file: Option<&'a mut dyn Write>, len_max: u64) -> Self {
         Self {
             body,
             file,
@@ -88,7 +87,10 @@ impl<'a> Tee<'a> {
         if self.is_hashed {
             self.hasher.update(fresh);
         }
-        self.file.map_or(Ok(()), |mut file| file.write_all(fresh)).map_err(TeeError::File)
+        match &mut self.file {
+            Some(file) => file.write_all(fresh).map_err(TeeError::File),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,15 +1,15 @@
 //! Collections: removing what nothing keeps.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::io::{self, Read};
 use std::time::UNIX_EPOCH;
 
 use narval_nix::HashPart;
 
 use super::mark::{Marks, Why, mark};
 use crate::written::index::{Cutoff, Snapshot};
-use crate::written::small::SMALL_FOLDERS;
-use crate::written::{Cache, Grant, Refusal, storage};
+use crate::written::small::{JSON_LEN_MAX, SMALL_FOLDERS};
+use crate::written::storage::{Below, StoredFile};
+use crate::written::{Cache, Grant, Refusal};
 
 /// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
 /// and it protects uploads whose narinfo follows last.
@@ -172,34 +172,28 @@ impl Cache {
     /// Removes logs, realisations, debug information and files of kinds that are not known that were written before this, and
     /// the oldest ones where there are too many for the cache's largest size. Those of outputs that are here stay.
     fn sweep_small(&self, before: u64) -> Result<(), Refusal> {
-        let (root, mut kept) = (self.directory().path(), Vec::new());
-        let mut open: Vec<PathBuf> = SMALL_FOLDERS.iter().map(|folder| root.join(folder)).collect();
-        while let Some(path) = open.pop() {
-            let fail = |error: io::Error| Refusal::of_file("look at", path.display(), &error);
-            let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
-            if metadata.is_dir() {
-                for entry in std::fs::read_dir(&path).map_err(fail)? {
-                    open.push(entry.map_err(fail)?.path());
+        let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
+        let mut kept = Vec::new();
+        for folder in SMALL_FOLDERS {
+            for StoredFile { name, len, modified } in self.files().list(Below::Folder(folder)).map_err(fail)? {
+                let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+                if modified.is_none_or(|time| time.as_secs() >= before) || self.is_of_a_path(&name)? {
+                    kept.push((modified, len, name));
+                } else {
+                    self.files().remove(&name).map_err(fail)?;
                 }
-                continue;
-            }
-            let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            if modified.is_none_or(|time| time.as_secs() >= before) || self.is_of_a_path(&path)? {
-                kept.push((modified, metadata.len(), path));
-            } else {
-                storage::remove_file(&path).map_err(fail)?;
             }
         }
         let mut bytes: u64 = kept.iter().map(|(_, len, _)| len).sum();
         let bytes_max = self.settings().size_max.map_or(u64::MAX, |size_max| size_max / SMALL_PART);
         kept.sort_unstable();
-        for (_, len, path) in kept {
+        for (_, len, name) in kept {
             if bytes <= bytes_max {
                 break;
             }
-            if !self.is_of_a_path(&path)? {
-                let fail = |error: io::Error| Refusal::of_file("remove", path.display(), &error);
-                storage::remove_file(&path).map_err(fail)?;
+            if !self.is_of_a_path(&name)? {
+                let fail = |error: io::Error| Refusal::of_file("remove", &name, &error);
+                self.files().remove(&name).map_err(fail)?;
                 bytes -= len;
             }
         }
@@ -208,8 +202,14 @@ impl Cache {
     }
 
     /// Whether a realisation or debug information is of something that is here. Logs are of derivations, which nobody pushes.
-    fn is_of_a_path(&self, file: &Path) -> Result<bool, Refusal> {
-        let text = std::fs::read(file).unwrap_or_default();
+    fn is_of_a_path(&self, name: &str) -> Result<bool, Refusal> {
+        if name.starts_with("log/") {
+            return Ok(false);
+        }
+        let fail = |error: io::Error| Refusal::of_file("read", name, &error);
+        let Some((file, _)) = self.files().open(name).map_err(fail)? else { return Ok(false) };
+        let mut text = Vec::new();
+        file.take(JSON_LEN_MAX).read_to_end(&mut text).map_err(fail)?;
         let Ok(json) = serde_json::from_slice::<serde_json::Value>(&text) else { return Ok(false) };
         let field = |key: &str| json.get(key).and_then(serde_json::Value::as_str);
         if let Some(part) = field("outPath").and_then(|path| path.get(..32)?.parse::<HashPart>().ok()) {

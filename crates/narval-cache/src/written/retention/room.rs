@@ -6,8 +6,6 @@
 
 use std::sync::atomic::Ordering;
 
-use rustix::fs::statvfs;
-
 use super::collect::UNFINISHED_GRACE;
 use crate::written::data::Data;
 use crate::written::{Cache, Refusal, RefusalKind};
@@ -55,8 +53,7 @@ impl Cache {
     /// Frees space before this many bytes are uploaded, if the disk has less. The upload is not refused: only writing
     /// shows how much fits.
     pub(in crate::written) fn make_room_for(&self, bytes: u64) {
-        let free = statvfs(self.storage().path()).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-        if free.is_ok_and(|free| free < bytes.saturating_add(RESERVE_BYTES)) {
+        if self.storage().free_bytes().is_some_and(|free| free < bytes.saturating_add(RESERVE_BYTES)) {
             self.data().make_room();
         }
     }

@@ -171,6 +171,9 @@ fn pushes_until_the_disk_is_full() {
 fn a_full_disk() {
     let place = Place::new();
     let folder = place.path();
+    if place.is_in_bucket() {
+        return;
+    }
     let may_mount = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     if !may_mount.is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: a file system of the test's own can't be mounted");

@@ -3,6 +3,7 @@
 mod committing;
 mod fsck;
 mod hostile;
+mod in_bucket;
 mod killed;
 mod oversized;
 mod place;
@@ -11,6 +12,8 @@ pub(super) mod postgres;
 mod receiving;
 mod recompressing;
 mod retention;
+#[path = "../../../tests/s3/mod.rs"]
+pub(super) mod s3;
 mod tokens;
 
 use std::io::Write;
@@ -50,12 +53,17 @@ impl Fixture {
 
     /// Names of all files below a folder of the data folder, sorted.
     pub(super) fn files(&self, below: &str) -> Vec<String> {
-        let root = self.folder.path().join(below);
+        let root = self.folder.stored(below);
         let mut open = vec![root.clone()];
         let mut files = Vec::new();
         while let Some(folder) = open.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
+            // A bucket has no empty folders.
+            let Ok(entries) = std::fs::read_dir(folder) else { continue };
+            for entry in entries {
                 let path = entry.unwrap().path();
+                if path.file_name().is_some_and(|name| name == "_narval") {
+                    continue;
+                }
                 match path.is_dir() {
                     true => open.push(path),
                     false => files.push(path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned()),
@@ -88,6 +96,15 @@ pub(super) fn store_path(name: &str) -> StorePath {
     let digest = Sha256::of(name.as_bytes());
     let part = HashPart::from_digest(digest.as_bytes()[..20].try_into().unwrap());
     StorePath::parse(&format!("{part}-{name}")).unwrap()
+}
+
+/// Where the files of a cache are.
+pub(super) fn folder_of(cache: &Cache) -> std::path::PathBuf {
+    let place = cache.files().place();
+    match place.to_str().and_then(|place| place.strip_prefix("s3://")) {
+        Some(below) => s3::S3Server::shared().unwrap().root().join(below),
+        None => place.to_owned(),
+    }
 }
 
 /// A NAR of one file.

@@ -1,24 +1,33 @@
-//! Where tests have a data folder, and its index.
+//! Where tests have a written cache, and its index.
 //!
-//! The tests are compiled twice: as `tests` with the index in SQLite, and as `tests_on_postgres` with the index in a PostgreSQL
-//! that they start.
+//! The tests are compiled four times: as `tests` in a folder with the index in SQLite, as `tests_on_postgres` with the index in a
+//! PostgreSQL that they start, and as `tests_in_bucket` and `tests_in_bucket_on_postgres` in a versitygw that they start.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
 use super::postgres::PostgresServer;
-use crate::written::{Data, DataOptions, Database};
+use super::s3::S3Server;
+use crate::written::{self, Data, DataOptions, Database};
 
 /// Tells another process which database to use.
 const DATABASE: &str = "NARVAL_TEST_DATABASE";
 
-/// A folder, and a database if the index is not in the folder.
+/// Tells another process which bucket to use.
+const BUCKET: &str = "NARVAL_TEST_BUCKET";
+
+/// The bucket of all tests; each has a prefix of its own.
+const NAME: &str = "narval-tests";
+
+/// A folder, and a database if the index is not in the folder, and a bucket if the files are not.
 pub(crate) struct Place {
     folder: TempDir,
     database: Option<(Arc<PostgresServer>, String)>,
+    bucket: Option<(Arc<S3Server>, String)>,
 }
 
 impl Place {
@@ -31,11 +40,56 @@ impl Place {
             let address = server.database();
             (server, address)
         });
-        Self { folder: tempfile::tempdir().unwrap(), database }
+        let server = if wants_bucket() { S3Server::shared() } else { None };
+        if wants_bucket() && server.is_none() {
+            eprintln!("note: no versitygw: the files are in a folder in this test");
+        }
+        let bucket = server.map(|server| {
+            static PLACES: AtomicU32 = AtomicU32::new(0);
+            crate::client::ENVIRONMENT.get_or_init(|| server.environment());
+            let address = server.bucket(NAME);
+            let prefix = format!("{NAME}/place-{}", PLACES.fetch_add(1, Ordering::Relaxed));
+            (server, address.replacen(NAME, &prefix, 1))
+        });
+        Self { folder: tempfile::tempdir().unwrap(), database, bucket }
     }
 
+    /// The folder on this machine.
     pub(super) fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    pub(super) fn is_in_bucket(&self) -> bool {
+        self.bucket.is_some()
+    }
+
+    /// The address of the bucket.
+    pub(super) fn address(&self) -> &str {
+        self.bucket.as_ref().map(|(_, address)| address.as_str()).unwrap_or_default()
+    }
+
+    /// Where files are that a data folder has at this path.
+    pub(super) fn stored(&self, below: &str) -> PathBuf {
+        let Some((server, address)) = &self.bucket else { return self.path().join(below) };
+        let prefix = address.trim_start_matches("s3://").split('?').next().unwrap();
+        let root = server.root().join(prefix);
+        match below.strip_prefix("caches/") {
+            Some(cache) => match cache.strip_prefix("default") {
+                Some(rest) => root.join(rest.trim_start_matches('/')),
+                None => root.join(cache),
+            },
+            None if below == "blobs" => root.join("nar"),
+            None => self.path().join(below),
+        }
+    }
+
+    pub(super) fn place(&self) -> written::Place {
+        place(self.path(), self.bucket.as_ref().map(|(_, address)| address.as_str()), None)
+    }
+
+    /// The same, with a disk cache: for one process at a time.
+    pub(super) fn place_with_cache(&self, size: u64) -> written::Place {
+        place(self.path(), self.bucket.as_ref().map(|(_, address)| address.as_str()), Some(size))
     }
 
     pub(super) fn options(&self) -> DataOptions {
@@ -48,20 +102,24 @@ impl Place {
     }
 
     pub(super) fn open(&self) -> Data {
-        Data::open(self.path(), self.options()).unwrap()
+        Data::open(self.place(), self.options()).unwrap()
     }
 
-    /// Another process is to use the same database.
+    /// Another process is to use the same database, and the same bucket.
     pub(super) fn tell(&self, command: &mut Command) {
         if let Some((_, address)) = &self.database {
             command.env(DATABASE, address);
+        }
+        if let Some((server, address)) = &self.bucket {
+            command.env(BUCKET, address).envs(server.environment());
         }
     }
 
     /// What [`Place::tell`] has told this process.
     pub(super) fn told(folder: &Path) -> Data {
         let database = std::env::var(DATABASE).ok().map(|address| address.parse().unwrap());
-        Data::open(folder, DataOptions { database, ..DataOptions::default() }).unwrap()
+        let place = place(folder, std::env::var(BUCKET).ok().as_deref(), None);
+        Data::open(place, DataOptions { database, ..DataOptions::default() }).unwrap()
     }
 
     /// Changes the tables behind the index's back.
@@ -87,7 +145,21 @@ impl Place {
     }
 }
 
-/// Which of the two this is.
+fn place(folder: &Path, bucket: Option<&str>, cache_size: Option<u64>) -> written::Place {
+    match bucket {
+        Some(address) => {
+            let url = address.parse().unwrap();
+            written::Place::Bucket { url, folder: folder.to_owned(), cache_size }
+        }
+        None => folder.into(),
+    }
+}
+
+/// Which of the four this is.
 pub(super) fn is_on_postgres() -> bool {
-    module_path!().contains("tests_on_postgres")
+    module_path!().contains("on_postgres")
+}
+
+fn wants_bucket() -> bool {
+    module_path!().contains("in_bucket")
 }

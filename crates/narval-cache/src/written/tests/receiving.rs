@@ -115,6 +115,9 @@ fn names_that_lead_elsewhere() {
         );
         assert!(fixture.cache.nar_file(name).unwrap().is_none());
     }
+    if fixture.folder.is_in_bucket() {
+        return;
+    }
     let link = fixture.folder.path().join("caches/default/log").join(store_path("a.drv").to_string());
     std::os::unix::fs::symlink("/etc/passwd", link).unwrap();
     let name = store_path("a.drv").to_string();
@@ -136,8 +139,10 @@ fn one_file_for_all_caches_after_proof_of_possession() {
     assert!(other.nar_file(&name).unwrap().is_none());
     assert!(matches!(other.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
     path.send(&other, Compression::Xz).unwrap().unwrap();
-    let inode = |cache: &Cache| fs::metadata(cache.directory().path().join("nar").join(&name)).unwrap().ino();
-    assert_eq!(inode(&fixture.cache), inode(&other));
+    if !fixture.folder.is_in_bucket() {
+        let inode = |cache: &Cache| fs::metadata(folder_of(cache).join("nar").join(&name)).unwrap().ino();
+        assert_eq!(inode(&fixture.cache), inode(&other));
+    }
     // Another form of the same kind: its name is an alias, and its bytes decode as the name says.
     let again = zstd::encode_all(&path.nar[..], 19).unwrap();
     path.send(&other, Compression::Zstd).unwrap();
@@ -149,7 +154,9 @@ fn one_file_for_all_caches_after_proof_of_possession() {
         assert_eq!(zstd::decode_all(file.file).unwrap(), path.nar);
         assert!(matches!(other.begin_nar(&alias, None, &pusher()).unwrap(), Begin::Known(_)), "HEAD finds it");
     }
-    assert_eq!(fixture.files("blobs").iter().filter(|name| !name.ends_with(".ls")).count(), 2);
+    if !fixture.folder.is_in_bucket() {
+        assert_eq!(fixture.files("blobs").iter().filter(|name| !name.ends_with(".ls")).count(), 2);
+    }
 }
 
 #[test]
@@ -210,7 +217,7 @@ fn named_by_the_hash_of_the_nar() {
     let stored = upload.adopt(std::mem::replace(&mut parts, cache.incoming_file().unwrap())).unwrap();
     assert_eq!(stored.name.to_string(), path.file_name(Compression::Zstd));
     let file = cache.nar_file(&stored.name.to_string()).unwrap().unwrap();
-    assert_eq!(file.file.metadata().unwrap().ino(), inode);
+    assert!(fixture.folder.is_in_bucket() || file.file.metadata().unwrap().ino() == inode);
     // In whichever form.
     let Begin::Known(known) = begin(Compression::Xz) else { panic!() };
     assert_eq!(known, stored);

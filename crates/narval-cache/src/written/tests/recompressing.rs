@@ -56,7 +56,7 @@ fn everything_becomes_zstd_and_old_names_keep_their_bytes() {
         // A client that remembers the old narinfo gets what that speaks of.
         let old = cache.nar_file(before.url.strip_prefix("nar/").unwrap()).unwrap().unwrap();
         assert_eq!(Some(Sha256::of(&read_all(old.file)).into()), before.file_hash);
-        let file = fixture.folder.path().join("caches/default").join(format!("{}.narinfo", path.part()));
+        let file = folder_of(cache).join(format!("{}.narinfo", path.part()));
         assert_eq!(std::fs::read(file).unwrap(), &*cache.narinfo(&path.part()).unwrap().unwrap());
     }
     assert_eq!(info(cache, &twin).url, info(cache, &paths[0]).url);
@@ -87,7 +87,7 @@ fn a_damaged_file_is_not_recompressed() {
     push_as(cache, &path, Compression::None);
     let before = cache.narinfo(&path.part()).unwrap();
     let blob = fixture.files("blobs").into_iter().find(|name| name.ends_with(".nar")).unwrap();
-    let blob = fixture.folder.path().join("blobs").join(blob);
+    let blob = fixture.folder.stored("blobs").join(blob);
     let mut damaged = path.nar.clone();
     damaged[5_000] ^= 1;
     // In place: the file has other names.

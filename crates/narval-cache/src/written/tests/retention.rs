@@ -12,7 +12,7 @@ fn collect_after(cache: &Cache, days: u64) -> Collected {
 
 fn is_there(cache: &Cache, path: &TestPath) -> bool {
     let is_indexed = cache.missing(&[path.part()], None).unwrap().is_empty();
-    let file = cache.directory().path().join(format!("{}.narinfo", path.part()));
+    let file = folder_of(cache).join(format!("{}.narinfo", path.part()));
     assert_eq!(is_indexed, file.exists(), "the index and the files agree");
     is_indexed
 }
@@ -283,7 +283,7 @@ pub(super) fn whole(cache: &Cache) {
     for path in &snapshot.paths {
         let record = cache.index().path(cache.id(), &path.hash_part).unwrap().unwrap();
         let nar = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
-        assert_eq!(cache.directory().nar_len(&record.file).unwrap(), Some(nar.file_size));
+        assert!(cache.files().has_nar(&record.file, nar.file_size).unwrap());
         assert!(cache.index().present(cache.id(), &record.references).unwrap().iter().all(|present| *present));
     }
 }
@@ -369,6 +369,10 @@ fn what_would_be_removed_is_shown() {
 #[test]
 fn logs_and_listings_count_to_the_quota() {
     let fixture = Fixture::with(&CacheSettings { quota: Some(10_000), ..CacheSettings::default() });
+    if fixture.folder.is_in_bucket() {
+        // It stores no listings.
+        return;
+    }
     let cache = &fixture.cache;
     let path = TestPath::with_contents("a", &[], &[1; 2_000]);
     path.send(cache, Compression::None).unwrap();

@@ -68,7 +68,7 @@ fn attic_34_revoked_at_once_and_everywhere() {
     let fixture = Fixture::new();
     let (info, text) = fixture.data.tokens().create(&new_token("push")).unwrap();
     let elsewhere =
-        Data::open(fixture.folder.path(), DataOptions { must_exist: true, ..fixture.folder.options() }).unwrap();
+        Data::open(fixture.folder.place(), DataOptions { must_exist: true, ..fixture.folder.options() }).unwrap();
     assert!(elsewhere.tokens().verify(text.as_bytes()).unwrap().is_some());
     assert!(fixture.data.tokens().revoke(&info.id).unwrap());
     assert!(elsewhere.tokens().verify(text.as_bytes()).unwrap().is_none());

@@ -1,11 +1,11 @@
 //! Caches, and what files may not show yet.
 
-use narval_nix::Sha256;
+use narval_nix::{HashPart, Sha256};
 use tokio_postgres::{Client, Row};
 
 use super::Change;
 use super::failed::Failed;
-use super::sql::{execute, get, int, p, parsed, query, query_opt};
+use super::sql::{execute, get, int, p, parsed, query, query_opt, texts};
 use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, Pending};
 
@@ -69,6 +69,27 @@ fn what(row: &Row) -> Result<Pending, Failed> {
 
 pub(super) async fn settle(change: &Change<'_>, up_to: i64) -> Result<(), Failed> {
     execute(change.client, "delete from narval.pending where id <= $1", &[p(&up_to)]).await.map(drop)
+}
+
+pub(super) async fn settle_these(change: &Change<'_>, numbers: &[i64]) -> Result<(), Failed> {
+    let settle = "delete from narval.pending where id = any($1)";
+    execute(change.client, settle, &[p(&numbers.to_vec())]).await.map(drop)
+}
+
+pub(super) async fn settle_alone(change: &Change<'_>, cache: CacheId, parts: &[HashPart]) -> Result<(), Failed> {
+    let settle = "delete from narval.pending where id in (select min(id) from narval.pending \
+         where cache = $1 and kind = 'path' and name = any($2) group by name having count(*) = 1)";
+    execute(change.client, settle, &[p(&cache.0), p(&texts(parts))]).await.map(drop)
+}
+
+pub(super) async fn settle_file(change: &Change<'_>, cache: CacheId, name: &str) -> Result<(), Failed> {
+    let settle = "delete from narval.pending where cache = $1 and kind = 'file' and name = $2";
+    execute(change.client, settle, &[p(&cache.0), p(&name)]).await.map(drop)
+}
+
+pub(super) async fn is_unplaced(client: &Client, cache: CacheId, name: &str) -> Result<bool, Failed> {
+    let find = "select 1 from narval.pending where cache = $1 and kind = 'file' and name = $2 limit 1";
+    Ok(query_opt(client, find, &[p(&cache.0), p(&name)]).await?.is_some())
 }
 
 /// With the lock for oneself: whatever is added later has a greater number.

@@ -369,9 +369,21 @@ impl Index for Postgres {
         self.read(DEADLINE, async |client| paths::located(client, cache, hash_parts).await)
     }
 
-    fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError> {
+    fn commit(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        needed: &[HashPart],
+        now: u64,
+    ) -> Result<Commit, IndexError> {
         let how = How { deadline: DEADLINE_LARGE, ..ADD };
-        let done = self.try_write(how, async |change| paths::commit(change, cache, &paths, now).await)?;
+        let done = self.try_write(how, async |change| {
+            // Whoever removes paths waits until this transaction ends.
+            match paths::present(change.client, cache, needed).await?.contains(&false) {
+                true => Err(Failed::Changed),
+                false => paths::commit(change, cache, &paths, now).await,
+            }
+        })?;
         Ok(done.unwrap_or(Commit::Changed))
     }
 
@@ -446,6 +458,22 @@ impl Index for Postgres {
 
     fn settle(&self, up_to: i64) -> Result<(), IndexError> {
         self.write(NOTE_LATER, async |change| caches::settle(change, up_to).await)
+    }
+
+    fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, async |change| caches::settle_these(change, numbers).await)
+    }
+
+    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, async |change| caches::settle_alone(change, cache, hash_parts).await)
+    }
+
+    fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, async |change| caches::settle_file(change, cache, name).await)
+    }
+
+    fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
+        self.read(DEADLINE, async |client| caches::is_unplaced(client, cache, name).await)
     }
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {

@@ -126,7 +126,7 @@ fn nodes_that_commit_the_same_paths_do_not_overwrite_each_other() {
                         let version = nodes[node].path(cache, &part).unwrap().map_or(0, |path| path.version);
                         PathRecord { version, ..path(name, "file") }
                     });
-                    nodes[node].commit(cache, paths.collect(), 5).unwrap()
+                    nodes[node].commit(cache, paths.collect(), &[], 5).unwrap()
                 };
                 (0..30).filter(|round| count(*round) == Commit::Done).count()
             }
@@ -156,7 +156,7 @@ fn a_path_never_names_a_file_that_is_swept() {
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
         let cutoff = Cutoff { orphaned: 5, used: 5 };
         let (done, gone) = std::thread::scope(|scope| {
-            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], 10).unwrap());
+            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], 10).unwrap());
             let gone = other.sweep_files(cache, cutoff, 10, 10).unwrap();
             (commit.join().unwrap(), gone)
         });
@@ -176,14 +176,14 @@ fn a_database_that_is_stopped_and_started() {
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
     assert!(index.file(cache, "file").unwrap().is_some());
-    assert_eq!(index.commit(cache, vec![path("a", "file")], 1).unwrap(), Commit::Done);
+    assert_eq!(index.commit(cache, vec![path("a", "file")], &[], 1).unwrap(), Commit::Done);
     assert!(index.file(cache, "file").unwrap().is_some());
     let stamp = index.stamp();
     server.stop();
     let begun = Instant::now();
     for _ in 0..50 {
         assert!(index.narinfos(cache, &[path("a", "file").hash_part]).unwrap_err().is_away());
-        assert!(index.commit(cache, vec![path("b", "file")], 1).unwrap_err().is_away());
+        assert!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap_err().is_away());
     }
     assert!(begun.elapsed() < Duration::from_secs(2), "nobody waits for it: {:?}", begun.elapsed());
     assert!(index.file(cache, "file").unwrap().is_some(), "what is known is known on");
@@ -193,13 +193,13 @@ fn a_database_that_is_stopped_and_started() {
         index.narinfo(cache, &path("a", "file").hash_part).is_ok_and(|text| text.is_some())
     });
     assert_ne!(index.stamp(), stamp, "it may have changed meanwhile");
-    assert_eq!(index.commit(cache, vec![path("b", "file")], 1).unwrap(), Commit::Done);
+    assert_eq!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap(), Commit::Done);
     // Stopped and started so quickly that nobody has noticed: what fails is done again.
     for round in 0..3 {
         server.stop();
         server.start();
         soon(Duration::from_secs(3), || index.narinfo(cache, &path("a", "file").hash_part).is_ok());
-        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], 1).unwrap(), Commit::Done);
+        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], &[], 1).unwrap(), Commit::Done);
     }
     assert_eq!(index.usage(cache).unwrap().paths, 5);
 }

@@ -206,8 +206,22 @@ impl Index for Sqlite {
         self.read(|connection| hash_parts.iter().map(|part| paths::located(connection, cache, part)).collect())
     }
 
-    fn commit(&self, cache: CacheId, paths: Vec<PathRecord>, now: u64) -> Result<Commit, IndexError> {
-        self.write(Durability::Full, move |connection| paths::commit(connection, cache, &paths, now))
+    fn commit(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        needed: &[HashPart],
+        now: u64,
+    ) -> Result<Commit, IndexError> {
+        let needed = needed.to_vec();
+        self.write(Durability::Full, move |connection| {
+            for part in &needed {
+                if !paths::is_present(connection, cache, part)? {
+                    return Ok(Commit::Changed);
+                }
+            }
+            paths::commit(connection, cache, &paths, now)
+        })
     }
 
     fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError> {
@@ -284,6 +298,25 @@ impl Index for Sqlite {
 
     fn settle(&self, up_to: i64) -> Result<(), IndexError> {
         self.write(Durability::Later, move |connection| schema::settle(connection, up_to))
+    }
+
+    fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError> {
+        let numbers = numbers.to_vec();
+        self.write(Durability::Later, move |connection| schema::settle_these(connection, &numbers))
+    }
+
+    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
+        let hash_parts = hash_parts.to_vec();
+        self.write(Durability::Later, move |connection| schema::settle_alone(connection, cache, &hash_parts))
+    }
+
+    fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+        let name = name.to_owned();
+        self.write(Durability::Later, move |connection| schema::settle_file(connection, cache, &name))
+    }
+
+    fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
+        self.read(|connection| schema::is_unplaced(connection, cache, name))
     }
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {

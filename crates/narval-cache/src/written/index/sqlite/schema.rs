@@ -173,6 +173,28 @@ pub(super) fn settle(connection: &Connection, up_to: i64) -> rusqlite::Result<()
     connection.execute("delete from pending where id <= ?", [up_to]).map(drop)
 }
 
+pub(super) fn settle_these(connection: &Connection, numbers: &[i64]) -> rusqlite::Result<()> {
+    let mut settle = connection.prepare_cached("delete from pending where id = ?")?;
+    numbers.iter().try_for_each(|number| settle.execute([number]).map(drop))
+}
+
+pub(super) fn settle_alone(connection: &Connection, cache: CacheId, parts: &[HashPart]) -> rusqlite::Result<()> {
+    let settle = "delete from pending where cache = ?1 and kind = 'path' and name = ?2 \
+         and (select count(*) from pending where cache = ?1 and kind = 'path' and name = ?2) = 1";
+    let mut settle = connection.prepare_cached(settle)?;
+    parts.iter().try_for_each(|part| settle.execute(params![cache.0, part.as_str()]).map(drop))
+}
+
+pub(super) fn settle_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<()> {
+    let settle = "delete from pending where cache = ? and kind = 'file' and name = ?";
+    connection.prepare_cached(settle)?.execute(params![cache.0, name]).map(drop)
+}
+
+pub(super) fn is_unplaced(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<bool> {
+    let query = "select 1 from pending where cache = ? and kind = 'file' and name = ?";
+    connection.prepare_cached(query)?.exists(params![cache.0, name])
+}
+
 pub(super) fn pending_max(connection: &Connection) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached("select max(id) from pending")?

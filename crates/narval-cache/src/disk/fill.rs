@@ -24,7 +24,7 @@ pub struct Progress {
 
 /// The upstream's response before the first byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(crate) enum Start {
     /// The file follows; its length, if known.
     Comes(Option<u64>),
     /// The upstream does not have it.
@@ -53,7 +53,7 @@ struct State {
 type Waker = Box<dyn FnOnce() + Send>;
 
 impl Fill {
-    pub(super) fn new(file: File) -> Self {
+    pub(crate) fn new(file: File) -> Self {
         Self { file: Arc::new(file), state: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -81,19 +81,19 @@ impl Fill {
     }
 
     /// Waits for the upstream's response.
-    pub(super) fn start(&self, patience: Duration) -> Option<Start> {
+    pub(crate) fn start(&self, patience: Duration) -> Option<Start> {
         let state = self.changed.wait_timeout_while(self.lock(), patience, |state| state.start.is_none());
         state.unwrap_or_else(PoisonError::into_inner).0.start.clone()
     }
 
     /// Waits for the end.
-    pub(super) fn wait_for_end(&self, patience: Duration) {
+    pub(crate) fn wait_for_end(&self, patience: Duration) {
         // The guard is not needed.
         drop(self.changed.wait_timeout_while(self.lock(), patience, |state| state.end.is_none()));
     }
 
     /// Sets the upstream's response.
-    pub(super) fn starts(&self, start: Start) {
+    pub(crate) fn starts(&self, start: Start) {
         let mut state = self.lock();
         if let Start::Comes(length) = start {
             state.length = length;
@@ -103,7 +103,7 @@ impl Fill {
     }
 
     /// Sets how many bytes are in the file.
-    pub(super) fn wrote(&self, written: u64) {
+    pub(crate) fn wrote(&self, written: u64) {
         let mut state = self.lock();
         state.written = written;
         let readable = state.progress().readable;
@@ -113,7 +113,7 @@ impl Fill {
     }
 
     /// Sets how it ended; only the first call counts.
-    pub(super) fn ends(&self, end: FillEnd) {
+    pub(crate) fn ends(&self, end: FillEnd) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
         state.start.get_or_insert(Start::Unavailable("the fetch ended before it started".to_owned()));

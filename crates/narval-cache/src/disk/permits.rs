@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A number of permits. Cheap to clone: clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct Permits(Arc<AtomicUsize>);
+pub(crate) struct Permits(Arc<AtomicUsize>);
 
 /// Returned when dropped.
 #[derive(Debug)]
-pub(super) struct Permit(Arc<AtomicUsize>);
+pub(crate) struct Permit(Arc<AtomicUsize>);
 
 impl Permits {
-    pub(super) fn new(permits: usize) -> Self {
+    pub(crate) fn new(permits: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(permits)))
     }
 
-    pub(super) fn take(&self) -> Option<Permit> {
+    pub(crate) fn take(&self) -> Option<Permit> {
         let taken = self.0.try_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
         taken.ok().map(|_| Permit(Arc::clone(&self.0)))
     }

@@ -24,7 +24,7 @@ const SPARE_MAX: usize = 4;
 
 /// The folder. Names are relative to it: `nar/….nar.xz`.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     folder: PathBuf,
     bytes_max: AtomicU64,
     state: Mutex<State>,
@@ -53,7 +53,7 @@ struct Entry {
 
 impl Kept {
     /// Opens or creates the folder, and scans its contents.
-    pub(super) fn open(folder: &Path, bytes_max: u64) -> io::Result<Self> {
+    pub(crate) fn open(folder: &Path, bytes_max: u64) -> io::Result<Self> {
         for name in FOLDERS {
             fs::create_dir_all(folder.join(name))?;
         }
@@ -87,7 +87,7 @@ impl Kept {
     }
 
     /// Changes the budget; the excess is removed immediately.
-    pub(super) fn set_bytes_max(&self, bytes_max: u64) {
+    pub(crate) fn set_bytes_max(&self, bytes_max: u64) {
         let mut state = self.lock();
         self.bytes_max.store(bytes_max, Ordering::Release);
         self.make_room(&mut state);
@@ -98,17 +98,17 @@ impl Kept {
     }
 
     /// The size of all files in bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.lock().bytes
     }
 
     /// Whether the file exists. Does not count as a use.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.lock().files.contains_key(name)
     }
 
     /// A file, with its length. Counts as a use.
-    pub(super) fn get(&self, name: &str) -> Option<(File, u64)> {
+    pub(crate) fn get(&self, name: &str) -> Option<(File, u64)> {
         let size = self.lock().touch(name)?;
         let opened = File::open(self.folder.join(name));
         let Ok(file) = opened else {
@@ -124,7 +124,7 @@ impl Kept {
     }
 
     /// A small file.
-    pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
+    pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let (mut file, size) = self.get(name)?;
         let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
         io::Read::read_to_end(&mut file, &mut bytes).ok()?;
@@ -132,7 +132,7 @@ impl Kept {
     }
 
     /// A new file for writing, without its final name.
-    pub(super) fn create(&self) -> io::Result<TemporaryFile> {
+    pub(crate) fn create(&self) -> io::Result<TemporaryFile> {
         TemporaryFile::create(&self.folder, INCOMING, 0o644)
     }
 
@@ -163,13 +163,13 @@ impl Kept {
     }
 
     /// Syncs a file, renames it, and makes room.
-    pub(super) fn keep(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
+    pub(crate) fn keep(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         file.file().sync_data()?;
         self.name(name, file)
     }
 
     /// Renames a file without syncing it, and makes room: it may be empty after a crash, which its readers must detect.
-    pub(super) fn keep_unsynced(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
+    pub(crate) fn keep_unsynced(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
         self.name(name, file)
     }
 
@@ -189,13 +189,13 @@ impl Kept {
     }
 
     /// Like [`keep_unsynced`](Self::keep_unsynced), for bytes in memory.
-    pub(super) fn keep_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn keep_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let file = self.create()?;
         io::Write::write_all(&mut file.file(), bytes)?;
         self.name(name, file)
     }
 
-    pub(super) fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &str) {
         if self.lock().remove(name) {
             // A file that cannot be removed is found at the next start.
             let _ = fs::remove_file(self.folder.join(name));
@@ -207,9 +207,9 @@ impl Kept {
             let Some((_, name)) = state.by_use.first_key_value() else { return };
             let name = Arc::clone(name);
             state.remove(&name);
-            tracing::debug!("upstreams: {name} is removed to free space");
+            tracing::debug!("disk cache: {name} is removed to free space");
             if let Err(error) = fs::remove_file(self.folder.join(&*name)) {
-                tracing::warn!("upstreams: cannot remove '{}': {error}", self.folder.join(&*name).display());
+                tracing::warn!("disk cache: cannot remove '{}': {error}", self.folder.join(&*name).display());
             }
         }
     }

@@ -1,0 +1,351 @@
+//! The objects of a bucket below a prefix, for a cache that is written there.
+//!
+//! Every request is tried again after errors that pass, with random delays. After several failures in a row, requests fail at once
+//! for a while.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use narval_client::{
+    Answer, Client, ClientOptions, Extra, HttpError, Method, Payload, Request, ResumingBody, RetryPolicy, Upload, Url,
+};
+use narval_nix::Sha256;
+
+use super::put::Put;
+use super::xml::{element, elements};
+use super::{BucketError, Place};
+use crate::breaker::Breaker;
+
+/// The maximum size of one page of a list: 1000 entries.
+const PAGE_LEN_MAX: u64 = 4 << 20;
+
+/// The maximum number of pages of a list.
+const PAGES_MAX: usize = 1 << 20;
+
+/// How often a request is tried, and after how long again.
+const RETRY: RetryPolicy = RetryPolicy {
+    attempts: 4,
+    base: Duration::from_millis(100),
+    overload_base: Duration::from_millis(500),
+    cap: Duration::from_secs(5),
+};
+
+/// How long a connection may make no progress.
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a connection may take to be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The objects below a prefix.
+pub(crate) struct Objects {
+    client: Arc<Client>,
+    /// Makes one attempt for each request.
+    once: Client,
+    url: Url,
+    breaker: Breaker,
+}
+
+/// An object in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Object {
+    /// Relative to the prefix.
+    pub(crate) key: String,
+    pub(crate) len: u64,
+    /// When it was written, in seconds since 1970.
+    pub(crate) modified: Option<u64>,
+}
+
+/// An upload in parts that is not complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unfinished {
+    /// Relative to the prefix.
+    pub(crate) key: String,
+    id: String,
+    /// When it was begun, in seconds since 1970.
+    pub(crate) begun: Option<u64>,
+}
+
+impl Objects {
+    /// The objects below an `s3` address. Nothing is requested yet.
+    pub(crate) fn new(url: &Url) -> Result<Self, BucketError> {
+        Place::of(url)?;
+        let make = |retry| {
+            let (connect_timeout, stall_timeout) = (CONNECT_TIMEOUT, STALL_TIMEOUT);
+            crate::client(ClientOptions { connect_timeout, stall_timeout, retry, ..ClientOptions::default() })
+        };
+        let once = make(RetryPolicy { attempts: 1, ..RETRY });
+        Ok(Self { client: Arc::new(make(RETRY)), once, url: url.clone(), breaker: Breaker::default() })
+    }
+
+    /// The address of an object.
+    pub(crate) fn object(&self, key: &str) -> Result<Url, HttpError> {
+        Ok(self.url.child(key)?)
+    }
+
+    /// The key of the object in the bucket.
+    fn full_key(&self, key: &str) -> Result<String, HttpError> {
+        Ok(self.object(key)?.bucket_and_key().1.into_owned())
+    }
+
+    /// Opens an object; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the store fails, or denies access.
+    pub(crate) fn get(&self, key: &str) -> Result<Option<ResumingBody>, HttpError> {
+        let url = self.object(key)?;
+        self.counted(|| match ResumingBody::open(&self.client, &url)? {
+            Some(body) => Ok(Some(body)),
+            // Only now is it known whether it is absent, or access is denied.
+            None => self.is_absent(&url).map(|()| None),
+        })
+    }
+
+    /// The length of an object; `None` if there is none.
+    pub(crate) fn len(&self, key: &str) -> Result<Option<u64>, HttpError> {
+        let url = self.object(key)?;
+        self.counted(|| {
+            self.client.retry().run(|| {
+                let response = self.client.send(&Request { method: Method::Head, ..Request::get(&url) })?;
+                match response.head.status {
+                    200 => Ok(response.head.field("content-length").and_then(|length| length.parse().ok())),
+                    404 => Ok(None),
+                    status => Err(HttpError::Status { status, retry_after: response.head.retry_after() }),
+                }
+            })
+        })
+    }
+
+    fn is_absent(&self, url: &Url) -> Result<(), HttpError> {
+        self.client.retry().run(|| {
+            let response = self.client.send(&Request::get(url))?;
+            let (status, retry_after) = (response.head.status, response.head.retry_after());
+            match status {
+                404 => Ok(()),
+                // It has appeared meanwhile: the next request finds it.
+                200 => Err(HttpError::Changed),
+                _ => Err(HttpError::Status { status, retry_after }),
+            }
+        })
+    }
+
+    /// Reads a small object whole; `None` if there is none.
+    pub(crate) fn read(&self, key: &str, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
+        let Some(mut body) = self.get(key)? else { return Ok(None) };
+        let (mut bytes, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+        loop {
+            match body.read_some(&mut buffer)? {
+                0 => return Ok(Some(bytes)),
+                len => bytes.extend_from_slice(buffer.get(..len).unwrap_or_default()),
+            }
+            if bytes.len() as u64 > len_max {
+                return Err(HttpError::TooLarge { limit: len_max });
+            }
+        }
+    }
+
+    /// Stores an object, in parts if it is a large file.
+    pub(crate) fn put(&self, key: &str, content_type: &str, payload: Payload<'_>, hash: Sha256) -> io::Result<()> {
+        let url = self.object(key).map_err(io::Error::other)?;
+        self.counted_io(|| super::put_object(&self.client, &url, content_type, (payload, hash), &|_| {}))
+    }
+
+    /// Stores a small object. No attempt takes effect later than `lasts` from now: the store refuses it by then.
+    pub(crate) fn put_within(
+        &self,
+        key: &str,
+        content_type: &str,
+        bytes: &[u8],
+        lasts: Duration,
+    ) -> Result<(), HttpError> {
+        use base64::Engine;
+        let url = self.object(key)?;
+        let checksum = base64::engine::general_purpose::STANDARD.encode(Sha256::of(bytes).as_bytes());
+        let fields = [("x-amz-checksum-sha256", checksum.as_str())];
+        self.within(lasts, |valid_seconds| {
+            let extra = Extra { fields: &fields, valid_seconds, ..Extra::default() };
+            let (method, payload, on_sent) = (Method::Put, Payload::Bytes(bytes), &|_| {});
+            let upload = Upload { method, url: &url, content_type, extra, payload, on_sent, answer_len_max: 64 * 1024 };
+            let Answer { head, .. } = self.once.upload(&upload)?;
+            match head.status {
+                200..=299 => Ok(()),
+                status => Err(HttpError::Status { status, retry_after: head.retry_after() }),
+            }
+        })
+    }
+
+    /// Removes an object, which may be gone. No attempt takes effect later than `lasts` from now: the store refuses it by then.
+    pub(crate) fn remove_within(&self, key: &str, lasts: Duration) -> Result<(), HttpError> {
+        let url = self.object(key)?;
+        self.within(lasts, |valid_seconds| {
+            let extra = Extra { valid_seconds, ..Extra::default() };
+            let response = self.once.send(&Request { method: Method::Delete, extra, ..Request::get(&url) })?;
+            let (status, retry_after) = (response.head.status, response.head.retry_after());
+            response.body.drain();
+            match status {
+                200..=299 | 404 => Ok(()),
+                status => Err(HttpError::Status { status, retry_after }),
+            }
+        })
+    }
+
+    /// Runs attempts, each signed for the rest of the time.
+    fn within(&self, lasts: Duration, attempt: impl Fn(u32) -> Result<(), HttpError>) -> Result<(), HttpError> {
+        let until = Instant::now() + lasts;
+        self.counted(|| {
+            let mut failures = 0;
+            loop {
+                let left = until.saturating_duration_since(Instant::now()).as_secs();
+                // Rounded down: a signature has whole seconds.
+                let error = match attempt(u32::try_from(left.max(1)).unwrap_or(u32::MAX)) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
+                };
+                failures += 1;
+                match RETRY.wait(failures, &error) {
+                    Some(wait) if Instant::now() + wait + Duration::from_secs(1) < until => std::thread::sleep(wait),
+                    _ => return Err(error),
+                }
+            }
+        })
+    }
+
+    /// Lists objects in the order of their keys: all below `prefix`, or with `is_flat` only those in no further folder.
+    pub(crate) fn list(
+        &self,
+        prefix: &str,
+        is_flat: bool,
+        visit: &mut dyn FnMut(Object),
+    ) -> Result<Vec<String>, HttpError> {
+        let root = self.full_key("x")?;
+        let root = root.strip_suffix('x').unwrap_or_default();
+        let (full, mut after, mut folders) = (format!("{root}{prefix}"), None::<String>, Vec::new());
+        for _ in 0..PAGES_MAX {
+            let mut query = vec![("list-type", "2"), ("prefix", full.as_str())];
+            if let Some(after) = &after {
+                query.push(("continuation-token", after));
+            }
+            if is_flat {
+                query.push(("delimiter", "/"));
+            }
+            let page = self.page(&query)?;
+            for entry in elements(&page, "Contents") {
+                let key = element(entry, "Key");
+                if let Some(key) = key.as_deref().and_then(|key| key.strip_prefix(root)) {
+                    let len = element(entry, "Size").and_then(|size| size.parse().ok()).unwrap_or(0);
+                    visit(Object { key: key.to_owned(), len, modified: time(entry, "LastModified") });
+                }
+            }
+            for entry in elements(&page, "CommonPrefixes") {
+                let folder = element(entry, "Prefix");
+                let folder = folder.as_deref().and_then(|key| key.strip_prefix(root)?.strip_suffix('/'));
+                folders.extend(folder.map(str::to_owned));
+            }
+            after = element(&page, "NextContinuationToken").filter(|token| !token.is_empty());
+            if after.is_none() || element(&page, "IsTruncated").as_deref() == Some("false") {
+                return Ok(folders);
+            }
+        }
+        Err(HttpError::Malformed("the list of objects has no end"))
+    }
+
+    /// Uploads in parts that are not complete.
+    pub(crate) fn unfinished(&self) -> Result<Vec<Unfinished>, HttpError> {
+        let root = self.full_key("x")?;
+        let root = root.strip_suffix('x').unwrap_or_default();
+        let (mut found, mut after) = (Vec::new(), None::<(String, String)>);
+        for _ in 0..PAGES_MAX {
+            let mut query = vec![("prefix", root), ("uploads", "")];
+            if let Some((key, id)) = &after {
+                query.extend([("key-marker", key.as_str()), ("upload-id-marker", id.as_str())]);
+            }
+            let page = self.page(&query)?;
+            for entry in elements(&page, "Upload") {
+                let (key, id) = (element(entry, "Key"), element(entry, "UploadId"));
+                if let (Some(key), Some(id)) = (key.as_deref().and_then(|key| key.strip_prefix(root)), id) {
+                    found.push(Unfinished { key: key.to_owned(), id, begun: time(entry, "Initiated") });
+                }
+            }
+            after = element(&page, "NextKeyMarker").zip(element(&page, "NextUploadIdMarker"));
+            if element(&page, "IsTruncated").as_deref() != Some("true") || after.is_none() {
+                return Ok(found);
+            }
+        }
+        Err(HttpError::Malformed("the list of uploads has no end"))
+    }
+
+    /// Drops an upload in parts.
+    pub(crate) fn abort(&self, unfinished: &Unfinished) -> Result<(), HttpError> {
+        let url = self.object(&unfinished.key)?;
+        let query = [("uploadId", unfinished.id.as_str())];
+        let extra = Extra { query: &query, ..Extra::default() };
+        let request = Request { method: Method::Delete, extra, ..Request::get(&url) };
+        self.client.retry().run(|| self.client.small_answer(&request, 64 * 1024)).map(drop)
+    }
+
+    fn page(&self, query: &[(&str, &str)]) -> Result<String, HttpError> {
+        // The bucket itself, with the parameters that say how to reach it.
+        let url = self.url.bucket();
+        let request = Request { extra: Extra { query, ..Extra::default() }, ..Request::get(&url) };
+        let page = self.counted(|| {
+            self.client.retry().run(|| {
+                let response = self.client.send(&request)?;
+                match (response.head.status, response.head.retry_after()) {
+                    (200, _) => response.body.read_all(PAGE_LEN_MAX),
+                    (status, retry_after) => Err(HttpError::Status { status, retry_after }),
+                }
+            })
+        })?;
+        Ok(String::from_utf8_lossy(&page).into_owned())
+    }
+
+    /// The requests that store an object in parts.
+    pub(crate) fn storing<'a>(&'a self, url: &'a Url) -> Put<'a> {
+        Put { client: &self.client, url, content_type: "application/x-nix-nar", on_sent: &|_| {} }
+    }
+
+    /// Makes requests unless the store has just failed several times in a row.
+    pub(crate) fn counted<T>(&self, ask: impl FnOnce() -> Result<T, HttpError>) -> Result<T, HttpError> {
+        if self.breaker.is_open() {
+            return Err(HttpError::Bucket {
+                status: 503,
+                message: format!("{} has just failed several times in a row", self.url),
+                retry_after: None,
+                is_retryable: true,
+            });
+        }
+        let answer = ask();
+        match &answer {
+            Err(error) if error.is_retryable() => {
+                self.breaker.failed();
+            }
+            _ => self.breaker.succeeded(),
+        }
+        answer
+    }
+
+    /// Like [`counted`](Self::counted), for uploads.
+    pub(crate) fn counted_io<T>(&self, put: impl FnOnce() -> Result<T, super::PutError>) -> io::Result<T> {
+        let mut failed = None;
+        let answer = self.counted(|| match put() {
+            Ok(done) => Ok(Some(done)),
+            Err(super::PutError::Http(error)) => Err(error),
+            Err(error) => {
+                failed = Some(error);
+                Ok(None)
+            }
+        });
+        match (answer, failed) {
+            (_, Some(error)) => Err(io::Error::other(error)),
+            (Ok(Some(done)), None) => Ok(done),
+            (Ok(None), None) => Err(io::ErrorKind::Other.into()),
+            (Err(error), None) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+fn time(entry: &str, name: &str) -> Option<u64> {
+    let time: Timestamp = element(entry, name)?.parse().ok()?;
+    u64::try_from(time.as_second()).ok()
+}

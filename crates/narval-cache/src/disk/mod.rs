@@ -1,0 +1,10 @@
+//! Files that are kept on this machine's disk within a budget, and files that are read while they grow.
+
+mod fill;
+mod kept;
+mod permits;
+
+pub(crate) use fill::Start;
+pub use fill::{Fill, FillEnd, Progress};
+pub(crate) use kept::Kept;
+pub(crate) use permits::{Permit, Permits};

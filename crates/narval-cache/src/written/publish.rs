@@ -1,0 +1,130 @@
+//! Publishes what the index has: narinfos in the standard layout, for those who read the storage without a server.
+//!
+//! In a bucket, several nodes publish. Each change of a path leaves a pending entry in its transaction. Whoever made the change
+//! carries it out, and removes the entry if there is no other one for the same path. Entries that stay are carried out by any node
+//! after [`TAKEOVER`], when no request of another node can take effect any more. So the last one to write a narinfo has read
+//! the state after all changes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use narval_nix::HashPart;
+
+use super::index::{PathRecord, Pending};
+use super::storage::{TAKEOVER, WrittenNarinfo};
+use super::{Cache, Data, DataError};
+
+/// Threads that write narinfos of one commit to a bucket.
+const THREADS_MAX: usize = 16;
+
+/// Uploads in parts that were begun so many seconds ago are ended.
+const UNFINISHED_FOR: u64 = 2 * 24 * 60 * 60;
+
+/// When this process has first seen pending entries, and whether it has carried them out since.
+#[derive(Default)]
+pub(super) struct SeenPending(Mutex<HashMap<i64, (Instant, bool)>>);
+
+impl Cache {
+    /// Publishes the narinfos of a commit. It has taken effect already: the index serves it, and what fails here is done later.
+    pub(super) fn publish_committed(&self, records: &[PathRecord], written: Vec<WrittenNarinfo>) {
+        let fail = |record: &PathRecord, error: &dyn std::fmt::Display| {
+            tracing::warn!("cannot write '{}.narinfo': {error}", record.hash_part);
+        };
+        if !self.storage().publishes_later() {
+            let mut written = written.into_iter();
+            for record in records {
+                if let Err(error) = self.files().publish(record, written.next()) {
+                    fail(record, &error);
+                }
+            }
+            return;
+        }
+        let (began, next) = (Instant::now(), AtomicUsize::new(0));
+        let done: Vec<HashPart> = std::thread::scope(|scope| {
+            let publish = || {
+                let mut done = Vec::new();
+                while let Some(record) = records.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match self.files().publish(record, None) {
+                        Ok(()) => done.push(record.hash_part),
+                        Err(error) => fail(record, &error),
+                    }
+                }
+                done
+            };
+            let threads: Vec<_> = (1..records.len().min(THREADS_MAX)).map(|_| scope.spawn(publish)).collect();
+            let mut done = publish();
+            // A thread that panicked has published nothing for certain.
+            done.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
+            done
+        });
+        // Later, another node may have taken over.
+        if began.elapsed() < TAKEOVER / 2
+            && let Err(error) = self.index().settle_alone(self.id(), &done)
+        {
+            tracing::debug!("{error}");
+        }
+    }
+}
+
+impl Data {
+    /// Carries out pending entries: with `all`, those that this process has not carried out; and those that are old enough to be
+    /// taken over, which are then removed.
+    pub(super) fn publish_pending(&self, all: bool) -> Result<(), DataError> {
+        let shared = self.shared();
+        let pending = shared.index.pending(0)?;
+        let mut seen = shared.seen_pending.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let numbers: std::collections::HashSet<i64> = pending.iter().map(|(number, ..)| *number).collect();
+        seen.retain(|number, _| numbers.contains(number));
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let caches = self.caches()?;
+        let mut settled = Vec::new();
+        for (number, id, what) in pending {
+            let (first_seen, is_done) = seen.entry(number).or_insert_with(|| (Instant::now(), false));
+            let is_due = first_seen.elapsed() >= TAKEOVER;
+            if !is_due && (*is_done || !all) {
+                continue;
+            }
+            let cache = caches.iter().find(|cache| cache.id() == id);
+            match cache.map_or(Ok(()), |cache| cache.carry_out(&what, is_due)) {
+                Ok(()) => *is_done = true,
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    continue;
+                }
+            }
+            if is_due || matches!(what, Pending::Blob(..)) {
+                settled.push(number);
+            }
+        }
+        drop(seen);
+        if !settled.is_empty() {
+            shared.index.settle_these(&settled)?;
+        }
+        Ok(())
+    }
+
+    /// Ends uploads in parts that nobody completes.
+    pub(super) fn end_unfinished(&self) {
+        let before = super::now().saturating_sub(UNFINISHED_FOR);
+        match self.shared().storage.end_unfinished(before) {
+            Ok(0) => {}
+            Ok(ended) => tracing::info!("ended {ended} uploads that were not completed"),
+            Err(error) => tracing::warn!("uploads that were not completed cannot be ended: {error}"),
+        }
+    }
+}
+
+impl Cache {
+    fn carry_out(&self, pending: &Pending, is_due: bool) -> Result<(), DataError> {
+        match pending {
+            Pending::Path(_) => self.reconcile(pending),
+            // Before that, the upload may be on its way.
+            Pending::File(name) if is_due || self.index().file(self.id(), name)?.is_none() => self.reconcile(pending),
+            Pending::File(_) | Pending::Blob(..) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! One cache in a bucket.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use narval_nix::HashPart;
+use narval_store::TemporaryFile;
+
+use super::{ObjectReader, Shared, VALID_FOR, content_type};
+use crate::bucket::{Object, ObjectWriter};
+use crate::written::index::{CacheId, Index, NarRecord, PathRecord};
+use crate::written::storage::{Below, CacheStorage, Incoming, Keep, NarBytes, StoredFile, WrittenNarinfo};
+use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
+
+/// How long an upload waits for another one of the same NAR in another encoding, and how often it looks.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The largest small file: build logs.
+const SMALL_LEN_MAX: u64 = 256 << 20;
+
+pub(super) struct CacheInBucket {
+    shared: Arc<Shared>,
+    place: PathBuf,
+    /// Before the names of its files.
+    prefix: String,
+}
+
+impl CacheInBucket {
+    pub(super) fn new(shared: Arc<Shared>, bucket: &Path, name: &CacheName) -> Self {
+        if *name == CacheName::default() {
+            return Self { shared, place: bucket.to_owned(), prefix: String::new() };
+        }
+        Self { shared, place: bucket.join(name.as_str()), prefix: format!("{name}/") }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn nar_key(&self, name: &str) -> String {
+        self.key(&format!("nar/{name}"))
+    }
+
+    /// The NAR that is stored in this cache, if it is.
+    fn kept(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
+        let until = Instant::now() + WAIT_MAX;
+        loop {
+            let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
+            let own = object_name(&kept);
+            if keep.index.file(keep.cache, &own)?.is_none() {
+                return Ok(None);
+            }
+            if !keep.index.is_unplaced(keep.cache, &own)? {
+                return Ok(Some(kept));
+            }
+            // Another upload has recorded it and is storing it. If it is the same file, storing it twice does no harm.
+            if kept.file_hash == keep.nar.file_hash || Instant::now() >= until {
+                return Ok(None);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Copies the object of another cache that has this NAR in another encoding: the index has one for all caches.
+    fn copy_from_others(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
+        let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
+        if kept.file_hash == keep.nar.file_hash {
+            return Ok(None);
+        }
+        let (name, failed) = (object_name(&kept), |error: io::Error| Refusal::of_file("copy", keep.target, &error));
+        for cache in keep.index.caches()? {
+            if cache.id == keep.cache || keep.index.file(cache.id, &name)?.is_none() {
+                continue;
+            }
+            let other = Self::new(Arc::clone(&self.shared), Path::new(""), &cache.name);
+            let Some(mut file) = other.open_nar(&name, &kept).map_err(failed)? else { continue };
+            self.record(keep, &name, &kept)?;
+            let mut writer = self.writer(&name, kept.file_size).map_err(failed)?;
+            io::copy(&mut file, &mut writer).map_err(failed)?;
+            writer.finish(kept.file_hash).map_err(failed)?;
+            keep.index.settle_file(keep.cache, &name)?;
+            return Ok(Some(kept));
+        }
+        Ok(None)
+    }
+
+    fn writer(&self, name: &str, len_max: u64) -> io::Result<ObjectWriter> {
+        ObjectWriter::new(&self.shared.objects, self.nar_key(name), len_max)
+    }
+
+    /// Records a name that is about to be stored.
+    fn record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<(), Refusal> {
+        Ok(keep.index.add_file(keep.cache, name, nar, keep.now)?)
+    }
+}
+
+/// The name of the object of a NAR.
+fn object_name(nar: &NarRecord) -> String {
+    NarFileName::new(nar.file_hash, nar.compression).to_string()
+}
+
+impl CacheStorage for CacheInBucket {
+    fn place(&self) -> &Path {
+        &self.place
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<(File, u64)>> {
+        let Some(body) = self.shared.objects.get(&self.key(name)).map_err(io::Error::other)? else { return Ok(None) };
+        let local = self.shared.incoming()?;
+        let len = io::copy(&mut ObjectReader(body).take(SMALL_LEN_MAX + 1), &mut local.file())?;
+        if len > SMALL_LEN_MAX {
+            return Err(ErrorKind::FileTooLarge.into());
+        }
+        let mut file = local.file().try_clone()?;
+        file.rewind()?;
+        Ok(Some((file, len)))
+    }
+
+    fn len(&self, name: &str) -> io::Result<Option<u64>> {
+        self.shared.objects.len(&self.key(name)).map_err(io::Error::other)
+    }
+
+    fn write(&self, name: &str, file: TemporaryFile) -> io::Result<()> {
+        self.shared.put_file(&self.key(name), &file, None)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.shared.objects.remove_within(&self.key(name), VALID_FOR).map_err(io::Error::other)
+    }
+
+    fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>> {
+        let (folder, is_flat) = match below {
+            Below::Root => (self.prefix.clone(), true),
+            Below::Folder(folder) => (self.key(&format!("{folder}/")), false),
+        };
+        let mut files = Vec::new();
+        let mut visit = |Object { key, len, modified }| {
+            if let Some(name) = key.strip_prefix(&self.prefix) {
+                let modified = modified.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
+                files.push(StoredFile { name: name.to_owned(), len, modified });
+            }
+        };
+        self.shared.objects.list(&folder, is_flat, &mut visit).map_err(io::Error::other)?;
+        Ok(files)
+    }
+
+    fn served_name(&self, _: &str, nar: &NarRecord) -> String {
+        object_name(nar)
+    }
+
+    /// What the index has was stored.
+    fn has_nar(&self, _: &str, _: u64) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn check_nar(&self, _: &str, nar: &NarRecord) -> io::Result<bool> {
+        let len = self.shared.objects.len(&self.nar_key(&object_name(nar))).map_err(io::Error::other)?;
+        Ok(len == Some(nar.file_size))
+    }
+
+    fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal> {
+        let own = object_name(nar);
+        if own != name && index.file(cache, &own)?.is_none() {
+            return Ok(false);
+        }
+        Ok(!index.is_unplaced(cache, &own)?)
+    }
+
+    fn nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
+        let name = object_name(nar);
+        self.shared.flights.nar(&self.nar_key(&name), &name, nar)
+    }
+
+    fn open_nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<File>> {
+        let name = object_name(nar);
+        self.shared.flights.whole(&self.nar_key(&name), &name, nar)
+    }
+
+    fn open_stored(&self, nar: &NarRecord) -> io::Result<File> {
+        self.open_nar("", nar)?.ok_or_else(|| ErrorKind::NotFound.into())
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>> {
+        let body = self.shared.objects.get(&self.key(name)).map_err(io::Error::other)?;
+        Ok(body.map(|body| Box::new(ObjectReader(body)) as Box<dyn Read>))
+    }
+
+    /// An upload that is named by the hash of its file goes to the bucket while it arrives; another one is named when it is complete.
+    fn receive(&self, target: &NarTarget, len_max: u64) -> io::Result<Incoming> {
+        match target {
+            NarTarget::File(name) => {
+                self.writer(&name.to_string(), len_max).map(|writer| Incoming::Object(Box::new(writer)))
+            }
+            NarTarget::Nar { .. } => self.shared.incoming().map(Incoming::File),
+        }
+    }
+
+    fn listing(&self) -> io::Result<Option<TemporaryFile>> {
+        Ok(None)
+    }
+
+    fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal> {
+        let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
+        let recorded = {
+            let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = match self.kept(&keep)? {
+                Some(kept) => Some(kept),
+                None => self.copy_from_others(&keep)?,
+            };
+            match kept {
+                Some(kept) => {
+                    let own = NarFileName::new(kept.file_hash, kept.compression);
+                    let name = match keep.target {
+                        NarTarget::File(name) => *name,
+                        NarTarget::Nar { .. } => own,
+                    };
+                    // The object's own name first: without it, the other one leads nowhere.
+                    for name in [own, name] {
+                        self.record(&keep, &name.to_string(), &kept)?;
+                        keep.index.settle_file(keep.cache, &name.to_string())?;
+                    }
+                    return Ok((name, kept));
+                }
+                None => {
+                    // Others may have used the quota meanwhile.
+                    (keep.check_quota)(keep.nar.file_size)?;
+                    let name = NarFileName::new(keep.nar.file_hash, keep.nar.compression);
+                    self.record(&keep, &name.to_string(), &keep.nar)?;
+                    name
+                }
+            }
+        };
+        // What is recorded and not stored is removed by the next pass over what is pending.
+        let name = recorded.to_string();
+        match received {
+            Incoming::Object(writer) => writer.finish(keep.nar.file_hash).map_err(failed)?,
+            Incoming::File(file) => {
+                self.shared.put_file(&self.nar_key(&name), &file, Some(keep.nar.file_hash)).map_err(failed)?;
+            }
+        }
+        keep.index.settle_file(keep.cache, &name)?;
+        if keep.index.file(keep.cache, &name)?.is_none() {
+            let message = "the upload took so long that another server has given it up; push again";
+            return Err(Refusal::new(RefusalKind::Away, message));
+        }
+        Ok((recorded, keep.nar))
+    }
+
+    fn import(
+        &self,
+        _: &str,
+        nar: NarRecord,
+        kept: Option<NarRecord>,
+        _: Option<TemporaryFile>,
+    ) -> io::Result<NarRecord> {
+        match kept {
+            Some(kept) if kept.file_hash != nar.file_hash => {
+                Err(io::Error::other("another cache has the same NAR in another file"))
+            }
+            _ => Ok(nar),
+        }
+    }
+
+    fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool> {
+        self.check_nar(name, nar)
+    }
+
+    fn unlink_nar(&self, name: &str) -> io::Result<()> {
+        self.remove(&format!("nar/{name}"))
+    }
+
+    fn repair_nar(&self, _: &str, _: &NarRecord, _: &dyn Fn(&mut dyn Read) -> io::Result<bool>) -> io::Result<bool> {
+        // Nothing is in the way of another upload, which replaces the object.
+        Ok(false)
+    }
+
+    fn sync_nars(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_narinfo(&self, _: &[u8]) -> io::Result<WrittenNarinfo> {
+        Ok(WrittenNarinfo(None))
+    }
+
+    fn publish(&self, record: &PathRecord, _: Option<WrittenNarinfo>) -> io::Result<()> {
+        let key = self.key(&format!("{}.narinfo", record.hash_part));
+        let put = self.shared.objects.put_within(&key, content_type(&key), &record.narinfo, VALID_FOR);
+        put.map_err(io::Error::other)
+    }
+
+    fn withdraw(&self, part: &HashPart) -> io::Result<()> {
+        self.remove(&format!("{part}.narinfo"))
+    }
+}

@@ -1,0 +1,255 @@
+//! NARs on their way from the bucket to this machine's disk: one request however many ask, and verified while they are passed on.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use narval_client::HttpError;
+use narval_nix::Sha256Hasher;
+use narval_store::TemporaryFile;
+
+use crate::bucket::Objects;
+use crate::disk::{Fill, FillEnd, Kept, Permit, Permits, Start};
+use crate::written::index::NarRecord;
+use crate::written::storage::{NarBytes, TEMPORARY};
+
+/// The maximum number of NARs that are fetched at the same time. Each has a thread and a buffer.
+const FETCHES_MAX: usize = 64;
+
+/// The maximum number of requests that wait for first bytes. Others fail at once: threads must stay free for what is here.
+const WAITING_MAX: usize = 64;
+
+/// How long a request waits for the first byte.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long the whole file is waited for.
+const WHOLE_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// A damaged object is not fetched again for this long.
+const DAMAGED_FOR: Duration = Duration::from_secs(60);
+
+/// The maximum number of damaged objects that are remembered.
+const DAMAGED_MAX: usize = 4096;
+
+/// How often an object is fetched whose bytes are not those that were stored.
+const ATTEMPTS_MAX: u32 = 2;
+
+const BUFFER_LEN: usize = 256 * 1024;
+
+pub(super) struct Flights {
+    objects: Arc<Objects>,
+    kept: Option<Kept>,
+    incoming: PathBuf,
+    fills: Mutex<HashMap<String, Arc<Fill>>>,
+    fetches: Permits,
+    waiting: Permits,
+    damaged: Mutex<HashMap<String, Instant>>,
+}
+
+/// How a fetch ended without a file.
+enum Trouble {
+    Absent,
+    Unavailable(HttpError),
+    Wrong(String),
+    Disk(io::Error),
+}
+
+impl Flights {
+    pub(super) fn new(objects: Arc<Objects>, kept: Option<Kept>, incoming: PathBuf) -> Self {
+        let (fills, damaged) = (Mutex::default(), Mutex::default());
+        let (fetches, waiting) = (Permits::new(FETCHES_MAX), Permits::new(WAITING_MAX));
+        Self { objects, kept, incoming, fills, fetches, waiting, damaged }
+    }
+
+    /// The file of a NAR: from the disk, or while it is fetched. `None` if there is no such object.
+    pub(super) fn nar(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
+        let name = format!("nar/{name}");
+        let fill = {
+            let mut fills = lock(&self.fills);
+            if let Some(fill) = fills.get(&name) {
+                Arc::clone(fill)
+            } else if let Some(file) = self.kept_file(&name, nar) {
+                return Ok(Some(NarBytes::File(file)));
+            } else {
+                self.begin(key, &name, nar, &mut fills)?
+            }
+        };
+        let start = match fill.start(Duration::ZERO) {
+            Some(start) => Some(start),
+            None => {
+                let busy = || away("too many requests are already waiting for the bucket".to_owned());
+                let _permit = self.waiting.take().ok_or_else(busy)?;
+                fill.start(PATIENCE)
+            }
+        };
+        match start {
+            Some(Start::Comes(_)) => Ok(Some(NarBytes::Growing(fill))),
+            Some(Start::Absent) => Ok(None),
+            Some(Start::Unavailable(reason)) => Err(away(reason)),
+            None => Err(away("the bucket takes too long".to_owned())),
+        }
+    }
+
+    /// Like [`nar`](Self::nar), and waits for the whole file.
+    pub(super) fn whole(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {
+        match self.nar(key, name, nar)? {
+            None => Ok(None),
+            Some(NarBytes::File(file)) => Ok(Some(file)),
+            Some(NarBytes::Growing(fill)) => {
+                fill.wait_for_end(WHOLE_PATIENCE);
+                match fill.progress().end {
+                    Some(FillEnd::Complete) => {
+                        let mut file = fill.file().try_clone()?;
+                        io::Seek::rewind(&mut file)?;
+                        Ok(Some(file))
+                    }
+                    Some(FillEnd::Failed(reason)) => Err(io::Error::other(reason.to_string())),
+                    None => Err(away("the bucket takes too long".to_owned())),
+                }
+            }
+        }
+    }
+
+    /// A file that is kept, if it has the right length.
+    fn kept_file(&self, name: &str, nar: &NarRecord) -> Option<File> {
+        let kept = self.kept.as_ref()?;
+        let (file, len) = kept.get(name)?;
+        if len != nar.file_size {
+            kept.forget(name);
+            return None;
+        }
+        Some(file)
+    }
+
+    fn create(&self) -> io::Result<TemporaryFile> {
+        match &self.kept {
+            Some(kept) => kept.create(),
+            None => TemporaryFile::create(&self.incoming, TEMPORARY, 0o644),
+        }
+    }
+
+    /// Starts to fetch, on a thread of its own.
+    fn begin(
+        self: &Arc<Self>,
+        key: &str,
+        name: &str,
+        nar: &NarRecord,
+        fills: &mut HashMap<String, Arc<Fill>>,
+    ) -> io::Result<Arc<Fill>> {
+        if lock(&self.damaged).get(name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
+            return Err(io::Error::other("the object is damaged, and was so when it was fetched again"));
+        }
+        let permit = self.fetches.take().ok_or_else(|| away("too many NARs are being fetched".to_owned()))?;
+        let file = self.create()?;
+        let fill = Arc::new(Fill::new(file.file().try_clone()?));
+        let (this, key, of, nar, first) =
+            (Arc::clone(self), key.to_owned(), name.to_owned(), nar.clone(), Arc::clone(&fill));
+        let run = move || this.run(&key, &of, &nar, (file, first), permit);
+        std::thread::Builder::new().name("bucket".into()).spawn(run)?;
+        fills.insert(name.to_owned(), Arc::clone(&fill));
+        Ok(fill)
+    }
+
+    fn run(&self, key: &str, name: &str, nar: &NarRecord, first: (TemporaryFile, Arc<Fill>), _permit: Permit) {
+        let (mut file, mut fill) = first;
+        for attempt in 1..=ATTEMPTS_MAX {
+            let trouble = match self.fetch(key, nar, file.file(), &fill) {
+                Ok(()) => {
+                    fill.ends(FillEnd::Complete);
+                    if let Some(kept) = &self.kept
+                        && let Err(error) = kept.keep(name, file)
+                    {
+                        tracing::error!("disk cache: '{name}' cannot be kept: {error}");
+                    }
+                    break;
+                }
+                Err(trouble) => trouble,
+            };
+            let (start, reason, is_wrong) = match trouble {
+                Trouble::Absent => (Start::Absent, "there is no such object".to_owned(), false),
+                Trouble::Unavailable(error) => {
+                    tracing::warn!("'{key}' was not fetched: {error}");
+                    (Start::Unavailable(error.to_string()), error.to_string(), false)
+                }
+                Trouble::Disk(error) => {
+                    tracing::error!("disk cache: '{name}' cannot be written: {error}");
+                    (Start::Unavailable("it cannot be written".to_owned()), error.to_string(), false)
+                }
+                Trouble::Wrong(reason) => {
+                    let next = if attempt < ATTEMPTS_MAX { "it is fetched again" } else { "it is not served" };
+                    tracing::error!("'{key}' is damaged: {reason}; {next}");
+                    (Start::Unavailable(reason.clone()), reason, true)
+                }
+            };
+            let again = (is_wrong && attempt < ATTEMPTS_MAX).then(|| self.create()).and_then(|created| {
+                let created = created.ok()?;
+                let fill = Arc::new(Fill::new(created.file().try_clone().ok()?));
+                Some((created, fill))
+            });
+            if let Some((_, next)) = &again {
+                // Whoever comes back after the first one has failed finds this one.
+                lock(&self.fills).insert(name.to_owned(), Arc::clone(next));
+            } else if is_wrong {
+                let mut damaged = lock(&self.damaged);
+                damaged.retain(|_, since| since.elapsed() < DAMAGED_FOR);
+                if damaged.len() < DAMAGED_MAX {
+                    damaged.insert(name.to_owned(), Instant::now());
+                }
+            }
+            fill.starts(start);
+            fill.ends(FillEnd::Failed(reason.into()));
+            match again {
+                Some(next) => (file, fill) = next,
+                None => break,
+            }
+        }
+        lock(&self.fills).remove(name);
+    }
+
+    /// Fetches an object into a file, whose readers follow. The last byte is given to them when all of it is verified.
+    fn fetch(&self, key: &str, nar: &NarRecord, mut file: &File, fill: &Fill) -> Result<(), Trouble> {
+        let mut body = self.objects.get(key).map_err(Trouble::Unavailable)?.ok_or(Trouble::Absent)?;
+        let differs = |len: u64| Trouble::Wrong(format!("it has {len} bytes instead of {}", nar.file_size));
+        if let Some(len) = body.total_len().filter(|len| *len != nar.file_size) {
+            return Err(differs(len));
+        }
+        fill.starts(Start::Comes(Some(nar.file_size)));
+        let (mut hasher, mut buffer, mut written) = (Sha256Hasher::new(), vec![0; BUFFER_LEN], 0);
+        loop {
+            let len = match body.read_some(&mut buffer) {
+                Ok(0) => break,
+                Ok(len) => len,
+                Err(HttpError::Changed) => return Err(Trouble::Wrong("it changed while it was fetched".to_owned())),
+                Err(error) => return Err(Trouble::Unavailable(error)),
+            };
+            let piece = buffer.get(..len).unwrap_or_default();
+            if written + len as u64 > nar.file_size {
+                return Err(differs(written + len as u64));
+            }
+            hasher.update(piece);
+            file.write_all(piece).map_err(Trouble::Disk)?;
+            written += len as u64;
+            fill.wrote(written);
+        }
+        if written != nar.file_size {
+            return Err(differs(written));
+        }
+        let hash = hasher.finish();
+        if hash != nar.file_hash {
+            return Err(Trouble::Wrong(format!("its SHA-256 is {} instead of {}", hash, nar.file_hash)));
+        }
+        Ok(())
+    }
+}
+
+/// An error that passes.
+pub(super) fn away(message: String) -> io::Error {
+    io::Error::other(HttpError::Bucket { status: 503, message, retry_after: None, is_retryable: true })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,239 @@
+//! A bucket: each cache in the standard layout, so that Nix, a CDN and Narval read it with no server running.
+//!
+//! ```text
+//! PREFIX/nix-cache-info  PREFIX/<hash part>.narinfo  PREFIX/nar/<FileHash>.nar[.ext]   the cache at /
+//! PREFIX/<name>/…                                                                     the others
+//! PREFIX/_narval/index.id                                                             which index is of this bucket
+//! DIR/nar/  DIR/incoming/                                                             the disk cache, and uploads, on this machine
+//! ```
+//! A NAR is one object for each cache and compression, named by the hash of its file. Uploads of the same NAR in another encoding get
+//! names in the index only, and narinfos refer to the object. There are no listings: they are made from the NAR when asked for.
+//!
+//! An upload is recorded before its object appears, and marked as placed after it. So whoever removes objects knows all that may
+//! appear. Requests that remove or replace something are signed for a short time only ([`TAKEOVER`]): those of a node that was paused
+//! do not take effect after others have taken over.
+
+mod cache;
+mod flights;
+
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use narval_client::{HttpError, Payload, Url};
+use narval_nix::{Compression, NarHash, Sha256, Sha256Hasher};
+use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
+
+use self::cache::CacheInBucket;
+use self::flights::Flights;
+use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TAKEOVER, TEMPORARY};
+use crate::bucket::{BucketError, Objects};
+use crate::disk::Kept;
+use crate::written::CacheName;
+
+/// The object with the id of the index.
+const ID: &str = "_narval/index.id";
+
+/// The object that a check writes.
+const CHECKED: &str = "_narval/writable";
+
+/// The folder of unknown files, which no cache can be named after either.
+const OTHER: &str = "other";
+
+/// For how long a request that removes or replaces something is valid.
+const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
+
+/// The maximum length of an id.
+const ID_LEN_MAX: u64 = 256;
+
+/// Where a bucket is, and what is kept of it on this machine.
+pub(crate) struct BucketOptions<'a> {
+    pub(crate) url: &'a Url,
+    /// The local folder.
+    pub(crate) folder: &'a Path,
+    /// The size of the disk cache in bytes, for servers; no other process may use the folder for one.
+    pub(crate) cache_size: Option<u64>,
+}
+
+/// A bucket.
+pub(crate) struct Bucket {
+    place: PathBuf,
+    local: PathBuf,
+    shared: Arc<Shared>,
+}
+
+/// Shared by the caches of a bucket.
+struct Shared {
+    objects: Arc<Objects>,
+    flights: Arc<Flights>,
+    incoming: PathBuf,
+}
+
+impl Bucket {
+    /// Opens a bucket. Nothing is requested yet.
+    pub(crate) fn open(options: &BucketOptions<'_>) -> io::Result<Self> {
+        let invalid = |error: BucketError| io::Error::new(ErrorKind::InvalidInput, error);
+        let objects = Arc::new(Objects::new(options.url).map_err(invalid)?);
+        let incoming = options.folder.join("incoming");
+        fs::create_dir_all(&incoming)?;
+        let kept = options.cache_size.map(|size| Kept::open(options.folder, size)).transpose()?;
+        let flights = Arc::new(Flights::new(Arc::clone(&objects), kept, incoming.clone()));
+        let place = PathBuf::from(options.url.to_string());
+        Ok(Self { place, local: options.folder.to_owned(), shared: Arc::new(Shared { objects, flights, incoming }) })
+    }
+
+    /// The id of the index of this bucket, if it has one.
+    pub(crate) fn id(&self) -> io::Result<Option<String>> {
+        let id = self.shared.objects.read(ID, ID_LEN_MAX).map_err(io::Error::other)?;
+        Ok(id.map(|id| String::from_utf8_lossy(&id).trim_end().to_owned()))
+    }
+
+    /// Names the index of this bucket. Of two at the same time, one finds out.
+    pub(crate) fn set_id(&self, id: &str) -> io::Result<()> {
+        let put = self.shared.objects.put_within(ID, "text/plain", format!("{id}\n").as_bytes(), VALID_FOR);
+        put.map_err(io::Error::other)?;
+        match self.id()? {
+            Some(found) if found == id => Ok(()),
+            _ => Err(io::Error::other("another server is creating an index for the same bucket")),
+        }
+    }
+
+    /// The local folder.
+    pub(crate) fn local(&self) -> &Path {
+        &self.local
+    }
+}
+
+impl Storage for Bucket {
+    fn place(&self) -> &Path {
+        &self.place
+    }
+
+    fn clear_up(&self) -> io::Result<()> {
+        remove_leftovers(&self.shared.incoming, |name| is_temporary_name(name, TEMPORARY))
+    }
+
+    fn open_cache(&self, name: &CacheName) -> io::Result<Box<dyn CacheStorage>> {
+        if CACHE_FOLDERS.contains(&name.as_str()) || name.as_str() == OTHER {
+            let reason = format!("in a bucket, a cache cannot be named '{name}': the cache at / has such a folder");
+            return Err(io::Error::new(ErrorKind::InvalidInput, reason));
+        }
+        Ok(Box::new(CacheInBucket::new(Arc::clone(&self.shared), &self.place, name)))
+    }
+
+    fn caches(&self) -> io::Result<Vec<CacheName>> {
+        let objects = &self.shared.objects;
+        let (mut names, mut has_info) = (Vec::new(), false);
+        let folders = objects.list("", true, &mut |object| has_info |= object.key == "nix-cache-info");
+        names.extend(has_info.then(CacheName::default));
+        for folder in folders.map_err(io::Error::other)? {
+            let Ok(name) = CacheName::parse(&folder) else { continue };
+            if objects.len(&format!("{name}/nix-cache-info")).map_err(io::Error::other)?.is_some() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// The index decides: nobody waits for other nodes.
+    fn lock_shared(&self) -> io::Result<StorageLock> {
+        Ok(StorageLock { _file: None })
+    }
+
+    fn lock_exclusive(&self) -> io::Result<StorageLock> {
+        Ok(StorageLock { _file: None })
+    }
+
+    fn incoming(&self) -> io::Result<TemporaryFile> {
+        self.shared.incoming()
+    }
+
+    /// Writes a small object, and a small file.
+    fn check_writable(&self) -> io::Result<()> {
+        self.incoming()?.file().write_all(b"x")?;
+        self.shared.objects.put_within(CHECKED, "text/plain", b"", VALID_FOR).map_err(io::Error::other)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn publishes_later(&self) -> bool {
+        true
+    }
+
+    fn end_unfinished(&self, before: u64) -> io::Result<usize> {
+        let mut ended = 0;
+        for unfinished in self.shared.objects.unfinished().map_err(io::Error::other)? {
+            if unfinished.begun.is_some_and(|begun| begun < before) {
+                self.shared.objects.abort(&unfinished).map_err(io::Error::other)?;
+                ended += 1;
+            }
+        }
+        Ok(ended)
+    }
+
+    /// An object is durable when the store has answered.
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn remove_nar(&self, _: &NarHash, _: Compression) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn shared_files(&self) -> io::Result<Vec<SharedFile>> {
+        Ok(Vec::new())
+    }
+
+    fn remove_shared(&self, _: &SharedFile) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn incoming(&self) -> io::Result<TemporaryFile> {
+        TemporaryFile::create(&self.incoming, TEMPORARY, 0o644)
+    }
+
+    /// Stores a local file.
+    fn put_file(&self, key: &str, file: &TemporaryFile, hash: Option<Sha256>) -> io::Result<()> {
+        let len = file.file().metadata()?.len();
+        let hash = match hash {
+            Some(hash) => hash,
+            None => hash_of(&mut fs::File::open(file.path())?)?,
+        };
+        self.objects.put(key, content_type(key), Payload::File(file.file(), len), hash)
+    }
+}
+
+fn hash_of(file: &mut fs::File) -> io::Result<Sha256> {
+    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; 256 * 1024]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finish()),
+            len => hasher.update(buffer.get(..len).unwrap_or_default()),
+        }
+    }
+}
+
+fn content_type(key: &str) -> &'static str {
+    match key {
+        _ if key.ends_with(".narinfo") => "text/x-nix-narinfo",
+        _ if key.ends_with("nix-cache-info") => "text/x-nix-cache-info",
+        _ if key.contains("nar/") => "application/x-nix-nar",
+        _ if key.contains("log/") => "text/plain; charset=utf-8",
+        _ => "application/octet-stream",
+    }
+}
+
+/// Reads an object's bytes, for those who expect errors of files.
+struct ObjectReader(narval_client::ResumingBody);
+
+impl Read for ObjectReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read_some(out).map_err(|error: HttpError| io::Error::other(error))
+    }
+}

@@ -1,0 +1,217 @@
+//! Where the bytes of caches are: in a folder ([`Folder`]) or in a bucket ([`Bucket`]).
+//!
+//! [`Storage`] is what all caches share, [`CacheStorage`] the files of one of them. Names of files are those of the standard layout,
+//! relative to the cache: `nar/<FileHash>.nar.xz`, `<hash part>.narinfo`, `log/…`. What is visible is for the index to say; a storage
+//! decides in which order bytes and rows come to be.
+
+mod bucket;
+mod folder;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use narval_nix::{Compression, HashPart, NarHash};
+use narval_store::TemporaryFile;
+
+use super::index::{CacheId, Index, NarRecord, PathRecord};
+use super::{CacheName, NarFileName, NarTarget, Refusal};
+
+use crate::bucket::ObjectWriter;
+use crate::disk::Fill;
+
+pub(crate) use bucket::{Bucket, BucketOptions};
+pub(crate) use folder::Folder;
+
+/// What names of files that are being written begin with.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+
+/// Folders in each cache: those of the standard layout.
+const CACHE_FOLDERS: [&str; 5] = ["nar", "log", "realisations", "build-trace-v2", "debuginfo"];
+
+/// Held while files come to be, or, exclusively, while they are removed, in whichever process. Ends when dropped.
+pub(crate) struct StorageLock {
+    _file: Option<File>,
+}
+
+/// The bytes of all caches.
+pub(crate) trait Storage: Send + Sync {
+    /// Where it is, for messages.
+    fn place(&self) -> &Path;
+    /// Removes what killed processes have left of uploads.
+    fn clear_up(&self) -> io::Result<()>;
+    /// The files of a cache, which need not have any yet.
+    fn open_cache(&self, name: &CacheName) -> io::Result<Box<dyn CacheStorage>>;
+    /// The caches that have files.
+    fn caches(&self) -> io::Result<Vec<CacheName>>;
+    /// Waits for processes that remove files, and keeps others from starting.
+    fn lock_shared(&self) -> io::Result<StorageLock>;
+    /// Waits for processes that add files, and keeps others from starting.
+    fn lock_exclusive(&self) -> io::Result<StorageLock>;
+    /// A local file for something that is being received.
+    fn incoming(&self) -> io::Result<TemporaryFile>;
+    /// Whether uploads can be stored now.
+    fn check_writable(&self) -> io::Result<()>;
+    /// The bytes that are free; `None` if there is no limit.
+    fn free_bytes(&self) -> Option<u64>;
+    /// Whether narinfos are published one by one, and not all consistent with the index when nobody is writing.
+    fn publishes_later(&self) -> bool;
+    /// Ends what killed processes have begun before this time, in seconds since 1970, and will not end.
+    fn end_unfinished(&self, before: u64) -> io::Result<usize>;
+    /// Makes everything durable that was written so far.
+    fn sync(&self) -> io::Result<()>;
+    /// Removes the file of a NAR that no cache has, and its listing.
+    fn remove_nar(&self, nar_hash: &NarHash, compression: Compression) -> io::Result<()>;
+    /// Files that all caches share.
+    fn shared_files(&self) -> io::Result<Vec<SharedFile>>;
+    /// Removes one of them, which may be gone.
+    fn remove_shared(&self, file: &SharedFile) -> io::Result<()>;
+}
+
+/// A file that all caches share: of a NAR, or of its listing.
+pub(crate) struct SharedFile {
+    pub(crate) path: PathBuf,
+    pub(crate) nar_hash: NarHash,
+    /// The file is in use if the index has the NAR in one of these forms.
+    pub(crate) forms: Vec<Compression>,
+}
+
+/// A file of a cache.
+pub(crate) struct StoredFile {
+    /// Relative to the cache.
+    pub(crate) name: String,
+    pub(crate) len: u64,
+    pub(crate) modified: Option<SystemTime>,
+}
+
+/// Which files of a cache to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Below<'a> {
+    /// Those that are in no folder.
+    Root,
+    /// All in this folder, which may be absent, and its folders.
+    Folder(&'a str),
+}
+
+/// A verified NAR that is to be kept.
+pub(crate) struct Keep<'a> {
+    pub(crate) index: &'a dyn Index,
+    pub(crate) cache: CacheId,
+    pub(crate) target: &'a NarTarget,
+    pub(crate) nar: NarRecord,
+    pub(crate) listing: Option<TemporaryFile>,
+    pub(crate) now: u64,
+    /// Whether it need not be durable.
+    pub(crate) is_unverified: bool,
+    /// Checks that so many more bytes are within the quota.
+    pub(crate) check_quota: &'a dyn Fn(u64) -> Result<(), Refusal>,
+    /// Uploads of the same NAR in this process come one after another.
+    pub(crate) one_by_one: &'a Mutex<()>,
+}
+
+/// A narinfo that was written, and does not have its name yet.
+pub(crate) struct WrittenNarinfo(Option<TemporaryFile>);
+
+/// An upload on its way. Dropped, it leaves nothing.
+pub(crate) enum Incoming {
+    /// A local file.
+    File(TemporaryFile),
+    /// An object that is being stored.
+    Object(Box<ObjectWriter>),
+}
+
+impl Write for Incoming {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.file().write(bytes),
+            Self::Object(object) => object.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The bytes of a NAR's file.
+#[derive(Debug)]
+pub enum NarBytes {
+    /// All of them.
+    File(File),
+    /// It is being fetched: its readers follow. The whole file will be verified.
+    Growing(Arc<Fill>),
+}
+
+/// A change of a narinfo that its process has not carried out is left to others after this time. Requests that are sent for it are
+/// signed for a third of this time, so none of them arrives later.
+pub(crate) const TAKEOVER: Duration = Duration::from_secs(90);
+
+/// The files of one cache.
+pub(crate) trait CacheStorage: Send + Sync {
+    /// Where it is, for messages.
+    fn place(&self) -> &Path;
+
+    /// Opens a file and returns its length; `None` if there is none, or its name leads elsewhere.
+    fn open(&self, name: &str) -> io::Result<Option<(File, u64)>>;
+    /// Bytes in a file; `None` if there is none.
+    fn len(&self, name: &str) -> io::Result<Option<u64>>;
+    /// Gives a received file its name, in place of what may have it.
+    fn write(&self, name: &str, file: TemporaryFile) -> io::Result<()>;
+    /// Removes a file, which may be gone.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Lists files.
+    fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>>;
+
+    /// The name by which narinfos refer to a NAR that was uploaded under this one.
+    fn served_name(&self, name: &str, nar: &NarRecord) -> String;
+    /// Whether the file of a NAR exists with its recorded length, as far as can be told at once.
+    fn has_nar(&self, name: &str, file_size: u64) -> io::Result<bool>;
+    /// The same, for certain.
+    fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
+    /// Whether an upload of this name is complete: others may have recorded it, and be about to store it.
+    fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
+    /// Opens the file of a NAR; `None` if it does not exist as recorded.
+    fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
+    /// Like [`nar`](Self::nar), and waits until all of it is there.
+    fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
+    /// Opens the stored file of a NAR, whatever names it has.
+    fn open_stored(&self, nar: &NarRecord) -> io::Result<File>;
+    /// Reads a stored file, and no copy of it; `None` if there is none.
+    fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>>;
+    /// Where the bytes of an upload go.
+    fn receive(&self, target: &NarTarget, len_max: u64) -> io::Result<Incoming>;
+    /// Where the listing of an upload goes, if listings are stored.
+    fn listing(&self) -> io::Result<Option<TemporaryFile>>;
+    /// Stores a NAR and records it, or gives the stored one another name. Returns what is stored, and its name.
+    fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal>;
+    /// Records a verified NAR that has its name already. Returns what the index is to have.
+    fn import(
+        &self,
+        name: &str,
+        nar: NarRecord,
+        kept: Option<NarRecord>,
+        listing: Option<TemporaryFile>,
+    ) -> io::Result<NarRecord>;
+    /// Makes a name below `nar/` lead to the stored NAR again. Returns `false` if that is lost.
+    fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
+    /// Removes a name below `nar/`, which may be gone.
+    fn unlink_nar(&self, name: &str) -> io::Result<()>;
+    /// Replaces a damaged file of a NAR by the one that all caches share, if that is good; else removes both. Returns whether it was.
+    fn repair_nar(
+        &self,
+        name: &str,
+        nar: &NarRecord,
+        is_good: &dyn Fn(&mut dyn Read) -> io::Result<bool>,
+    ) -> io::Result<bool>;
+    /// Makes all names below `nar/` durable that were added so far.
+    fn sync_nars(&self) -> io::Result<()>;
+
+    /// Writes a narinfo ahead of its commit.
+    fn write_narinfo(&self, text: &[u8]) -> io::Result<WrittenNarinfo>;
+    /// Makes a path's narinfo and listing visible in the standard layout. `written` is the narinfo if it was written ahead.
+    fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>) -> io::Result<()>;
+    /// Removes the narinfo and the listing of a path.
+    fn withdraw(&self, part: &HashPart) -> io::Result<()>;
+}
