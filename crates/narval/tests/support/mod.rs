@@ -3,8 +3,6 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
-pub mod browser;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
