@@ -137,13 +137,13 @@ impl Kept {
     }
 
     /// Like [`create`](Self::create), but takes a spare file, if there is one.
-    pub(super) fn take(&self) -> io::Result<TemporaryFile> {
+    pub(crate) fn take(&self) -> io::Result<TemporaryFile> {
         let spare = self.spare().pop();
         spare.map_or_else(|| self.create(), Ok)
     }
 
     /// Replaces the spare files that were taken.
-    pub(super) fn create_spare(&self) {
+    pub(crate) fn create_spare(&self) {
         while self.spare().len() < SPARE_MAX {
             match self.create() {
                 Ok(file) => {
