@@ -8,7 +8,7 @@ use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use serde_json::json;
 
 use crate::sharded::Sharded;
@@ -97,13 +97,20 @@ impl Metrics {
         };
         let requests = ROUTES.iter().map(|route| counters(route)).collect();
         let latencies = Histogram::new(SECONDS);
-        registry.register("worker_seconds", "Time to start a response that was not in memory", latencies.clone());
+        registry.register_with_unit(
+            "worker",
+            "Time to start a response that was not in memory",
+            Unit::Seconds,
+            latencies.clone(),
+        );
         let bytes: Family<EncodingLabel, Counter> = Family::default();
-        registry.register("nar_bytes", "Bytes of NARs sent by encoding", bytes.clone());
+        registry.register_with_unit("nar", "Bytes of NARs sent by encoding", Unit::Bytes, bytes.clone());
         let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
         let (nar_bytes_identity, nar_bytes_zstd) = (encoded("identity"), encoded("zstd"));
         let nar_bytes_compressed = encoded("as uploaded");
         let nar_bytes_upstream = encoded("from upstream");
+        let upload_bytes = Counter::default();
+        registry.register_with_unit("upload", "Bytes received of uploaded NARs", Unit::Bytes, upload_bytes.clone());
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
@@ -124,7 +131,7 @@ impl Metrics {
             stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
             corrupt_paths: counter("corrupt_paths", "Paths whose files do not match the database"),
             database_errors: counter("store_errors", "Times the store could not be read"),
-            upload_bytes: counter("upload_bytes", "Bytes received of uploaded NARs"),
+            upload_bytes,
             uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
             uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
             uploads_refused: counter("uploads_refused", "Uploads that were refused"),

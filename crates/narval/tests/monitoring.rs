@@ -4,8 +4,9 @@
 
 mod support;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -45,6 +46,63 @@ fn the_alert_rules_fire_when_they_should() {
     let rules = fs::read_to_string(packaging("prometheus/narval.rules.yml")).unwrap().matches("- alert:").count();
     assert!(said.contains(&format!("SUCCESS: {rules} rules found")), "{said}");
     assert!(promtool(&["test", "rules", "narval.rules.test.yml"]).contains("SUCCESS"));
+}
+
+/// Every family has its type, its help, and the base unit of what it measures as the end of its name and in a line of its own.
+#[test]
+fn metrics_name_their_units_and_satisfy_promtool() {
+    let store = Store::new();
+    let server = Server::narval(&store, &["--data", store.path("data").to_str().unwrap()]);
+    let answer = server.get("/metrics");
+    assert_eq!(answer.field("content-type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    let text = answer.text();
+    assert!(text.ends_with("\n# EOF\n"), "{text}");
+    let about = |what: &str| -> BTreeMap<&str, &str> {
+        text.lines().filter_map(|line| line.strip_prefix(&format!("# {what} "))?.split_once(' ')).collect()
+    };
+    let (types, units, helps) = (about("TYPE"), about("UNIT"), about("HELP"));
+    assert!(types.len() > 40 && types.keys().eq(helps.keys()), "{types:?} {helps:?}");
+    for (name, help) in &helps {
+        let unit = ["bytes", "seconds"].into_iter().find(|unit| name.ends_with(&format!("_{unit}")));
+        assert_eq!(units.get(name).copied(), unit, "{name}");
+        let measures = [("Bytes", "bytes"), ("Memory", "bytes"), ("Duration", "seconds"), ("Time ", "seconds")];
+        for (word, expected) in measures {
+            assert!(!help.starts_with(word) || unit == Some(expected), "{name}: {help}");
+        }
+        for other in ["_ms", "_us", "_kb", "_mb", "_millis", "_milliseconds", "_percent"] {
+            assert!(!name.contains(other), "{name} is in no base unit");
+        }
+    }
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let name = names(line).into_iter().next().unwrap();
+        let family = |suffix: &str| name.strip_suffix(suffix).and_then(|family| types.get(family));
+        let fits = match line.split(['{', ' ']).next().unwrap() {
+            name if name.ends_with("_total") => family("_total") == Some(&"counter"),
+            name if name.ends_with("_bucket") => family("_bucket") == Some(&"histogram"),
+            name => types.get(name) == Some(&"gauge") || family("_sum").or(family("_count")) == Some(&"histogram"),
+        };
+        assert!(fits, "{line}");
+    }
+    if is_missing("promtool") {
+        return;
+    }
+    let mut check = Command::new("promtool");
+    let mut check = check
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // promtool lints the older text format, where the family of a counter has its sample's name.
+    let older = types.iter().filter(|(_, kind)| **kind == "counter").fold(text.to_owned(), |text, (name, _)| {
+        let about = |what: &str| (format!("# {what} {name} "), format!("# {what} {name}_total "));
+        ["TYPE", "HELP"].map(about).iter().fold(text, |text, (old, new)| text.replace(old, new))
+    });
+    check.stdin.take().unwrap().write_all(older.as_bytes()).unwrap();
+    let output = check.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
 }
 
 /// The queries of the dashboard, with Grafana's variables replaced.

@@ -84,7 +84,11 @@ impl Snapshot {
 
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {
     // Writing to a string cannot fail.
-    let _ = write!(text, "# TYPE {name} {kind}\n# HELP {name} {help}\n");
+    let _ = writeln!(text, "# TYPE {name} {kind}");
+    if let Some(unit) = ["bytes", "seconds"].iter().find(|unit| name.ends_with(**unit)) {
+        let _ = writeln!(text, "# UNIT {name} {unit}");
+    }
+    let _ = writeln!(text, "# HELP {name} {help}");
 }
 
 fn sample(text: &mut String, line: std::fmt::Arguments<'_>) {
