@@ -7,7 +7,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::{
     bench, cache, cat, completions, config, copy, demo, doctor, enter, gc, hook, install, key, ls, man, nar, path_info,
-    pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, tree, use_cache, verify, warm,
+    pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache, verify, warm,
     watch_store, why,
 };
 use crate::ui::{log, output};
@@ -35,7 +35,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
     ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "cache"]),
-    ("Maintain", &["verify", "gc", "doctor"]),
+    ("Maintain", &["verify", "gc", "doctor", "top"]),
     ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
 ];
 
@@ -76,6 +76,7 @@ enum Command {
     Rollback(rollback::Args),
     Gc(gc::Args),
     Doctor(doctor::Args),
+    Top(top::Args),
     Completions(completions::Args),
     Man(man::Args),
     #[command(name = "__enter", hide = true)]
@@ -140,6 +141,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Rollback(args) => rollback::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Completions(args) => completions::run(&args, definition()),
         Command::Man(args) => man::run(&args, &definition()),
         Command::Enter(args) => enter::run(args),

@@ -27,6 +27,7 @@ pub mod serve;
 pub mod shell;
 pub mod static_site;
 pub mod token;
+pub mod top;
 pub mod tree;
 pub mod use_cache;
 pub mod verify;

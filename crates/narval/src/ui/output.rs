@@ -45,6 +45,11 @@ pub(crate) fn to_stdout(line: fmt::Arguments<'_>) {
     }
 }
 
+/// Whether standard output can no longer be written: for commands that would go on for nobody.
+pub(crate) fn has_failed() -> bool {
+    FAILED.get().is_some()
+}
+
 /// Prints to standard error; a failure of that cannot be reported.
 pub(crate) fn to_stderr(text: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_fmt(text);

@@ -1,0 +1,69 @@
+//! Reads `/metrics` once a second, on a thread of its own.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use narval_client::{Client, Url};
+
+use super::metrics::{Figures, Totals};
+
+/// Between two readings.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
+/// The longest text that is read.
+const TEXT_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// What a reading brought.
+#[derive(Clone, Debug)]
+pub(super) enum Reading {
+    /// The figures since the one before.
+    Figures(Box<Figures>),
+    /// The first one, or the first after a restart: there is nothing to compare it with.
+    First,
+    /// The server cannot be read. It is tried again.
+    Failed(String),
+}
+
+/// Starts reading. The thread ends when the receiver is dropped.
+///
+/// # Errors
+/// No thread can be started.
+pub(super) fn read_every_second(client: Arc<Client>, url: Url) -> std::io::Result<Receiver<Reading>> {
+    let (readings, receiver) = sync_channel(1);
+    thread::Builder::new().name("metrics".into()).spawn(move || {
+        let mut before: Option<(Totals, Instant)> = None;
+        loop {
+            let started = Instant::now();
+            let reading = match read(&client, &url) {
+                Err(trouble) => {
+                    before = None;
+                    Reading::Failed(trouble)
+                }
+                Ok(totals) => {
+                    let now = Instant::now();
+                    let figures =
+                        before.as_ref().and_then(|(old, at)| Figures::between(old, &totals, now.duration_since(*at)));
+                    before = Some((totals, now));
+                    figures.map_or(Reading::First, |figures| Reading::Figures(Box::new(figures)))
+                }
+            };
+            if readings.send(reading).is_err() {
+                return;
+            }
+            thread::sleep(EVERY.saturating_sub(started.elapsed()));
+        }
+    })?;
+    Ok(receiver)
+}
+
+fn read(client: &Client, url: &Url) -> Result<Totals, String> {
+    match client.metadata_once(url, TEXT_BYTES_MAX) {
+        Err(error) => Err(error.to_string()),
+        Ok(None) => Err(format!(
+            "{url}: not there, or not for everybody; is it a Narval server, and the token in the netrc file?"
+        )),
+        Ok(Some(text)) => Totals::parse(&String::from_utf8_lossy(&text))
+            .ok_or_else(|| format!("{url}: these are not the metrics of a Narval server")),
+    }
+}
