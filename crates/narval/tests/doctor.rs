@@ -246,3 +246,16 @@ fn wrong_usage_has_its_own_exit_code() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
+
+#[test]
+fn a_health_check_needs_no_token() {
+    let store = Store::new();
+    let data = store.path("data");
+    let server = Server::narval(&store, &["--data", data.to_str().unwrap(), "--private"]);
+    let (code, findings) = doctor(&server.url(), &["--health"], None);
+    assert_eq!((code, failed(&findings), findings.len()), (Some(0), vec![], 1), "{findings:?}");
+    fs::write(store.real("/nix/var/nix/db/db.sqlite"), "no database").unwrap();
+    let (code, findings) = doctor(&server.url(), &["--health"], None);
+    assert_eq!((code, failed(&findings)), (Some(1), vec!["health"]), "{findings:?}");
+    assert!(findings["health"].1.contains("the server answered 503"), "{findings:?}");
+}

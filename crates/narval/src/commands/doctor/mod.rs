@@ -28,6 +28,9 @@ pub struct Args {
     /// Store path that the server has: its signature, compression, ranges and download speed are checked as well
     #[arg(long, value_name = "PATH", requires = "server")]
     path: Option<String>,
+    /// Only request /health of the server, which needs no token: for the health check of a container
+    #[arg(long, requires = "server", conflicts_with = "path")]
+    health: bool,
     #[command(flatten)]
     client: ClientArgs,
 }
@@ -39,6 +42,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let json = args.client.output.json;
+    if let Some(server) = args.server.as_ref().filter(|_| args.health) {
+        return report(&[server::health(&args.client.caches, server)?], json);
+    }
     if let Some(server) = &args.server {
         return report(&server::check(&args.client.caches, server, args.path.as_deref())?, json);
     }

@@ -33,16 +33,9 @@ const PRIORITY_OF_NIXOS: i64 = 40;
 /// # Errors
 /// Wrong usage: an address, path or key that cannot be used.
 pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Result<Vec<Finding>, Failure> {
-    let url = parse_cache(server)?;
-    if !matches!(url.scheme(), Scheme::Http | Scheme::Https) {
-        return Err(Failure::usage(format!("option --server '{server}': must be an http:// or https:// URL")));
-    }
-    let mut options = caches.requests.options(std::slice::from_ref(&url))?;
-    // A failure is to be seen, not waited for.
-    options.retry = RetryPolicy { attempts: 1, ..options.retry };
-    options.offline = caches.offline;
+    let (client, url) = reach(caches, server)?;
     let keys = (!caches.no_check_sigs).then(|| caches.keys()).transpose()?;
-    let server = Server { client: Arc::new(narval_cache::client(options)), url, keys };
+    let server = Server { client, url, keys };
     let mut findings = server.connection();
     if findings.iter().any(|found| !found.good && found.what == "tls") {
         return Ok(findings);
@@ -62,6 +55,33 @@ pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Res
     }
     findings.push(server.round_trip()?);
     Ok(findings)
+}
+
+/// Asks a server only whether it is healthy.
+///
+/// # Errors
+/// Wrong usage: an address that cannot be used.
+pub(super) fn health(caches: &CacheArgs, server: &str) -> Result<Finding, Failure> {
+    const WHAT: &str = "health";
+    let (client, url) = reach(caches, server)?;
+    let url = url.child("health").map_err(Failure::usage)?;
+    Ok(match client.send(&Request::get(&url)) {
+        Ok(Response { head, .. }) if head.status == 200 => Finding::good(WHAT, "the server is healthy"),
+        Ok(Response { head, .. }) => Finding::bad(WHAT, format!("{url}: the server answered {}", head.status)),
+        Err(error) => Finding::bad(WHAT, error.to_string()),
+    })
+}
+
+/// A client for one server, which does not retry: a failure is to be seen, not waited for.
+fn reach(caches: &CacheArgs, server: &str) -> Result<(Arc<Client>, Url), Failure> {
+    let url = parse_cache(server)?;
+    if !matches!(url.scheme(), Scheme::Http | Scheme::Https) {
+        return Err(Failure::usage(format!("option --server '{server}': must be an http:// or https:// URL")));
+    }
+    let mut options = caches.requests.options(std::slice::from_ref(&url))?;
+    options.retry = RetryPolicy { attempts: 1, ..options.retry };
+    options.offline = caches.offline;
+    Ok((Arc::new(narval_cache::client(options)), url))
 }
 
 struct Server {
