@@ -175,7 +175,9 @@ section {
       "real-ip"
       "verbose"
       "json"
+      "logfmt"
     ]) "Its format.";
+    trust-request-ids = key types.bool "Whether the X-Request-Id that a client sends is used. Only behind a proxy that sets it.";
   };
 
   nar-cache = table "Compressed NARs of the live store." {

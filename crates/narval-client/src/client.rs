@@ -19,7 +19,7 @@ use super::retry::RetryPolicy;
 use super::url::{Origin, Scheme, Url};
 use super::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
-    STALL_TIMEOUT, tls,
+    STALL_TIMEOUT, request_id, tls,
 };
 
 /// Options of a [`Client`].
@@ -255,6 +255,9 @@ impl Client {
         if !extra.is_signed {
             for (name, value) in self.options.credentials.lines_for(origin) {
                 head.push_str(&format!("{name}: {value}\r\n"));
+            }
+            if let Some(id) = request_id::current() {
+                head.push_str(&format!("X-Request-Id: {id}\r\n"));
             }
         }
         for (name, value) in extra.fields {

@@ -58,6 +58,7 @@ mod pool;
 mod probe;
 mod proxy;
 mod request;
+pub mod request_id;
 mod resume;
 mod retry;
 mod tls;

@@ -80,6 +80,8 @@ pub use observe::access_log::{AccessLog, Entry as AccessEntry};
 pub use observe::counters::Snapshot;
 pub use observe::histogram::Histogram;
 pub use observe::log_format::{LogFormat, LogWriter};
+pub use observe::logfmt::push_logfmt;
+pub use observe::request_id::RequestId;
 pub use peer::Peer;
 pub use run::server::{Builder, DriverChoice, Server, ServerError, ServerHandle};
 pub use web::compress::Compression;

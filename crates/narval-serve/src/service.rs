@@ -7,7 +7,10 @@ use std::time::Instant;
 
 use narval_cache::upstream::{Small, Upstreams};
 use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, SmallKind};
-use narval_http::{Handler, HeadRef, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header};
+use narval_client::request_id;
+use narval_http::{
+    Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
+};
 use narval_nix::{HashPart, PublicKey, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
@@ -36,6 +39,9 @@ use crate::{Config, Face};
 
 /// Memory for small files that are read ahead for all NARs, in bytes.
 const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Answers of a server that failed say what its log calls the request.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The number of threads that read small files ahead: they mostly wait for disks.
 fn read_ahead_threads() -> usize {
@@ -304,6 +310,10 @@ impl Service {
     ) -> Response {
         let shared = &*self.shared;
         let started = Instant::now();
+        // What is asked of upstreams carries the request's id.
+        let id = shared.upstream.is_some().then(|| request.id().to_string().into());
+        let _entered = id.map(|id| request_id::enter(Some(id)));
+        let id = (shared.face == Face::Narval).then(|| request.id().clone());
         let path = at.and_then(|at| request.path().get(at..)).map(str::to_owned);
         // Without a path below the prefix there is no route; `/team` is `/team/`.
         let path = path.map(|path| if path.is_empty() && at > Some(0) { "/".to_owned() } else { path });
@@ -326,7 +336,10 @@ impl Service {
         let metrics = Arc::clone(&shared.metrics);
         response.map(move |response| {
             metrics.request(label, response.status().as_u16());
-            response
+            match id.filter(|_| response.status().is_server_error()) {
+                Some(id) => response.header(REQUEST_ID, id.to_string()),
+                None => response,
+            }
         })
     }
 }

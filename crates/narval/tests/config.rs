@@ -52,7 +52,7 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
         ),
         (
             "[access-log]\nformat = 'apache'",
-            "a.toml:2: access-log.format = 'apache': give one of \"combined\", \"real-ip\", \"verbose\", \"json\"",
+            "a.toml:2: access-log.format = 'apache': give one of \"combined\", \"real-ip\", \"verbose\", \"json\", \"logfmt\"",
         ),
         ("[[tls.certificate]]\ncert = 'a.pem'", "a.toml:1: tls.certificate: key 'key' is missing"),
         (

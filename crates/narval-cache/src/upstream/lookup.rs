@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use narval_client::request_id;
 use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir};
 use quick_cache::sync::Cache as Memory;
 
@@ -240,8 +241,12 @@ impl Elsewhere for Upstreams {
     fn have(&self, _cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
         let has = |hash_part: &HashPart| self.shared.lookup(hash_part).is_ok_and(|found| found.is_some());
+        let id = request_id::current();
         thread::scope(|scope| {
-            let ask = |part: &'_ [HashPart]| part.iter().map(has).collect::<Vec<_>>();
+            let ask = |part: &'_ [HashPart]| {
+                let _entered = request_id::enter(id.clone());
+                part.iter().map(has).collect::<Vec<_>>()
+            };
             let threads: Vec<_> = hash_parts.chunks(size).map(|part| (part, scope.spawn(move || ask(part)))).collect();
             // A thread that panicked found none.
             threads.into_iter().flat_map(|(part, thread)| thread.join().unwrap_or(vec![false; part.len()])).collect()
@@ -499,8 +504,10 @@ impl Shared {
         let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
         let fetch = Fetch { remote: Arc::clone(&known.remote), info: Arc::clone(&known.info), fill: Arc::clone(&fill) };
         let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
+        let id = request_id::current();
         let run = move || {
             let _permit = permit;
+            let _entered = request_id::enter(id);
             match fetch.run(&file) {
                 Ok(()) if !shared.walks.may_keep(&known.name.file) => {}
                 Ok(()) => {

@@ -11,7 +11,7 @@ use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::message::body_pipe::BodyPipe;
 use crate::message::informational::{self, Informational};
-use crate::{HeadParts, HeadRef, PathParams, Peer};
+use crate::{HeadParts, HeadRef, PathParams, Peer, RequestId};
 
 /// A request as passed to a handler.
 #[derive(Debug)]
@@ -21,12 +21,13 @@ pub struct Request {
     peer: Peer,
     body: RequestBody,
     pub(crate) params: PathParams,
+    pub(crate) id: RequestId,
 }
 
 impl Request {
     /// Makes a request of its parts: the bytes of the head, the result of parsing them, the peer and the body.
     pub fn new(head: Bytes, parts: HeadParts, peer: Peer, body: RequestBody) -> Self {
-        Self { head, parts, peer, body, params: PathParams::default() }
+        Self { head, parts, peer, body, params: PathParams::default(), id: RequestId::NONE }
     }
 
     /// Makes a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
@@ -111,6 +112,11 @@ impl Request {
     /// ```
     pub fn header_bytes(&self, name: &str) -> Option<&[u8]> {
         self.head().header_bytes(name)
+    }
+
+    /// Its id, for logs.
+    pub fn id(&self) -> &RequestId {
+        &self.id
     }
 
     /// The client's address.

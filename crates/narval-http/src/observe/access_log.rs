@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::{HeadRef, Peer};
+use crate::{HeadRef, Peer, RequestId};
 
 /// Lines queued for the writer. Further ones are dropped, and counted.
 const QUEUE_MAX: usize = 16 * 1024;
@@ -14,6 +14,8 @@ const QUEUE_MAX: usize = 16 * 1024;
 /// An entry of the access log: an answered request.
 #[derive(Clone, Debug)]
 pub struct Entry {
+    /// The id of the request.
+    pub id: RequestId,
     /// The client.
     pub peer: Peer,
     /// When the request's head was complete.
@@ -39,9 +41,10 @@ pub struct Entry {
 
 impl Entry {
     /// Starts the entry of a request whose head is complete now.
-    pub fn new(head: &HeadRef<'_>) -> Self {
+    pub fn new(head: &HeadRef<'_>, id: RequestId) -> Self {
         let text = |name| head.header_bytes(name).map(|value| String::from_utf8_lossy(value).into_owned());
         Self {
+            id,
             peer: head.peer().clone(),
             time: SystemTime::now(),
             request_line: format!("{} {} {:?}", head.method(), head.target(), head.version()),

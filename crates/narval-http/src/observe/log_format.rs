@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde_json::json;
 
 use crate::observe::access_log::{AccessLog, Entry};
+use crate::observe::logfmt::push_logfmt;
 use crate::{Peer, http1};
 
 /// Bytes of a field that a line contains at most.
@@ -25,9 +26,11 @@ pub enum LogFormat {
     RealIp,
     /// Address, request, status, bytes and duration, human-readable.
     Verbose,
-    /// A JSON object: `time` (RFC 3339), `client`, `request`, `status`, `bytes`, `seconds`, `aborted`, and, if the
+    /// A JSON object: `time` (RFC 3339), `request_id`, `client`, `request`, `status`, `bytes`, `seconds`, `aborted`, and, if the
     /// client sent them, `referer`, `user_agent` and `forwarded_for`.
     Json,
+    /// The same as pairs: `time=… request_id=… client=… request="GET / HTTP/1.1" status=200 …`
+    Logfmt,
 }
 
 /// An [`AccessLog`] in one of the usual formats, written to any [`Write`]. A failure is logged once, as an error event;
@@ -88,6 +91,7 @@ impl LogFormat {
             Self::RealIp => combined(&real_ip(entry).unwrap_or_else(|| peer(&entry.peer)), entry),
             Self::Verbose => verbose(entry),
             Self::Json => json(entry),
+            Self::Logfmt => logfmt(entry),
         }
     }
 }
@@ -116,6 +120,7 @@ fn verbose(entry: &Entry) -> String {
 fn json(entry: &Entry) -> String {
     let mut object = json!({
         "time": rfc_3339(entry.time),
+        "request_id": entry.id.to_string(),
         "client": peer(&entry.peer),
         "request": short(&entry.request_line),
         "status": entry.status,
@@ -123,14 +128,36 @@ fn json(entry: &Entry) -> String {
         "seconds": entry.duration.as_secs_f64(),
         "aborted": entry.aborted,
     });
-    let fields =
-        [("referer", &entry.referer), ("user_agent", &entry.user_agent), ("forwarded_for", &entry.forwarded_for)];
-    for (name, value) in fields {
+    for (name, value) in sent(entry) {
         if let (Some(value), Some(object)) = (value, object.as_object_mut()) {
             object.insert(name.to_owned(), short(value).into());
         }
     }
     format!("{object}\n")
+}
+
+fn logfmt(entry: &Entry) -> String {
+    let mut line = String::with_capacity(300);
+    push_logfmt(&mut line, "time", &rfc_3339(entry.time));
+    push_logfmt(&mut line, "request_id", &entry.id.to_string());
+    push_logfmt(&mut line, "client", &peer(&entry.peer));
+    push_logfmt(&mut line, "request", short(&entry.request_line));
+    push_logfmt(&mut line, "status", &entry.status.to_string());
+    push_logfmt(&mut line, "bytes", &entry.bytes.to_string());
+    push_logfmt(&mut line, "seconds", &entry.duration.as_secs_f64().to_string());
+    push_logfmt(&mut line, "aborted", if entry.aborted { "true" } else { "false" });
+    for (name, value) in sent(entry) {
+        if let Some(value) = value {
+            push_logfmt(&mut line, name, short(value));
+        }
+    }
+    line.push('\n');
+    line
+}
+
+/// What a client may have sent.
+fn sent(entry: &Entry) -> [(&'static str, &Option<String>); 3] {
+    [("referer", &entry.referer), ("user_agent", &entry.user_agent), ("forwarded_for", &entry.forwarded_for)]
 }
 
 fn peer(peer: &Peer) -> String {
@@ -187,11 +214,12 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
+    use crate::RequestId;
 
     fn entry() -> Entry {
         let head = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
         let parts = http1::head::parse_head(head, &Default::default()).unwrap().unwrap().parts;
-        let mut entry = Entry::new(&crate::HeadRef::new(head, &parts, &Peer::Unix));
+        let mut entry = Entry::new(&crate::HeadRef::new(head, &parts, &Peer::Unix), RequestId::NONE);
         entry.peer = Peer::Tcp("[::ffff:127.0.0.1]:9".parse().unwrap());
         entry.time = UNIX_EPOCH + Duration::from_millis(1_747_477_695_125);
         entry.request_line = "GET /a\"b HTTP/1.1".to_owned();
@@ -225,6 +253,14 @@ mod tests {
     }
 
     #[test]
+    fn logfmt_lines() {
+        let want = "time=2025-05-17T10:28:15.125Z request_id=0000000000000000 client=127.0.0.1 request=\"GET /a\\\"b HTTP/1.1\" \
+                    status=404 bytes=5 seconds=0.003 aborted=false user_agent=\"curl/8 \\u001b[1m\" \
+                    forwarded_for=\"192.0.2.7, 10.0.0.1\"\n";
+        assert_eq!(LogFormat::Logfmt.line(&entry()), want);
+    }
+
+    #[test]
     fn json_lines() {
         let mut entry = entry();
         entry.referer = Some("ä".repeat(2000));
@@ -232,6 +268,7 @@ mod tests {
         assert!(line.ends_with("}\n") && line.trim_end().bytes().all(|byte| byte >= b' '), "{line}");
         let object: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(object["time"], "2025-05-17T10:28:15.125Z");
+        assert_eq!(object["request_id"], "0000000000000000");
         assert_eq!((&object["client"], &object["request"]), (&"127.0.0.1".into(), &"GET /a\"b HTTP/1.1".into()));
         assert_eq!((&object["status"], &object["bytes"]), (&404.into(), &5.into()));
         assert_eq!((&object["seconds"], &object["aborted"]), (&0.003.into(), &false.into()));

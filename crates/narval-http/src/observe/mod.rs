@@ -5,4 +5,6 @@ pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod histogram;
 pub(crate) mod log_format;
+pub(crate) mod logfmt;
 pub(crate) mod openmetrics;
+pub(crate) mod request_id;

@@ -137,6 +137,7 @@ pub struct Builder {
     limits: Limits,
     driver: DriverChoice,
     log: Option<Box<dyn AccessLog>>,
+    request_ids_from_proxy: bool,
     acceptor: Option<Acceptor>,
     http2: bool,
 }
@@ -174,6 +175,14 @@ impl Builder {
     #[must_use]
     pub fn driver(mut self, driver: DriverChoice) -> Self {
         self.driver = driver;
+        self
+    }
+
+    /// Uses the `X-Request-Id` that a client sends as the [id](crate::RequestId) of its request. Only behind a proxy that
+    /// sets it: otherwise, clients could give their requests the ids of others.
+    #[must_use]
+    pub fn trust_request_ids(mut self, trust: bool) -> Self {
+        self.request_ids_from_proxy = trust;
         self
     }
 
@@ -235,6 +244,7 @@ impl Builder {
                 self.limits,
                 Clock::monotonic(),
                 log,
+                self.request_ids_from_proxy,
                 self.acceptor,
                 self.http2,
             )),
@@ -274,6 +284,7 @@ impl Server {
             limits: Limits::default(),
             driver: DriverChoice::default(),
             log: None,
+            request_ids_from_proxy: false,
             acceptor: None,
             http2: true,
         }

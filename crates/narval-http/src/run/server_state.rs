@@ -30,6 +30,8 @@ pub(crate) struct ServerState {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
     pub(crate) log: Option<LogQueue>,
+    /// Whether ids of requests that clients send are used.
+    pub(crate) request_ids_from_proxy: bool,
     /// Connections are closed after the current request.
     pub(crate) stopping: AtomicBool,
     pub(crate) admission: Arc<Admission>,
@@ -47,6 +49,7 @@ impl ServerState {
         limits: Limits,
         clock: Clock,
         log: Option<LogQueue>,
+        request_ids_from_proxy: bool,
         acceptor: Option<Acceptor>,
         http2: bool,
     ) -> Self {
@@ -63,6 +66,7 @@ impl ServerState {
             clock,
             counters: Counters::default(),
             log,
+            request_ids_from_proxy,
             stopping: AtomicBool::new(false),
             admission: Arc::new(Admission::new(&limits)),
             acceptor,

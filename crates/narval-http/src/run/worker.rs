@@ -113,6 +113,7 @@ impl Worker {
 
     fn answer(&mut self, call: Call) {
         let Call { reply_to, request, context } = call;
+        let _entered = request.id().clone().enter();
         informational::keep(reply_to, &request);
         self.counters.requests_worker.add(1);
         let server = self.server.clone();

@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use narval_client::request_id;
 use narval_http::http1::accept::{Coding, negotiate_coding};
 use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header};
 use narval_nix::{ClosureWalk, HashPart};
@@ -54,7 +55,8 @@ pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<R
     let response = Response::new(StatusCode::OK)
         .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-nix-batch-lookup"))
         .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let mut source = Lookups { narinfos: Arc::clone(narinfos), want, walk, answered: 0, encoder: None };
+    let mut source =
+        Lookups { narinfos: Arc::clone(narinfos), want, walk, answered: 0, encoder: None, id: request_id::current() };
     if !compressed {
         return Ok(response.body(Body::source(source, None)));
     }
@@ -83,10 +85,13 @@ struct Lookups {
     walk: ClosureWalk<HashPart>,
     answered: usize,
     encoder: Option<Encoder<'static, Vec<u8>>>,
+    /// The request's id, for upstreams.
+    id: Option<Arc<str>>,
 }
 
 impl BodySource for Lookups {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        let _entered = request_id::enter(self.id.clone());
         let room = out.room();
         let mut text = Vec::with_capacity(room.min(64 * 1024));
         while text.len() < room {

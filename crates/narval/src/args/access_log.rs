@@ -20,6 +20,9 @@ pub struct AccessLogArgs {
     /// Format of the access log [default: combined]
     #[arg(long = "access-log-format", alias = "access-log-form", value_name = "FORMAT")]
     access_log_form: Option<LogForm>,
+    /// Use the X-Request-Id that a client sends as the id of its request. Only behind a proxy that sets it
+    #[arg(long)]
+    trust_request_ids: bool,
 }
 
 impl AccessLogArgs {
@@ -30,6 +33,11 @@ impl AccessLogArgs {
     pub fn open(&self) -> Result<Option<BoxedLog>, Failure> {
         let (form, path) = self.over(&AccessLogSection::default());
         path.map(|path| open(form, &path)).transpose()
+    }
+
+    /// Whether ids of requests that clients send are used.
+    pub fn trusts_request_ids(&self, file: &AccessLogSection) -> bool {
+        self.trust_request_ids || file.trust_request_ids == Some(true)
     }
 
     /// The format and the file, from the options or else from a configuration file.

@@ -14,6 +14,7 @@ use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Req
 use crate::args::access_log::AccessLogArgs;
 use crate::args::count::Count;
 use crate::args::tls::TlsArgs;
+use crate::config::AccessLogSection;
 use crate::ui::log;
 use crate::ui::output::out;
 use crate::values::listen::Listen;
@@ -186,6 +187,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     for listen in server::listen_or(&args.listen, PORT_DEFAULT)? {
         builder = builder.listen(listen);
     }
+    builder = builder.trust_request_ids(args.access_log.trusts_request_ids(&AccessLogSection::default()));
     if let Some(log) = args.access_log.open()? {
         builder = builder.access_log(log);
     }

@@ -187,6 +187,8 @@ pub struct AccessLogSection {
     pub file: Option<At<PathBuf>>,
     /// The format of a line.
     pub format: Option<LogForm>,
+    /// Whether ids of requests that clients send are used.
+    pub trust_request_ids: Option<bool>,
 }
 
 /// `[nar-cache]`.
@@ -339,7 +341,8 @@ fn access_log(section: &Section<'_>) -> AccessLogSection {
     let file = section.at("file", &Kind::path());
     // `-` is standard output, not a file name.
     let file = file.map(|at| if at.value.as_os_str() == "-" { at } else { section.absolute(at) });
-    AccessLogSection { file, format: section.get("format", &Kind::choice()) }
+    let trust_request_ids = section.get("trust-request-ids", &Kind::boolean());
+    AccessLogSection { file, format: section.get("format", &Kind::choice()), trust_request_ids }
 }
 
 fn nar_cache(section: &Section<'_>) -> NarCacheSection {

@@ -15,6 +15,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use super::log_event::{ForPrograms, LogEventForm, REQUEST_ID, request_id};
 use crate::Failure;
 
 /// Lines queued for the thread; further ones are lost, and counted.
@@ -42,11 +43,13 @@ pub(crate) fn filter(default: LevelFilter) -> Targets {
     set.unwrap_or_else(|| Targets::new().with_default(default))
 }
 
-/// Starts the log. `NARVAL_LOG` sets its level (`error`, `warn`, `info`, `debug`; default `info`).
+/// Starts the log. `NARVAL_LOG` sets its level (`error`, `warn`, `info`, `debug`; default `info`), and
+/// `NARVAL_LOG_FORMAT` its format (`text`, `logfmt`, `json`; default `text`).
 ///
 /// # Errors
-/// The file cannot be opened, or the thread cannot be started.
+/// An unknown format; the file cannot be opened, or the thread cannot be started.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
+    let form = LogEventForm::of_environment()?;
     let (sink, ansi): (Box<dyn Write + Send>, bool) = match file {
         Some(path) => {
             let file = OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
@@ -62,11 +65,17 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     // panics if it fails.
     let layer = tracing_subscriber::fmt::layer().with_target(false).log_internal_errors(false);
     let registry = tracing_subscriber::registry().with(filter(LevelFilter::INFO));
+    if form != LogEventForm::Text {
+        let json = form == LogEventForm::Json;
+        registry.with(layer.event_format(ForPrograms { json }).with_ansi(false).with_writer(move || log)).init();
+        return Ok(());
+    }
+    let with_ids = move || WithIds(log);
     // The journal adds its own times.
     if file.is_none() && std::env::var_os("JOURNAL_STREAM").is_some() {
-        registry.with(layer.with_ansi(false).without_time().with_writer(move || log)).init();
+        registry.with(layer.with_ansi(false).without_time().with_writer(with_ids)).init();
     } else {
-        registry.with(layer.with_ansi(ansi).with_writer(move || log)).init();
+        registry.with(layer.with_ansi(ansi).with_writer(with_ids)).init();
     }
     Ok(())
 }
@@ -112,6 +121,26 @@ impl Write for &Log {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lines of text, with the id of the request at their end.
+struct WithIds(&'static Log);
+
+impl Write for WithIds {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut log = self.0;
+        match (request_id(), line.strip_suffix(b"\n")) {
+            (Some(id), Some(text)) => {
+                log.write_all(&[text, format!(" {REQUEST_ID}={id}\n").as_bytes()].concat())?;
+                Ok(line.len())
+            }
+            _ => log.write(line),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod failure;
 pub mod log;
+mod log_event;
 pub(crate) mod output;
 pub(crate) mod progress;
 pub(crate) mod signals;

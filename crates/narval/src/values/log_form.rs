@@ -14,6 +14,8 @@ pub enum LogForm {
     Verbose,
     /// One JSON object per line
     Json,
+    /// The same as pairs, KEY=VALUE
+    Logfmt,
 }
 
 impl From<LogForm> for LogFormat {
@@ -23,6 +25,7 @@ impl From<LogForm> for LogFormat {
             LogForm::RealIp => Self::RealIp,
             LogForm::Verbose => Self::Verbose,
             LogForm::Json => Self::Json,
+            LogForm::Logfmt => Self::Logfmt,
         }
     }
 }

@@ -56,7 +56,11 @@ impl Server {
         });
         let mut server = Self { child, address: "127.0.0.1:1".parse().unwrap(), log };
         server.address = server
-            .wait_for(|log| log.split("listening on http").nth(1)?.split("://").nth(1)?.lines().next()?.parse().ok());
+            // In other formats of the log, more follows on the line.
+            .wait_for(|log| {
+                let rest = log.split("listening on http").nth(1)?.split("://").nth(1)?;
+                rest.split(|c: char| !c.is_ascii_hexdigit() && !".:[]".contains(c)).next()?.parse().ok()
+            });
         server
     }
 

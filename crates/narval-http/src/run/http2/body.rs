@@ -8,11 +8,11 @@ use bytes::{Buf, Bytes};
 use http::{HeaderName, HeaderValue};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::FileRange;
 use crate::http2::conn::{Body, Rest};
 use crate::http2::response;
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::run::transmit::{NOT_IN_TRAILERS, wrong_length};
+use crate::{FileRange, RequestId};
 
 /// The body of a response on a stream. The shard itself copies memory and cached parts of files into frames; workers
 /// produce the rest.
@@ -28,6 +28,8 @@ pub(crate) struct StreamBody {
     trailers: Vec<(HeaderName, HeaderValue)>,
     /// Reading the next file would block.
     file_blocks: bool,
+    /// The request that it answers.
+    id: Option<RequestId>,
 }
 
 enum Part {
@@ -50,7 +52,7 @@ enum Source {
 
 /// Produces the next piece of a body, on a worker.
 pub(crate) enum Maker {
-    Source(Box<dyn BodySource>),
+    Source(Box<dyn BodySource>, Option<RequestId>),
     File(FileRange),
 }
 
@@ -75,7 +77,7 @@ impl StreamBody {
 
     /// Produced while it is sent; `length` if it is known.
     pub(crate) fn source(source: Box<dyn BodySource>, length: Option<u64>) -> Self {
-        Self { source: Source::Here(source), left: length, ..Self::empty() }
+        Self { source: Source::Here(source), left: length, id: RequestId::current(), ..Self::empty() }
     }
 
     fn empty() -> Self {
@@ -87,6 +89,7 @@ impl StreamBody {
             left: None,
             trailers: Vec::new(),
             file_blocks: false,
+            id: None,
         }
     }
 
@@ -224,7 +227,7 @@ impl Body for StreamBody {
             return Some(Maker::File(range));
         }
         match mem::replace(&mut self.source, Source::Away) {
-            Source::Here(source) => Some(Maker::Source(source)),
+            Source::Here(source) => Some(Maker::Source(source, self.id.clone())),
             other => {
                 self.source = other;
                 None
@@ -280,7 +283,8 @@ impl Maker {
     /// The body cannot be completed.
     pub(crate) fn make(self, quantum: usize) -> io::Result<Made> {
         match self {
-            Self::Source(mut source) => {
+            Self::Source(mut source, id) => {
+                let _entered = id.map(RequestId::enter);
                 let mut segments = SegmentBuf::with_room(quantum);
                 let fill = source.fill(&mut segments)?;
                 Ok(Made::Segments { source, fill, segments })

@@ -26,14 +26,15 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn queue(
         &mut self,
         reply_to: ReplyTo,
-        request: Request,
+        mut request: Request,
         to: AnswerTo,
         body: Option<Arc<BodyPipe>>,
     ) -> Result<(), Box<Call>> {
         self.dispatched = self.dispatched.wrapping_add(1);
         let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
+        request.id = self.local.request_ids.next(&request.head());
         let server = &self.local.server;
-        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head())));
+        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head(), request.id.clone())));
         let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         let streamed = body.is_some();
         let queue = if streamed { &server.streams } else { &server.pool };

@@ -268,7 +268,7 @@ impl Service<Streamed> for At<'_> {
         let view = HeadRef::new(bytes, &head.parts, &self.connection.peer);
         let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
         let Some(mut response) = answer else { return Inline::Job };
-        let entry = local.server.log.is_some().then(|| Box::new(Entry::new(&view)));
+        let entry = local.entry(&view);
         local.counters.requests_inline.add(1);
         let watch = Local::watch(entry);
         let to = answer_to(head);

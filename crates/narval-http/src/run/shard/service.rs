@@ -20,6 +20,7 @@ use crate::message::body_pipe::BodyPipe;
 use crate::message::response::{Held, reason_response};
 use crate::observe::access_log::{Entry, Watch};
 use crate::observe::counters::ThreadCounters;
+use crate::observe::request_id::RequestIds;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::pending_late::PendingLate;
@@ -51,6 +52,7 @@ pub(super) struct Local {
     /// From the engine's limits.
     keep_alive: Millis,
     inline_calls: u64,
+    pub(super) request_ids: RequestIds,
 }
 
 /// The same, for one connection.
@@ -86,6 +88,7 @@ impl Local {
             date_until: 0,
             keep_alive: millis(server.limits.keep_alive_timeout),
             inline_calls: 0,
+            request_ids: RequestIds::new(server.request_ids_from_proxy),
             server,
         }
     }
@@ -99,6 +102,12 @@ impl Local {
     #[inline(always)]
     pub(super) fn receive_max(&self) -> usize {
         if self.server.body_memory.is_tight() { RECEIVE_TIGHT } else { RECEIVE_BUFFER }
+    }
+
+    /// The access log's entry of a request, if there is a log.
+    #[inline(always)]
+    pub(super) fn entry(&mut self, head: &HeadRef<'_>) -> Option<Box<Entry>> {
+        self.server.log.is_some().then(|| Box::new(Entry::new(head, self.request_ids.next(head))))
     }
 
     /// Clears the buffer for responses, which are sent.
@@ -180,7 +189,7 @@ impl Service<Exchanged> for At<'_> {
         let view = HeadRef::new(bytes, &head.parts, &self.connection.peer);
         let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
         let Some(response) = answer else { return Inline::Job(head) };
-        let entry = local.server.log.is_some().then(|| Box::new(Entry::new(&view)));
+        let entry = local.entry(&view);
         local.counters.requests_inline.add(1);
         if response.late.is_some() {
             return late(response, &head, entry);

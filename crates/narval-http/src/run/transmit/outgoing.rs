@@ -8,7 +8,6 @@ use http::header::{
 };
 
 use super::Probes;
-use crate::FileRange;
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
 use crate::http1::conn::{Answer, Window};
 use crate::http1::response_head::BodyFraming;
@@ -23,6 +22,7 @@ use crate::observe::access_log::Watch;
 use crate::run::link::Link;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
+use crate::{FileRange, RequestId};
 
 /// A response being sent: encoded bytes that the socket has not taken yet, and the source of the rest.
 #[derive(Debug, Default)]
@@ -412,6 +412,8 @@ pub(crate) const NOT_IN_TRAILERS: [HeaderName; 7] =
 pub(crate) struct Stream {
     source: Box<dyn BodySource>,
     framing: BodyFraming,
+    /// The request that it answers.
+    id: Option<RequestId>,
 }
 
 impl std::fmt::Debug for Stream {
@@ -422,7 +424,7 @@ impl std::fmt::Debug for Stream {
 
 impl Stream {
     pub(crate) fn new(source: Box<dyn BodySource>, framing: BodyFraming) -> Self {
-        Self { source, framing }
+        Self { source, framing, id: RequestId::current() }
     }
 
     /// Bytes still to be produced, if known.
@@ -435,6 +437,7 @@ impl Stream {
 
     /// Produces one piece: framing is appended to `lead`, the body goes to `segments`, which must be empty.
     fn fill(&mut self, lead: &mut OutBuf, segments: &mut SegmentBuf) -> io::Result<Fill> {
+        let _entered = self.id.clone().map(RequestId::enter);
         let fill = self.source.fill(segments)?;
         let length = segments
             .files

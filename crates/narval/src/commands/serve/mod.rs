@@ -129,6 +129,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if let Some(log) = &log {
         builder = builder.access_log(log.clone());
     }
+    builder = builder.trust_request_ids(settings.trust_request_ids);
     let tls = settings.tls.clone().map(|config| tls::accept(config, "HTTPS")).transpose()?;
     if let Some(tls) = &tls {
         builder = builder.tls(tls.clone());

@@ -32,6 +32,7 @@ pub(crate) struct Settings {
     pub(crate) tls: Option<TlsConfig>,
     /// The format and the file of the access log.
     pub(crate) access_log: (LogForm, Option<PathBuf>),
+    pub(crate) trust_request_ids: bool,
     /// The data folder of the caches that accept uploads.
     pub(crate) data: Option<PathBuf>,
     /// The database with its index, if that is not in the folder.
@@ -144,6 +145,7 @@ impl Settings {
             limits,
             tls: args.tls.config_over(&file.tls, Vec::new())?,
             access_log: args.access_log.over(&file.access_log),
+            trust_request_ids: args.access_log.trusts_request_ids(&file.access_log),
             data,
             database,
             wide,
@@ -164,6 +166,7 @@ impl Settings {
             ("database", self.database != running.database),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
+            ("access-log.trust-request-ids", self.trust_request_ids != running.trust_request_ids),
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),
         ];
         differ.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()

@@ -173,7 +173,7 @@ impl Screen<'_> {
         let values = values.get(from..).unwrap_or_default();
         let most = values.iter().copied().fold(0.0, f64::max);
         let end = scale.unwrap_or(most).max(f64::MIN_POSITIVE);
-        let now = shown(self.history.back().and_then(|figures| value(figures)));
+        let now = shown(self.history.back().and_then(value));
         let line = Line::from(vec![
             Span::styled(format!("{name} "), Style::new().add_modifier(Modifier::BOLD)),
             Span::raw(now),
