@@ -377,7 +377,7 @@ fn credentials_that_cannot_be_renewed_are_used_until_they_expire() {
 }
 
 #[test]
-fn a_container_endpoint_elsewhere_is_asked_over_tls_alone() {
+fn a_container_endpoint_elsewhere_is_asked_only_over_tls() {
     let provider = provider(&[("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://192.0.2.1/x")], None);
     let error = provider.keys(&client(&[])).unwrap_err().to_string();
     assert!(error.contains("only https://"), "{error}");

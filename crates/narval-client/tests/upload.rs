@@ -68,7 +68,7 @@ fn put(url: &Url, payload: Payload<'_>) -> (Result<Answer, HttpError>, u64) {
 }
 
 #[test]
-fn a_small_body_goes_at_once_and_a_large_one_when_it_is_wanted() {
+fn a_small_body_is_sent_at_once_and_a_large_one_when_the_server_asks_for_it() {
     let (url, server) = serve(vec![|stream| {
         let head = head(stream);
         assert!(head.starts_with("PUT /file HTTP/1.1\r\n") && head.contains("\r\nContent-Type: a/b\r\n"), "{head}");

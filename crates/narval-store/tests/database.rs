@@ -274,7 +274,7 @@ fn damage_is_an_error_and_never_an_absence() {
 
 /// A path that is absent is looked up at the next row there is, whatever is wrong with that.
 #[test]
-fn a_damaged_row_is_no_trouble_of_its_neighbours() {
+fn a_damaged_row_does_not_affect_others() {
     let lab = Lab::new(Nix::New);
     let first = lab.add_file("first", "1");
     let writer = rusqlite::Connection::open(lab.config().database()).unwrap();

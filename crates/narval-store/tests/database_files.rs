@@ -62,7 +62,7 @@ fn agree(lab: &Lab, store: &Store, paths: &[&StorePath], when: &str) {
 }
 
 #[test]
-fn files_that_are_removed_or_restored_are_opened_anew() {
+fn files_that_are_removed_or_restored_are_reopened() {
     type Deed = fn(&Path, &Path);
     let deeds: [(&str, Deed); 7] = [
         ("-wal and -shm removed, backup copied", |database, backup| {
@@ -144,7 +144,7 @@ impl Drop for Ends<'_> {
 
 /// A backup that is put in place while nobody commits is seen, whatever a connection has read before.
 #[test]
-fn what_a_connection_remembers_of_an_overwritten_file_is_not_told() {
+fn a_connection_does_not_answer_from_its_cache_of_an_overwritten_file() {
     let lab = Lab::new(Nix::New);
     let database = lab.config().database();
     let first = lab.add_file("first", "1");

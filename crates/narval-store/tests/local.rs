@@ -81,7 +81,7 @@ fn nix_store(nix: Nix, uri: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn nix_takes_the_store_for_its_own() {
+fn nix_uses_the_store_as_its_own() {
     for nix in Nix::BOTH {
         let source = Source::new(nix);
         let uri = source.copy("copy");
@@ -286,7 +286,7 @@ fn nix_store_dead(uri: &str) -> Vec<String> {
 
 /// Collections of every kind in the middle of an unpack, and before what is unpacked is valid.
 #[test]
-fn collections_spare_what_is_being_added() {
+fn collections_keep_what_is_being_added() {
     let source = Source::new(Nix::New);
     let uri = source.copy("copy");
     let collect = || {

@@ -39,7 +39,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 }
 
 #[test]
-fn first_while_it_is_compressed_then_from_the_cache() {
+fn served_while_it_is_compressed_and_then_from_the_cache() {
     let store = Store::new();
     let path = store.add_tree("tree");
     let (hash, nar) = (hash_part(&path), store.dump(&path));

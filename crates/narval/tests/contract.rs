@@ -311,7 +311,7 @@ fn everything_below_a_path() {
 }
 
 #[test]
-fn several_places_to_listen_on_and_a_graceful_end() {
+fn several_listeners_and_a_graceful_shutdown() {
     let store = Store::new();
     let socket = store.path("socket");
     let mut server = Server::nix_serve(&store, &["--listen", socket.to_str().unwrap(), "--workers", "50"], &[]);

@@ -72,7 +72,7 @@ fn paths_added_and_deleted_a_thousand_times_are_always_answered_correctly() {
 }
 
 #[test]
-fn right_while_others_ask_all_the_time() {
+fn correct_under_constant_requests() {
     let store = Store::new();
     let steady = store.add_file("steady", "always there");
     let server = Server::narval(&store, &[]);
@@ -203,7 +203,7 @@ fn narinfo_url(path: &str) -> String {
 }
 
 #[test]
-fn every_shard_is_right_under_load_and_when_the_database_is_vacuumed_or_replaced() {
+fn every_shard_is_correct_under_load_and_when_the_database_is_vacuumed_or_replaced() {
     let store = Store::new();
     let steady = narinfo_url(&store.add_file("steady", "always there"));
     let connect = sharded(&store);
@@ -295,7 +295,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn right_when_the_daemon_is_restarted() {
+fn correct_when_the_daemon_is_restarted() {
     let store = Store::new();
     let first = narinfo_url(&store.add_file("first", "so that the database is there"));
     let socket = store.path("socket");

@@ -214,7 +214,7 @@ fn nars_warmed_at_a_higher_level_are_sent() {
 
 /// A bit that changes on disk costs one compression, and no client its download.
 #[test]
-fn a_file_that_changed_on_disk_is_made_anew() {
+fn a_file_that_changed_on_disk_is_compressed_again() {
     let store = Store::new();
     // The second one is too large to be checked before it is sent.
     let noise = |name: &str, bytes: usize| {

@@ -74,7 +74,7 @@ fn copy_by(store: &Store, server: &Server, path: &str, scheme: &str, env: &[(&st
 }
 
 #[test]
-fn a_nar_as_it_is() {
+fn an_uncompressed_nar() {
     let store = Store::new();
     let path = add_noise(&store);
     let log = store.path("access.log");

@@ -146,7 +146,7 @@ fn listings_for_people_and_programs() {
 }
 
 #[test]
-fn compressed_forms_made_beforehand() {
+fn files_compressed_in_advance() {
     let folder = site();
     let long = "body { color: red }\n".repeat(2000);
     fs::write(folder.path().join("a.css"), &long).unwrap();

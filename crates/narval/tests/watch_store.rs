@@ -120,7 +120,7 @@ fn new_valid_paths_are_pushed_and_remembered_across_restarts() {
 }
 
 #[test]
-fn a_path_goes_with_what_it_refers_to_and_filters_leave_out() {
+fn a_path_is_pushed_with_its_references_and_filters_apply() {
     let store = Store::new();
     let cache = store.path("cache");
     assert!(once(&store, &["--to", &url(&cache)]).status.success());
@@ -170,7 +170,7 @@ fn paths_that_are_no_longer_valid_are_skipped() {
 
 /// A path whose files were changed keeps no other one from being pushed.
 #[test]
-fn a_damaged_path_does_not_keep_the_others() {
+fn a_damaged_path_does_not_delay_the_others() {
     let store = Store::new();
     let cache = store.path("cache");
     assert!(once(&store, &["--to", &url(&cache)]).status.success());

@@ -72,7 +72,7 @@ fn copied_narinfos_describe_their_files() {
 }
 
 #[test]
-fn credentials_do_not_go_where_a_redirect_or_a_url_leads() {
+fn credentials_are_not_sent_to_redirects_or_other_urls() {
     let (guarded, other) = (Server::start(), Server::start());
     let with_user = guarded.url.replace("http://", "http://me:secret@");
     let cache = Url::parse(&with_user).unwrap();

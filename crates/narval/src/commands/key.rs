@@ -27,7 +27,7 @@ enum Command {
     /// Without --out, the secret key is printed to standard output. With --out, it is written to a file that only you
     /// can read, and the public key is printed. The format is that of Nix.
     #[command(after_help = "\
-Example:
+Examples:
   narval key generate cache.example.org-1 --out cache.sec
   narval serve --sign-key cache.sec")]
     Generate {
@@ -42,7 +42,7 @@ Example:
     ///
     /// Clients need it in `trusted-public-keys`.
     #[command(after_help = "\
-Example:
+Examples:
   narval key public cache.sec
   narval key public < cache.sec")]
     Public {

@@ -24,7 +24,7 @@ enum Command {
     /// Without --for and --keep, it is kept forever. Pinning another path under an existing name adds a revision of
     /// that pin.
     #[command(after_help = "\
-Example:
+Examples:
   narval pin add release-1.2 /nix/store/…-app
   narval pin add nightly /nix/store/…-app --keep 3
   narval pin add branch-x /nix/store/…-app --for 30d")]
@@ -34,7 +34,7 @@ Example:
         /// Name of the pin
         #[arg(value_name = "NAME")]
         name: String,
-        /// The path
+        /// Store path: in full, HASH-NAME, or only the hash part
         #[arg(value_name = "PATH")]
         path: String,
         /// Keep only the newest N revisions of this name

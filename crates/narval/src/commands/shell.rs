@@ -8,7 +8,7 @@ use crate::commands::run::{become_program, ensure_installed};
 
 /// Start a shell with the programs of store paths on PATH
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
+#[command(after_help = "Examples:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
 pub struct Args {
     /// Store paths: in full, HASH-NAME, or only the hash part
     #[arg(required = true, value_name = "PATH")]

@@ -24,7 +24,7 @@ enum Command {
     /// It is only shown once, because only its hash is stored. Clients send it as `Authorization: Bearer`, or as the
     /// password in netrc, with any user name.
     #[command(after_help = "\
-Example:
+Examples:
   narval token create --pull --push ci > token
   narval token create --push --sign --cache 'team-*' --expires 90d builders")]
     Create(CreateArgs),

@@ -22,7 +22,7 @@ Examples:
   narval tree ./result
   narval tree --depth 2 --from https://cache.example.org …-hello-2.12")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, the hash part alone, or a link to a store path
+    /// Store paths: in full, HASH-NAME, only the hash part, or a symlink to a store path
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]

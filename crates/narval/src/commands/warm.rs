@@ -16,7 +16,7 @@ use crate::{Failure, server};
 /// Fills the folder of compressed NARs that `narval serve` uses. The server may be running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Example:
+Examples:
   narval warm /nix/store/…-firefox-140.0
   narval warm --all")]
 pub struct Args {

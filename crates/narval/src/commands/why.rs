@@ -20,7 +20,7 @@ Examples:
   narval why ./result …-glibc-2.42
   narval why --all --from https://cache.example.org …-hello-2.12 …-glibc-2.42")]
 pub struct Args {
-    /// Store path that depends on the other: in full, HASH-NAME, the hash part alone, or a link to a store path
+    /// Store path that depends on the other: in full, HASH-NAME, only the hash part, or a symlink to a store path
     #[arg(value_name = "PATH")]
     path: String,
     /// Store path that it depends on

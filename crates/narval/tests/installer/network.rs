@@ -43,7 +43,7 @@ fn guarded_server(folder: PathBuf, field: &'static str) -> (String, Arc<Mutex<Ve
 }
 
 #[test]
-fn credentials_come_from_a_netrc_or_a_field_and_go_to_their_host_alone() {
+fn credentials_come_from_netrc_or_a_header_and_go_only_to_their_host() {
     let lab = Lab::new();
     // "me:secret"
     let (address, _) = guarded_server(lab.cache(), "Authorization: Basic bWU6c2VjcmV0");
@@ -90,7 +90,7 @@ fn a_proxy_from_the_environment_is_used() {
 }
 
 #[test]
-fn certificates_of_an_authority_of_ones_own() {
+fn certificates_of_a_private_authority() {
     let lab = Lab::new();
     let (key, certificate) = (lab.folder("key.pem"), lab.folder("cert.pem"));
     let authority = lab.folder("ca.pem");

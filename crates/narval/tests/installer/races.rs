@@ -95,7 +95,7 @@ fn a_path_that_nix_is_replacing_is_not_registered_half_done() {
 /// A collection in the middle of a download does not wait for its end, and takes nothing of it: not what is being
 /// unpacked, nor what is complete and not valid yet, nor what is valid and not in the profile yet.
 #[test]
-fn garbage_collections_spare_what_is_being_installed() {
+fn garbage_collections_keep_what_is_being_installed() {
     let lab = Lab::new();
     for (number, collector) in ["narval", "nix-store", "nix-old-store"].into_iter().enumerate() {
         let (root, profile) = (lab.folder(&format!("mine{number}")), lab.folder(&format!("profile{number}")));
@@ -159,7 +159,7 @@ fn a_reference_that_is_gone_at_the_end_is_an_error() {
 /// Real Nix and Narval make one store at the same moment: nobody is told that the database is locked. Only one Nix at once:
 /// two of them read each other's half written `schema` ("is corrupt").
 #[test]
-fn one_store_that_nix_and_narval_make_at_once() {
+fn nix_and_narval_create_one_store_at_once() {
     let lab = Lab::new();
     let url = lab.cache_url();
     for round in 0..12 {

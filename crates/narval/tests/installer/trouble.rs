@@ -102,7 +102,7 @@ fn read_target(stream: &mut impl Read) -> Option<String> {
 }
 
 #[test]
-fn an_interrupt_leaves_a_clean_store_and_the_next_run_goes_on() {
+fn an_interrupt_leaves_a_clean_store_and_the_next_run_continues() {
     let lab = Lab::new();
     let root = lab.folder("mine");
     let (url, was_asked, go_on) = hesitant_server(lab.cache());

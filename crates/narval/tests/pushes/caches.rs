@@ -35,7 +35,7 @@ fn at_host(lab: &Lab, host: &str, path: &str) -> Answer {
 }
 
 #[test]
-fn both_nixes_push_to_a_cache_below_its_name_and_trust_its_key_alone() {
+fn both_nixes_push_to_a_cache_below_its_name_and_trust_only_its_key() {
     let (lab, team_key) = lab();
     let token = lab.token_for("team", "push,pull,sign");
     for nix in Nix::BOTH {
@@ -232,7 +232,7 @@ fn a_cache_at_a_host_is_at_its_root_and_nowhere_else() {
 
 /// Caches, keys, quotas and upstreams, while uploads and downloads run.
 #[test]
-fn a_reload_adds_and_removes_caches_and_what_runs_goes_on() {
+fn a_reload_adds_and_removes_caches_and_requests_in_flight_complete() {
     let store = Store::new();
     let (_, key) = store.key("new-1");
     let base = "data = 'data'\n[[cache]]\nname = 'team'\n";

@@ -138,7 +138,7 @@ mod tests {
         uses.note_file(CacheId(1), &nar, 60);
         let locked: Vec<_> = uses.parts.iter().map(|part| part.lock().unwrap()).collect();
         std::thread::scope(|scope| {
-            // On a thread of its own: it would wait for ever if it wanted a lock that this one has.
+            // On a separate thread: it would deadlock on a lock that this one holds.
             let (done, is_done) = std::sync::mpsc::channel();
             let (uses, nar) = (&uses, &nar);
             scope.spawn(move || {

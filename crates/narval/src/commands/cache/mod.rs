@@ -50,7 +50,7 @@ enum Command {
     Delete {
         #[command(flatten)]
         cache: CacheArgs,
-        /// The path
+        /// Store path: in full, HASH-NAME, or only the hash part
         #[arg(value_name = "PATH")]
         path: String,
         /// Also delete all paths that refer to it, directly or through others, whatever pins them
@@ -80,7 +80,7 @@ enum Command {
     Why {
         #[command(flatten)]
         cache: CacheArgs,
-        /// The path
+        /// Store path: in full, HASH-NAME, or only the hash part
         #[arg(value_name = "PATH")]
         path: String,
     },
