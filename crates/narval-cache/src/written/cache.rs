@@ -8,7 +8,7 @@ use narval_nix::{HashPart, NarHash, SecretKey};
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, NarRecord, Usage};
+use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage};
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
 use super::storage::{CacheStorage, NarBytes, Storage};
@@ -16,6 +16,9 @@ use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;
+
+/// The number of paths read from the index at a time.
+const LIST_STEP: usize = 4096;
 
 /// Identifies a state for caching results: if two stamps are equal, nothing has changed that a reader of any cache of
 /// the folder can see. Take it before the query.
@@ -267,11 +270,27 @@ impl Cache {
     /// If the index fails.
     pub fn list(&self) -> Result<Vec<Listed>, IndexError> {
         self.record_uses();
-        let paths = self.index().snapshot(self.id())?.paths.into_iter();
-        let mut listed: Vec<Listed> =
-            paths.map(|path| Listed { path: path.path, used: path.used, file_size: path.file_size }).collect();
-        listed.sort_by(|one, other| one.path.cmp(&other.path));
+        let mut listed = Vec::new();
+        self.each_path(|path| {
+            listed.push(Listed { path: path.path, used: path.used, file_size: path.file_size });
+            Ok::<(), IndexError>(())
+        })?;
+        // By hash part, and so by base name.
         Ok(listed)
+    }
+
+    /// Each path, sorted by hash part. Paths that come or go meanwhile may be left out.
+    pub(super) fn each_path<E: From<IndexError>>(
+        &self,
+        mut take: impl FnMut(ListedPath) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut after = String::new();
+        loop {
+            let paths = self.index().list(self.id(), &after, LIST_STEP)?;
+            let Some(last) = paths.last() else { return Ok(()) };
+            last.hash_part.as_str().clone_into(&mut after);
+            paths.into_iter().try_for_each(&mut take)?;
+        }
     }
 
     /// Its number of paths and size.

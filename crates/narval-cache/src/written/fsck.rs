@@ -183,13 +183,13 @@ impl Cache {
     }
 
     fn fsck_paths(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
-        for listed in self.index().snapshot(self.id())?.paths {
+        self.each_path(|listed| {
             report.paths += 1;
             let name = format!("{}.narinfo", listed.hash_part);
             let fail = |error: io::Error| Refusal::of_file("write", self.named(&name), &error);
             let is_same = |record: &PathRecord| self.text(&name).is_ok_and(|text| text == record.narinfo);
             if self.index().path(self.id(), &listed.hash_part)?.is_none_or(|record| is_same(&record)) {
-                continue;
+                return Ok(());
             }
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
@@ -198,8 +198,8 @@ impl Cache {
                     self.files().publish(&record, None).map_err(fail)?;
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The contents of a small file; empty if there is none.

@@ -17,7 +17,7 @@ use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens_used::TokensUsed;
-use super::{Audit, Cache, Place, recompress};
+use super::{Audit, Place, recompress};
 
 /// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -71,6 +71,10 @@ impl Data {
             data.publish_pending(true)?;
         } else {
             data.reconcile()?;
+            for cache in data.caches()? {
+                // The next collection tries again.
+                cache.finish_interrupted().inspect_err(|refusal| tracing::error!("cache '{}': {refusal}", cache.name())).ok();
+            }
         }
         let weak = Arc::downgrade(data.shared());
         let keeping = std::thread::Builder::new()
@@ -130,7 +134,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
         let Some(every) = collect_every else { continue };
         if collected.elapsed() >= every {
             let data = Data::of(Arc::clone(&shared));
-            collect_all(&data);
+            collect_all(&data, every);
             data.end_unfinished();
             collected = Instant::now();
         }
@@ -138,7 +142,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
     }
 }
 
-fn collect_all(data: &Data) {
+fn collect_all(data: &Data, every: Duration) {
     let caches = data.caches().map_err(|error| tracing::error!("cannot collect garbage: {error}"));
-    caches.unwrap_or_default().iter().for_each(Cache::collect_in_background);
+    caches.unwrap_or_default().iter().for_each(|cache| cache.collect_in_turn(every));
 }

@@ -130,6 +130,9 @@ impl From<IndexError> for Refusal {
             let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
             return Self::new(RefusalKind::Away, message);
         }
+        if matches!(error, IndexError::Superseded { .. }) {
+            return Self::new(RefusalKind::Conflict, "the collection took too long, and another process has taken over");
+        }
         tracing::error!("{error}");
         if error.is_full() {
             Self::no_space()

@@ -1,5 +1,6 @@
 //! A real PostgreSQL for tests: started with a folder of its own, on a socket in it and a free port, and ended when the last test
-//! that uses it ends.
+//! that uses it ends. It also ends if the test process is killed: a shell beside it waits for the end of a pipe that only that
+//! process has.
 
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
@@ -18,6 +19,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a server may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a program until it ends, or until the pipe at its standard input is closed.
+const GUARD: &str = r#"exec 3<&0
+"$@" </dev/null 3<&- & server=$!
+(cat <&3 >/dev/null; kill -INT "$server") & guard=$!
+wait "$server"; status=$?
+kill "$guard" 2>/dev/null
+exit "$status""#;
 
 /// A running server.
 pub struct PostgresServer {
@@ -76,11 +85,22 @@ impl PostgresServer {
         command
     }
 
+    /// As [`PostgresServer::command`], for a program that ends when this process does.
+    fn guarded(&self, program: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.current_dir(self.folder.path()).stdin(Stdio::piped());
+        if let Some((user, group)) = user() {
+            command.uid(user).gid(group);
+        }
+        command.args(["-c", GUARD, "guard"]).arg(self.programs.join(program));
+        command
+    }
+
     /// Starts the server, and waits until it answers.
     pub fn start(&self) {
         let folder = self.folder.path();
         let log = File::options().append(true).create(true).open(folder.join("log")).unwrap();
-        let mut command = self.command("postgres");
+        let mut command = self.guarded("postgres");
         command.arg("-D").arg(folder.join("data")).arg("-k").arg(folder).arg("-h").arg("127.0.0.1");
         command.args(["-p", &self.port.to_string(), "-F", "-c", "max_connections=200", "-c", "shared_buffers=32MB"]);
         let mut child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
@@ -97,14 +117,21 @@ impl PostgresServer {
     /// Stops the server: its connections are closed.
     pub fn stop(&self) {
         let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        self.signal_child(&child, Signal::INT);
+        let server = self.server();
+        drop(child.stdin.take());
         let until = Instant::now() + PATIENCE;
         while child.try_wait().unwrap().is_none() {
             if Instant::now() > until {
-                child.kill().unwrap();
+                server.map(|server| kill_process(server, Signal::KILL));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// The server's process.
+    fn server(&self) -> Option<Pid> {
+        let pid = fs::read_to_string(self.folder.path().join("data/postmaster.pid")).ok()?;
+        Pid::from_raw(pid.lines().next()?.trim().parse().ok()?)
     }
 
     /// Stops all processes of the server for some time: connections stay, and nothing answers.
@@ -117,16 +144,11 @@ impl PostgresServer {
 
     /// The server and its children.
     fn processes(&self) -> Vec<Pid> {
-        let child = self.child.lock().unwrap();
-        let server = Pid::from_child(child.as_ref().unwrap());
+        let server = self.server().unwrap();
         let children = format!("/proc/{0}/task/{0}/children", server.as_raw_nonzero());
         let children = fs::read_to_string(children).unwrap();
         let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap()));
         std::iter::once(server).chain(children).collect()
-    }
-
-    fn signal_child(&self, child: &Child, signal: Signal) {
-        kill_process(Pid::from_child(child), signal).unwrap();
     }
 
     /// Has the server offer TLS with this certificate and key from its next start on, and ask for a password.

@@ -5,9 +5,11 @@
 
 #[cfg(feature = "postgres")]
 mod postgres;
+mod snapshot;
 mod sqlite;
 
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
@@ -16,6 +18,9 @@ use super::CacheName;
 
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
+pub(crate) use snapshot::Snapshot;
+#[cfg(test)]
+pub(crate) use snapshot::SnapshotBuilder;
 pub(crate) use sqlite::Sqlite;
 
 /// Why the index could not be read or changed.
@@ -55,6 +60,12 @@ pub enum IndexError {
     #[error("the index '{index}' is closed")]
     Closed {
         /// Its file.
+        index: String,
+    },
+    /// A collection took longer than its lease, and another process has taken over.
+    #[error("the index '{index}': another process has taken over the collection")]
+    Superseded {
+        /// Its file, or its address without the password.
         index: String,
     },
     /// The given database cannot be used.
@@ -164,27 +175,15 @@ pub struct Usage {
     pub small_bytes: u64,
 }
 
-/// A path as garbage collection sees it.
+/// A path as lists show it.
 #[derive(Debug, Clone)]
-pub(crate) struct SnapshotPath {
+pub(crate) struct ListedPath {
     pub(crate) hash_part: HashPart,
     /// Base name.
     pub(crate) path: String,
     pub(crate) used: u64,
-    /// Its stored NAR, and the NAR's size in bytes.
-    pub(crate) nar: i64,
+    /// The size of its stored NAR.
     pub(crate) file_size: u64,
-    /// Bytes of its listing.
-    pub(crate) listing_size: u64,
-    pub(crate) references: Vec<HashPart>,
-}
-
-/// A consistent snapshot of a cache.
-#[derive(Debug, Clone)]
-pub(crate) struct Snapshot {
-    pub(crate) paths: Vec<SnapshotPath>,
-    pub(crate) pins: Vec<PinRecord>,
-    pub(crate) leases: Vec<(HashPart, u64)>,
 }
 
 /// A pin as recorded in the index.
@@ -208,13 +207,35 @@ pub(crate) struct Used {
     pub(crate) time: u64,
 }
 
-/// Which NARs without a path are old enough to be removed: both conditions must hold. In seconds since 1970.
+/// Which NARs without a path are old enough to be removed: all conditions must hold. In seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cutoff {
     /// No narinfo has named it since then.
     pub(crate) orphaned: u64,
     /// It was not uploaded or requested since then.
     pub(crate) used: u64,
+    /// It has been doomed since then. `None`: it need not be doomed.
+    pub(crate) doomed: Option<u64>,
+}
+
+/// The number of a lease for collections: greater than those of all leases before it. A transaction with a number that is no longer
+/// the latest fails ([`IndexError::Superseded`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Fence(pub(crate) i64);
+
+/// How long a collection may take between two of its transactions. Then another process may take over.
+pub(crate) const COLLECTION_LEASE: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 60 });
+
+/// The lease of collections.
+const COLLECTION: &str = "collection";
+
+/// NARs whose bytes are to be removed. Nobody can use their names until [`Index::forget`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Condemned {
+    /// Names below `nar/`, and the bytes of the NARs.
+    pub(crate) names: Vec<(String, u64)>,
+    /// Stored NARs without another name.
+    pub(crate) blobs: Vec<(NarHash, Compression)>,
 }
 
 /// A change in the index that the files may not reflect yet, if a process was killed.
@@ -235,6 +256,11 @@ pub(crate) trait Index: Send + Sync {
     fn stamp(&self) -> u64;
     /// How long it takes until other processes notice a change by this one.
     fn noticed_after(&self) -> Duration;
+    /// The time by which leases are measured: it also passes while the process is paused.
+    fn clock(&self) -> Duration {
+        static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        BEGAN.elapsed()
+    }
     /// Whether other processes may add paths at any time, so that an absence must be looked up again.
     fn is_shared(&self) -> bool;
 
@@ -249,13 +275,13 @@ pub(crate) trait Index: Send + Sync {
 
     /// A stored NAR, from any cache.
     fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError>;
-    /// The stored NAR that a name below `nar/` refers to in a cache.
+    /// The stored NAR that a name below `nar/` refers to in a cache. If it is doomed, it no longer is.
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
     /// All names below `nar/`.
     fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// The names of a NAR in a cache, in any compression.
     fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError>;
-    /// Adds a name for a stored NAR. It is durable with the next commit.
+    /// Adds a name for a stored NAR. It is durable with the next commit. Waits while the bytes of one with this name are removed.
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError>;
     /// Removes a name below `nar/` whose file is lost.
     fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
@@ -291,25 +317,54 @@ pub(crate) trait Index: Send + Sync {
 
     /// Records when paths were last used.
     fn used(&self, used: &[Used]) -> Result<(), IndexError>;
-    /// All paths, pins and leases of a cache, as one snapshot.
-    fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError>;
+    /// All paths, pins and leases of a cache, as one snapshot; with the number of a path, if one is wanted.
+    fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError>;
+    /// The paths with these ids, in any order. Those that are gone since are left out.
+    fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError>;
+    /// For each path, in the order of their ids: its id, its stored NAR, and the bytes of that and of its listing.
+    fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError>;
+    /// At most this many paths, sorted by hash part, after the given one.
+    fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError>;
+    /// Takes the lease for collections; `None` while another process has it. Each transaction with its number renews it for
+    /// [`COLLECTION_LEASE`].
+    fn begin_collection(&self) -> Result<Option<Fence>, IndexError>;
+    /// Takes the lease for collections from whoever has it, if a collection has left condemned names or those of deleted paths in a
+    /// cache. Only for a caller with the folder's lock, which shows that the collection has been interrupted.
+    fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError>;
+    /// Renews the lease for collections.
+    fn continue_collection(&self, fence: Fence) -> Result<(), IndexError>;
+    /// Ends the lease for collections. With `collected`, that cache has been collected completely.
+    fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError>;
+    /// How long ago a cache was last collected completely, by whichever process.
+    fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError>;
     /// Hides paths, in the given order, that were not used later than given and that no other path, pin or lease holds.
     /// Returns those that were hidden. Their NARs are kept.
-    fn hide(&self, cache: CacheId, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, IndexError>;
-    /// Removes paths, their pins and leases, and the names of NARs that no other path has. Returns those names, and the bytes of
-    /// the NARs.
-    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Vec<(String, u64)>, IndexError>;
-    /// The names of NARs that [`Index::sweep_files`] would remove, with the bytes of those NARs.
-    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError>;
-    /// Removes a limited number of names of NARs that no path has, and expired leases and pins. Returns those names, and the bytes
-    /// of the NARs.
-    fn sweep_files(
+    fn hide(
         &self,
+        fence: Fence,
         cache: CacheId,
-        cutoff: Cutoff,
-        max: usize,
+        paths: &[(HashPart, u64)],
         now: u64,
-    ) -> Result<Vec<(String, u64)>, IndexError>;
+    ) -> Result<Vec<HashPart>, IndexError>;
+    /// Removes paths, their pins and leases, unless another path refers to one of them. The names of their NARs that no other path has
+    /// are gone, too, and can be condemned at once.
+    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError>;
+    /// The names of NARs that are to be removed, with the bytes of those NARs.
+    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError>;
+    /// Dooms a limited number of names of NARs that no path has; also removes expired leases and pins. Returns how many. A commit, an
+    /// upload or a request of a NAR ends its doom.
+    fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError>;
+    /// Condemns a limited number of names of NARs that no path has: those of deleted paths, those that an interrupted collection has
+    /// left, and those for which the cutoff holds. From now on they are absent for everybody.
+    fn condemn(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        cutoff: Option<Cutoff>,
+        max: usize,
+    ) -> Result<Condemned, IndexError>;
+    /// Removes the rows of names that this collection has condemned. Their bytes are gone.
+    fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError>;
     /// The referrers of a path, without itself.
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError>;
     /// Pins a path, and removes surplus pins of this name.

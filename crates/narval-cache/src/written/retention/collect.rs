@@ -1,15 +1,18 @@
 //! Collections: removing what nothing keeps.
 
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use narval_nix::HashPart;
 
-use super::mark::{Marks, Why, mark};
-use crate::written::index::{Cutoff, Snapshot};
+use super::lease::{Collection, keep_while};
+use super::mark::{Marks, Why, chain, mark};
+use super::sweep::cutoff;
+use crate::written::index::{ListedPath, Snapshot};
 use crate::written::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::written::storage::{Below, StoredFile};
-use crate::written::{Cache, Grant, Refusal};
+use crate::written::{Cache, Grant, Refusal, RefusalKind};
 
 /// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
 /// and it protects uploads whose narinfo follows last.
@@ -71,55 +74,78 @@ pub struct Collected {
     pub bytes: u64,
 }
 
+fn busy() -> Refusal {
+    let message = "another process is collecting, or was killed less than a minute ago; try again";
+    Refusal::new(RefusalKind::Conflict, message)
+}
+
 impl Cache {
     /// Removes what nothing keeps. Uploads and reads continue meanwhile.
     ///
     /// # Errors
-    /// If the index or a file fails. The state is consistent then.
+    /// If the index or a file fails, or another process is collecting. The state is consistent then.
     pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
         let now = options.now.unwrap_or_else(|| self.now());
         self.record_uses();
         let retention = self.cutoff(now);
-        if !options.dry_run {
+        let collection = if options.dry_run { None } else { Some(Collection::begin(self)?.ok_or_else(busy)?) };
+        if collection.is_some() {
             // First, because they use part of the maximum size.
             self.sweep_small(retention)?;
         }
-        let snapshot = self.index().snapshot(self.id())?;
-        let marks = self.marks(&snapshot, now);
-        let order = marks.forgotten(&snapshot);
-        let mut collected = Collected { kept: snapshot.paths.len() - order.len(), ..Collected::default() };
+        let keeper = collection.as_ref();
+        let (snapshot, marks, order) = keep_while(keeper, || {
+            let snapshot = self.index().snapshot(self.id(), None)?;
+            let marks = self.marks(&snapshot, now)?;
+            let order = marks.forgotten(&snapshot);
+            Ok((snapshot, marks, order))
+        })?;
+        let mut collected = Collected { kept: snapshot.len() - order.len(), ..Collected::default() };
         for step in order.chunks(STEP) {
-            let paths: Vec<_> =
-                step.iter().filter_map(|at| Some((snapshot.paths.get(*at)?, *marks.times.get(*at)?))).collect();
-            let hidden = if options.dry_run {
-                paths.iter().map(|(path, _)| path.hash_part).collect()
-            } else {
-                self.hide(&paths.iter().map(|(path, _)| (path.hash_part, path.used)).collect::<Vec<_>>(), now)?
+            let ids: Vec<i64> = step.iter().filter_map(|at| snapshot.ids.get(*at as usize).copied()).collect();
+            let mut names: HashMap<i64, ListedPath> = self.index().names(self.id(), &ids)?.into_iter().collect();
+            // In the order of the step. Those that are gone are left out.
+            let paths: Vec<(u32, ListedPath)> =
+                step.iter().zip(&ids).filter_map(|(at, id)| Some((*at, names.remove(id)?))).collect();
+            let hidden: HashSet<HashPart> = match &collection {
+                None => paths.iter().map(|(_, path)| path.hash_part).collect(),
+                Some(collection) => {
+                    let used = |at: u32| snapshot.used.get(at as usize).copied().map_or(0, u64::from);
+                    let parts: Vec<_> = paths.iter().map(|(at, path)| (path.hash_part, used(*at))).collect();
+                    self.hide(collection, &parts, now)?.into_iter().collect()
+                }
             };
-            for (path, used) in paths {
-                if hidden.contains(&path.hash_part) {
-                    collected.forgotten.push(Forgotten {
-                        path: path.path.clone(),
-                        used,
-                        file_size: path.file_size,
-                        for_size: used >= retention,
-                    });
+            for (at, ListedPath { hash_part, path, file_size, .. }) in paths {
+                if hidden.contains(&hash_part) {
+                    let used = u64::from(marks.time(at));
+                    collected.forgotten.push(Forgotten { path, used, file_size, for_size: used >= retention });
                 } else {
                     // It was requested since.
                     collected.kept += 1;
                 }
             }
         }
-        if options.dry_run {
-            let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
-            (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());
-        } else {
+        if let Some(collection) = collection {
             // There are thousands of short-lived tokens of CI jobs.
             self.index().forget_tokens(now.saturating_sub(DAY))?;
-            (collected.files, collected.bytes) = self.sweep(options.grace, now)?;
+            (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now)?;
+            collection.completed(self.id())?;
             self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
+        } else {
+            let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
+            (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());
         }
         Ok(collected)
+    }
+
+    /// As [`Cache::collect_in_background`], unless another server has done it within this time.
+    pub(in crate::written) fn collect_in_turn(&self, every: Duration) {
+        match self.index().collected(self.id()) {
+            // A little less, because servers do not look at the same moment.
+            Ok(Some(ago)) if self.is_shared() && ago < every - every / 10 => {}
+            Ok(_) => self.collect_in_background(),
+            Err(error) => tracing::error!("cache '{}': the collection is put off: {error}", self.name()),
+        }
     }
 
     /// Like [`Cache::collect`], in the background: the result is logged.
@@ -133,6 +159,9 @@ impl Cache {
                 collected.files,
                 collected.bytes
             ),
+            Err(refusal) if refusal.kind == RefusalKind::Conflict => {
+                tracing::debug!("cache '{}': {refusal}", self.name());
+            }
             Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", self.name()),
         }
     }
@@ -143,17 +172,26 @@ impl Cache {
     /// When the index fails.
     pub fn why(&self, hash_part: &HashPart) -> Result<Option<Why>, Refusal> {
         self.record_uses();
-        let snapshot = self.index().snapshot(self.id())?;
-        Ok(self.marks(&snapshot, self.now()).why(&snapshot, hash_part))
+        let (snapshot, now) = (self.index().snapshot(self.id(), Some(hash_part))?, self.now());
+        let Some((hold, chain)) = chain(&snapshot, now) else { return Ok(None) };
+        let ids: Vec<i64> = chain.iter().filter_map(|at| snapshot.ids.get(*at as usize).copied()).collect();
+        let mut names = HashMap::new();
+        for step in ids.chunks(STEP) {
+            names.extend(self.index().names(self.id(), step)?.into_iter().map(|(id, path)| (id, path.path)));
+        }
+        let kept = chain.last().map_or(Ok(false), |last| Ok(self.marks(&snapshot, now)?.is_kept(*last)));
+        let chain = ids.iter().filter_map(|id| names.remove(id)).collect();
+        kept.map(|kept| Some(Why { hold, chain, kept }))
     }
 
-    fn marks(&self, snapshot: &Snapshot, now: u64) -> Marks {
+    fn marks(&self, snapshot: &Snapshot, now: u64) -> Result<Marks, Refusal> {
         let mut marks = mark(snapshot, now, self.cutoff(now));
         if let Some(size_max) = self.settings().size_max {
             // If the size of other files is unknown, more is kept.
-            marks.shrink_to(snapshot, size_max.saturating_sub(self.bytes_of_small_files().unwrap_or(0)));
+            let small = self.bytes_of_small_files().unwrap_or(0);
+            marks.shrink_to(snapshot, &self.index().sizes(self.id())?, size_max.saturating_sub(small));
         }
-        marks
+        Ok(marks)
     }
 
     /// Paths last used before this are removed.
@@ -161,10 +199,15 @@ impl Cache {
         self.settings().retention_days.map_or(0, |days| now.saturating_sub(u64::from(days) * DAY))
     }
 
-    fn hide(&self, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, Refusal> {
+    fn hide(
+        &self,
+        collection: &Collection<'_>,
+        paths: &[(HashPart, u64)],
+        now: u64,
+    ) -> Result<Vec<HashPart>, Refusal> {
         let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
-        let hidden = self.index().hide(self.id(), paths, now)?;
+        let hidden = collection.step(|fence| self.index().hide(fence, self.id(), paths, now))?;
         self.reconcile_now()?;
         Ok(hidden)
     }
@@ -220,26 +263,4 @@ impl Cache {
             None => Ok(false),
         }
     }
-
-    /// Deletes the files of NARs that have had no narinfo for this many seconds.
-    pub(in crate::written) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
-        let (mut files, mut bytes) = (0, 0);
-        loop {
-            let _alone = self.storage().lock_exclusive().map_err(fail)?;
-            let swept = self.index().sweep_files(self.id(), cutoff(grace, now), STEP, now)?;
-            self.reconcile_now()?;
-            files += swept.len();
-            bytes += swept.iter().map(|(_, bytes)| bytes).sum::<u64>();
-            if swept.len() < STEP {
-                return Ok((files, bytes));
-            }
-        }
-    }
-}
-
-/// The cutoff for this grace period. A client that was told that the cache has a NAR has some time to send its narinfo,
-/// whenever the NAR was uploaded.
-fn cutoff(grace: u64, now: u64) -> Cutoff {
-    Cutoff { orphaned: now.saturating_sub(grace), used: now.saturating_sub(grace.min(UNFINISHED_GRACE)) }
 }

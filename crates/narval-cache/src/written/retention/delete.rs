@@ -1,20 +1,29 @@
 //! Deletes a path immediately.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
 
+use super::lease::Collection;
+use crate::written::index::Commit;
 use crate::written::{Cache, Grant, Refusal, RefusalKind, Scope};
 
 /// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;
+
+/// How long a deletion waits for a collection to end. Paths are gone before; this is about bytes.
+const COLLECTION_WAIT: Duration = Duration::from_secs(5);
+
+/// How often a deletion is tried while others push referrers.
+const ATTEMPTS_MAX: u32 = 8;
 
 /// The result of a deletion.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Deleted {
     /// Hash parts of the paths.
     pub paths: Vec<HashPart>,
-    /// Files of NARs. A file that another path or cache uses stays.
+    /// Files of NARs. A file that another path or cache uses stays. None if another process is collecting: then that one removes them.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
@@ -37,11 +46,29 @@ impl Cache {
     fn try_delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Refusal> {
         grant.require(self.name(), Scope::Delete)?;
         let fail = |error: std::io::Error| Refusal::of_file("lock", "the data folder", &error);
-        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let alone = self.storage().lock_exclusive().map_err(fail)?;
         if self.index().path(self.id(), hash_part)?.is_none() {
             let message = format!("'{hash_part}' is not in the cache '{}'", self.name());
             return Err(Refusal::new(RefusalKind::NotFound, message));
         }
+        let mut paths = self.with_referrers(hash_part, referrers)?;
+        // On another server somebody may push one that refers to them.
+        let mut attempts = 1;
+        while self.index().delete(self.id(), &paths, self.now())? == Commit::Changed {
+            if attempts == ATTEMPTS_MAX {
+                return Err(Refusal::new(RefusalKind::Conflict, "other clients are pushing paths that refer to it; try again"));
+            }
+            paths = self.with_referrers(hash_part, referrers)?;
+            attempts += 1;
+        }
+        self.reconcile_now()?;
+        drop(alone);
+        let (files, bytes) = self.remove_deleted()?;
+        Ok(Deleted { paths, files, bytes })
+    }
+
+    /// A path and all that lead to it; refused if there are any and they are not to be deleted.
+    fn with_referrers(&self, hash_part: &HashPart, referrers: bool) -> Result<Vec<HashPart>, Refusal> {
         let (mut all, mut open) = (BTreeSet::from([*hash_part]), vec![*hash_part]);
         while let Some(part) = open.pop() {
             let new: Vec<HashPart> = self
@@ -66,9 +93,20 @@ impl Cache {
             );
             return Err(Refusal::new(RefusalKind::Conflict, message));
         }
-        let paths: Vec<HashPart> = all.into_iter().collect();
-        let swept = self.index().delete(self.id(), &paths, self.now())?;
-        self.reconcile_now()?;
-        Ok(Deleted { paths, files: swept.len(), bytes: swept.iter().map(|(_, bytes)| bytes).sum() })
+        Ok(all.into_iter().collect())
+    }
+
+    /// Removes the NARs of deleted paths. While another process is collecting, it removes them.
+    fn remove_deleted(&self) -> Result<(usize, u64), Refusal> {
+        let until = Instant::now() + COLLECTION_WAIT;
+        loop {
+            if let Some(collection) = Collection::begin(self)? {
+                return self.sweep_deleted(&collection);
+            }
+            if Instant::now() >= until {
+                return Ok((0, 0));
+            }
+            std::thread::sleep(COLLECTION_WAIT / 50);
+        }
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! A path is kept if it is pinned or leased, if it was pushed or requested within the retention, or if a kept path
 //! refers to it. Other paths are removed: referrers before their references, so that every visible closure is complete;
-//! narinfos immediately, NARs after a grace period, because clients remember narinfos.
+//! narinfos immediately, NARs after a grace period, because clients remember narinfos. Any server may collect, one at a time ([`lease`]).
 
 mod collect;
 mod delete;
+mod lease;
 mod mark;
 mod pins;
 mod room;
 mod shortage;
+mod sweep;
 mod used;
 
 pub use collect::{COLLECT_GRACE, CollectOptions, Collected, Forgotten, UNFINISHED_GRACE};

@@ -9,6 +9,7 @@ mod oversized;
 mod place;
 #[path = "../../../tests/postgres/mod.rs"]
 pub(super) mod postgres;
+mod racing;
 mod receiving;
 mod recompressing;
 mod retention;

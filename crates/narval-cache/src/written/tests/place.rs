@@ -136,6 +136,13 @@ impl Place {
         }
     }
 
+    /// What the database answers to a query.
+    pub(super) fn query(&self, statement: &str) -> String {
+        let (server, address) = self.database.as_ref().unwrap();
+        let name = address.split('?').next().unwrap().rsplit('/').next().unwrap();
+        server.sql(name, &format!("set search_path to narval; {statement}")).unwrap()
+    }
+
     /// Loses the index: it is damaged, or its database is gone.
     pub(super) fn lose_index(&mut self) {
         match &mut self.database {

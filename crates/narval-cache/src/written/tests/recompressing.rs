@@ -70,7 +70,8 @@ fn everything_becomes_zstd_and_old_names_keep_their_bytes() {
         cache.collect(&options, &pusher()).unwrap().files
     };
     assert_eq!(collect(29), 0);
-    assert_eq!(collect(31), 3);
+    // Doomed first, and removed by a later collection.
+    assert_eq!((collect(31), collect(32)), (0, 3));
     for (path, before) in paths.iter().zip(&before) {
         assert_eq!(nar_of_path(cache, path), path.nar);
         let is_there = cache.nar_file(before.url.strip_prefix("nar/").unwrap()).unwrap().is_some();

@@ -18,6 +18,10 @@ pub(super) enum Failed {
     Row(String),
     /// Another process changed the same paths: nothing is done.
     Changed,
+    /// The lease has ended, and another node has it.
+    Superseded,
+    /// The bytes of this NAR are being removed.
+    Condemned,
     /// It must be done again with [`Lock::Alone`](super::Lock::Alone).
     NeedsLock,
 }
@@ -41,8 +45,11 @@ impl Failed {
         match self {
             Self::Deadline(_) => true,
             Self::Sql(error) => match error.code() {
-                // The server ends it: 57P01 to 57P05, and class 08.
-                Some(state) => state.code().starts_with("57P") || state.code().starts_with("08"),
+                // The server ends it: 57P01 to 57P05, class 08, and 25P03 for a transaction in which nothing happened for too long.
+                Some(state) => {
+                    let code = state.code();
+                    code.starts_with("57P") || code.starts_with("08") || code == "25P03"
+                }
                 // Closed, or broken. What the client finds wrong with values has a cause of another kind.
                 None => error.is_closed() || is_io(error),
             },
@@ -72,7 +79,7 @@ impl Failed {
             &SqlState::OUT_OF_MEMORY,
             &SqlState::INSUFFICIENT_RESOURCES,
         ];
-        self.breaks_connection() || self.is_collision() || states.into_iter().any(|state| self.state() == Some(state))
+        self.breaks_connection() || self.is_collision() || matches!(self, Self::Condemned) || states.into_iter().any(|state| self.state() == Some(state))
     }
 
     pub(super) fn reason(&self) -> String {
@@ -80,12 +87,17 @@ impl Failed {
             Self::Sql(error) => describe(error),
             Self::Deadline(after) => format!("no answer within {} s", after.as_secs()),
             Self::Row(reason) => reason.clone(),
+            Self::Superseded => "another node has taken over".to_owned(),
+            Self::Condemned => "the NAR is being removed; try again".to_owned(),
             Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
         }
     }
 
     pub(super) fn at(&self, index: &str) -> IndexError {
         let (index, reason) = (index.to_owned(), self.reason());
+        if matches!(self, Self::Superseded) {
+            return IndexError::Superseded { index };
+        }
         if self.is_temporary() {
             return IndexError::Away { index, reason };
         }

@@ -24,10 +24,32 @@ impl Lease {
         owner: &str,
         lasts: Duration,
     ) -> Result<Option<Self>, Failed> {
-        let take = "insert into narval.leases_of_work as l (name, owner, fence, until) \
+        Self::insert(client, name, owner, lasts, "where l.until < now()").await
+    }
+
+    /// Takes a lease from whoever has it.
+    pub(super) async fn take_over(
+        client: &Client,
+        name: &'static str,
+        owner: &str,
+        lasts: Duration,
+    ) -> Result<Option<Self>, Failed> {
+        Self::insert(client, name, owner, lasts, "").await
+    }
+
+    async fn insert(
+        client: &Client,
+        name: &'static str,
+        owner: &str,
+        lasts: Duration,
+        condition: &str,
+    ) -> Result<Option<Self>, Failed> {
+        let take = format!(
+            "insert into narval.leases_of_work as l (name, owner, fence, until) \
              values ($1, $2, 1, now() + $3 * interval '1 second') on conflict (name) do update set owner = excluded.owner, \
-             fence = l.fence + 1, until = excluded.until where l.until < now() returning fence";
-        let row = query_opt(client, take, &[p(&name), p(&owner), p(&int(lasts.as_secs()))]).await?;
+             fence = l.fence + 1, until = excluded.until {condition} returning fence"
+        );
+        let row = query_opt(client, &take, &[p(&name), p(&owner), p(&int(lasts.as_secs()))]).await?;
         row.map(|row| Ok(Self { name, fence: get(&row, 0)? })).transpose()
     }
 
@@ -40,8 +62,26 @@ impl Lease {
         }
     }
 
+    /// A lease that was taken before.
+    pub(super) const fn of(name: &'static str, fence: i64) -> Self {
+        Self { name, fence }
+    }
+
+    pub(super) const fn fence(&self) -> i64 {
+        self.fence
+    }
+
+    /// To be called within a transaction: as [`Lease::check`], and from now on it lasts for so long.
+    pub(super) async fn renew(&self, client: &Client, lasts: Duration) -> Result<(), Failed> {
+        let renew = "update narval.leases_of_work set until = now() + $3 * interval '1 second' where name = $1 and fence = $2";
+        match execute(client, renew, &[p(&self.name), p(&self.fence), p(&int(lasts.as_secs()))]).await? {
+            0 => Err(Failed::Superseded),
+            _ => Ok(()),
+        }
+    }
+
     /// Lets another node take it.
-    pub(super) async fn end(self, client: &Client) -> Result<(), Failed> {
+    pub(super) async fn end(&self, client: &Client) -> Result<(), Failed> {
         let end = "update narval.leases_of_work set until = '-infinity' where name = $1 and fence = $2";
         execute(client, end, &[p(&self.name), p(&self.fence)]).await.map(drop)
     }

@@ -21,7 +21,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use narval_nix::{Compression, HashPart, NarHash, nix32};
 use quick_cache::sync::Cache as Remembered;
@@ -30,10 +30,11 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use self::address::Address;
 use self::failed::Failed;
+use self::lease::Lease;
 use self::pool::Pool;
 use self::sql::{execute, p};
 use super::{
-    CacheId, CacheRecord, Commit, Cutoff, Index, IndexError, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
+    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
     TokenRecord, Usage, Used,
 };
 use crate::written::CacheName;
@@ -46,6 +47,15 @@ const DEADLINE_LARGE: Duration = Duration::from_secs(600);
 
 /// How long a transaction waits for the locks of others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an upload waits for a collection to have removed what it sends again.
+const CONDEMNED_MAX: Duration = Duration::from_secs(5);
+
+/// How often it looks.
+const CONDEMNED_EVERY: Duration = Duration::from_millis(100);
 
 /// How often a transaction is tried that others get in the way of.
 const ATTEMPTS_MAX: u32 = 8;
@@ -122,9 +132,11 @@ impl How {
         };
         let asynchronous = if self.is_durable { "" } else { "set local synchronous_commit = off;" };
         format!(
-            "begin isolation level read committed; set local lock_timeout = {}; set local statement_timeout = {}; {asynchronous} {lock}",
+            "begin isolation level read committed; set local lock_timeout = {}; set local statement_timeout = {}; \
+             set local idle_in_transaction_session_timeout = {}; {asynchronous} {lock}",
             LOCK_TIMEOUT.as_millis(),
             self.deadline.as_millis(),
+            IDLE_TIMEOUT.as_millis(),
         )
     }
 }
@@ -211,6 +223,20 @@ impl Postgres {
                 }
             }
         }
+    }
+
+    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
+    fn write_fenced<T>(
+        &self,
+        how: How,
+        fence: Fence,
+        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
+    ) -> Result<T, IndexError> {
+        let lease = Lease::of(COLLECTION, fence.0);
+        self.write(how, async |change| {
+            lease.renew(change.client, COLLECTION_LEASE).await?;
+            work(change).await
+        })
     }
 
     fn write<T>(&self, how: How, work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>) -> Result<T, IndexError> {
@@ -339,7 +365,18 @@ impl Index for Postgres {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
-        self.write(ADD_LATER, async |change| nars::add_file(change, cache, name, nar, now).await)
+        let until = Instant::now() + CONDEMNED_MAX;
+        loop {
+            let is_last = Instant::now() >= until;
+            let added = self.write(ADD_LATER, async |change| match nars::add_file(change, cache, name, nar, now).await {
+                Err(Failed::Condemned) if !is_last => Ok(false),
+                added => added.map(|()| true),
+            })?;
+            if added {
+                return Ok(());
+            }
+            std::thread::sleep(CONDEMNED_EVERY);
+        }
     }
 
     fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
@@ -408,15 +445,68 @@ impl Index for Postgres {
         self.write(NOTE_LATER, async |change| retention::used(change, used).await)
     }
 
-    fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| retention::snapshot(client, cache).await)
+    fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError> {
+        self.read(DEADLINE_LARGE, async |client| retention::snapshot(client, cache, wanted).await)
     }
 
-    fn hide(&self, cache: CacheId, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, IndexError> {
-        self.write(REMOVE, async |change| retention::hide(change, cache, paths, now).await)
+    fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
+        self.read(DEADLINE, async |client| retention::names(client, cache, ids).await)
     }
 
-    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Vec<(String, u64)>, IndexError> {
+    fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
+        self.read(DEADLINE_LARGE, async |client| retention::sizes(client, cache).await)
+    }
+
+    fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
+        self.read(DEADLINE, async |client| retention::list(client, cache, after, max).await)
+    }
+
+    fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
+        let owner = self.node.name();
+        let lease = self.write(NOTE, async |change| {
+            Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await
+        })?;
+        Ok(lease.map(|lease| Fence(lease.fence())))
+    }
+
+    fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
+        let owner = self.node.name();
+        let lease = self.write(NOTE, async |change| match retention::is_anything_left(change.client, cache).await? {
+            true => Lease::take_over(change.client, COLLECTION, &owner, COLLECTION_LEASE).await,
+            false => Ok(None),
+        })?;
+        Ok(lease.map(|lease| Fence(lease.fence())))
+    }
+
+    fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
+        self.write_fenced(NOTE, fence, async |_| Ok(()))
+    }
+
+    fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError> {
+        self.write(NOTE, async |change| {
+            if let Some(cache) = collected {
+                retention::note_collected(change.client, cache).await?;
+            }
+            Lease::of(COLLECTION, fence.0).end(change.client).await
+        })
+    }
+
+    fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError> {
+        let ago = self.read(DEADLINE, async |client| retention::collected(client, cache).await)?;
+        Ok(ago.map(Duration::from_secs))
+    }
+
+    fn hide(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        paths: &[(HashPart, u64)],
+        now: u64,
+    ) -> Result<Vec<HashPart>, IndexError> {
+        self.write_fenced(REMOVE, fence, async |change| retention::hide(change, cache, paths, now).await)
+    }
+
+    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError> {
         self.write(REMOVE, async |change| retention::delete(change, cache, paths, now).await)
     }
 
@@ -424,14 +514,25 @@ impl Index for Postgres {
         self.read(DEADLINE_LARGE, async |client| retention::orphans(client, cache, cutoff).await)
     }
 
-    fn sweep_files(
+    fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError> {
+        self.write_fenced(REMOVE, fence, async |change| retention::doom(change, cache, cutoff, max, now).await)
+    }
+
+    fn condemn(
         &self,
+        fence: Fence,
         cache: CacheId,
-        cutoff: Cutoff,
+        cutoff: Option<Cutoff>,
         max: usize,
-        now: u64,
-    ) -> Result<Vec<(String, u64)>, IndexError> {
-        self.write(REMOVE, async |change| retention::sweep_files(change, cache, cutoff, max, now).await)
+    ) -> Result<Condemned, IndexError> {
+        self.write_fenced(REMOVE, fence, async |change| {
+            retention::condemn(change, fence.0, cache, cutoff, max).await
+        })
+    }
+
+    fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
+        let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        self.write_fenced(REMOVE, fence, async |change| nars::forget(change, cache, fence.0, &names).await)
     }
 
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {

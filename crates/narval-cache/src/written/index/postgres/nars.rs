@@ -1,5 +1,7 @@
 //! Stored NARs and their names.
 
+use std::collections::BTreeSet;
+
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use tokio_postgres::{Client, Row};
 
@@ -7,9 +9,12 @@ use super::Change;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
-use crate::written::index::{CacheId, NarRecord, Usage};
+use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
+
+/// A name whose NAR's bytes are being removed. A node of version 1 may have given it a path since, which ends that.
+pub(super) const CONDEMNED: &str = "(f.fence is not null and f.orphaned is not null)";
 
 fn record(row: &Row) -> Result<NarRecord, Failed> {
     let found: &str = get(row, 6)?;
@@ -39,22 +44,37 @@ pub(super) async fn nar(
     nar_hash: &NarHash,
     compression: Compression,
 ) -> Result<Option<NarRecord>, Failed> {
-    let query = format!("select {COLUMNS} from narval.nars n where nar_hash = $1 and compression = $2");
+    let query =
+        format!("select {COLUMNS} from narval.nars n where nar_hash = $1 and compression = $2 and fence is null");
     let (nar_hash, compression): (&[u8], _) = (nar_hash.as_bytes(), compression.name());
     query_opt(client, &query, &[p(&nar_hash), p(&compression)]).await?.map(|row| record(&row)).transpose()
 }
 
 pub(super) async fn file(client: &Client, cache: CacheId, name: &str) -> Result<Option<NarRecord>, Failed> {
     let query = format!(
-        "select {COLUMNS} from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 and f.name = $2"
+        "select {COLUMNS}, f.doomed from narval.files f join narval.nars n on n.id = f.nar \
+         where f.cache = $1 and f.name = $2 and not {CONDEMNED} and (f.doomed is null or f.doomed > 0)"
     );
-    query_opt(client, &query, &[p(&cache.0), p(&name)]).await?.map(|row| record(&row)).transpose()
+    let Some(row) = query_opt(client, &query, &[p(&cache.0), p(&name)]).await? else { return Ok(None) };
+    if maybe_number(&row, 7)?.is_some() && !keep(client, cache, name).await? {
+        return Ok(None);
+    }
+    record(&row).map(Some)
+}
+
+/// Ends the doom of a name, because somebody has asked for it and may rely on the answer. Returns `false` if it is condemned meanwhile.
+async fn keep(client: &Client, cache: CacheId, name: &str) -> Result<bool, Failed> {
+    let keep = format!(
+        "update narval.files f set doomed = null, used = greatest(used, extract(epoch from now())::bigint) \
+         where cache = $1 and name = $2 and not {CONDEMNED} and (doomed is null or doomed > 0)"
+    );
+    Ok(execute(client, &keep, &[p(&cache.0), p(&name)]).await? > 0)
 }
 
 pub(super) async fn files(client: &Client, cache: CacheId) -> Result<Vec<(String, NarRecord)>, Failed> {
     let all = format!(
         "select {COLUMNS}, f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
-         order by f.name"
+         and not {CONDEMNED} order by f.name"
     );
     query(client, &all, &[p(&cache.0)]).await?.iter().map(named).collect()
 }
@@ -66,13 +86,13 @@ pub(super) async fn files_of(
 ) -> Result<Vec<(String, NarRecord)>, Failed> {
     let all = format!(
         "select {COLUMNS}, f.name from narval.nars n join narval.files f on f.nar = n.id and f.cache = $1 \
-         where n.nar_hash = $2 order by f.name"
+         where n.nar_hash = $2 and f.doomed is null and not {CONDEMNED} order by f.name"
     );
     let nar_hash: &[u8] = nar_hash.as_bytes();
     query(client, &all, &[p(&cache.0), p(&nar_hash)]).await?.iter().map(named).collect()
 }
 
-/// Gives a name to a NAR. Where a row has another file's hash, that file is lost and this one takes its place: what was named
+/// Gives a name to a NAR. If its bytes are being removed, that has to end before. Where a row has another file's hash, that file is lost and this one takes its place: what was named
 /// after the lost one is forgotten, since its narinfos say what is no longer true. That needs the lock for oneself.
 pub(super) async fn add_file(
     change: &Change<'_>,
@@ -83,6 +103,7 @@ pub(super) async fn add_file(
 ) -> Result<(), Failed> {
     insert(change, nar).await?;
     let (mut id, file_hash, file_size) = locked(change, nar).await?;
+    take_back(change, cache, name, id).await?;
     if (file_hash, file_size) != (nar.file_hash, nar.file_size) {
         if !change.is_alone {
             return Err(Failed::NeedsLock);
@@ -96,10 +117,28 @@ pub(super) async fn add_file(
            and not exists (select from narval.files where nar = $3 and cache = $1)), \
          noted as (insert into narval.pending (cache, kind, name) values ($1, 'file', $2)) \
          insert into narval.files as f (cache, name, nar, added, used, orphaned) values ($1, $2, $3, $5, $5, $5) \
-         on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, \
+         on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
          orphaned = case when f.orphaned is null then null else excluded.orphaned end";
     let now = int(now);
     execute(change.client, add, &[p(&cache.0), p(&name), p(&id), p(&bytes), p(&now)]).await.map(drop)
+}
+
+/// Ends the condemnation of a name and of its NAR, if the collection that removes their bytes was interrupted.
+async fn take_back(change: &Change<'_>, cache: CacheId, name: &str, nar: i64) -> Result<(), Failed> {
+    let fences = format!(
+        "select fence from narval.nars where id = $3 and fence is not null \
+         union select fence from narval.files f where cache = $1 and name = $2 and {CONDEMNED}"
+    );
+    let rows = query(change.client, &fences, &[p(&cache.0), p(&name), p(&nar)]).await?;
+    let fences: Vec<i64> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
+    if fences.is_empty() {
+        return Ok(());
+    }
+    let active = "select from narval.leases_of_work where name = $1 and fence = any($2) and until > now()";
+    if query_opt(change.client, active, &[p(&COLLECTION), p(&fences)]).await?.is_some() {
+        return Err(Failed::Condemned);
+    }
+    execute(change.client, "update narval.nars set fence = null where id = $1", &[p(&nar)]).await.map(drop)
 }
 
 async fn insert(change: &Change<'_>, nar: &NarRecord) -> Result<(), Failed> {
@@ -131,6 +170,17 @@ async fn forget_names(change: &Change<'_>, nar: i64) -> Result<(), Failed> {
     execute(change.client, last, &[p(&nar)]).await.map(drop)
 }
 
+/// Forgets names that a collection has condemned, and whose bytes are gone.
+pub(super) async fn forget(change: &Change<'_>, cache: CacheId, fence: i64, names: &[&str]) -> Result<(), Failed> {
+    let files = format!(
+        "delete from narval.files f where cache = $1 and name = any($2) and fence = $3 and {CONDEMNED} returning nar"
+    );
+    let rows = query(change.client, &files, &[p(&cache.0), p(&names.to_vec()), p(&fence)]).await?;
+    let nars: BTreeSet<i64> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
+    drop_nars(change, cache, &Vec::from_iter(nars), Some(fence)).await?;
+    change.is_visible().await
+}
+
 /// Forgets names, whose files are gone, and the paths that are served from them. Needs the lock for oneself.
 pub(super) async fn remove_files(change: &Change<'_>, cache: CacheId, names: &[&str]) -> Result<(), Failed> {
     if names.is_empty() {
@@ -145,19 +195,30 @@ pub(super) async fn remove_files(change: &Change<'_>, cache: CacheId, names: &[&
          select distinct nar from gone";
     let rows = query(client, files, &[p(&cache.0), p(&names)]).await?;
     let nars: Vec<i64> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
+    drop_nars(change, cache, &nars, None).await?;
+    // Even where no path is hidden: nodes remember what names mean.
+    change.is_visible().await
+}
+
+/// Counts NARs no more that have no name left in a cache, and removes the rows of those that have none at all. Their files are removed
+/// later, unless the collection with this number has done so.
+async fn drop_nars(change: &Change<'_>, cache: CacheId, nars: &[i64], removed_by: Option<i64>) -> Result<(), Failed> {
+    let (client, nars) = (change.client, nars.to_vec());
     let bytes = "update narval.caches set bytes = greatest(0, bytes - coalesce((\
            select sum(n.file_size + coalesce(n.listing_size, 0)) from narval.nars n where n.id = any($2) \
            and not exists (select from narval.files f where f.nar = n.id and f.cache = $1)), 0)::bigint) where id = $1";
     execute(client, bytes, &[p(&cache.0), p(&nars)]).await?;
     let last = "delete from narval.nars n where n.id = any($1) \
-         and not exists (select from narval.files f where f.nar = n.id) returning nar_hash, compression";
-    let blobs = query(client, last, &[p(&nars)]).await?;
-    let blobs = blobs.iter().map(|row| Ok(format!("{} {}", hash(row, 0)?, get::<&str>(row, 1)?)));
-    let blobs: Vec<String> = blobs.collect::<Result<_, Failed>>()?;
-    let blobs: Vec<&str> = blobs.iter().map(String::as_str).collect();
-    add_pending(change, cache, "blob", &blobs).await?;
-    // Even where no path is hidden: nodes remember what names mean.
-    change.is_visible().await
+         and not exists (select from narval.files f where f.nar = n.id) returning nar_hash, compression, fence";
+    let mut left = Vec::new();
+    for row in query(client, last, &[p(&nars)]).await? {
+        let fence: Option<i64> = get(&row, 2)?;
+        if fence.is_none() || fence != removed_by {
+            left.push(format!("{} {}", hash(&row, 0)?, get::<&str>(&row, 1)?));
+        }
+    }
+    let left: Vec<&str> = left.iter().map(String::as_str).collect();
+    add_pending(change, cache, "blob", &left).await
 }
 
 pub(super) async fn not_zstd(client: &Client, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, Failed> {

@@ -8,6 +8,7 @@ use tokio_postgres::Client;
 use super::Change;
 use super::caches::add_pending;
 use super::failed::Failed;
+use super::nars::CONDEMNED;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
 use crate::written::index::{CacheId, Commit, PathRecord};
 
@@ -96,7 +97,8 @@ pub(super) async fn commit(
         let parts: Vec<&str> = step.iter().map(|path| path.hash_part.as_str()).collect();
         add_pending(change, cache, "path", &parts).await?;
     }
-    let adopt = "update narval.files set orphaned = null, used = $3 where cache = $1 and name = any($2)";
+    let adopt =
+        "update narval.files set orphaned = null, doomed = null, used = $3 where cache = $1 and name = any($2)";
     execute(change.client, adopt, &[p(&cache.0), p(&Vec::from_iter(new)), p(&int(now))]).await?;
     let old: Vec<&str> = old.iter().map(String::as_str).collect();
     orphan(change, cache, &old, now).await?;
@@ -178,16 +180,18 @@ async fn lock(change: &Change<'_>, cache: CacheId, paths: &[&PathRecord]) -> Res
     Ok(files)
 }
 
-/// Locks the rows of files. Those that paths are to name must be there.
+/// Locks the rows of files. Those that paths are to name must be there, and not be condemned.
 async fn lock_files(
     change: &Change<'_>,
     cache: CacheId,
     new: &BTreeSet<&str>,
     old: &BTreeSet<String>,
 ) -> Result<(), Failed> {
-    let lock = "select name from narval.files where cache = $1 and name = any($2) order by name for update";
+    let lock = format!(
+        "select name from narval.files f where cache = $1 and name = any($2) and not {CONDEMNED} order by name for update"
+    );
     let all: BTreeSet<&str> = new.iter().copied().chain(old.iter().map(String::as_str)).collect();
-    let rows = query(change.client, lock, &[p(&cache.0), p(&Vec::from_iter(all))]).await?;
+    let rows = query(change.client, &lock, &[p(&cache.0), p(&Vec::from_iter(all))]).await?;
     let found: BTreeSet<&str> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
     if new.is_subset(&found) { Ok(()) } else { Err(Failed::Changed) }
 }
@@ -211,7 +215,7 @@ pub(super) async fn rename(
     let names: Vec<&str> = paths.iter().map(|path| path.file.as_str()).collect();
     let narinfos: Vec<&[u8]> = paths.iter().map(|path| path.narinfo.as_slice()).collect();
     execute(change.client, rename, &[p(&cache.0), p(&parts), p(&names), p(&narinfos)]).await?;
-    let adopt = "update narval.files set orphaned = null where cache = $1 and name = any($2)";
+    let adopt = "update narval.files set orphaned = null, doomed = null where cache = $1 and name = any($2)";
     execute(change.client, adopt, &[p(&cache.0), p(&Vec::from_iter(new))]).await?;
     add_pending(change, cache, "path", &parts).await?;
     orphan(change, cache, &[old], orphaned).await?;
@@ -229,7 +233,7 @@ pub(super) async fn orphan(change: &Change<'_>, cache: CacheId, files: &[&str], 
     if files.is_empty() {
         return Ok(());
     }
-    let orphan = "update narval.files f set orphaned = $3 where cache = $1 and name = any($2) \
+    let orphan = "update narval.files f set orphaned = $3, doomed = null where cache = $1 and name = any($2) \
          and not exists (select from narval.paths p where p.cache = $1 and p.file = f.name)";
     execute(change.client, orphan, &[p(&cache.0), p(&files.to_vec()), p(&int(now))]).await.map(drop)
 }

@@ -12,7 +12,7 @@ use super::sql::{execute, p, query_opt};
 use crate::written::index::IndexError;
 
 /// The version of [`TABLES`].
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -107,6 +107,18 @@ create table narval.changes (
 create index changes_by_xid on narval.changes (xid);
 "#;
 
+/// From version 1: what collections of several nodes need. Nodes of version 1 go on with these columns.
+const FROM_1: &str = "
+-- Since when it is to be removed: 0 if its path was deleted. Null again when somebody wants it.
+alter table narval.files add column doomed bigint;
+-- The number of the collection that is removing its bytes. Counts only while no narinfo names it.
+alter table narval.files add column fence bigint;
+alter table narval.nars add column fence bigint;
+create index files_fenced on narval.files (cache) where fence is not null or doomed = 0;
+-- When caches were last collected, by whichever node.
+create table narval.collected (cache bigint primary key references narval.caches (id), at timestamptz not null);
+";
+
 /// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
@@ -181,10 +193,18 @@ async fn change(client: &Client, node: &str) -> Result<(), Failed> {
     let changed = in_transaction(client, async || {
         lease.check(client).await?;
         // Another node may have been faster.
-        if !matches!(look(client).await?, Found::Nothing) {
+        let found = match look(client).await? {
+            Found::Nothing => {
+                client.batch_execute(TABLES).await?;
+                1
+            }
+            Found::Tables { version, .. } => version,
+            Found::Server(_) => return Ok(()),
+        };
+        if found >= VERSION {
             return Ok(());
         }
-        client.batch_execute(TABLES).await?;
+        client.batch_execute(FROM_1).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

@@ -68,10 +68,12 @@ fn a_later_version_is_refused_unless_it_is_compatible() {
         server.sql(name, &format!("update narval.meta set value = '{value}' where key = '{key}'")).unwrap();
     };
     // A node of the version after this one has changed the tables in a way that this one need not know.
-    set("version", 2);
+    let (known, next) = (schema::VERSION, schema::VERSION + 1);
+    set("version", next);
     drop(Postgres::open(&address).unwrap());
-    set("compatible", 2);
-    assert!(matches!(Postgres::open(&address), Err(IndexError::Newer { found: 2, known: 1, .. })));
+    set("compatible", next);
+    let refused = Postgres::open(&address).err();
+    assert!(matches!(refused, Some(IndexError::Newer { found, known: to, .. }) if (found, to) == (next, known)));
 }
 
 #[test]
@@ -151,14 +153,17 @@ fn a_path_never_names_a_file_that_is_swept() {
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let (mut committed, mut swept) = (0, 0);
+    let fence = other.begin_collection().unwrap().unwrap();
     for round in 0..100 {
         let name = format!("file-{round}");
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
-        let cutoff = Cutoff { orphaned: 5, used: 5 };
+        let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
         let (done, gone) = std::thread::scope(|scope| {
             let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], 10).unwrap());
-            let gone = other.sweep_files(cache, cutoff, 10, 10).unwrap();
-            (commit.join().unwrap(), gone)
+            let gone = other.condemn(fence, cache, cutoff, 10).unwrap().names;
+            let done = commit.join().unwrap();
+            other.forget(fence, cache, &gone).unwrap();
+            (done, gone)
         });
         assert_eq!(gone.is_empty(), done == Commit::Done, "round {round}: {done:?}, {gone:?}");
         committed += usize::from(done == Commit::Done);
@@ -219,4 +224,98 @@ fn a_database_that_says_nothing() {
     server.freeze(false);
     soon(Duration::from_secs(10), || index.caches().is_ok());
     assert_eq!(index.usage(cache).unwrap(), Usage::default(), "after {:?}", begun.elapsed());
+}
+
+/// A collection that was paused for longer than its lease, and goes on.
+#[test]
+fn a_collection_whose_lease_is_another_s_changes_nothing() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    for name in ["orphan", "file"] {
+        one.add_file(cache, name, &nar(name), 1).unwrap();
+    }
+    one.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
+    let slow = one.begin_collection().unwrap().unwrap();
+    assert_eq!(other.begin_collection().unwrap(), None, "one at a time");
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    server.sql(name, "update narval.leases_of_work set until = now() - interval '1 second'").unwrap();
+    let next = other.begin_collection().unwrap().unwrap();
+    assert!(next > slow);
+    let (cutoff, part) = (Cutoff { orphaned: 5, used: 5, doomed: None }, path("a", "file").hash_part);
+    let refused = [
+        one.hide(slow, cache, &[(part, 5)], 5).err(),
+        one.doom(slow, cache, cutoff, 9, 5).err(),
+        one.condemn(slow, cache, Some(cutoff), 9).err(),
+        one.forget(slow, cache, &[("orphan".into(), 5)]).err(),
+        one.continue_collection(slow).err(),
+    ];
+    assert!(refused.iter().all(|error| matches!(error, Some(IndexError::Superseded { .. }))), "{refused:?}");
+    // Its end does not end the other's.
+    one.end_collection(slow, None).unwrap();
+    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().names, [("orphan".to_owned(), 5)]);
+    assert_eq!(one.begin_collection().unwrap(), None);
+    // What is condemned is absent, and an upload of it waits until it is removed.
+    assert_eq!((one.file(cache, "orphan").unwrap(), one.nar(&nar("orphan").nar_hash, Compression::Zstd).unwrap()), (None, None));
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], 9).unwrap(), Commit::Changed);
+    std::thread::scope(|scope| {
+        let upload = scope.spawn(|| one.add_file(cache, "orphan", &nar("orphan"), 9));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!upload.is_finished());
+        other.forget(next, cache, &[("orphan".into(), 5)]).unwrap();
+        upload.join().unwrap().unwrap();
+    });
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], 9).unwrap(), Commit::Done);
+    // A collector that dies leaves condemned names, which the next upload takes back once its lease is over.
+    one.add_file(cache, "left", &nar("left"), 1).unwrap();
+    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().blobs, [(nar("left").nar_hash, Compression::Zstd)]);
+    other.end_collection(next, None).unwrap();
+    one.add_file(cache, "left", &nar("left"), 1).unwrap();
+    assert!(one.file(cache, "left").unwrap().is_some());
+    assert_eq!(one.usage(cache).unwrap().bytes, 15);
+}
+
+/// A NAR that is doomed is kept by whoever wants it, on whichever node.
+#[test]
+fn doom_ends_with_a_use() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let cutoff = |doomed| Cutoff { orphaned: 5, used: 5, doomed: Some(doomed) };
+    let uses: [fn(&Postgres, CacheId, &str); 4] = [
+        |node, cache, name| drop(node.file(cache, name).unwrap().unwrap()),
+        |node, cache, name| node.add_file(cache, name, &nar(name), 20).unwrap(),
+        |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], 20).unwrap(), Commit::Done),
+        |node, cache, name| node.used(&[Used { cache, path: None, file: Some(name.to_owned()), time: 9 }]).unwrap(),
+    ];
+    let fence = other.begin_collection().unwrap().unwrap();
+    for (number, use_it) in uses.into_iter().enumerate() {
+        let name = format!("file-{number}");
+        one.add_file(cache, &name, &nar(&name), 1).unwrap();
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), Condemned::default(), "not yet doomed");
+        assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(9)), 9).unwrap(), Condemned::default(), "not for long");
+        use_it(&one, cache, &name);
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), Condemned::default());
+    }
+    let name = "nobody-wants-it";
+    one.add_file(cache, name, &nar(name), 1).unwrap();
+    assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
+    assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap().names.len(), 1);
+}
+
+/// A transaction of a node that is paused ends, with its locks, before others stop waiting.
+#[test]
+fn a_paused_transaction_holds_nobody_up_for_long() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let mut paused = one.pool.open().unwrap();
+    paused.run(DEADLINE, async |client| Ok(client.batch_execute(&REMOVE.begin()).await?)).unwrap();
+    other.add_file(cache, "file", &nar("file"), 1).unwrap();
+    let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));
+    assert!(done.unwrap_err().breaks_connection());
 }

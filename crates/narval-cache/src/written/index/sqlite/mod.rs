@@ -20,7 +20,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::writer::{Durability, Writer};
 use super::{
-    CacheId, CacheRecord, Commit, Cutoff, Index, IndexError, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
+    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
     TokenRecord, Usage, Used,
 };
 use crate::written::CacheName;
@@ -49,6 +49,12 @@ pub(crate) struct Sqlite {
     stamp: std::sync::Arc<AtomicU64>,
     others: Mutex<Others>,
 }
+
+/// How long an upload waits for a collection to have removed what it sends again.
+const CONDEMNED_MAX: Duration = Duration::from_secs(5);
+
+/// How often it looks.
+const CONDEMNED_EVERY: Duration = Duration::from_millis(100);
 
 /// Detects changes of the index by other processes.
 struct Others {
@@ -109,6 +115,20 @@ impl Sqlite {
     ) -> Result<T, IndexError> {
         self.writer.write(durability, change)
     }
+
+    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
+    fn write_fenced<T: Send + 'static>(
+        &self,
+        fence: Fence,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, IndexError> {
+        let lasts = COLLECTION_LEASE.as_secs();
+        let done = self.write(Durability::Full, move |connection| {
+            let is_mine = retention::renew_work(connection, COLLECTION, fence.0, lasts)?;
+            if is_mine { change(connection).map(Some) } else { Ok(None) }
+        });
+        done?.ok_or_else(|| IndexError::Superseded { index: self.path.display().to_string() })
+    }
 }
 
 impl Index for Sqlite {
@@ -165,7 +185,15 @@ impl Index for Sqlite {
     }
 
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError> {
-        self.read(|connection| nars::file(connection, cache, name))
+        match self.read(|connection| nars::file(connection, cache, name))? {
+            Some((nar, false)) => Ok(Some(nar)),
+            Some((nar, true)) => {
+                let name = name.to_owned();
+                let is_kept = self.write(Durability::Later, move |connection| nars::keep(connection, cache, &name))?;
+                Ok(Some(nar).filter(|_| is_kept))
+            }
+            None => Ok(None),
+        }
     }
 
     fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
@@ -177,8 +205,19 @@ impl Index for Sqlite {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
-        let (name, nar) = (name.to_owned(), nar.clone());
-        self.write(Durability::Later, move |connection| nars::add_file(connection, cache, &name, &nar, now))
+        let until = Instant::now() + CONDEMNED_MAX;
+        loop {
+            let (name, nar) = (name.to_owned(), nar.clone());
+            let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, now);
+            if self.write(Durability::Later, add)? {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                let reason = "the NAR is being removed; try again".to_owned();
+                return Err(IndexError::Away { index: self.path.display().to_string(), reason });
+            }
+            std::thread::sleep(CONDEMNED_EVERY);
+        }
     }
 
     fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
@@ -247,32 +286,87 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| retention::used(connection, &used))
     }
 
-    fn snapshot(&self, cache: CacheId) -> Result<Snapshot, IndexError> {
-        self.read(|connection| retention::snapshot(connection, cache))
+    fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError> {
+        self.read(|connection| retention::snapshot(connection, cache, wanted))
     }
 
-    fn hide(&self, cache: CacheId, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, IndexError> {
+    fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
+        self.read(|connection| retention::names(connection, cache, ids))
+    }
+
+    fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
+        self.read(|connection| retention::sizes(connection, cache))
+    }
+
+    fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
+        self.read(|connection| retention::list(connection, cache, after, max))
+    }
+
+    fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
+        let lasts = COLLECTION_LEASE.as_secs();
+        let take = move |connection: &Connection| retention::begin_work(connection, COLLECTION, lasts);
+        Ok(self.write(Durability::Later, take)?.map(Fence))
+    }
+
+    fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
+        let lasts = COLLECTION_LEASE.as_secs();
+        let take = move |connection: &Connection| retention::take_over_work(connection, COLLECTION, cache, lasts);
+        Ok(self.write(Durability::Later, take)?.map(Fence))
+    }
+
+    fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
+        self.write_fenced(fence, |_| Ok(()))
+    }
+
+    fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError> {
+        self.write(Durability::Later, move |connection| {
+            retention::end_work(connection, COLLECTION, fence.0, collected)
+        })
+    }
+
+    fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError> {
+        Ok(self.read(|connection| retention::collected(connection, cache))?.map(Duration::from_secs))
+    }
+
+    fn hide(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        paths: &[(HashPart, u64)],
+        now: u64,
+    ) -> Result<Vec<HashPart>, IndexError> {
         let paths = paths.to_vec();
-        self.write(Durability::Full, move |connection| retention::hide(connection, cache, &paths, now))
+        self.write_fenced(fence, move |connection| retention::hide(connection, cache, &paths, now))
     }
 
-    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Vec<(String, u64)>, IndexError> {
+    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError> {
         let paths = paths.to_vec();
         self.write(Durability::Full, move |connection| retention::delete(connection, cache, &paths, now))
     }
 
     fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError> {
-        self.read(|connection| retention::orphans(connection, cache, cutoff, usize::MAX))
+        self.read(|connection| retention::orphans(connection, cache, cutoff))
     }
 
-    fn sweep_files(
+    fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError> {
+        self.write_fenced(fence, move |connection| retention::doom(connection, cache, cutoff, max, now))
+    }
+
+    fn condemn(
         &self,
+        fence: Fence,
         cache: CacheId,
-        cutoff: Cutoff,
+        cutoff: Option<Cutoff>,
         max: usize,
-        now: u64,
-    ) -> Result<Vec<(String, u64)>, IndexError> {
-        self.write(Durability::Full, move |connection| retention::sweep_files(connection, cache, cutoff, max, now))
+    ) -> Result<Condemned, IndexError> {
+        self.write_fenced(fence, move |connection| retention::condemn(connection, fence.0, cache, cutoff, max))
+    }
+
+    fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
+        let names = names.to_vec();
+        self.write_fenced(fence, move |connection| {
+            names.iter().try_for_each(|(name, _)| nars::forget(connection, fence.0, cache, name))
+        })
     }
 
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {

@@ -4,9 +4,12 @@ use narval_nix::{Compression, NarHash, Sha256};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::schema::{add_pending, is_visible, join, parsed, split};
-use crate::written::index::{CacheId, NarRecord, Usage};
+use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
+
+/// A name whose NAR's bytes are being removed.
+pub(super) const CONDEMNED: &str = "(f.fence is not null and f.orphaned is not null)";
 
 fn record(row: &Row<'_>) -> rusqlite::Result<NarRecord> {
     let found: String = row.get(6)?;
@@ -26,19 +29,33 @@ pub(super) fn nar(
     nar_hash: &NarHash,
     compression: Compression,
 ) -> rusqlite::Result<Option<NarRecord>> {
-    let query = format!("select {COLUMNS} from nars n where nar_hash = ? and compression = ?");
+    let query = format!("select {COLUMNS} from nars n where nar_hash = ? and compression = ? and fence is null");
     let mut statement = connection.prepare_cached(&query)?;
     statement.query_row(params![nar_hash.as_bytes(), compression.name()], record).optional()
 }
 
-pub(super) fn file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Option<NarRecord>> {
-    let query = format!("select {COLUMNS} from files f join nars n on n.id = f.nar where f.cache = ? and f.name = ?");
-    connection.prepare_cached(&query)?.query_row(params![cache.0, name], record).optional()
+/// The NAR of a name, and whether it is doomed.
+pub(super) fn file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Option<(NarRecord, bool)>> {
+    let query = format!(
+        "select {COLUMNS}, f.doomed is not null from files f join nars n on n.id = f.nar where f.cache = ? and f.name = ? \
+         and not {CONDEMNED} and (f.doomed is null or f.doomed > 0)"
+    );
+    let row = |row: &Row<'_>| Ok((record(row)?, row.get(7)?));
+    connection.prepare_cached(&query)?.query_row(params![cache.0, name], row).optional()
+}
+
+/// Ends the doom of a name, because somebody has asked for it and may rely on the answer. Returns `false` if it is condemned meanwhile.
+pub(super) fn keep(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<bool> {
+    let keep = format!(
+        "update files as f set doomed = null, used = max(used, unixepoch()) where cache = ? and name = ? \
+         and not {CONDEMNED} and (doomed is null or doomed > 0)"
+    );
+    Ok(connection.prepare_cached(&keep)?.execute(params![cache.0, name])? > 0)
 }
 
 pub(super) fn files(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<(String, NarRecord)>> {
     let query =
-        format!("select {COLUMNS}, f.name from files f join nars n on n.id = f.nar where f.cache = ? order by f.name");
+        format!("select {COLUMNS}, f.name from files f join nars n on n.id = f.nar where f.cache = ? and not {CONDEMNED} order by f.name");
     let mut statement = connection.prepare_cached(&query)?;
     statement.query_map([cache.0], |row| Ok((row.get(7)?, record(row)?)))?.collect()
 }
@@ -49,14 +66,15 @@ pub(super) fn files_of(
     nar_hash: &NarHash,
 ) -> rusqlite::Result<Vec<(String, NarRecord)>> {
     let query = format!(
-        "select {COLUMNS}, f.name from nars n join files f on f.nar = n.id and f.cache = ? where n.nar_hash = ? order by f.name"
+        "select {COLUMNS}, f.name from nars n join files f on f.nar = n.id and f.cache = ? where n.nar_hash = ? \
+         and f.doomed is null and not {CONDEMNED} order by f.name"
     );
     let mut statement = connection.prepare_cached(&query)?;
     let rows = statement.query_map(params![cache.0, nar_hash.as_bytes()], |row| Ok((row.get(7)?, record(row)?)))?;
     rows.collect()
 }
 
-/// Adds a name for a NAR. If its row has the hash of another file, that file is lost and this one replaces it. The names
+/// Adds a name for a NAR. Returns `false` if its bytes are being removed. If its row has the hash of another file, that file is lost and this one replaces it. The names
 /// and paths of the lost file are removed, since their narinfos are no longer correct.
 pub(super) fn add_file(
     connection: &Connection,
@@ -64,7 +82,10 @@ pub(super) fn add_file(
     name: &str,
     nar: &NarRecord,
     now: u64,
-) -> rusqlite::Result<()> {
+) -> rusqlite::Result<bool> {
+    if is_condemned(connection, cache, name, nar)? {
+        return Ok(false);
+    }
     let query = "select id, file_hash, file_size from nars where nar_hash = ? and compression = ?";
     let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, [u8; 32]>(1)?, row.get::<_, u64>(2)?));
     let key = params![nar.nar_hash.as_bytes(), nar.compression.name()];
@@ -82,10 +103,28 @@ pub(super) fn add_file(
         add_bytes(connection, cache, i64::try_from(bytes).unwrap_or(i64::MAX))?;
     }
     let add = "insert into files (cache, name, nar, added, used, orphaned) values (?1, ?2, ?3, ?4, ?4, ?4) \
-         on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, \
+         on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
          orphaned = iif(orphaned is null, null, excluded.orphaned)";
     connection.prepare_cached(add)?.execute(params![cache.0, name, id, now])?;
-    add_pending(connection, cache, "file", name)
+    add_pending(connection, cache, "file", name)?;
+    Ok(true)
+}
+
+/// Whether a collection is removing the bytes of this name or NAR. One that was interrupted is not: the NAR is taken back.
+fn is_condemned(connection: &Connection, cache: CacheId, name: &str, nar: &NarRecord) -> rusqlite::Result<bool> {
+    let fences = format!(
+        "select exists (select 1 from work w where w.name = ?1 and w.until > unixepoch() and (\
+           w.fence in (select fence from nars where nar_hash = ?2 and compression = ?3) \
+           or w.fence in (select fence from files f where cache = ?4 and name = ?5 and {CONDEMNED})))"
+    );
+    let (nar_hash, compression) = (nar.nar_hash.as_bytes(), nar.compression.name());
+    let key = params![COLLECTION, nar_hash, compression, cache.0, name];
+    if connection.prepare_cached(&fences)?.query_row(key, |row| row.get(0))? {
+        return Ok(true);
+    }
+    let back = "update nars set fence = null where nar_hash = ? and compression = ? and fence is not null";
+    connection.prepare_cached(back)?.execute(params![nar_hash, compression])?;
+    Ok(false)
 }
 
 fn insert(connection: &Connection, nar: &NarRecord) -> rusqlite::Result<i64> {
@@ -139,16 +178,43 @@ pub(super) fn remove_file(connection: &Connection, cache: CacheId, name: &str) -
     }
     connection.prepare_cached("delete from files where cache = ? and name = ?")?.execute(params![cache.0, name])?;
     add_pending(connection, cache, "file", name)?;
+    drop_nar(connection, cache, (nar, bytes), None)?;
+    if paths.is_empty() { Ok(()) } else { is_visible(connection) }
+}
+
+/// Counts a NAR no more that has no name left in a cache, and removes its row if it has none at all. Its file is removed later, unless
+/// the collection with this number has done so.
+fn drop_nar(
+    connection: &Connection,
+    cache: CacheId,
+    (nar, bytes): (i64, i64),
+    removed_by: Option<i64>,
+) -> rusqlite::Result<()> {
     if !is_in_cache(connection, cache, nar)? {
         add_bytes(connection, cache, -bytes)?;
     }
     let last = "delete from nars where id = ?1 and not exists (select 1 from files where nar = ?1) \
-         returning nar_hash, compression";
-    let blob = |row: &Row<'_>| Ok(format!("{} {}", Sha256::from_bytes(row.get(0)?), row.get::<_, String>(1)?));
-    if let Some(blob) = connection.prepare_cached(last)?.query_row([nar], blob).optional()? {
-        add_pending(connection, cache, "blob", &blob)?;
+         returning nar_hash, compression, fence";
+    let blob = |row: &Row<'_>| {
+        let name = format!("{} {}", Sha256::from_bytes(row.get(0)?), row.get::<_, String>(1)?);
+        Ok((name, row.get::<_, Option<i64>>(2)?))
+    };
+    match connection.prepare_cached(last)?.query_row([nar], blob).optional()? {
+        Some((blob, fence)) if fence.is_none() || fence != removed_by => add_pending(connection, cache, "blob", &blob),
+        _ => Ok(()),
     }
-    if paths.is_empty() { Ok(()) } else { is_visible(connection) }
+}
+
+/// Forgets a name that a collection has condemned, and whose bytes are gone.
+pub(super) fn forget(connection: &Connection, fence: i64, cache: CacheId, name: &str) -> rusqlite::Result<()> {
+    let delete =
+        format!("delete from files as f where cache = ? and name = ? and fence = ? and {CONDEMNED} returning nar");
+    let key = params![cache.0, name, fence];
+    let gone: Option<i64> = connection.prepare_cached(&delete)?.query_row(key, |row| row.get(0)).optional()?;
+    let Some(nar) = gone else { return Ok(()) };
+    let bytes = "select file_size + coalesce(listing_size, 0) from nars where id = ?";
+    let bytes = connection.prepare_cached(bytes)?.query_row([nar], |row| row.get(0))?;
+    drop_nar(connection, cache, (nar, bytes), Some(fence))
 }
 
 pub(super) fn not_zstd(

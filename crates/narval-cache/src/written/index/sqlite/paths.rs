@@ -3,6 +3,7 @@
 use narval_nix::{HashPart, Sha256};
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::nars::CONDEMNED;
 use super::schema::{add_pending, is_visible, parsed};
 use crate::written::index::{CacheId, Commit, PathRecord};
 
@@ -64,7 +65,7 @@ pub(super) fn commit(
     now: u64,
 ) -> rusqlite::Result<Commit> {
     // All versions are checked before the first change, so that a conflict leaves nothing to undo.
-    if have_changed(connection, cache, paths)? {
+    if have_changed(connection, cache, paths)? || !have_files(connection, cache, paths)? {
         return Ok(Commit::Changed);
     }
     for path in paths {
@@ -88,6 +89,18 @@ fn have_changed(connection: &Connection, cache: CacheId, paths: &[PathRecord]) -
     Ok(false)
 }
 
+/// Whether the NARs of these paths are there, and not condemned.
+fn have_files(connection: &Connection, cache: CacheId, paths: &[PathRecord]) -> rusqlite::Result<bool> {
+    let query = format!("select 1 from files f where cache = ? and name = ? and not {CONDEMNED}");
+    let mut statement = connection.prepare_cached(&query)?;
+    for path in paths {
+        if !statement.exists(params![cache.0, path.file])? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 pub(super) fn rename(
     connection: &Connection,
     cache: CacheId,
@@ -95,7 +108,7 @@ pub(super) fn rename(
     old: &str,
     orphaned: u64,
 ) -> rusqlite::Result<Commit> {
-    if have_changed(connection, cache, paths)? {
+    if have_changed(connection, cache, paths)? || !have_files(connection, cache, paths)? {
         return Ok(Commit::Changed);
     }
     for path in paths {
@@ -103,7 +116,7 @@ pub(super) fn rename(
             "update paths set file = ?1, narinfo = ?2, version = version + 1 where cache = ?3 and hash_part = ?4";
         let part = path.hash_part.as_str();
         connection.prepare_cached(change)?.execute(params![path.file, path.narinfo, cache.0, part])?;
-        let adopt = "update files set orphaned = null where cache = ? and name = ?";
+        let adopt = "update files set orphaned = null, doomed = null where cache = ? and name = ?";
         connection.prepare_cached(adopt)?.execute(params![cache.0, path.file])?;
         add_pending(connection, cache, "path", part)?;
     }
@@ -139,7 +152,7 @@ fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -
     for reference in &path.references {
         add.execute(params![id, reference.as_str()])?;
     }
-    let adopt = "update files set orphaned = null, used = ? where cache = ? and name = ?";
+    let adopt = "update files set orphaned = null, doomed = null, used = ? where cache = ? and name = ?";
     connection.prepare_cached(adopt)?.execute(params![now, cache.0, path.file])?;
     if let Some(old) = old.filter(|old| *old != path.file) {
         orphan(connection, cache, &old, now)?;
@@ -149,7 +162,7 @@ fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -
 
 /// Marks a file as orphaned if no narinfo names it any more.
 pub(super) fn orphan(connection: &Connection, cache: CacheId, file: &str, now: u64) -> rusqlite::Result<()> {
-    let orphan = "update files set orphaned = ?1 where cache = ?2 and name = ?3 \
+    let orphan = "update files set orphaned = ?1, doomed = null where cache = ?2 and name = ?3 \
          and not exists (select 1 from paths where cache = ?2 and file = ?3)";
     connection.prepare_cached(orphan)?.execute(params![now, cache.0, file]).map(drop)
 }

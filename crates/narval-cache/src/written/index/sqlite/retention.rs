@@ -1,20 +1,24 @@
 //! Uses, pins, and garbage collection.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
-use narval_nix::HashPart;
+use narval_nix::{HashPart, Sha256};
+use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::nars::remove_file;
+use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::schema::{add_pending, is_visible, parsed};
-use crate::written::index::{CacheId, Cutoff, PinRecord, Snapshot, SnapshotPath, Used};
+use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
+use crate::written::index::snapshot::SnapshotBuilder;
 
 pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<()> {
     let by_path = "update paths set used = max(used, ?) where cache = ? and hash_part = ?";
     let by_file = "update paths set used = max(used, ?) where cache = ? and file = ?";
     // A client that was told that a NAR is present may be about to send its narinfo.
-    let orphan = "update files set used = max(used, ?) where cache = ? and name = ? and orphaned is not null";
+    // Doom after the use stays: 0 is of deleted paths, and a use that is long before it was known.
+    let orphan = "update files set used = ?1, doomed = iif(doomed = 0 or ?1 < doomed - 600, doomed, null) \
+         where cache = ?2 and name = ?3 and orphaned is not null and used < ?1";
     for Used { cache, path, file, time } in used {
         if let Some(part) = path {
             connection.prepare_cached(by_path)?.execute(params![time, cache.0, part.as_str()])?;
@@ -27,49 +31,93 @@ pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<(
     Ok(())
 }
 
-pub(super) fn snapshot(connection: &Connection, cache: CacheId) -> rusqlite::Result<Snapshot> {
+pub(super) fn snapshot(
+    connection: &Connection,
+    cache: CacheId,
+    wanted: Option<&HashPart>,
+) -> rusqlite::Result<Snapshot> {
+    let check = |fits: bool| if fits { Ok(()) } else { Err(rusqlite::Error::IntegralValueOutOfRange(0, i64::MAX)) };
     // A read transaction, for a consistent snapshot.
     let transaction = connection.unchecked_transaction()?;
-    let query = "select p.id, p.hash_part, p.path, p.used, coalesce(n.id, 0), coalesce(n.file_size, 0), \
-         coalesce(n.listing_size, 0) from paths p \
-         left join files f on f.cache = p.cache and f.name = p.file left join nars n on n.id = f.nar where p.cache = ?";
-    let mut statement = transaction.prepare_cached(query)?;
-    let rows = statement.query_map([cache.0], |row| {
-        let path = SnapshotPath {
-            hash_part: parsed(row, 1)?,
-            path: row.get(2)?,
-            used: row.get(3)?,
-            nar: row.get(4)?,
-            file_size: row.get(5)?,
-            listing_size: row.get(6)?,
-            references: Vec::new(),
-        };
-        Ok((row.get::<_, i64>(0)?, path))
+    let mut builder = SnapshotBuilder::new();
+    each(&transaction, "select id, hash_part, used from paths where cache = ? order by id", [cache.0], |row| {
+        check(builder.path(row.get(0)?, &text(row, 1)?, row.get(2)?))
     })?;
-    let (mut paths, mut by_id) = (Vec::new(), HashMap::new());
-    for row in rows {
-        let (id, path) = row?;
-        by_id.insert(id, paths.len());
-        paths.push(path);
-    }
-    drop(statement);
-    let query = "select r.referrer, r.reference from refs r join paths p on p.id = r.referrer where p.cache = ?";
-    let mut statement = transaction.prepare_cached(query)?;
-    let mut rows = statement.query([cache.0])?;
-    while let Some(row) = rows.next()? {
-        let (referrer, reference): (i64, HashPart) = (row.get(0)?, parsed(row, 1)?);
-        if let Some(path) = by_id.get(&referrer).and_then(|at| paths.get_mut(*at)) {
-            path.references.push(reference);
-        }
-    }
-    drop(rows);
-    drop(statement);
-    let mut statement = transaction.prepare_cached("select hash_part, until from leases where cache = ?")?;
-    let leases = statement.query_map([cache.0], |row| Ok((parsed(row, 0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
-    drop(statement);
-    let pins = pins(&transaction, cache)?;
+    builder.end_paths();
+    each(&transaction, "select referrer, reference from refs order by referrer", [], |row| {
+        check(builder.references(row.get(0)?, row.get_ref(1)?.as_bytes()?))
+    })?;
+    each(&transaction, "select hash_part, until from leases where cache = ?", [cache.0], |row| {
+        builder.lease(&text(row, 0)?, row.get(1)?);
+        Ok(())
+    })?;
+    pins(&transaction, cache)?.into_iter().for_each(|pin| builder.pin(pin));
     transaction.commit()?;
-    Ok(Snapshot { paths, pins, leases })
+    Ok(builder.finish(wanted))
+}
+
+/// Takes the rows of a query one by one.
+fn each(
+    connection: &Connection,
+    query: &str,
+    params: impl rusqlite::Params,
+    mut take: impl FnMut(&Row<'_>) -> rusqlite::Result<()>,
+) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached(query)?;
+    let mut rows = statement.query(params)?;
+    while let Some(row) = rows.next()? {
+        take(row)?;
+    }
+    Ok(())
+}
+
+/// A hash part, without a copy of its text.
+fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<HashPart> {
+    HashPart::parse(row.get_ref(column)?.as_bytes()?)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
+}
+
+pub(super) fn names(
+    connection: &Connection,
+    cache: CacheId,
+    ids: &[i64],
+) -> rusqlite::Result<Vec<(i64, ListedPath)>> {
+    let query = format!("{LISTED} where p.cache = ? and p.id = ?");
+    let mut statement = connection.prepare_cached(&query)?;
+    let name = |id: &i64| {
+        statement.query_row(params![cache.0, id], |row| Ok((*id, listed(row)?))).optional().transpose()
+    };
+    ids.iter().filter_map(name).collect()
+}
+
+const LISTED: &str = "select p.hash_part, p.path, p.used, coalesce(n.file_size, 0) from paths p \
+     left join files f on f.cache = p.cache and f.name = p.file left join nars n on n.id = f.nar";
+
+fn listed(row: &Row<'_>) -> rusqlite::Result<ListedPath> {
+    Ok(ListedPath { hash_part: text(row, 0)?, path: row.get(1)?, used: row.get(2)?, file_size: row.get(3)? })
+}
+
+pub(super) fn sizes(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<(i64, i64, u64)>> {
+    let query = "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from paths p \
+         join files f on f.cache = p.cache and f.name = p.file join nars n on n.id = f.nar where p.cache = ? order by p.id";
+    let mut sizes = Vec::new();
+    each(connection, query, [cache.0], |row| {
+        sizes.push((row.get(0)?, row.get(1)?, row.get(2)?));
+        Ok(())
+    })?;
+    Ok(sizes)
+}
+
+pub(super) fn list(
+    connection: &Connection,
+    cache: CacheId,
+    after: &str,
+    max: usize,
+) -> rusqlite::Result<Vec<ListedPath>> {
+    let query = format!("{LISTED} where p.cache = ? and p.hash_part > ? order by p.hash_part limit ?");
+    let mut statement = connection.prepare_cached(&query)?;
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    statement.query_map(params![cache.0, after, max], listed)?.collect()
 }
 
 pub(super) fn hide(
@@ -104,7 +152,13 @@ pub(super) fn delete(
     cache: CacheId,
     paths: &[HashPart],
     now: u64,
-) -> rusqlite::Result<Vec<(String, u64)>> {
+) -> rusqlite::Result<Commit> {
+    let listed: HashSet<&HashPart> = paths.iter().collect();
+    for part in paths {
+        if referrers(connection, cache, part)?.iter().any(|referrer| !listed.contains(referrer)) {
+            return Ok(Commit::Changed);
+        }
+    }
     let mut files = Vec::new();
     for part in paths {
         let key = params![cache.0, part.as_str()];
@@ -119,53 +173,131 @@ pub(super) fn delete(
             files.push(nar_hash);
         }
     }
-    is_visible(connection)?;
-    let mut removed = Vec::new();
+    // Every name and compression of the NAR: a leaked secret is in each.
+    let doom = "update files set doomed = 0 where cache = ? and orphaned is not null \
+         and nar in (select id from nars where nar_hash = ?)";
     for nar_hash in files {
-        // Every name and compression of the NAR: a leaked secret is in each.
-        let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar \
-             where f.cache = ? and n.nar_hash = ? and f.orphaned is not null";
-        let names: Vec<(String, u64)> = connection
-            .prepare_cached(query)?
-            .query_map(params![cache.0, nar_hash], |row| Ok((row.get(0)?, row.get(1)?)))?
-            .collect::<Result<_, _>>()?;
-        for (name, bytes) in names {
-            remove_file(connection, cache, &name)?;
-            removed.push((name, bytes));
-        }
+        connection.prepare_cached(doom)?.execute(params![cache.0, nar_hash])?;
     }
-    Ok(removed)
+    is_visible(connection)?;
+    Ok(Commit::Done)
 }
 
 pub(super) fn orphans(
     connection: &Connection,
     cache: CacheId,
     cutoff: Cutoff,
-    max: usize,
 ) -> rusqlite::Result<Vec<(String, u64)>> {
-    let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar \
-         where f.cache = ? and f.orphaned is not null and f.orphaned <= ? and f.used <= ? limit ?";
-    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar where f.cache = ? \
+         and f.orphaned is not null and (f.fence is not null or f.doomed = 0 or (f.orphaned <= ? and f.used <= ?))";
     connection
         .prepare_cached(query)?
-        .query_map(params![cache.0, cutoff.orphaned, cutoff.used, max], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .query_map(params![cache.0, cutoff.orphaned, cutoff.used], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect()
 }
 
-pub(super) fn sweep_files(
+pub(super) fn doom(
     connection: &Connection,
     cache: CacheId,
     cutoff: Cutoff,
     max: usize,
     now: u64,
-) -> rusqlite::Result<Vec<(String, u64)>> {
+) -> rusqlite::Result<usize> {
     connection.prepare_cached("delete from leases where cache = ? and until <= ?")?.execute(params![cache.0, now])?;
     connection
         .prepare_cached("delete from pins where cache = ? and until is not null and until <= ?")?
         .execute(params![cache.0, now])?;
-    let names = orphans(connection, cache, cutoff, max)?;
-    names.iter().try_for_each(|(name, _)| remove_file(connection, cache, name))?;
-    Ok(names)
+    let doom = "update files set doomed = ?4 where cache = ?1 and name in (select name from files \
+         where cache = ?1 and orphaned <= ?2 and used <= ?3 and doomed is null and fence is null limit ?5)";
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    connection.prepare_cached(doom)?.execute(params![cache.0, cutoff.orphaned, cutoff.used, now, max])
+}
+
+pub(super) fn condemn(
+    connection: &Connection,
+    fence: i64,
+    cache: CacheId,
+    cutoff: Option<Cutoff>,
+    max: usize,
+) -> rusqlite::Result<Condemned> {
+    // An impossible time, if only what is left is to go.
+    let cutoff = cutoff.map(|cutoff| (int(cutoff.orphaned), int(cutoff.used), cutoff.doomed));
+    let (orphaned, used, doomed) = cutoff.unwrap_or((-1, -1, None));
+    let due = "update files set fence = ?6 where cache = ?1 and name in (\
+           select name from files where cache = ?1 and orphaned is not null and (fence is not null or doomed = 0 \
+             or (orphaned <= ?2 and used <= ?3 and (?4 is null or doomed <= ?4))) order by name limit ?5) \
+         returning name, nar";
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    let due: Vec<(String, i64)> = connection
+        .prepare_cached(due)?
+        .query_map(params![cache.0, orphaned, used, doomed, max, fence], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    let last = format!(
+        "update nars set fence = ?2 where id = ?1 \
+         and not exists (select 1 from files f where f.nar = ?1 and not {CONDEMNED}) returning nar_hash, compression"
+    );
+    let size = "select file_size from nars where id = ?";
+    let (mut condemned, mut seen) = (Condemned::default(), HashSet::new());
+    for (name, nar) in due {
+        condemned.names.push((name, connection.prepare_cached(size)?.query_row([nar], |row| row.get(0))?));
+        if seen.insert(nar) {
+            let blob = |row: &Row<'_>| Ok((Sha256::from_bytes(row.get(0)?), parsed(row, 1)?));
+            let blob = connection.prepare_cached(&last)?.query_row(params![nar, fence], blob).optional()?;
+            condemned.blobs.extend(blob);
+        }
+    }
+    Ok(condemned)
+}
+
+/// Takes the lease of a work for so many seconds; `None` while another process has it.
+pub(super) fn begin_work(connection: &Connection, name: &str, seconds: u64) -> rusqlite::Result<Option<i64>> {
+    let take = "insert into work (name, fence, until) values (?1, 1, unixepoch() + ?2) on conflict (name) do update \
+         set fence = fence + 1, until = excluded.until where until < unixepoch() returning fence";
+    connection.prepare_cached(take)?.query_row(params![name, seconds], |row| row.get(0)).optional()
+}
+
+/// Takes it from whoever has it, if there are condemned names, or those of deleted paths.
+pub(super) fn take_over_work(
+    connection: &Connection,
+    name: &str,
+    cache: CacheId,
+    seconds: u64,
+) -> rusqlite::Result<Option<i64>> {
+    let left = format!("select 1 from files f where cache = ? and ({CONDEMNED} or doomed = 0)");
+    if !connection.prepare_cached(&left)?.exists([cache.0])? {
+        return Ok(None);
+    }
+    connection.prepare_cached("update work set until = 0 where name = ?")?.execute([name])?;
+    begin_work(connection, name, seconds)
+}
+
+/// Renews it. Returns `false` if another process has taken it since.
+pub(super) fn renew_work(connection: &Connection, name: &str, fence: i64, seconds: u64) -> rusqlite::Result<bool> {
+    let renew = "update work set until = unixepoch() + ?3 where name = ?1 and fence = ?2";
+    Ok(connection.prepare_cached(renew)?.execute(params![name, fence, seconds])? > 0)
+}
+
+pub(super) fn end_work(
+    connection: &Connection,
+    name: &str,
+    fence: i64,
+    collected: Option<CacheId>,
+) -> rusqlite::Result<()> {
+    if let Some(cache) = collected {
+        let note = "insert into collected (cache, at) values (?, unixepoch()) on conflict (cache) do update set at = excluded.at";
+        connection.prepare_cached(note)?.execute([cache.0])?;
+    }
+    connection.prepare_cached("update work set until = 0 where name = ? and fence = ?")?.execute(params![name, fence])?;
+    Ok(())
+}
+
+pub(super) fn collected(connection: &Connection, cache: CacheId) -> rusqlite::Result<Option<u64>> {
+    let ago = "select max(0, unixepoch() - at) from collected where cache = ?";
+    connection.prepare_cached(ago)?.query_row([cache.0], |row| row.get(0)).optional()
+}
+
+fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 pub(super) fn referrers(connection: &Connection, cache: CacheId, part: &HashPart) -> rusqlite::Result<Vec<HashPart>> {

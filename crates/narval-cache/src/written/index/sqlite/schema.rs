@@ -11,7 +11,7 @@ use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, IndexError, Pending};
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -83,6 +83,17 @@ update caches set bytes = coalesce((select sum(n.file_size + coalesce(n.listing_
   where exists (select 1 from files f where f.nar = n.id and f.cache = caches.id)), 0);
 ";
 
+/// Migrates from version 2: what collections of several processes need, as in the tables of PostgreSQL.
+const FROM_2: &str = "
+-- Since when it is to be removed: 0 if its path was deleted. Null again when somebody wants it.
+alter table files add column doomed integer;
+-- The number of the collection that is removing its bytes. Counts only while no narinfo names it.
+alter table files add column fence integer;
+alter table nars add column fence integer;
+create table work (name text primary key not null, fence integer not null, until integer not null) without rowid;
+create table collected (cache integer primary key not null references caches (id), at integer not null);
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -96,7 +107,12 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         // Another process may have migrated them meanwhile.
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
-            transaction.execute_batch(if found == 0 { SCHEMA } else { FROM_1 }).map_err(fail)?;
+            let steps = match found {
+                0 => [SCHEMA, "", FROM_2],
+                1 => ["", FROM_1, FROM_2],
+                _ => ["", "", FROM_2],
+            };
+            steps.iter().try_for_each(|step| transaction.execute_batch(step)).map_err(fail)?;
             transaction.pragma_update(None, "user_version", VERSION).map_err(fail)?;
             found = VERSION;
         }

@@ -1,0 +1,94 @@
+//! The lease of a collection: one process collects at a time, on whichever machine.
+//!
+//! Each transaction of a collection has the lease's number and renews it, so a process that was paused for longer than its lease
+//! cannot change the index any more. Bytes have no such check. So nothing is removed once half of the lease has passed since it was
+//! renewed, and nobody takes over before all of it has.
+
+use std::cell::Cell;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::written::index::{COLLECTION_LEASE, CacheId, Fence, Index, IndexError};
+use crate::written::{Cache, Refusal};
+
+/// How often a lease is renewed during work without transactions.
+const RENEW_AFTER: Duration = Duration::from_secs(COLLECTION_LEASE.as_secs() / 4);
+
+/// A collection that has the lease. Another process can have it when this is dropped.
+pub(super) struct Collection<'a> {
+    index: &'a dyn Index,
+    fence: Fence,
+    /// By the index's clock.
+    renewed: Cell<Duration>,
+}
+
+impl<'a> Collection<'a> {
+    /// Takes the lease; `None` while another process has it.
+    pub(super) fn begin(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
+        let index = cache.index();
+        let renewed = Cell::new(index.clock());
+        Ok(index.begin_collection()?.map(|fence| Self { index, fence, renewed }))
+    }
+
+    /// Takes the lease from a collection that was interrupted, if it has left something in this cache; with the folder's lock.
+    pub(super) fn take_over(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
+        let index = cache.index();
+        let renewed = Cell::new(index.clock());
+        Ok(index.take_over_collection(cache.id())?.map(|fence| Self { index, fence, renewed }))
+    }
+
+    /// Does a transaction, which renews the lease.
+    pub(super) fn step<T>(&self, work: impl FnOnce(Fence) -> Result<T, IndexError>) -> Result<T, IndexError> {
+        let begun = self.index.clock();
+        let done = work(self.fence)?;
+        self.renewed.set(begun);
+        Ok(done)
+    }
+
+    /// Whether bytes may be removed now. To be asked before each removal.
+    pub(super) fn may_remove(&self) -> Result<(), Refusal> {
+        if self.age() < COLLECTION_LEASE / 2 {
+            return Ok(());
+        }
+        // The transaction says whether another has the lease.
+        Ok(self.step(|fence| self.index.continue_collection(fence))?)
+    }
+
+    /// Records that this cache has been collected completely.
+    pub(super) fn completed(self, cache: CacheId) -> Result<(), IndexError> {
+        self.index.end_collection(self.fence, Some(cache))
+    }
+
+    fn age(&self) -> Duration {
+        self.index.clock().saturating_sub(self.renewed.get())
+    }
+}
+
+/// Does something that may take longer than a lease, and renews the lease meanwhile.
+pub(super) fn keep_while<T>(
+    collection: Option<&Collection<'_>>,
+    work: impl FnOnce() -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    let Some(Collection { index, fence, .. }) = collection else { return work() };
+    let (end, ended) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(RENEW_AFTER) == Err(RecvTimeoutError::Timeout) {
+                if let Err(error) = index.continue_collection(*fence) {
+                    // The next transaction of the collection fails, or renews it.
+                    tracing::debug!("{error}");
+                }
+            }
+        });
+        let done = work();
+        drop(end);
+        done
+    })
+}
+
+impl Drop for Collection<'_> {
+    fn drop(&mut self) {
+        // Otherwise it ends by itself.
+        self.index.end_collection(self.fence, None).ok();
+    }
+}

@@ -1,0 +1,102 @@
+//! Removes NARs that no path has.
+//!
+//! A name that was orphaned long ago is doomed first. Whoever uploads, commits or asks for the NAR in the next minutes keeps it, on
+//! whichever server. After that it is condemned in one transaction: from then on it is absent for everybody, and no upload can use
+//! the name. Then its bytes are removed, and last its row. A process that is killed in between leaves a condemned name, which the
+//! next collection, or the next upload of this NAR, finishes.
+
+use std::io;
+
+use super::collect::{COLLECT_GRACE, UNFINISHED_GRACE};
+use super::lease::Collection;
+use crate::written::index::{Condemned, Cutoff, Pending};
+use crate::written::{Cache, Refusal, RefusalKind};
+
+/// The number of names condemned in one step.
+const STEP: usize = 256;
+
+/// How long a name is doomed, in seconds: longer than it takes until all servers have noticed, have recorded uses, and clients that
+/// were told that the NAR is here have sent its narinfo.
+const DOOMED: u64 = UNFINISHED_GRACE;
+
+impl Cache {
+    /// Removes the NARs that have had no narinfo for this many seconds. With less than [`COLLECT_GRACE`] they are removed at once,
+    /// else after they were doomed by an earlier collection. Returns how many files, and their bytes.
+    pub(in crate::written) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
+        match Collection::begin(self)? {
+            Some(collection) => self.sweep_in(&collection, grace, now),
+            // Another process is doing the same.
+            None => Ok((0, 0)),
+        }
+    }
+
+    pub(super) fn sweep_in(&self, collection: &Collection<'_>, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
+        let cutoff = cutoff(grace, now);
+        let swept = self.remove_condemned(collection, Some(cutoff))?;
+        while collection.step(|fence| self.index().doom(fence, self.id(), cutoff, STEP, now))? == STEP {}
+        Ok(swept)
+    }
+
+    /// Removes the NARs of deleted paths, and what interrupted collections have left.
+    pub(super) fn sweep_deleted(&self, collection: &Collection<'_>) -> Result<(usize, u64), Refusal> {
+        self.remove_condemned(collection, None)
+    }
+
+    fn remove_condemned(&self, collection: &Collection<'_>, cutoff: Option<Cutoff>) -> Result<(usize, u64), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
+        let (mut files, mut bytes) = (0, 0);
+        loop {
+            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let (removed, removed_bytes) = self.remove_some(collection, cutoff)?;
+            if removed == 0 {
+                return Ok((files, bytes));
+            }
+            files += removed;
+            bytes += removed_bytes;
+        }
+    }
+
+    /// Condemns and removes a limited number of names, with the exclusive lock held.
+    fn remove_some(&self, collection: &Collection<'_>, cutoff: Option<Cutoff>) -> Result<(usize, u64), Refusal> {
+        let condemned = collection.step(|fence| self.index().condemn(fence, self.id(), cutoff, STEP))?;
+        if !condemned.names.is_empty() {
+            self.remove_bytes(collection, &condemned)?;
+            collection.step(|fence| self.index().forget(fence, self.id(), &condemned.names))?;
+        }
+        Ok((condemned.names.len(), condemned.names.iter().map(|(_, bytes)| bytes).sum()))
+    }
+
+    /// Removes at once what an interrupted collection or deletion has left. Who collects has the folder's lock meanwhile; so if there is
+    /// something while this process has the lock, that one has ended.
+    pub(in crate::written) fn finish_interrupted(&self) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
+        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let Some(collection) = Collection::take_over(self)? else { return Ok(()) };
+        while self.remove_some(&collection, None)?.0 > 0 {}
+        Ok(())
+    }
+
+    /// The index has none of these: so their files are removed.
+    fn remove_bytes(&self, collection: &Collection<'_>, condemned: &Condemned) -> Result<(), Refusal> {
+        let names = condemned.names.iter().map(|(name, _)| Pending::File(name.clone()));
+        let blobs = condemned.blobs.iter().map(|(nar_hash, compression)| Pending::Blob(*nar_hash, *compression));
+        for file in names.chain(blobs) {
+            collection.may_remove()?;
+            self.reconcile(&file).map_err(|error| {
+                tracing::error!("{error}");
+                Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The cutoff for this grace period. A client that was told that the cache has a NAR has some time to send its narinfo,
+/// whenever the NAR was uploaded.
+pub(super) fn cutoff(grace: u64, now: u64) -> Cutoff {
+    Cutoff {
+        orphaned: now.saturating_sub(grace),
+        used: now.saturating_sub(grace.min(UNFINISHED_GRACE)),
+        doomed: (grace >= COLLECT_GRACE).then(|| now.saturating_sub(DOOMED)),
+    }
+}
