@@ -73,7 +73,10 @@ impl Data {
             data.reconcile()?;
             for cache in data.caches()? {
                 // The next collection tries again.
-                cache.finish_interrupted().inspect_err(|refusal| tracing::error!("cache '{}': {refusal}", cache.name())).ok();
+                cache
+                    .finish_interrupted()
+                    .inspect_err(|refusal| tracing::error!("cache '{}': {refusal}", cache.name()))
+                    .ok();
             }
         }
         let weak = Arc::downgrade(data.shared());

@@ -194,7 +194,9 @@ mod tests {
     fn hash_parts_are_packed_without_loss() {
         let parts: Vec<HashPart> = (0..5000)
             .map(|number: u32| {
-                HashPart::from_digest(narval_nix::Sha256::of(&number.to_le_bytes()).as_bytes()[..20].try_into().unwrap())
+                HashPart::from_digest(
+                    narval_nix::Sha256::of(&number.to_le_bytes()).as_bytes()[..20].try_into().unwrap(),
+                )
             })
             .collect();
         let mut all: Vec<Packed> = parts.iter().map(|part| packed(part.as_bytes())).collect();

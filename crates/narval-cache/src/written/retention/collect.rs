@@ -199,12 +199,7 @@ impl Cache {
         self.settings().retention_days.map_or(0, |days| now.saturating_sub(u64::from(days) * DAY))
     }
 
-    fn hide(
-        &self,
-        collection: &Collection<'_>,
-        paths: &[(HashPart, u64)],
-        now: u64,
-    ) -> Result<Vec<HashPart>, Refusal> {
+    fn hide(&self, collection: &Collection<'_>, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, Refusal> {
         let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
         let hidden = collection.step(|fence| self.index().hide(fence, self.id(), paths, now))?;

@@ -56,7 +56,10 @@ impl Cache {
         let mut attempts = 1;
         while self.index().delete(self.id(), &paths, self.now())? == Commit::Changed {
             if attempts == ATTEMPTS_MAX {
-                return Err(Refusal::new(RefusalKind::Conflict, "other clients are pushing paths that refer to it; try again"));
+                return Err(Refusal::new(
+                    RefusalKind::Conflict,
+                    "other clients are pushing paths that refer to it; try again",
+                ));
             }
             paths = self.with_referrers(hash_part, referrers)?;
             attempts += 1;

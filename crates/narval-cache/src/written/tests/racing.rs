@@ -132,5 +132,8 @@ fn pushes_race_collections_of_other_servers() {
     assert!(held > 0 && fence.parse::<u64>().unwrap() > 2);
     // Nothing is left that belongs to nobody.
     let fixture = fixture.reopen();
-    assert_eq!(fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems, Vec::<String>::new());
+    assert_eq!(
+        fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems,
+        Vec::<String>::new()
+    );
 }

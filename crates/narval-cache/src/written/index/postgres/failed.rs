@@ -79,7 +79,10 @@ impl Failed {
             &SqlState::OUT_OF_MEMORY,
             &SqlState::INSUFFICIENT_RESOURCES,
         ];
-        self.breaks_connection() || self.is_collision() || matches!(self, Self::Condemned) || states.into_iter().any(|state| self.state() == Some(state))
+        self.breaks_connection()
+            || self.is_collision()
+            || matches!(self, Self::Condemned)
+            || states.into_iter().any(|state| self.state() == Some(state))
     }
 
     pub(super) fn reason(&self) -> String {

@@ -73,7 +73,8 @@ impl Lease {
 
     /// To be called within a transaction: as [`Lease::check`], and from now on it lasts for so long.
     pub(super) async fn renew(&self, client: &Client, lasts: Duration) -> Result<(), Failed> {
-        let renew = "update narval.leases_of_work set until = now() + $3 * interval '1 second' where name = $1 and fence = $2";
+        let renew =
+            "update narval.leases_of_work set until = now() + $3 * interval '1 second' where name = $1 and fence = $2";
         match execute(client, renew, &[p(&self.name), p(&self.fence), p(&int(lasts.as_secs()))]).await? {
             0 => Err(Failed::Superseded),
             _ => Ok(()),

@@ -34,8 +34,8 @@ use self::lease::Lease;
 use self::pool::Pool;
 use self::sql::{execute, p};
 use super::{
-    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
-    TokenRecord, Usage, Used,
+    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
+    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord, Usage, Used,
 };
 use crate::written::CacheName;
 
@@ -368,10 +368,11 @@ impl Index for Postgres {
         let until = Instant::now() + CONDEMNED_MAX;
         loop {
             let is_last = Instant::now() >= until;
-            let added = self.write(ADD_LATER, async |change| match nars::add_file(change, cache, name, nar, now).await {
-                Err(Failed::Condemned) if !is_last => Ok(false),
-                added => added.map(|()| true),
-            })?;
+            let added =
+                self.write(ADD_LATER, async |change| match nars::add_file(change, cache, name, nar, now).await {
+                    Err(Failed::Condemned) if !is_last => Ok(false),
+                    added => added.map(|()| true),
+                })?;
             if added {
                 return Ok(());
             }
@@ -463,18 +464,18 @@ impl Index for Postgres {
 
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
         let owner = self.node.name();
-        let lease = self.write(NOTE, async |change| {
-            Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await
-        })?;
+        let lease =
+            self.write(NOTE, async |change| Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await)?;
         Ok(lease.map(|lease| Fence(lease.fence())))
     }
 
     fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
         let owner = self.node.name();
-        let lease = self.write(NOTE, async |change| match retention::is_anything_left(change.client, cache).await? {
-            true => Lease::take_over(change.client, COLLECTION, &owner, COLLECTION_LEASE).await,
-            false => Ok(None),
-        })?;
+        let lease =
+            self.write(NOTE, async |change| match retention::is_anything_left(change.client, cache).await? {
+                true => Lease::take_over(change.client, COLLECTION, &owner, COLLECTION_LEASE).await,
+                false => Ok(None),
+            })?;
         Ok(lease.map(|lease| Fence(lease.fence())))
     }
 
@@ -525,9 +526,7 @@ impl Index for Postgres {
         cutoff: Option<Cutoff>,
         max: usize,
     ) -> Result<Condemned, IndexError> {
-        self.write_fenced(REMOVE, fence, async |change| {
-            retention::condemn(change, fence.0, cache, cutoff, max).await
-        })
+        self.write_fenced(REMOVE, fence, async |change| retention::condemn(change, fence.0, cache, cutoff, max).await)
     }
 
     fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {

@@ -97,8 +97,7 @@ pub(super) async fn commit(
         let parts: Vec<&str> = step.iter().map(|path| path.hash_part.as_str()).collect();
         add_pending(change, cache, "path", &parts).await?;
     }
-    let adopt =
-        "update narval.files set orphaned = null, doomed = null, used = $3 where cache = $1 and name = any($2)";
+    let adopt = "update narval.files set orphaned = null, doomed = null, used = $3 where cache = $1 and name = any($2)";
     execute(change.client, adopt, &[p(&cache.0), p(&Vec::from_iter(new)), p(&int(now))]).await?;
     let old: Vec<&str> = old.iter().map(String::as_str).collect();
     orphan(change, cache, &old, now).await?;

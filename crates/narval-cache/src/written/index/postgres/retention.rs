@@ -11,8 +11,8 @@ use super::failed::Failed;
 use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
-use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 use crate::written::index::snapshot::SnapshotBuilder;
+use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 
 /// How many rows of a whole table are in memory at a time.
 const FETCH: &str = "fetch forward 8192 from each";
@@ -54,13 +54,11 @@ pub(super) async fn used(change: &Change<'_>, used: &[Used]) -> Result<(), Faile
 }
 
 /// All of a cache, at one moment.
-pub(super) async fn snapshot(
-    client: &Client,
-    cache: CacheId,
-    wanted: Option<&HashPart>,
-) -> Result<Snapshot, Failed> {
+pub(super) async fn snapshot(client: &Client, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, Failed> {
     // Cursors are made to be read to their ends.
-    client.batch_execute("begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1").await?;
+    client
+        .batch_execute("begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1")
+        .await?;
     let snapshot = snapshot_within(client, cache, wanted).await;
     client.batch_execute("commit").await?;
     snapshot
@@ -108,11 +106,7 @@ async fn each(
     }
 }
 
-pub(super) async fn names(
-    client: &Client,
-    cache: CacheId,
-    ids: &[i64],
-) -> Result<Vec<(i64, ListedPath)>, Failed> {
+pub(super) async fn names(client: &Client, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, Failed> {
     let all = format!("{LISTED}, p.id {LISTED_FROM} where p.cache = $1 and p.id = any($2)");
     let rows = query(client, &all, &[p(&cache.0), p(&ids.to_vec())]).await?;
     rows.iter().map(|row| Ok((get(row, 4)?, listed(row)?))).collect()
@@ -129,7 +123,9 @@ fn listed(row: &tokio_postgres::Row) -> Result<ListedPath, Failed> {
 }
 
 pub(super) async fn sizes(client: &Client, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, Failed> {
-    client.batch_execute("begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1").await?;
+    client
+        .batch_execute("begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1")
+        .await?;
     let all = format!(
         "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from narval.paths p \
          join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \
@@ -146,12 +142,7 @@ pub(super) async fn sizes(client: &Client, cache: CacheId) -> Result<Vec<(i64, i
     read.map(|()| sizes)
 }
 
-pub(super) async fn list(
-    client: &Client,
-    cache: CacheId,
-    after: &str,
-    max: usize,
-) -> Result<Vec<ListedPath>, Failed> {
+pub(super) async fn list(client: &Client, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, Failed> {
     let some = format!("{LISTED} {LISTED_FROM} where p.cache = $1 and p.hash_part > $2 order by p.hash_part limit $3");
     let rows = query(client, &some, &[p(&cache.0), p(&after), p(&int(max as u64))]).await?;
     rows.iter().map(listed).collect()
@@ -299,13 +290,13 @@ pub(super) async fn is_anything_left(client: &Client, cache: CacheId) -> Result<
 }
 
 pub(super) async fn collected(client: &Client, cache: CacheId) -> Result<Option<u64>, Failed> {
-    let ago =
-        "select greatest(0, extract(epoch from now() - at))::bigint from narval.collected where cache = $1";
+    let ago = "select greatest(0, extract(epoch from now() - at))::bigint from narval.collected where cache = $1";
     query_opt(client, ago, &[p(&cache.0)]).await?.map(|row| number(&row, 0)).transpose()
 }
 
 pub(super) async fn note_collected(client: &Client, cache: CacheId) -> Result<(), Failed> {
-    let note = "insert into narval.collected (cache, at) values ($1, now()) on conflict (cache) do update set at = now()";
+    let note =
+        "insert into narval.collected (cache, at) values ($1, now()) on conflict (cache) do update set at = now()";
     execute(client, note, &[p(&cache.0)]).await.map(drop)
 }
 

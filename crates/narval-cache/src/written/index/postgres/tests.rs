@@ -257,7 +257,10 @@ fn a_collection_whose_lease_is_another_s_changes_nothing() {
     assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().names, [("orphan".to_owned(), 5)]);
     assert_eq!(one.begin_collection().unwrap(), None);
     // What is condemned is absent, and an upload of it waits until it is removed.
-    assert_eq!((one.file(cache, "orphan").unwrap(), one.nar(&nar("orphan").nar_hash, Compression::Zstd).unwrap()), (None, None));
+    assert_eq!(
+        (one.file(cache, "orphan").unwrap(), one.nar(&nar("orphan").nar_hash, Compression::Zstd).unwrap()),
+        (None, None)
+    );
     assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], 9).unwrap(), Commit::Changed);
     std::thread::scope(|scope| {
         let upload = scope.spawn(|| one.add_file(cache, "orphan", &nar("orphan"), 9));

@@ -20,8 +20,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::writer::{Durability, Writer};
 use super::{
-    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot,
-    TokenRecord, Usage, Used,
+    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
+    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord, Usage, Used,
 };
 use crate::written::CacheName;
 
@@ -319,9 +319,7 @@ impl Index for Sqlite {
     }
 
     fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError> {
-        self.write(Durability::Later, move |connection| {
-            retention::end_work(connection, COLLECTION, fence.0, collected)
-        })
+        self.write(Durability::Later, move |connection| retention::end_work(connection, COLLECTION, fence.0, collected))
     }
 
     fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError> {

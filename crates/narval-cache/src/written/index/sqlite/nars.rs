@@ -54,8 +54,9 @@ pub(super) fn keep(connection: &Connection, cache: CacheId, name: &str) -> rusql
 }
 
 pub(super) fn files(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<(String, NarRecord)>> {
-    let query =
-        format!("select {COLUMNS}, f.name from files f join nars n on n.id = f.nar where f.cache = ? and not {CONDEMNED} order by f.name");
+    let query = format!(
+        "select {COLUMNS}, f.name from files f join nars n on n.id = f.nar where f.cache = ? and not {CONDEMNED} order by f.name"
+    );
     let mut statement = connection.prepare_cached(&query)?;
     statement.query_map([cache.0], |row| Ok((row.get(7)?, record(row)?)))?.collect()
 }

@@ -9,8 +9,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::schema::{add_pending, is_visible, parsed};
-use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 use crate::written::index::snapshot::SnapshotBuilder;
+use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 
 pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<()> {
     let by_path = "update paths set used = max(used, ?) where cache = ? and hash_part = ?";
@@ -77,16 +77,11 @@ fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<HashPart> {
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
 }
 
-pub(super) fn names(
-    connection: &Connection,
-    cache: CacheId,
-    ids: &[i64],
-) -> rusqlite::Result<Vec<(i64, ListedPath)>> {
+pub(super) fn names(connection: &Connection, cache: CacheId, ids: &[i64]) -> rusqlite::Result<Vec<(i64, ListedPath)>> {
     let query = format!("{LISTED} where p.cache = ? and p.id = ?");
     let mut statement = connection.prepare_cached(&query)?;
-    let name = |id: &i64| {
-        statement.query_row(params![cache.0, id], |row| Ok((*id, listed(row)?))).optional().transpose()
-    };
+    let name =
+        |id: &i64| statement.query_row(params![cache.0, id], |row| Ok((*id, listed(row)?))).optional().transpose();
     ids.iter().filter_map(name).collect()
 }
 
@@ -183,11 +178,7 @@ pub(super) fn delete(
     Ok(Commit::Done)
 }
 
-pub(super) fn orphans(
-    connection: &Connection,
-    cache: CacheId,
-    cutoff: Cutoff,
-) -> rusqlite::Result<Vec<(String, u64)>> {
+pub(super) fn orphans(connection: &Connection, cache: CacheId, cutoff: Cutoff) -> rusqlite::Result<Vec<(String, u64)>> {
     let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar where f.cache = ? \
          and f.orphaned is not null and (f.fence is not null or f.doomed = 0 or (f.orphaned <= ? and f.used <= ?))";
     connection
@@ -287,7 +278,9 @@ pub(super) fn end_work(
         let note = "insert into collected (cache, at) values (?, unixepoch()) on conflict (cache) do update set at = excluded.at";
         connection.prepare_cached(note)?.execute([cache.0])?;
     }
-    connection.prepare_cached("update work set until = 0 where name = ? and fence = ?")?.execute(params![name, fence])?;
+    connection
+        .prepare_cached("update work set until = 0 where name = ? and fence = ?")?
+        .execute(params![name, fence])?;
     Ok(())
 }
 
