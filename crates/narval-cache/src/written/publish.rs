@@ -122,8 +122,8 @@ impl Cache {
     fn carry_out(&self, pending: &Pending, is_due: bool) -> Result<(), DataError> {
         match pending {
             Pending::Path(_) => self.reconcile(pending),
-            // Before that, the upload may be on its way.
-            Pending::File(name) if is_due || self.index().file(self.id(), name)?.is_none() => self.reconcile(pending),
+            // Before that, the upload may be on its way. What a collection has condemned, it removes itself.
+            Pending::File(_) if is_due => self.reconcile(pending),
             Pending::File(_) | Pending::Blob(..) => Ok(()),
         }
     }
