@@ -36,6 +36,11 @@ impl Breaker {
         }
     }
 
+    /// Whether its last requests have failed. Unlike [`is_open`](Self::is_open), this lets nobody try.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.lock().open_until.is_some()
+    }
+
     /// Records a response of the cache.
     pub(crate) fn succeeded(&self) {
         *self.lock() = State::default();

@@ -16,7 +16,7 @@ use crate::sharded::Sharded;
 pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// Statuses with a counter of their own; all others count as `other`.
-const STATUSES: [u16; 17] = [200, 201, 202, 206, 304, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 507];
+const STATUSES: [u16; 18] = [200, 201, 202, 206, 304, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 503, 507];
 /// Upper bounds of the latency buckets, in seconds.
 const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
@@ -162,7 +162,8 @@ impl Metrics {
     }
 
     /// The totals that the page shows, as a JSON object.
-    pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>) -> String {
+    /// `upstreams`: how many respond, and how many there are.
+    pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>, upstreams: Option<(usize, usize)>) -> String {
         let sums = |status: fn(u16) -> bool| -> u64 {
             let of_route = |statuses: &Vec<Counter>| -> u64 {
                 STATUSES.iter().zip(statuses).filter(|(code, _)| status(**code)).map(|(_, counter)| counter.get()).sum()
@@ -190,6 +191,7 @@ impl Metrics {
         json!({
             "uptime": uptime,
             "engine": engine,
+            "upstreams": upstreams.map(|(available, all)| json!({ "available": available, "all": all })),
             "narinfos": route(RouteLabel::NarInfo),
             "nars": route(RouteLabel::Nar),
             "pushes": route(RouteLabel::Push),

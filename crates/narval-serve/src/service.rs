@@ -2,11 +2,11 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use narval_cache::upstream::{Small, Upstreams};
-use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, SmallKind};
+use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, Scope, SmallKind};
 use narval_client::request_id;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
@@ -25,7 +25,7 @@ use crate::nar::packed::{self, PackedNars};
 use crate::nar::plan::{Planner, Plans};
 use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::Memo;
-use crate::page::{self, Counted, Page, Places, session};
+use crate::page::{self, Counted, Page, PageRoute, Permit, Places, session};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
 use crate::routes::table::{self, NarRoute, PushRoute, Route};
@@ -124,11 +124,12 @@ struct Written {
 struct Figures {
     metrics: Arc<Metrics>,
     state: ServerState,
+    upstreams: Option<Upstreams>,
 }
 
 impl Counted for Figures {
     fn sample(&self, uptime: u64) -> String {
-        self.metrics.sample(uptime, self.state.engine())
+        self.metrics.sample(uptime, self.state.engine(), self.upstreams.as_ref().map(Upstreams::available))
     }
 }
 
@@ -199,7 +200,8 @@ impl Service {
                 written: written.as_ref().map(|written: &Written| written.cache.clone()),
                 has_upstreams: upstream.is_some(),
             };
-            Page::new(places, Arc::new(Figures { metrics: Arc::clone(&metrics), state: state.clone() }))
+            let (metrics, upstreams) = (Arc::clone(&metrics), upstream.clone());
+            Page::new(places, Arc::new(Figures { metrics, state: state.clone(), upstreams }))
         });
         Ok(Self {
             shared: Arc::new(Shared {
@@ -527,6 +529,10 @@ impl Shared {
                 let command = asked.into_command();
                 written.uploads.run(request, move |data, cache, body| command.run(data, cache, &grant, body))
             }
+            Allowed::Read(Route::Page(PageRoute::Now)) => {
+                let permit = written.permit(&request.head())?;
+                self.page.as_ref().ok_or(ServeError::NoRoute)?.live(&request, permit)
+            }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
         }
@@ -677,6 +683,20 @@ impl Written {
     #[inline]
     fn gate<'a>(&'a self, metrics: &'a Metrics, at: usize) -> Gate<'a> {
         Gate { auth: &self.auth, cache: self.cache.name(), is_public: self.is_public, is_root: at == 0, metrics }
+    }
+
+    /// For a WebSocket of a private cache: whether its sender may still read.
+    fn permit(&self, head: &HeadRef<'_>) -> Result<Option<Permit>, ServeError> {
+        if self.is_public {
+            return Ok(None);
+        }
+        let bearer = self.auth.bearer(head)?.ok_or(ServeError::NoPath)?;
+        let (auth, cache) = (Arc::clone(&self.auth), self.cache.name().clone());
+        let bearer = Mutex::new(bearer);
+        Ok(Some(Box::new(move || {
+            let mut bearer = bearer.lock().unwrap_or_else(PoisonError::into_inner);
+            auth.still_allows(&mut bearer, &cache, Scope::Pull)
+        })))
     }
 
     /// Returns the OIDC exchange if this request asks for it. Its callers have no token of this server yet.

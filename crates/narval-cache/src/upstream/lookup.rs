@@ -229,6 +229,13 @@ impl Upstreams {
         }
     }
 
+    /// How many upstreams respond, as far as their last requests have shown, and how many there are.
+    pub fn available(&self) -> (usize, usize) {
+        let remotes = Arc::clone(&self.shared.remotes.read().unwrap_or_else(PoisonError::into_inner));
+        let failing = remotes.iter().filter(|remote| remote.cache.breaker.is_failing()).count();
+        (remotes.len() - failing, remotes.len())
+    }
+
     /// The size of the stored files in bytes.
     pub fn kept_bytes(&self) -> u64 {
         self.shared.kept.bytes()

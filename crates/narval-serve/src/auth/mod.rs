@@ -56,6 +56,15 @@ pub(crate) struct Auth {
     sessions: Sessions,
 }
 
+/// The sender of a request that was accepted.
+#[derive(Debug)]
+pub(crate) struct Bearer {
+    grant: Arc<Grant>,
+    session: Option<Sha256>,
+    /// When the token was last verified, and the state of the index then.
+    verified: (Stamp, Instant),
+}
+
 /// Why credentials are refused.
 enum Denied {
     /// They are not credentials that a token can be in.
@@ -191,6 +200,43 @@ impl Auth {
                 }
             },
         }
+    }
+
+    /// Who has sent an accepted request, to be checked again while its answer goes on. `None`: it has neither a token nor a session.
+    ///
+    /// # Errors
+    /// If the token cannot be verified.
+    pub(crate) fn bearer(&self, head: &HeadRef<'_>) -> Result<Option<Bearer>, ServeError> {
+        let verified = (self.data.stamp(), Instant::now());
+        if let Some(grant) = self.remembered(head) {
+            return Ok(Some(Bearer { grant, session: None, verified }));
+        }
+        let session = self.session(head)?;
+        Ok(session.map(|session| Bearer { grant: session.grant, session: Some(session.id), verified }))
+    }
+
+    /// Whether the sender of an earlier request still has a scope: the token is neither revoked nor expired, and the session has not ended.
+    pub(crate) fn still_allows(&self, bearer: &mut Bearer, cache: &CacheName, scope: Scope) -> bool {
+        if bearer.session.is_some_and(|id| !self.sessions.is_open(&id)) {
+            return false;
+        }
+        let stamp = self.data.stamp();
+        if !is_valid(&bearer.grant, bearer.verified, stamp, REMEMBERED_FOR) {
+            match self.tokens.verify_again(&bearer.grant) {
+                Ok(Some(grant)) => {
+                    (bearer.grant, bearer.verified) = (Arc::new(grant), (stamp, Instant::now()));
+                }
+                Ok(None) => return false,
+                Err(TokenError::Index(error)) if error.is_away() => {
+                    return is_valid(&bearer.grant, bearer.verified, stamp, TRUSTED_WHILE_AWAY);
+                }
+                Err(error) => {
+                    tracing::error!("{error}");
+                    return false;
+                }
+            }
+        }
+        bearer.grant.allows(cache, scope)
     }
 
     /// Signs a browser in: verifies the token of a request like that of any other, and notes it in the audit log.

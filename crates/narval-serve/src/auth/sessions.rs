@@ -116,6 +116,11 @@ impl Sessions {
         }
     }
 
+    /// Whether a session is still open. This is no use of it.
+    pub(super) fn is_open(&self, id: &Sha256) -> bool {
+        self.lock().get(id).is_some_and(|session| !session.is_over())
+    }
+
     /// Ends a session.
     pub(super) fn end(&self, id: &Sha256) {
         self.lock().remove(id);

@@ -76,7 +76,8 @@ impl Representation {
         }
     }
 
-    fn validators_of(&self) -> Validators<'_> {
+    /// For the conditions of a request.
+    pub(crate) fn validators_of(&self) -> Validators<'_> {
         Validators { etag: self.etag.as_ref(), last_modified: None }
     }
 

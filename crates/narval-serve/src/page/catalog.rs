@@ -5,17 +5,20 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use memchr::memmem::Finder;
 use serde::Serialize;
 
 use super::Places;
+use super::usage::package_name;
 use crate::error::ServeError;
 
 /// The maximum number of searched paths, the newest ones: about 100 bytes of memory each.
 const PATHS_MAX: usize = 4_000_000;
+/// Results are counted up to this number: words that most names have would take 0.2 s for a million paths.
+const TOTAL_MAX: usize = 10_000;
 /// Results in one answer.
 const PAGE_LEN: usize = 50;
 /// The maximum length of a query in bytes, and of its words.
@@ -23,6 +26,8 @@ const QUERY_LEN_MAX: usize = 256;
 const WORDS_MAX: usize = 16;
 /// How long an unused table is kept.
 const IDLE_MAX: Duration = Duration::from_secs(300);
+/// If building took longer than this, an outdated table is searched until another thread has built the next one.
+const WAIT_MAX: Duration = Duration::from_millis(30);
 /// An outdated table is rebuilt, but at most one twentieth of the time is spent on that.
 const REST_FACTOR: u32 = 20;
 /// Length of a hash part and the dash after it.
@@ -33,6 +38,8 @@ const HASH_LEN: usize = 33;
 pub(super) struct Asked {
     /// In lower case; all of them must be in the name.
     words: Vec<String>,
+    /// Only paths of this package: names that are equal up to the version.
+    package: Option<String>,
     /// How many results to skip.
     from: usize,
 }
@@ -56,6 +63,12 @@ impl Asked {
                     let text = text.rsplit('/').next().unwrap_or_default();
                     asked.words = text.split_whitespace().take(WORDS_MAX).map(str::to_owned).collect();
                 }
+                "package" => {
+                    let value = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
+                    let package = value.get(..value.len().min(QUERY_LEN_MAX)).unwrap_or_default();
+                    asked.words = vec![package.to_lowercase()];
+                    asked.package = Some(package.to_owned());
+                }
                 "from" => asked.from = value.parse().unwrap_or(0),
                 _ => {}
             }
@@ -78,8 +91,10 @@ pub(super) struct Found {
 /// The answer to a search.
 #[derive(Debug, Serialize)]
 pub(super) struct Results {
-    /// The total number of results.
+    /// The number of results.
     total: usize,
+    /// Whether there are more, which were not counted.
+    more: bool,
     /// The number of searched paths.
     of: usize,
     paths: Vec<Found>,
@@ -100,6 +115,8 @@ struct Made {
     at: Instant,
     took: Duration,
     used: Instant,
+    /// Whether a thread builds the next one.
+    is_being_replaced: bool,
     table: Arc<Table>,
 }
 
@@ -116,28 +133,30 @@ impl fmt::Debug for Catalog {
 }
 
 impl Catalog {
-    /// Searches; builds the table first if necessary.
-    pub(super) fn search(self: &Arc<Self>, places: &Places, asked: &Asked) -> Result<Results, ServeError> {
+    /// Searches; builds the table first if there is none.
+    pub(super) fn search(self: &Arc<Self>, places: &Arc<Places>, asked: &Asked) -> Result<Results, ServeError> {
         Ok(self.table(places)?.search(asked))
     }
 
-    /// Requests that arrive while it is built wait for it.
-    fn table(self: &Arc<Self>, places: &Places) -> Result<Arc<Table>, ServeError> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before anything is read: a table can only be newer than its stamps.
+    /// Requests that arrive while the first table is built wait for it.
+    fn table(self: &Arc<Self>, places: &Arc<Places>) -> Result<Arc<Table>, ServeError> {
+        let mut made = self.lock();
         let stamps = Stamps::of(places);
         if let Some(known) = made.as_mut() {
+            known.used = Instant::now();
             let is_known = known.stamps == stamps && !matches!(known.stamps.0, Some(None));
-            if is_known || known.at.elapsed() < known.took * REST_FACTOR {
-                known.used = Instant::now();
+            if is_known || known.is_being_replaced || known.at.elapsed() < known.took * REST_FACTOR {
+                return Ok(Arc::clone(&known.table));
+            }
+            if known.took > WAIT_MAX {
+                let (this, places) = (Arc::clone(self), Arc::clone(places));
+                let spawned = std::thread::Builder::new().name("catalog".into()).spawn(move || this.replace(&places));
+                known.is_being_replaced = spawned.is_ok();
                 return Ok(Arc::clone(&known.table));
             }
         }
-        let began = Instant::now();
-        let table = Arc::new(Table::read(places)?);
-        let at = Instant::now();
         let is_first = made.is_none();
-        *made = Some(Made { stamps, at, took: at - began, used: at, table: Arc::clone(&table) });
+        let table = Arc::clone(&made.insert(Made::now(places)?).table);
         drop(made);
         if is_first {
             let catalog = Arc::downgrade(self);
@@ -148,13 +167,43 @@ impl Catalog {
         }
         Ok(table)
     }
+
+    fn replace(&self, places: &Places) {
+        let new = Made::now(places);
+        let mut made = self.lock();
+        match new {
+            // It may have been dropped meanwhile.
+            Ok(new) if made.is_some() => *made = Some(new),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("the names of all paths cannot be read: {error}");
+                if let Some(known) = made.as_mut() {
+                    (known.is_being_replaced, known.at) = (false, Instant::now());
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Made>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Made {
+    fn now(places: &Places) -> Result<Self, ServeError> {
+        // Before anything is read: a table can only be newer than its stamps.
+        let (stamps, began) = (Stamps::of(places), Instant::now());
+        let table = Arc::new(Table::read(places)?);
+        let at = Instant::now();
+        Ok(Self { stamps, at, took: at - began, used: at, is_being_replaced: false, table })
+    }
 }
 
 fn drop_when_idle(catalog: &Weak<Catalog>) {
     loop {
         std::thread::sleep(IDLE_MAX / 10);
         let Some(catalog) = catalog.upgrade() else { return };
-        let mut made = catalog.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = catalog.lock();
         if made.as_ref().is_none_or(|made| made.used.elapsed() > IDLE_MAX) {
             *made = None;
             return;
@@ -221,7 +270,7 @@ impl Table {
     }
 
     fn search(&self, asked: &Asked) -> Results {
-        let mut results = Results { total: 0, of: self.rows.len(), paths: Vec::new() };
+        let mut results = Results { total: 0, more: false, of: self.rows.len(), paths: Vec::new() };
         // The longest word is the rarest.
         let mut words: Vec<_> = asked.words.iter().map(|word| Finder::new(word.as_bytes())).collect();
         words.sort_by_key(|word| std::cmp::Reverse(word.needle().len()));
@@ -231,17 +280,16 @@ impl Table {
             results.paths = (asked.from.min(rows)..rows).take(PAGE_LEN).filter_map(|at| self.found(at)).collect();
             return results;
         };
+        let total_max = TOTAL_MAX.max(asked.from.saturating_add(PAGE_LEN));
         let (mut from, mut at) = (0, 0);
         while let Some(hit) = self.names.get(from..).and_then(|names| first.find(names)) {
-            // The row that the hit is in. Most rows have none, so each step skips many.
-            let position = from + hit;
-            at += self
-                .rows
-                .get(at..)
-                .map_or(0, |rows| rows.partition_point(|row| row.start <= position))
-                .saturating_sub(1);
+            at = self.row_of(at, from + hit);
             let name = self.name(at);
-            if others.iter().all(|word| word.find(name).is_some()) {
+            if others.iter().all(|word| word.find(name).is_some()) && self.is_of(at, asked) {
+                if results.total == total_max {
+                    results.more = true;
+                    break;
+                }
                 if results.total >= asked.from && results.paths.len() < PAGE_LEN {
                     results.paths.extend(self.found(at));
                 }
@@ -252,6 +300,25 @@ impl Table {
             from = next.start;
         }
         results
+    }
+
+    /// The row with this position in the names, from row `at` on. Hits are often in one of the next rows.
+    fn row_of(&self, at: usize, position: usize) -> usize {
+        let starts_before = |row: usize| self.rows.get(row).is_some_and(|row| row.start <= position);
+        let (mut low, mut step) = (at, 1);
+        while starts_before(low + step) {
+            low += step;
+            step *= 2;
+        }
+        let rows = self.rows.get(low..).unwrap_or_default();
+        let rows = rows.get(..step).unwrap_or(rows);
+        low + rows.partition_point(|row| row.start <= position).saturating_sub(1)
+    }
+
+    /// Whether a row is of the package that was asked for, if one was.
+    fn is_of(&self, at: usize, asked: &Asked) -> bool {
+        let Some(package) = &asked.package else { return true };
+        self.found(at).is_some_and(|found| package_name(&found.name) == package)
     }
 
     fn found(&self, at: usize) -> Option<Found> {
@@ -298,6 +365,8 @@ mod tests {
         assert_eq!(names(&table, "from=4"), ["hello-2.10"]);
         assert_eq!(names(&table, "from=400"), [""; 0]);
         assert_eq!(names(&table, &format!("q=/nix/store/{}", hash(3))), ["world"]);
+        assert_eq!(names(&table, "package=hello"), ["hello-2.12", "hello-2.10"]);
+        assert_eq!(names(&table, "package=Hello-World"), ["Hello-World-1"]);
         // a newline is in no name
         assert_eq!(names(&table, "q=%0A"), names(&table, ""));
     }
@@ -310,6 +379,18 @@ mod tests {
         assert_eq!((page(0).total, page(0).paths.len()), (120, 50));
         assert_eq!(page(100).paths.len(), 20);
         assert_eq!(page(50).paths[0].name, "package-69");
+    }
+
+    #[test]
+    fn common_words_are_not_counted_to_the_end() {
+        let many: Vec<_> = (0..TOTAL_MAX + 100).map(|number| format!("package-{number}")).collect();
+        let table = table(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        let asked = |query: &str| table.search(&Asked::parse(Some(query)));
+        let first = asked("q=package");
+        assert_eq!((first.total, first.more, first.paths.len()), (TOTAL_MAX, true, PAGE_LEN));
+        let last = asked(&format!("q=package&from={}", TOTAL_MAX + 50));
+        assert_eq!((last.total, last.more, last.paths.len()), (TOTAL_MAX + 100, false, PAGE_LEN));
+        assert_eq!(asked("").total, TOTAL_MAX + 100);
     }
 
     #[test]

@@ -5,12 +5,15 @@
 
 mod about;
 mod catalog;
+mod compare;
 mod contents;
 mod document;
+mod inside;
 pub(crate) mod manage;
 mod now;
 mod paths;
 pub(crate) mod session;
+mod tar;
 mod usage;
 
 use std::sync::Arc;
@@ -26,8 +29,10 @@ use crate::nar::plan::Planner;
 use crate::routes::narinfo::Narinfos;
 use catalog::Catalog;
 use document::Document;
+use inside::{Frames, Inside};
 pub(crate) use now::Counted;
 use now::Now;
+pub(crate) use now::Permit;
 
 /// The path of the page's requests.
 pub(crate) const PATH: &str = "_narval/page";
@@ -40,7 +45,7 @@ pub(crate) const FIELD: &str = "x-narval-page";
 pub(crate) enum PageRoute<'a> {
     /// `about`: what this server is.
     About,
-    /// `paths?q=…&from=…`: search, the newest first.
+    /// `paths?q=…&from=…`: search, the newest first; `paths?package=…`: the versions of a package.
     Paths,
     /// `path/<hash part>`: the metadata of a path.
     Path(HashPart),
@@ -48,6 +53,10 @@ pub(crate) enum PageRoute<'a> {
     Closure(HashPart),
     /// `file/<hash part>/<path in it>`: one file of a NAR.
     File(HashPart, &'a str),
+    /// `tar/<hash part>/<path in it>`: a folder as an archive.
+    Tar(HashPart, &'a str),
+    /// `compare/<hash part>/<hash part>`: what differs.
+    Compare(HashPart, HashPart),
     /// `now`: a WebSocket with live figures, once a second.
     Now,
     /// `session`: GET, whether this browser has signed in; POST to sign in, DELETE to sign out.
@@ -68,9 +77,14 @@ impl<'a> PageRoute<'a> {
             Some(("manage", rest)) => Some(Self::Manage(rest)),
             Some(("path", hash)) => hash_part(hash).map(Self::Path),
             Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
-            Some(("file", rest)) => {
+            Some((kind @ ("file" | "tar"), rest)) => {
                 let (hash, path) = rest.split_once('/').unwrap_or((rest, ""));
-                hash_part(hash).map(|hash| Self::File(hash, path))
+                let hash = hash_part(hash)?;
+                Some(if kind == "file" { Self::File(hash, path) } else { Self::Tar(hash, path) })
+            }
+            Some(("compare", rest)) => {
+                let (one, other) = rest.split_once('/')?;
+                Some(Self::Compare(hash_part(one)?, hash_part(other)?))
             }
             _ => None,
         }
@@ -95,15 +109,17 @@ pub(crate) struct Places {
 /// The page and its requests.
 #[derive(Debug)]
 pub(crate) struct Page {
-    places: Places,
+    places: Arc<Places>,
     document: Document,
     catalog: Arc<Catalog>,
+    frames: Frames,
     now: Arc<Now>,
 }
 
 impl Page {
     pub(crate) fn new(places: Places, counted: Arc<dyn Counted>) -> Self {
-        Self { places, document: Document::new(), catalog: Arc::default(), now: Arc::new(Now::new(counted)) }
+        let (catalog, frames) = (Arc::default(), Frames::default());
+        Self { places: Arc::new(places), document: Document::new(), catalog, frames, now: Arc::new(Now::new(counted)) }
     }
 
     /// Whether a request for `/` comes from a browser: `Accept` names HTML.
@@ -117,6 +133,11 @@ impl Page {
         self.document.answer(head)
     }
 
+    /// Opens the WebSocket with live figures, for as long as the permit says.
+    pub(crate) fn live(&self, request: &Request, permit: Option<Permit>) -> Result<Response, ServeError> {
+        Now::join(&self.now, request, permit)
+    }
+
     /// Answers a request of the document.
     pub(crate) fn answer(&self, route: PageRoute<'_>, request: &Request) -> Result<Response, ServeError> {
         let head = request.head();
@@ -128,8 +149,15 @@ impl Page {
             }
             PageRoute::Path(hash_part) => json(&paths::path(&self.places, hash_part)?),
             PageRoute::Closure(hash_part) => json(&paths::closure(&self.places, hash_part)?),
-            PageRoute::File(hash_part, path) => contents::answer(&self.places, hash_part, path, &head),
-            PageRoute::Now => Now::join(&self.now, request),
+            // The path was decoded with the request's.
+            PageRoute::File(hash_part, path) => {
+                contents::answer(&Inside::open(&self.places, &self.frames, hash_part)?, path.as_bytes(), &head)
+            }
+            PageRoute::Tar(hash_part, path) => {
+                tar::answer(&Inside::open(&self.places, &self.frames, hash_part)?, path.as_bytes())
+            }
+            PageRoute::Compare(one, other) => json(&compare::compare(&self.places, &self.frames, one, other)?),
+            PageRoute::Now => self.live(request, None),
             // A server that accepts no uploads has no tokens.
             PageRoute::Session | PageRoute::Manage(_) => Err(ServeError::NoRoute),
         }

@@ -20,11 +20,20 @@ pub(crate) trait Counted: Send + Sync {
     fn sample(&self, uptime: u64) -> String;
 }
 
+/// Whether a viewer may still see the figures.
+pub(crate) type Permit = Box<dyn Fn() -> bool + Send + Sync>;
+
+struct Viewer {
+    socket: WebSocket,
+    /// `None`: everybody may.
+    permit: Option<Permit>,
+}
+
 /// The viewers.
 pub(super) struct Now {
     counted: Arc<dyn Counted>,
     since: Instant,
-    viewers: Arc<Mutex<Vec<WebSocket>>>,
+    viewers: Mutex<Vec<Viewer>>,
 }
 
 impl fmt::Debug for Now {
@@ -35,29 +44,31 @@ impl fmt::Debug for Now {
 
 impl Now {
     pub(super) fn new(counted: Arc<dyn Counted>) -> Self {
-        Self { counted, since: Instant::now(), viewers: Arc::default() }
+        Self { counted, since: Instant::now(), viewers: Mutex::default() }
     }
 
     /// Upgrades a request to a WebSocket. Only pages of this server may connect.
-    pub(super) fn join(this: &Arc<Self>, request: &Request) -> Result<Response, ServeError> {
+    pub(super) fn join(this: &Arc<Self>, request: &Request, permit: Option<Permit>) -> Result<Response, ServeError> {
         let upgrade = Upgrade::new(request).and_then(Upgrade::same_origin);
         let upgrade =
             upgrade.map_err(|_| ServeError::Upload("this WebSocket is only for the page of this server".into()))?;
         let this = Arc::clone(this);
+        let permit = Mutex::new(permit);
         Ok(upgrade.accept(move |socket: &WebSocket, event| {
             if matches!(event, WsEvent::Open) {
-                this.open(socket);
+                let permit = permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+                this.open(socket, permit);
             }
         }))
     }
 
-    fn open(self: &Arc<Self>, socket: &WebSocket) {
+    fn open(self: &Arc<Self>, socket: &WebSocket, permit: Option<Permit>) {
         let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
         if viewers.len() >= VIEWERS_MAX {
             socket.close(CloseCode::POLICY_VIOLATION, "too many viewers");
             return;
         }
-        viewers.push(socket.clone());
+        viewers.push(Viewer { socket: socket.clone(), permit });
         if viewers.len() == 1 {
             let this = Arc::clone(self);
             let spawned = std::thread::Builder::new().name("page".into()).spawn(move || this.tell());
@@ -75,7 +86,11 @@ impl Now {
             let uptime = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
             let message = SharedMessage::new(self.counted.sample(uptime));
             let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
-            viewers.retain(|socket| {
+            viewers.retain(|Viewer { socket, permit }| {
+                if permit.as_ref().is_some_and(|permit| !permit()) {
+                    socket.close(CloseCode::POLICY_VIOLATION, "the token or the session has ended");
+                    return false;
+                }
                 // A viewer that does not keep up misses samples, until the connection's limit disconnects it.
                 socket.is_open() && (socket.queued_bytes() > 0 || socket.send_shared(&message).is_accepted())
             });

@@ -162,11 +162,35 @@ struct Node {
     references: Vec<usize>,
 }
 
-/// The closure of a path.
-pub(super) fn closure(places: &Places, hash_part: HashPart) -> Result<ClosureAnswer, ServeError> {
+/// The narinfos of a closure.
+pub(super) struct Closure {
+    /// The path itself comes first.
+    pub(super) infos: Vec<NarInfo>,
+    /// Where each is in `infos`; `None`: no source has it, or it exceeds the limit.
+    places_of: HashMap<HashPart, Option<usize>>,
+}
+
+/// A path of a closure.
+#[derive(Debug, Serialize)]
+pub(super) struct WithSize {
+    hash: String,
+    pub(super) name: String,
+    /// The size of the NAR in bytes.
+    pub(super) size: u64,
+}
+
+impl WithSize {
+    pub(super) fn of(info: &NarInfo) -> Self {
+        let Named { hash, name } = Named::of(&info.path);
+        Self { hash, name, size: info.nar_size }
+    }
+}
+
+/// Reads the narinfos of a closure.
+pub(super) fn read_closure(places: &Places, hash_part: HashPart) -> Result<Closure, ServeError> {
     let mut infos = vec![look_up(places, hash_part)?.ok_or(ServeError::NoPath)?];
     let mut places_of = HashMap::from([(hash_part, Some(0))]);
-    let (mut next, mut missing) = (0, 0);
+    let mut next = 0;
     while let Some(info) = infos.get(next) {
         next += 1;
         for reference in info.references.clone() {
@@ -176,12 +200,16 @@ pub(super) fn closure(places: &Places, hash_part: HashPart) -> Result<ClosureAns
             }
             let found = if infos.len() < CLOSURE_MAX { look_up(places, part)? } else { None };
             places_of.insert(part, found.is_some().then_some(infos.len()));
-            match found {
-                Some(found) => infos.push(found),
-                None => missing += 1,
-            }
+            infos.extend(found);
         }
     }
+    Ok(Closure { infos, places_of })
+}
+
+/// The closure of a path.
+pub(super) fn closure(places: &Places, hash_part: HashPart) -> Result<ClosureAnswer, ServeError> {
+    let Closure { infos, places_of } = read_closure(places, hash_part)?;
+    let missing = places_of.values().filter(|place| place.is_none()).count();
     let nodes = infos.iter().enumerate().map(|(at, info)| {
         let place = |path: &StorePath| places_of.get(&path.hash_part()).copied().flatten().filter(|to| *to != at);
         Node {

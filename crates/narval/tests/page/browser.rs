@@ -38,7 +38,7 @@ impl Browser {
         assert!(Command::new("mkfifo").args([&input, &output]).status().unwrap().success());
         let mut command = Command::new("sh");
         command.args(["-c", r#"exec chromium "$@" 3<"$PIPE_IN" 4>"$PIPE_OUT""#, "chromium"]);
-        command.env("PIPE_IN", &input).env("PIPE_OUT", &output).env("HOME", folder.path());
+        command.env("PIPE_IN", &input).env("PIPE_OUT", &output).env("HOME", folder.path()).env("TMPDIR", folder.path());
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]);
         command.args(["--disable-sync", "--disable-background-networking", "--disable-component-update"]);
         command.args(["--disable-dev-shm-usage", "--ignore-certificate-errors", "--remote-debugging-pipe"]);

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 mod browser;
+mod inside;
 mod lab;
+mod live;
 mod looks;
 mod manage;
 #[path = "../support/mod.rs"]

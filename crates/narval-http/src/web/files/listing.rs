@@ -103,10 +103,12 @@ fn as_json(entries: &[Entry], cut: bool) -> String {
 fn as_html(path: &str, entries: &[Entry], cut: bool) -> String {
     let title = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
     let title = escape(&title);
-    let mut page = format!("{HEAD_START}{title}{HEAD_END}<h1>{title}</h1>\n<table>\n");
-    page.push_str("<thead><tr><th>Name<th class=n>Size<th class=d>Modified (UTC)</thead>\n");
+    let mut page = format!("{HEAD_START}{title}{HEAD_END}<main>\n<h1><bdi>{title}</bdi></h1>\n");
+    // Writing to a String cannot fail.
+    let _ = writeln!(page, "<p class=soft>{}</p>", counts(entries));
+    page.push_str("<table>\n<thead><tr><th scope=col>Name<th scope=col class=n>Size<th scope=col class=d>Modified (UTC)</thead>\n");
     if path != "/" {
-        page.push_str("<tr><td><a href=\"../\">../</a><td class=n><td class=d>\n");
+        page.push_str("<tr class=up><td><a href=\"../\">../</a> <span class=soft>up</span><td class=n><td class=d>\n");
     }
     for entry in entries {
         let name = escape(&entry.name.to_string_lossy());
@@ -114,31 +116,65 @@ fn as_html(path: &str, entries: &[Entry], cut: bool) -> String {
         let size = if entry.is_file { human_size(entry.size) } else { String::new() };
         let date = httpdate_iso(entry.modified_s);
         let date = date.get(..16).unwrap_or_default().replace('T', " ");
-        // Writing to a String cannot fail.
-        let _ =
-            writeln!(page, "<tr><td><a href=\"{}\">{name}{slash}</a><td class=n>{size}<td class=d>{date}", href(entry));
+        let kind = if entry.is_file { "" } else { " class=f" };
+        let _ = writeln!(
+            page,
+            "<tr><td><a{kind} href=\"{}\"><bdi>{name}{slash}</bdi></a><td class=n>{size}<td class=d>{date}",
+            href(entry)
+        );
     }
     page.push_str("</table>\n");
+    if entries.is_empty() {
+        page.push_str("<p class=soft>This folder is empty.</p>\n");
+    }
     if cut {
         let _ = writeln!(page, "<p>Only the first {ENTRIES_MAX} entries are shown.</p>");
     }
+    page.push_str("</main>\n");
     page
 }
 
+/// How many folders and files there are, and the size of the files.
+fn counts(entries: &[Entry]) -> String {
+    let files = entries.iter().filter(|entry| entry.is_file);
+    let (count, bytes) = files.fold((0, 0_u64), |(count, bytes), file| (count + 1, bytes.saturating_add(file.size)));
+    let some = |count: usize, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
+    let folders = entries.len() - count;
+    let mut parts = Vec::new();
+    if folders > 0 {
+        parts.push(some(folders, "folder"));
+    }
+    if count > 0 || folders == 0 {
+        parts.push(format!("{}, {}", some(count, "file"), human_size(bytes)));
+    }
+    parts.join(", ")
+}
+
 const HEAD_START: &str = "<!doctype html>\n<html lang=en><meta charset=utf-8>\
-<meta name=viewport content=\"width=device-width, initial-scale=1\">\n<title>";
+<meta name=viewport content=\"width=device-width, initial-scale=1\"><meta name=color-scheme content=\"light dark\">\n<title>";
+/// The look is that of the page of `narval serve`.
 const HEAD_END: &str = "</title>\n<style>
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 1.5rem auto; padding: 0 1rem; }
-h1 { font-size: 1.25rem; overflow-wrap: anywhere; }
-table { width: 100%; border-collapse: collapse; }
-th { text-align: left; font-weight: 600; font-size: .875rem; }
-th, td { padding: .4rem .5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
-td:first-child { overflow-wrap: anywhere; }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.d { white-space: nowrap; font-variant-numeric: tabular-nums; }
-a { text-decoration: none; } a:hover { text-decoration: underline; }
-@media (max-width: 40rem) { .d { display: none; } th, td { padding: .6rem .25rem; } }
+:root{color-scheme:light dark;--ground:#fbfbfa;--panel:#fff;--ink:#1c2024;--soft:#565e66;--line:#d9dde1;--accent:#1d5a9e}
+@media(prefers-color-scheme:dark){:root{--ground:#15181b;--panel:#1c2024;--ink:#e8eaec;--soft:#a6afb8;--line:#363d44;--accent:#82b6ee}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--ground);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:64rem;margin:0 auto;padding:.5rem 1rem 4rem}
+h1{font-size:1.5rem;line-height:1.25;margin:1.5rem 0 .25rem;overflow-wrap:anywhere}
+p{margin:.25rem 0 1rem}
+.soft{color:var(--soft)}
+a{color:var(--accent);text-decoration:none}
+a:hover{text-decoration:underline}
+.f{font-weight:600}
+:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
+table{width:100%;border-collapse:collapse}
+th,td{padding:.45rem .75rem .45rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+th{color:var(--soft);font-weight:500;font-size:.85rem;white-space:nowrap}
+td:first-child{overflow-wrap:anywhere}
+tbody tr:hover td{background:var(--panel)}
+.n,.d{white-space:nowrap;font-variant-numeric:tabular-nums;width:1%;padding-left:1rem}
+.n{text-align:right}
+.d{color:var(--soft);padding-right:0}
+@media(max-width:40rem){.d{display:none}.n{padding-right:0}td{padding-top:.6rem;padding-bottom:.6rem}}
 </style>\n";
 
 /// The relative link to an entry; `./` prevents a name with a colon from being taken for a scheme.

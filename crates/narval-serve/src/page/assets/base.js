@@ -21,7 +21,9 @@ function el(name, attributes, ...children) {
   return node;
 }
 // Names come from whoever built the package: isolated, so that no mark in them turns what follows around.
-const name = (text) => el('bdi', {}, text);
+// Control characters, and marks that turn the text around even so, are shown as such.
+const plain = (text) => text.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, '\ufffd');
+const name = (text) => el('bdi', {}, plain(text));
 const show = (...children) => main.replaceChildren(...children.flat(9).filter(Boolean));
 const heading = (...text) => el('h1', { tabindex: -1 }, ...text);
 
@@ -33,6 +35,7 @@ function bytes(count) {
   return (unit === 0 || count >= 100 ? Math.round(count) : count.toPrecision(3)) + ' ' + units[unit];
 }
 const number = (count) => count.toLocaleString('en');
+const many = (count, one) => number(count) + ' ' + one + (count === 1 ? '' : 's');
 const day = (seconds) => seconds ? new Date(seconds * 1000).toISOString().slice(0, 10) : '';
 
 class Failure extends Error {

@@ -23,6 +23,7 @@ async function filesView(mine, hash, open) {
     const binary = data.subarray(0, 8000).includes(0);
     shown.replaceChildren(...head, el('div', { class: 'view', tabindex: 0, role: 'region', 'aria-label': 'Contents of ' + title }, binary ? el('p', { class: 'soft' }, 'Not text.') : el('pre', {}, new TextDecoder().decode(data))));
   }
+  const tar = (file) => api + 'tar/' + hash + '/' + file.split('/').map(encodeURIComponent).join('/');
   const act = (promise) => promise.catch((error) => shown.replaceChildren(el('p', { class: 'bad', role: 'alert' }, error.message)));
   const sizes = (node) => node.type === 'directory' ? Object.values(node.entries).reduce((all, one) => all + sizes(one), 0) : node.size || 0;
   function entries(node, at) {
@@ -30,7 +31,7 @@ async function filesView(mine, hash, open) {
       const file = at ? at + '/' + key : key;
       if (one.type === 'directory') {
         const children = el('ul', { class: 'tree' });
-        const details = el('details', { ontoggle: () => { if (!children.childNodes.length) children.append(...entries(one, file)); } },
+        const details = el('details', { ontoggle: () => { if (!children.childNodes.length) children.append(el('li', { class: 'tar' }, el('a', { href: tar(file), download: key + '.tar' }, 'Download ', name(key), ' as tar')), ...entries(one, file)); } },
           el('summary', {}, name(key + '/'), ' ', el('span', { class: 'soft' }, bytes(sizes(one)))), children);
         if ((open + '/').startsWith(file + '/')) details.open = true;
         return el('li', {}, details);
@@ -40,7 +41,7 @@ async function filesView(mine, hash, open) {
     });
   }
   const root = listing.root;
-  show(heading('Files of ', name(path.name)), el('p', {}, el('a', { href: '#/path/' + hash }, 'Back to the path')),
+  show(heading('Files of ', name(path.name)), el('p', { class: 'links' }, el('a', { href: '#/path/' + hash }, 'Back to the path'), el('a', { href: tar(''), download: path.name + '.tar' }, 'Download as tar')),
     el('div', { class: 'split' }, root.type === 'directory' ? el('ul', { class: 'tree top' }, entries(root, '')) : el('p', {}, 'One file, ' + bytes(root.size) + '.'), shown));
   const node = open ? open.split('/').reduce((at, key) => at?.entries && Object.hasOwn(at.entries, key) ? at.entries[key] : null, root) : root;
   if (node?.type === 'regular') act(look(open, node));

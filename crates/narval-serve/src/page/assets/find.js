@@ -13,8 +13,8 @@ async function findView(mine, query) {
         el('span', { class: 'side' }, [bytes(path.size), day(path.time)].filter(Boolean).join(' · '))));
       if (anew) list.replaceChildren(...rows); else list.append(...rows);
       from += found.paths.length;
-      more.hidden = from >= found.total;
-      count.textContent = box.value.trim() ? number(found.total) + ' of ' + number(found.of) + ' paths' : number(found.of) + ' paths, the newest first';
+      more.hidden = from >= found.total && !found.more;
+      count.textContent = box.value.trim() ? (found.more ? 'More than ' : '') + number(found.total) + ' of ' + number(found.of) + ' paths' : number(found.of) + ' paths, the newest first';
     } catch (error) { if (own === asked) failed(error); }
   }
   const box = el('input', { type: 'search', id: 'query', value: query, autocomplete: 'off', spellcheck: 'false', maxlength: 200, oninput: () => {

@@ -8,7 +8,7 @@ async function manageView(mine, part) {
   const current = parts.find(([key]) => key === part) || parts[0];
   const body = el('div', {});
   show(heading('Manage'),
-    el('p', { class: 'who' }, 'Signed in with ', el('b', {}, name(session.label)), el('span', { class: 'soft' }, ' allows ', session.scopes.length === 7 ? 'everything' : session.scopes.join(', ') || 'nothing here'), ' ',
+    el('div', { class: 'who' }, el('p', {}, 'Signed in with ', el('b', {}, name(session.label)), el('span', { class: 'soft' }, ', which allows ', session.scopes.length === 7 ? 'everything' : session.scopes.join(', ') || 'nothing here')),
       el('button', { type: 'button', onclick: signOut }, 'Sign out')),
     parts.length > 1 && el('nav', { 'aria-label': 'Manage', class: 'tabs' }, parts.map(([key, title]) => el('a', { href: '#/manage/' + key, 'aria-current': current[0] === key ? 'page' : null }, title))),
     body);
@@ -37,7 +37,7 @@ async function spacePart(refresh) {
   const card = (title, figure, below) => el('section', { class: 'card' }, el('h2', {}, title), el('p', { class: 'figure' }, figure), el('p', { class: 'soft' }, below));
   const limit = usage.quota || usage.sizeMax;
   const wrong = alarm();
-  const ages = usage.ages.map((age, at) => [age.days ? 'less than ' + (age.days === 1 ? 'a day' : age.days + ' days') + ' ago' : 'longer ago', age]);
+  const ages = usage.ages.map((age, at) => [at === 0 ? 'Less than a day ago' : age.days ? usage.ages[at - 1].days + ' to ' + age.days + ' days ago' : 'Over a year ago', age]);
   const most = Math.max(...usage.ages.map((age) => age.bytes)), largest = usage.names[0]?.bytes;
   const rows = (list, whole) => list.map(([title, one]) => [title, number(one.paths), bytes(one.bytes), bar(one.bytes, whole)]);
   async function run() {
@@ -52,14 +52,14 @@ async function spacePart(refresh) {
   }
   return [
     el('div', { class: 'cards' },
-      card('NARs on disk', bytes(usage.bytes), number(usage.files) + ' files' + (limit ? ' of at most ' + bytes(limit) : '')),
+      card('NARs on disk', bytes(usage.bytes), many(usage.files, 'file') + (limit ? ' of at most ' + bytes(limit) : '')),
       card('Paths', number(usage.paths), would.retentionDays ? 'kept ' + would.retentionDays + ' days after their last use' : 'kept for ever'),
       card('Logs and the like', bytes(usage.smallBytes), 'besides the NARs'),
-      card('Next collection', bytes(would.totalBytes + would.bytes), number(would.total) + ' paths, ' + number(would.files) + ' NARs without one')),
+      card('Next collection', bytes(would.totalBytes + would.bytes), many(would.total, 'path') + ', ' + many(would.files, 'NAR') + ' without one')),
     el('h2', {}, 'What a collection would remove'),
     would.total || would.files ? [
-      el('p', {}, would.total ? number(would.total) + ' paths that nothing keeps, with NARs of ' + bytes(would.totalBytes) + '. ' : 'No path. ', would.files ? number(would.files) + ' NARs without a path, ' + bytes(would.bytes) + '.' : ''),
-      would.total > 0 && table('Paths that a collection would remove', ['Path', 'Last used', ['Size', 'n'], 'Why'], would.paths.slice(0, 200).map((path) => [
+      el('p', {}, would.total ? many(would.total, 'path') + ' that nothing keeps, with NARs of ' + bytes(would.totalBytes) + '. ' : 'No path. ', would.files ? many(would.files, 'NAR') + ' without a path, ' + bytes(would.bytes) + '.' : ''),
+      would.total > 0 && table('Paths that a collection would remove', ['Path', ['Last used', 's'], ['Size', 'n'], ['Why', 's']], would.paths.slice(0, 200).map((path) => [
         el('a', { href: '#/path/' + path.hash }, name(path.name)), ago(path.used), bytes(path.size), path.forSize ? 'cache too large' : 'retention'])),
       would.total > 200 && el('p', { class: 'soft' }, 'The 200 largest of ' + number(would.total) + '.'),
       el('p', {}, el('button', { type: 'button', class: 'danger', onclick: run }, 'Run a collection'))] : el('p', { class: 'soft' }, 'Nothing: everything is pinned, or was used recently enough.'),
@@ -82,7 +82,7 @@ async function pinsPart(refresh) {
   const holds = (pin) => [pin.keep && 'the newest ' + pin.keep, pin.until && (pin.until * 1000 < Date.now() ? 'ended ' : 'until ') + day(pin.until)].filter(Boolean).join(', ') || 'for ever';
   return [
     el('p', {}, 'A pin keeps a path with its closure.'),
-    pins.length ? table('Pins', ['Name', 'Path', 'Since', 'Kept', ''], pins.map((pin) => [name(pin.name), el('a', { href: '#/path/' + pin.hash }, name(pin.path.slice(33))), day(pin.created), holds(pin),
+    pins.length ? table('Pins', ['Name', 'Path', ['Since', 's'], 'Kept', ''], pins.map((pin) => [name(pin.name), el('a', { href: '#/path/' + pin.hash }, name(pin.path.slice(33))), day(pin.created), holds(pin),
       el('button', { type: 'button', 'aria-label': 'Remove the pin ' + pin.name, onclick: () => remove(pin) }, 'Remove')])) : el('p', { class: 'soft' }, 'There are no pins yet.'),
     total > pins.length && el('p', { class: 'soft' }, number(total - pins.length) + ' more are not listed.'),
     wrong, el('h2', {}, 'Add a pin'), pinForm('', refresh),
@@ -136,7 +136,7 @@ async function tokensPart(refresh) {
   made.id = 'made';
   return [
     made,
-    tokens.length ? table('Tokens', ['Label', 'Allows', 'Caches', 'Last used', 'State', ''], tokens.map((token) => [
+    tokens.length ? table('Tokens', ['Label', 'Allows', 'Caches', ['Last used', 's'], ['State', 's'], ''], tokens.map((token) => [
       [name(token.label), el('div', { class: 'soft mono' }, token.id)], token.scopes.replaceAll(',', ', '), token.caches.join(', '), token.lastUsed ? ago(token.lastUsed) : 'never',
       token.revoked ? 'revoked' : token.expires ? (token.expires <= now ? 'expired' : 'until ' + day(token.expires)) : 'valid',
       isOver(token) ? '' : el('button', { type: 'button', 'aria-label': 'Revoke ' + token.label, onclick: () => revoke(token) }, 'Revoke')])) : el('p', { class: 'soft' }, 'There are no tokens.'),
@@ -155,8 +155,8 @@ function pathActions(path) {
     if (!await confirmed('Delete this path?', [name(path.name), ' and its NAR are deleted at once, whatever pins it. Nobody can get it from here then.'], 'Delete', extra)) return;
     await attempt(wrong, async () => {
       const removed = await write('DELETE', 'manage/paths/' + path.hash + (box.checked ? '?referrers=1' : ''));
-      said.textContent = 'Deleted ' + number(removed.paths) + ' paths, ' + bytes(removed.bytes) + '.';
-      show(heading('Deleted'), el('p', {}, number(removed.paths) + (removed.paths === 1 ? ' path' : ' paths') + ' and ' + number(removed.files) + (removed.files === 1 ? ' NAR' : ' NARs') + ' were deleted, ' + bytes(removed.bytes) + '.'), el('p', {}, el('a', { href: '#/find' }, 'Find')));
+      said.textContent = 'Deleted ' + many(removed.paths, 'path') + ', ' + bytes(removed.bytes) + '.';
+      show(heading('Deleted'), el('p', {}, many(removed.paths, 'path') + ' and ' + many(removed.files, 'NAR') + ' were deleted, ' + bytes(removed.bytes) + '.'), el('p', {}, el('a', { href: '#/find' }, 'Find')));
       main.querySelector('h1').focus();
     });
   }

@@ -1,4 +1,6 @@
-function nowView(mine) {
+async function nowView(mine) {
+  await get(api + 'about'); // a private cache asks who we are; a socket cannot
+  if (mine !== view) return;
   const history = [];
   const state = el('p', { class: 'soft', role: 'status' }, 'Connecting…');
   const cards = el('div', { class: 'cards' });
@@ -19,6 +21,7 @@ function nowView(mine) {
     ['Answered from memory', (now, before) => { const hits = now.memoHits - before.memoHits; const all = hits + now.memoMisses - before.memoMisses; return all ? 100 * hits / all : 100; }, (value) => Math.round(value) + ' %'],
     ['NARs per second', rate((sample) => sample.nars), (value) => value.toFixed(1)],
     ['From upstreams per second', rate((sample) => sample.narBytes.upstream), bytes],
+    ['Upstreams that respond', (sample) => sample.upstreams ? sample.upstreams.available : 0, (value, sample) => sample.upstreams ? number(value) + ' of ' + number(sample.upstreams.all) : 'none set', (value, sample) => Boolean(sample.upstreams && value < sample.upstreams.all)],
     ['Uploaded per second', rate((sample) => sample.uploadBytes), bytes],
     ['Server errors per second', rate((sample) => sample.failed), (value) => value.toFixed(1), (value) => value > 0],
   ].map(([title, value, text, alarm]) => {
@@ -30,8 +33,8 @@ function nowView(mine) {
       const current = Math.max(value(now, before, seconds), 0);
       values.push(current);
       if (values.length > 120) values.shift();
-      figure.textContent = text(current);
-      card.classList.toggle('alarm', Boolean(alarm?.(current)));
+      figure.textContent = text(current, now);
+      card.classList.toggle('alarm', Boolean(alarm?.(current, now)));
       const top = Math.max(...values, 1e-9);
       line.setAttribute('points', values.map((one, at) => (120 - values.length + at) + ',' + (39 - 37 * one / top).toFixed(1)).join(' '));
     };
@@ -50,8 +53,9 @@ function nowView(mine) {
       if (history.length > 2) history.shift();
       state.textContent = number(now.uploadsStored) + ' NARs taken and ' + number(now.nars) + ' sent since the server started, ' + Math.round(now.uptime / 60000) + ' minutes ago';
     };
-    socket.onclose = () => {
+    socket.onclose = (event) => {
       if (mine !== view) return;
+      if (event.code === 1008 && event.reason.includes('ended')) return route();
       state.textContent = 'Not connected; retrying.';
       const timer = setTimeout(connect, wait);
       leave = () => clearTimeout(timer);

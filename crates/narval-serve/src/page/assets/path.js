@@ -3,7 +3,7 @@ async function pathView(mine, hash, to) {
   if (mine !== view) return;
   const map = el('div', { class: 'map' });
   const sum = el('p', { class: 'soft', role: 'status' }, 'Reading the closure…');
-  const chain = el('div', {});
+  const chain = el('div', {}), versions = el('section', {});
   const linked = (paths) => paths.length ? el('ul', { class: 'rows' }, paths.map((one) => el('li', {}, el('a', { href: '#/path/' + one.hash }, name(one.name))))) : el('p', { class: 'soft' }, 'None.');
   const from = { store: 'this machine’s store', cache: 'pushed to this cache', upstream: 'an upstream cache' }[path.source];
   const signed = path.signatures.map((signature) => el('div', {}, el('code', {}, signature.key), ' ',
@@ -21,16 +21,24 @@ async function pathView(mine, hash, to) {
     heading(name(path.name)),
     el('p', {}, el('a', { href: '#/files/' + hash }, 'Browse files')), pathActions(path),
     el('dl', {}, facts.map(([term, value]) => [el('dt', {}, term), el('dd', {}, value)])),
-    el('h2', {}, 'Closure'), sum, map, chain,
+    el('h2', {}, 'Closure'), sum, map, chain, versions,
     el('div', { class: 'split' },
       el('section', {}, el('h2', {}, 'Refers to (' + number(path.references.length) + ')'), linked(path.references)),
       el('section', {}, el('h2', {}, 'Referred to by (' + number(path.referrers.length) + (path.moreReferrers ? '+' : '') + ')'), linked(path.referrers))),
   );
+  const kind = path.name.replace(/-[^a-zA-Z].*$/s, ''); // without its version
+  get(api + 'paths?package=' + encodeURIComponent(kind)).then((found) => {
+    const others = found.paths.filter((one) => one.hash !== hash).slice(0, 10);
+    if (others.length) versions.replaceChildren(el('h2', {}, 'Other versions of ', name(kind)), el('ul', { class: 'rows' }, others.map((one) => el('li', {},
+      el('a', { href: '#/path/' + one.hash }, name(one.name)), el('span', { class: 'side' }, [bytes(one.size), day(one.time)].filter(Boolean).join(' · '), ' · ',
+        el('a', { href: '#/compare/' + one.hash + '/' + hash, 'aria-label': 'Compare with ' + one.name + ', ' + day(one.time) }, 'compare'))))));
+  }).catch(() => {}); // only an offer
   const closure = await get(api + 'closure/' + hash);
   if (mine !== view) return;
   const total = closure.nodes.reduce((all, node) => all + node.size, 0);
-  sum.textContent = number(closure.nodes.length) + ' paths, ' + bytes(total) + ' unpacked' + (closure.missing ? '; ' + number(closure.missing) + ' more are not here' : '') + '. Choose one to see why it is needed.';
+  sum.textContent = many(closure.nodes.length, 'path') + ', ' + bytes(total) + ' unpacked' + (closure.missing ? '; ' + number(closure.missing) + ' more are not here' : '') + '.' + (closure.nodes.length > 1 ? ' Choose one to see why it is needed.' : '');
   const why = (at) => { chain.replaceChildren(...whyChain(closure.nodes, at)); };
+  map.hidden = closure.nodes.length < 2; // nothing to compare
   drawMap(map, closure.nodes, total, hash);
   if (to) { const at = closure.nodes.findIndex((node) => node.hash === to); if (at > 0) why(at); }
 }

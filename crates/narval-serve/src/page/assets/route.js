@@ -19,7 +19,7 @@ async function route() {
     else if (which === 'files') await filesView(mine, first, rest.join('/'));
     else if (which === 'log') await logView(mine, first);
     else if (which === 'compare') await compareView(mine, first, rest[0]);
-    else if (which === 'now') nowView(mine);
+    else if (which === 'now') await nowView(mine);
     else if (which === 'manage') await manageView(mine, first);
     else await useView(mine);
   } catch (error) {

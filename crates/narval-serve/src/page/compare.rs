@@ -1,0 +1,298 @@
+//! Two paths compared: their files, by their listings and where that is cheap by their contents, and their closures.
+
+use std::collections::HashSet;
+use std::io;
+
+use narval_nix::listing::Node;
+use narval_nix::{HashPart, Sha256, Sha256Hasher};
+use serde::Serialize;
+
+use super::Places;
+use super::inside::{Frames, Inside, Reader};
+use super::paths::{self, Closure};
+use crate::error::ServeError;
+
+/// The maximum number of files and of paths in the answer.
+const LISTED_MAX: usize = 2_000;
+/// The maximum length of the contents that are read of each path, in bytes; files beyond it are compared by their sizes.
+const READ_BYTES_MAX: u64 = 64 << 20;
+/// The maximum number of files whose contents are read.
+const READ_FILES_MAX: usize = 20_000;
+
+/// The answer to `compare/<hash part>/<hash part>`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Comparison {
+    before: Side,
+    after: Side,
+    /// `None`: one of them has no listing.
+    files: Option<Files>,
+    closure: Closures,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Side {
+    hash: String,
+    name: String,
+    nar_size: u64,
+    file_size: Option<u64>,
+    closure_paths: usize,
+    closure_size: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Files {
+    /// The first of those that differ, by name.
+    list: Vec<File>,
+    added: usize,
+    removed: usize,
+    changed: usize,
+    same: usize,
+    /// Files of the same size whose contents were not compared.
+    unread: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct File {
+    path: String,
+    change: Change,
+    /// What it was and is: `file`, `executable`, `symlink` or `directory`, and its size in bytes or its target.
+    before: Option<Entry>,
+    after: Option<Entry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Change {
+    Added,
+    Removed,
+    Changed,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Entry {
+    kind: &'static str,
+    size: Option<u64>,
+    target: Option<String>,
+}
+
+/// The paths that only one of the closures has, the largest first.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Closures {
+    only_before: Vec<paths::WithSize>,
+    only_after: Vec<paths::WithSize>,
+    paths_before: usize,
+    paths_after: usize,
+    size_before: u64,
+    size_after: u64,
+    both: usize,
+}
+
+pub(super) fn compare(
+    places: &Places,
+    frames: &Frames,
+    one: HashPart,
+    other: HashPart,
+) -> Result<Comparison, ServeError> {
+    let (before, after) = (paths::read_closure(places, one)?, paths::read_closure(places, other)?);
+    let insides = [one, other].map(|hash_part| Inside::open(places, frames, hash_part));
+    let files = match insides {
+        [Ok(before), Ok(after)] => Some(files(&before, &after)),
+        // A path of an upstream, or without a listing.
+        [Err(ServeError::NoPath), _] | [_, Err(ServeError::NoPath)] => None,
+        [Err(error), _] | [_, Err(error)] => return Err(error),
+    };
+    let closure = closures(&before, &after);
+    Ok(Comparison { before: Side::of(&before)?, after: Side::of(&after)?, files, closure })
+}
+
+impl Side {
+    fn of(closure: &Closure) -> Result<Self, ServeError> {
+        let info = closure.infos.first().ok_or(ServeError::NoPath)?;
+        Ok(Self {
+            hash: info.path.hash_part().to_string(),
+            name: info.path.name().to_string(),
+            nar_size: info.nar_size,
+            file_size: info.file_size,
+            closure_paths: closure.infos.len(),
+            closure_size: closure.infos.iter().map(|info| info.nar_size).sum(),
+        })
+    }
+}
+
+fn closures(before: &Closure, after: &Closure) -> Closures {
+    let parts = |closure: &Closure| closure.infos.iter().map(|info| info.path.hash_part()).collect::<HashSet<_>>();
+    let (in_before, in_after) = (parts(before), parts(after));
+    let only = |closure: &Closure, others: &HashSet<HashPart>| {
+        let infos = closure.infos.iter().filter(|info| !others.contains(&info.path.hash_part()));
+        let mut only: Vec<_> = infos.map(paths::WithSize::of).collect();
+        only.sort_unstable_by(|one, other| other.size.cmp(&one.size).then_with(|| one.name.cmp(&other.name)));
+        only
+    };
+    let (mut only_before, mut only_after) = (only(before, &in_after), only(after, &in_before));
+    let size = |paths: &[paths::WithSize]| paths.iter().map(|path| path.size).sum();
+    let answer = Closures {
+        paths_before: only_before.len(),
+        paths_after: only_after.len(),
+        size_before: size(&only_before),
+        size_after: size(&only_after),
+        both: in_before.intersection(&in_after).count(),
+        only_before: Vec::new(),
+        only_after: Vec::new(),
+    };
+    only_before.truncate(LISTED_MAX);
+    only_after.truncate(LISTED_MAX);
+    Closures { only_before, only_after, ..answer }
+}
+
+fn files(before: &Inside, after: &Inside) -> Files {
+    let mut walk = Walk { files: Files::default(), same_size: Vec::new() };
+    walk.nodes("", Some(&before.listing.root), Some(&after.listing.root));
+    let Walk { mut files, same_size } = walk;
+    // In the order of each NAR, which is that of the names. Paths with the same name in both have the same order in both.
+    let (mut one, mut other) = (Contents::new(before), Contents::new(after));
+    for SameSize { path, executable, size, offsets: [first, second] } in same_size {
+        match (one.hash(first, size), other.hash(second, size)) {
+            (Some(one), Some(other)) if one == other => files.same += 1,
+            (Some(_), Some(_)) => {
+                files.changed += 1;
+                let entry = || Some(Entry { kind: kind(executable), size: Some(size), target: None });
+                files.list.push(File { path, change: Change::Changed, before: entry(), after: entry() });
+            }
+            _ => files.unread += 1,
+        }
+    }
+    files.list.sort_by(|one, other| one.path.cmp(&other.path));
+    files.list.truncate(LISTED_MAX);
+    files
+}
+
+/// A file that has the same size in both.
+struct SameSize {
+    path: String,
+    executable: bool,
+    size: u64,
+    offsets: [u64; 2],
+}
+
+/// Walks two trees at the same time.
+struct Walk {
+    files: Files,
+    same_size: Vec<SameSize>,
+}
+
+impl Walk {
+    fn nodes(&mut self, path: &str, before: Option<&Node>, after: Option<&Node>) {
+        // Not by recursion: who made the NAR has chosen how deep it is.
+        let mut open = vec![(path.to_owned(), before, after)];
+        while let Some((path, before, after)) = open.pop() {
+            let children = |node: Option<&'_ Node>| match node {
+                Some(Node::Directory(entries)) => entries.keys().cloned().collect::<Vec<_>>(),
+                _ => Vec::new(),
+            };
+            let mut names = children(before);
+            names.extend(children(after));
+            names.sort_unstable();
+            names.dedup();
+            for name in names.iter().rev() {
+                let text = String::from_utf8_lossy(name);
+                let below = if path.is_empty() { text.into_owned() } else { format!("{path}/{text}") };
+                open.push((below, child(before, name), child(after, name)));
+            }
+            self.node(path, before, after);
+        }
+    }
+
+    fn node(&mut self, path: String, before: Option<&Node>, after: Option<&Node>) {
+        if let (
+            Some(Node::Regular { executable, size, nar_offset: Some(offset) }),
+            Some(Node::Regular { executable: executable_after, size: size_after, nar_offset: Some(offset_after) }),
+        ) = (before, after)
+            && (executable, size) == (executable_after, size_after)
+        {
+            let offsets = [*offset, *offset_after];
+            return self.same_size.push(SameSize { path, executable: *executable, size: *size, offsets });
+        }
+        let (before, after) = (before.map(entry), after.map(entry));
+        let change = match (&before, &after) {
+            (Some(one), Some(other)) if one == other => {
+                self.files.same += usize::from(one.kind != "directory");
+                return;
+            }
+            (None, _) => Change::Added,
+            (_, None) => Change::Removed,
+            _ => Change::Changed,
+        };
+        *match change {
+            Change::Added => &mut self.files.added,
+            Change::Removed => &mut self.files.removed,
+            Change::Changed => &mut self.files.changed,
+        } += 1;
+        if self.files.list.len() < 2 * LISTED_MAX {
+            self.files.list.push(File { path, change, before, after });
+        }
+    }
+}
+
+fn child<'a>(node: Option<&'a Node>, name: &[u8]) -> Option<&'a Node> {
+    match node {
+        Some(Node::Directory(entries)) => entries.get(name),
+        _ => None,
+    }
+}
+
+fn kind(executable: bool) -> &'static str {
+    if executable { "executable" } else { "file" }
+}
+
+fn entry(node: &Node) -> Entry {
+    match node {
+        Node::Regular { executable, size, .. } => Entry { kind: kind(*executable), size: Some(*size), target: None },
+        Node::Symlink { target } => {
+            let target = Some(String::from_utf8_lossy(target).into_owned());
+            Entry { kind: "symlink", size: None, target }
+        }
+        Node::Directory(_) => Entry { kind: "directory", size: None, target: None },
+    }
+}
+
+/// Hashes the contents of files, until too much was read.
+struct Contents {
+    reader: Option<Reader>,
+    bytes_left: u64,
+    files_left: usize,
+    /// Where the reader is in the NAR: what it skips must be decoded, too.
+    position: Option<u64>,
+}
+
+impl Contents {
+    fn new(inside: &Inside) -> Self {
+        let position = inside.is_decoded().then_some(0);
+        Self { reader: Some(inside.reader()), bytes_left: READ_BYTES_MAX, files_left: READ_FILES_MAX, position }
+    }
+
+    fn hash(&mut self, offset: u64, size: u64) -> Option<Sha256> {
+        let end = offset.checked_add(size)?;
+        let cost = self.position.map_or(size, |position| end.saturating_sub(position));
+        self.bytes_left = self.bytes_left.checked_sub(cost)?;
+        self.files_left = self.files_left.checked_sub(1)?;
+        self.position = self.position.map(|_| end);
+        let hashed = hash(self.reader.as_mut()?, offset, size);
+        if hashed.is_err() {
+            // It cannot be read: the rest is not, either.
+            self.reader = None;
+        }
+        hashed.ok()
+    }
+}
+
+fn hash(reader: &mut Reader, offset: u64, size: u64) -> io::Result<Sha256> {
+    let mut hasher = Sha256Hasher::new();
+    if size > 0 {
+        reader.begin(offset, size)?;
+        reader.read_all(&mut |bytes| hasher.update(bytes))?;
+    }
+    Ok(hasher.finish())
+}
