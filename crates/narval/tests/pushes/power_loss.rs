@@ -235,6 +235,34 @@ fn what_is_answered_was_made_durable_first_and_in_order() {
     }
 }
 
+/// Several servers may share a folder, behind a balancer: the one that commits has not linked the NAR itself.
+#[test]
+fn the_names_that_another_server_gave_are_synced_by_the_one_that_commits() {
+    if !can_trace() {
+        return;
+    }
+    let store = Store::new();
+    let (trace, data) = (store.path("calls"), store.path("data"));
+    let lab = Lab { server: serve(&store, &trace, &data, &[]), store };
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(&data);
+    let other = Server::start(command, &[("XDG_CACHE_HOME", lab.store.path("cache").to_str().unwrap())]);
+    let token = lab.token("push");
+    // Everything of its own is durable.
+    push(&lab, &token, 4);
+    let other = Lab { store: Store::new(), server: other };
+    let (nar, part) = (Nar::of(b"of the other server"), part_of(0, 5));
+    assert_eq!(other.put(&nar.url(), &token, &nar.bytes).status, 201);
+    settle(&trace);
+    let syncs = || calls(&trace).iter().filter(|call| call.is_sync() && call.file().ends_with("/nar")).count();
+    let before = syncs();
+    let narinfo = nar.narinfo(&format!("{part}-x"), &[]);
+    assert_eq!(lab.put(&format!("/{part}.narinfo"), &token, narinfo.as_bytes()).status, 201);
+    settle(&trace);
+    assert_eq!(syncs(), before + 1);
+    assert_eq!(other.get(&format!("/{part}.narinfo")).status, 200);
+}
+
 /// What a power failure takes away, besides what was not synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
@@ -347,7 +375,8 @@ fn a_power_failure_after_an_answer_loses_nothing_that_was_answered() {
                 assert!(narinfo.text().contains(&format!("URL: nar/{nar}\n")), "{loss:?}: {}", narinfo.text());
                 let got = server.get(&format!("/nar/{nar}"));
                 let hash = narval_nix::Sha256::of(&got.body).to_nix32();
-                assert_eq!((got.status, format!("{hash}.nar")), (200, nar.clone()), "{loss:?}: {}", server.log());
+                let len = got.body.len();
+                assert_eq!((got.status, format!("{hash}.nar")), (200, nar.clone()), "{loss:?}: {len}, {}", server.log());
             }
         }
         let again = Lab { store: Store::new(), server };

@@ -140,9 +140,10 @@ struct CacheFolder {
     path: PathBuf,
     root: File,
     nar: File,
-    /// Names that were added below `nar/` so far (one for those of before), and how many of them are durable.
-    added: AtomicU64,
-    durable: Mutex<u64>,
+    /// The commits that have asked for the names below `nar/` to be durable, and how many of them have got it. Commits are counted and not
+    /// names, because another process may have added the names that a commit needs.
+    asked: AtomicU64,
+    synced: Mutex<u64>,
 }
 
 impl CacheFolder {
@@ -152,8 +153,8 @@ impl CacheFolder {
             fs::create_dir_all(path.join(folder))?;
         }
         let (root, nar) = (File::open(path)?, File::open(path.join("nar"))?);
-        let (added, durable) = (AtomicU64::new(1), Mutex::new(0));
-        Ok(Self { data: data.to_owned(), path: path.to_owned(), root, nar, added, durable })
+        let (asked, synced) = (AtomicU64::new(0), Mutex::new(0));
+        Ok(Self { data: data.to_owned(), path: path.to_owned(), root, nar, asked, synced })
     }
 
     /// Bytes in a NAR's file; `None` if there is none.
@@ -167,9 +168,7 @@ impl CacheFolder {
 
     /// Gives a stored NAR a name below `nar/`.
     fn link_nar(&self, blob: &Path, name: &str) -> io::Result<()> {
-        link(blob, &self.path.join("nar").join(name))?;
-        self.added.fetch_add(1, Ordering::AcqRel);
-        Ok(())
+        link(blob, &self.path.join("nar").join(name))
     }
 
     fn blob(&self, nar: &NarRecord) -> PathBuf {
@@ -401,12 +400,13 @@ impl CacheStorage for CacheFolder {
 
     /// Commits at the same time share one call.
     fn sync_nars(&self) -> io::Result<()> {
-        let wanted = self.added.load(Ordering::Acquire);
-        let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
-        if *durable < wanted {
-            let added = self.added.load(Ordering::Acquire);
+        let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut synced = self.synced.lock().unwrap_or_else(PoisonError::into_inner);
+        if *synced < asked {
+            // All that have asked by now had their names before that.
+            let covered = self.asked.load(Ordering::Acquire);
             self.nar.sync_all()?;
-            *durable = added;
+            *synced = covered;
         }
         Ok(())
     }
