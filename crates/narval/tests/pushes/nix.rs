@@ -36,6 +36,20 @@ fn harmonia_739_attic_7_a_closure_is_pushed_and_pulled_by_both_nixes_in_every_co
     }
 }
 
+/// Rarely used, and without an extension of their own, most of them: only the narinfo says how to decode the file.
+#[test]
+fn the_other_compressions_of_nix() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    for compression in ["gzip", "lz4", "lzip", "lzma", "compress"] {
+        let path = lab.store.add_tree(&format!("tree-{compression}"));
+        lab.push(Nix::Newest, &token, &format!("compression={compression}"), &path).unwrap();
+        let narinfo = lab.get(&format!("/{}.narinfo", hash_part(&path)));
+        assert_eq!(value(narinfo.text(), "Compression"), Some(compression));
+        lab.pull(Nix::Newest, &path);
+    }
+}
+
 #[test]
 fn every_parameter_of_the_url_works() {
     let lab = Lab::new();
