@@ -1,6 +1,7 @@
 //! One binary cache: its `nix-cache-info` and its narinfos.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StoreDir};
@@ -21,6 +22,8 @@ pub const BATCH_MAX: usize = 1000;
 const BATCH_LEN_MAX: u64 = 64 * 1024 * 1024;
 /// The key in `nix-cache-info` with which a cache offers batch lookups (`docs/batch-protocol.md`).
 const BATCH_KEY: &str = "BatchLookup";
+/// The line in `nix-cache-info` with which a cache offers deltas of NARs (`docs/deltas.md`).
+const DELTAS: (&str, &str) = ("NarDeltas", "dcz");
 
 /// An open cache, whose `nix-cache-info` is known.
 pub struct Cache {
@@ -30,6 +33,10 @@ pub struct Cache {
     /// Lower wins.
     priority: i64,
     batch: Option<Url>,
+    /// Whether it sends deltas.
+    deltas: bool,
+    /// How long its `nix-cache-info` took, from the connection's start.
+    opened_in: Duration,
     pub(crate) breaker: Breaker,
     /// Whether its `nix-cache-info` could not be read.
     pub(crate) silent: bool,
@@ -45,7 +52,8 @@ impl Cache {
         let refused = |reason: String| CacheError::Refused { cache: url.to_string(), reason };
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
         let breaker = Breaker::default();
-        let (mut priority, mut batch, mut silent) = (PRIORITY_DEFAULT, None, false);
+        let (mut priority, mut batch, mut deltas, mut silent) = (PRIORITY_DEFAULT, None, false, false);
+        let begun = Instant::now();
         match read_small_once(client, &url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
             Ok(Some(text)) => {
                 let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
@@ -54,6 +62,7 @@ impl Cache {
                     return Err(refused(format!("is a cache for the store {theirs}, and this one is {ours}")));
                 }
                 priority = info.priority.unwrap_or(PRIORITY_DEFAULT);
+                deltas = offers_deltas(&info);
                 let offered = info.unknown.iter().find(|(key, _)| key == BATCH_KEY);
                 // Only below the cache itself: a cache must not direct requests elsewhere.
                 batch = offered
@@ -74,13 +83,15 @@ impl Cache {
             }
         }
         let priority = asked_priority.unwrap_or(priority);
-        Ok(Self { url, client: Arc::clone(client), store_dir: store_dir.clone(), priority, batch, breaker, silent })
+        let (client, store_dir, opened_in) = (Arc::clone(client), store_dir.clone(), begun.elapsed());
+        Ok(Self { url, client, store_dir, priority, batch, deltas, opened_in, breaker, silent })
     }
 
     /// A cache without requesting its `nix-cache-info`.
     pub(crate) fn unasked(url: Url, client: &Arc<Client>, store_dir: &StoreDir, priority: i64) -> Self {
         let (client, store_dir, breaker) = (Arc::clone(client), store_dir.clone(), Breaker::default());
-        Self { url, client, store_dir, priority, batch: None, breaker, silent: false }
+        let (batch, deltas, opened_in) = (None, false, Duration::ZERO);
+        Self { url, client, store_dir, priority, batch, deltas, opened_in, breaker, silent: false }
     }
 
     /// Its address, without secrets.
@@ -101,6 +112,27 @@ impl Cache {
     /// Whether it supports batch lookups.
     pub const fn answers_batches(&self) -> bool {
         self.batch.is_some()
+    }
+
+    /// Whether it may send the difference between a NAR and one that the client has.
+    pub const fn sends_deltas(&self) -> bool {
+        self.deltas
+    }
+
+    /// Reads from its `nix-cache-info` whether it sends deltas, with one attempt.
+    ///
+    /// # Errors
+    /// If it does not respond.
+    pub(crate) fn asks_for_deltas(&self) -> Result<bool, CacheError> {
+        let text = read_small_once(&self.client, &self.url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX);
+        let text = text.map_err(|error| self.fetch_error("nix-cache-info", error))?;
+        let info = text.and_then(|text| CacheInfo::parse(&text).ok());
+        Ok(info.is_some_and(|info| offers_deltas(&info)))
+    }
+
+    /// How long its `nix-cache-info` took, including the connection: two round trips at least.
+    pub const fn opened_in(&self) -> Duration {
+        self.opened_in
     }
 
     /// The URL of the NAR of a narinfo of this cache.
@@ -195,4 +227,8 @@ impl Cache {
     pub fn fetch_error(&self, what: &str, source: HttpError) -> CacheError {
         CacheError::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
     }
+}
+
+fn offers_deltas(info: &CacheInfo) -> bool {
+    info.unknown.iter().any(|(key, value)| (key.as_str(), value.as_str()) == DELTAS)
 }

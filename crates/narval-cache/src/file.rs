@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use narval_client::{Client, HttpError, METADATA_LEN_MAX, Request, ResumingBody, Scheme, Url};
+use narval_client::{Client, HttpError, METADATA_LEN_MAX, OwnCodings, Request, ResumingBody, Scheme, Url};
 use narval_store::open_in_folder;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -36,10 +36,26 @@ impl CacheFile {
     /// # Errors
     /// If the server fails, or the file cannot be read or is not a regular file.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
+        Self::open_coded(client, url, OwnCodings::default())
+    }
+
+    /// Like [`open`](Self::open), but over HTTP the caller decodes these codings: see [`coding`](Self::coding).
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_coded(client: &Arc<Client>, url: &Url, own: OwnCodings) -> Result<Option<Self>, HttpError> {
         Ok(match url.scheme() {
             Scheme::File => FolderFile::open(url)?.map(|file| Self(Kind::Folder(file))),
-            _ => ResumingBody::open(client, url)?.map(|body| Self(Kind::Http(Box::new(body)))),
+            _ => ResumingBody::open_coded(client, url, own)?.map(|body| Self(Kind::Http(Box::new(body)))),
         })
+    }
+
+    /// The coding of the bytes that are read, if it is one of those that the caller decodes.
+    pub fn coding(&self) -> Option<&str> {
+        match &self.0 {
+            Kind::Http(body) => body.coding(),
+            Kind::Folder(_) => None,
+        }
     }
 
     /// The file's length in bytes, if it is known.

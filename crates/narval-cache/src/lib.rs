@@ -41,6 +41,7 @@ mod cache;
 mod client;
 mod codings;
 pub mod decode;
+mod delta;
 mod disk;
 pub mod encode;
 mod error;
@@ -54,6 +55,10 @@ pub mod written;
 
 pub use cache::{BATCH_MAX, Cache};
 pub use client::client;
+pub use delta::{
+    DELTA_BASE_BYTES_MAX, DELTA_MEMORY_MAX, DELTA_NAR_BYTES_MIN, DELTA_WINDOW_MAX, DeltaMemory, Reserved,
+    delta_codings, delta_fits, delta_memory,
+};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};

@@ -217,7 +217,8 @@ impl Client {
     }
 
     fn render(&self, request: &Request<'_>, proxy: Option<&Proxy>) -> Vec<u8> {
-        let coding = if request.accepts_coding { self.options.codings.accepted } else { "identity" };
+        let usual = if request.accepts_coding { self.options.codings.accepted } else { "identity" };
+        let coding = request.own_codings.unwrap_or(usual);
         let mut head = self.render_head(request.method, request.url, coding, proxy, request.extra);
         if request.from > 0 {
             head.push_str(&format!("Range: bytes={}-\r\n", request.from));

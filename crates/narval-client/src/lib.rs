@@ -75,7 +75,7 @@ pub use head::Head;
 pub use probe::TlsProbe;
 pub use proxy::Proxies;
 pub use request::{Extra, Method, Request, Response};
-pub use resume::ResumingBody;
+pub use resume::{OwnCodings, ResumingBody};
 pub use retry::RetryPolicy;
 pub use tls::{TrustedCertificates, tls_config};
 pub use upload::{Answer, Payload, Upload};

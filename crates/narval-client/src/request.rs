@@ -46,6 +46,8 @@ pub struct Request<'a> {
     pub if_range: Option<&'a str>,
     /// Whether the response may have a content coding.
     pub accepts_coding: bool,
+    /// The value of `Accept-Encoding` if the caller decodes the response itself.
+    pub own_codings: Option<&'a str>,
     /// Additional fields and parameters.
     pub extra: Extra<'a>,
 }
@@ -60,6 +62,7 @@ impl<'a> Request<'a> {
             from: 0,
             if_range: None,
             accepts_coding: false,
+            own_codings: None,
             extra: Extra { fields: &[], query: &[], is_signed: false, valid_seconds: 0 },
         }
     }

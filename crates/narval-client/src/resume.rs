@@ -6,13 +6,30 @@ use std::sync::Arc;
 use super::body::Body;
 use super::client::Client;
 use super::coding::names;
-use super::request::{Request, Response};
+use super::request::{Extra, Request, Response};
 use super::url::Url;
 use super::{HttpError, RetryPolicy};
 
 /// After this much progress, the number of failures is reset: a server that closes every connection after a megabyte
 /// must not fail a download of gigabytes.
 const PROGRESS_LEN: u64 = 256 * 1024;
+
+/// Content codings that the reader of a file decodes itself.
+#[derive(Clone, Debug, Default)]
+pub struct OwnCodings {
+    /// The value of `Accept-Encoding`: names, separated by commas. If empty, no coding is accepted.
+    pub accepted: String,
+    /// Additional fields of the request, with names in lower case.
+    pub fields: Vec<(&'static str, String)>,
+}
+
+impl OwnCodings {
+    /// The accepted coding of a response, if it has exactly one.
+    fn find(&self, names: &[String]) -> Option<String> {
+        let [name] = names else { return None };
+        self.accepted.split(',').any(|own| own.trim() == name).then(|| name.clone())
+    }
+}
 
 enum State {
     /// The bytes as they are stored.
@@ -27,6 +44,9 @@ enum State {
 pub struct ResumingBody {
     client: Arc<Client>,
     url: Url,
+    own: OwnCodings,
+    /// The coding of the bytes, which the reader decodes.
+    coding: Option<String>,
     body: State,
     /// The total length, once it is known.
     total: Option<u64>,
@@ -40,8 +60,14 @@ pub struct ResumingBody {
 impl ResumingBody {
     /// Requests the file; `None` if the server does not have it.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
+        Self::open_coded(client, url, OwnCodings::default())
+    }
+
+    /// Like [`open`](Self::open), but with these codings the bytes are passed on as they are sent: see
+    /// [`coding`](Self::coding).
+    pub fn open_coded(client: &Arc<Client>, url: &Url, own: OwnCodings) -> Result<Option<Self>, HttpError> {
         let response = client.retry().run(|| {
-            let response = client.send(&Request::get(url))?;
+            let response = send(client, Request::get(url), &own)?;
             match response.head.status {
                 200 | 403 | 404 | 410 => Ok(response),
                 _ => Err(status_error(response)),
@@ -53,12 +79,19 @@ impl ResumingBody {
             return Ok(None);
         }
         let codings = names(&head)?;
-        let coded = !codings.is_empty();
+        let coding = own.find(&codings);
+        let coded = !codings.is_empty() && coding.is_none();
         let total = body.expected_len().filter(|_| !coded);
         let etag = head.field("etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = if coded { State::Coded(client.codings().reader(body, &codings)?) } else { State::Open(body) };
         let (client, url) = (Arc::clone(client), url.clone());
-        Ok(Some(Self { client, url, body, total, etag, position: 0, failures: 0, failed_at: 0, resumes: 0 }))
+        let (position, failures, failed_at, resumes) = (0, 0, 0, 0);
+        Ok(Some(Self { client, url, own, coding, body, total, etag, position, failures, failed_at, resumes }))
+    }
+
+    /// The coding of the bytes that are read, if it is one of those that the reader decodes itself.
+    pub fn coding(&self) -> Option<&str> {
+        self.coding.as_deref()
     }
 
     /// The file's length, if the server has sent it.
@@ -122,9 +155,9 @@ impl ResumingBody {
     fn reopen(&mut self) -> Result<(), HttpError> {
         self.resumes += 1;
         let request = Request { from: self.position, if_range: self.etag.as_deref(), ..Request::get(&self.url) };
-        let response = self.client.send(&request)?;
-        // The first response had no coding; coded bytes cannot follow it.
-        if !names(&response.head)?.is_empty() {
+        let response = send(&self.client, request, &self.own)?;
+        // Bytes with another coding than that of the first response cannot follow it.
+        if names(&response.head)? != self.coding.iter().cloned().collect::<Vec<_>>() {
             return Err(HttpError::Changed);
         }
         let changed = HttpError::Changed;
@@ -153,6 +186,12 @@ impl ResumingBody {
         }
         Ok(())
     }
+}
+
+fn send(client: &Client, request: Request<'_>, own: &OwnCodings) -> Result<Response, HttpError> {
+    let fields: Vec<_> = own.fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let own_codings = (!own.accepted.is_empty()).then_some(own.accepted.as_str());
+    client.send(&Request { own_codings, extra: Extra { fields: &fields, ..request.extra }, ..request })
 }
 
 fn skipped(mut body: Body, len: u64) -> Result<Body, HttpError> {

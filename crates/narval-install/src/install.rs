@@ -10,6 +10,7 @@ use narval_client::{Client, Url};
 use narval_nix::{StorePath, TrustedKeys};
 use narval_store::Daemon;
 
+use crate::delta::{DeltaUse, Deltas};
 use crate::destination::Destination;
 use crate::fetch::{Cores, FromCaches};
 use crate::resolve::{Walk, closure};
@@ -34,6 +35,8 @@ pub struct Options {
     pub cores: usize,
     /// Whether to sync everything to disk before it becomes valid.
     pub durable: bool,
+    /// Whether paths are fetched as the difference to what the store has.
+    pub deltas: DeltaUse,
 }
 
 /// One path of a plan.
@@ -60,6 +63,10 @@ pub struct Report {
     pub already: usize,
     /// Bytes downloaded.
     pub downloaded: u64,
+    /// Paths fetched as deltas.
+    pub deltas: u64,
+    /// Bytes that they saved, compared with the files of the caches.
+    pub saved: u64,
     /// Bytes of NARs unpacked.
     pub unpacked: u64,
     /// Requests sent.
@@ -91,7 +98,10 @@ pub fn install(
     let caches = open_caches(destination, options, client)?;
     let cores = Cores::new(options.cores);
     let watchers = Watchers { progress, trace };
-    let source = FromCaches::new(&caches, &cores, watchers);
+    // A store that does not exist yet has no bases, and is not read.
+    let when = if destination.exists() { options.deltas } else { DeltaUse::Never };
+    let deltas = Deltas::new(destination.store(), when);
+    let source = FromCaches::new(&caches, &cores, watchers).with_deltas(&deltas);
     report.planned = match destination.daemon() {
         Some(daemon) => through_daemon(destination, (&source, daemon), &missing, watchers)?,
         None => {
@@ -238,6 +248,7 @@ fn roots_of(missing: &[Wanted], planned: &[Planned]) -> Vec<StorePath> {
 fn fill_report(report: &mut Report, client: &Client, progress: &Progress, start: Instant) {
     let snapshot = progress.snapshot();
     (report.downloaded, report.unpacked) = (snapshot.file_bytes_done, snapshot.nar_bytes_done);
+    (report.deltas, report.saved) = (snapshot.deltas_done, snapshot.file_bytes_saved);
     (report.requests, report.connections) = client.counts();
     report.elapsed = start.elapsed();
 }

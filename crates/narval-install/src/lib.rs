@@ -53,6 +53,7 @@
 #![forbid(unsafe_code)]
 
 mod copy;
+mod delta;
 mod destination;
 mod error;
 mod fetch;
@@ -73,6 +74,7 @@ pub mod watch;
 mod watchers;
 
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
+pub use delta::{DeltaBases, DeltaUse};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, listing};

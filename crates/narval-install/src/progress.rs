@@ -14,6 +14,8 @@ pub struct Progress {
     nar_bytes_done: AtomicU64,
     file_bytes_found: AtomicU64,
     file_bytes_done: AtomicU64,
+    file_bytes_saved: AtomicU64,
+    deltas_done: AtomicU64,
     walk_done: AtomicBool,
     interrupted: AtomicBool,
     active: Mutex<Vec<StorePath>>,
@@ -35,6 +37,10 @@ pub struct Snapshot {
     pub file_bytes_found: u64,
     /// Bytes downloaded.
     pub file_bytes_done: u64,
+    /// Bytes that deltas saved, compared with the files of the caches.
+    pub file_bytes_saved: u64,
+    /// Paths fetched as deltas.
+    pub deltas_done: u64,
     /// Whether the whole closure is known.
     pub walk_done: bool,
 }
@@ -62,6 +68,12 @@ impl Progress {
 
     pub(crate) fn downloaded(&self, len: u64) {
         self.file_bytes_done.fetch_add(len, Ordering::Relaxed);
+    }
+
+    /// Counts a delta of this length, in place of a file.
+    pub(crate) fn saved(&self, file_size: u64, delta_len: u64) {
+        self.deltas_done.fetch_add(1, Ordering::Relaxed);
+        self.file_bytes_saved.fetch_add(file_size.saturating_sub(delta_len), Ordering::Relaxed);
     }
 
     pub(crate) fn unpacked(&self, len: u64) {
@@ -100,6 +112,8 @@ impl Progress {
             nar_bytes_done: read(&self.nar_bytes_done),
             file_bytes_found: read(&self.file_bytes_found),
             file_bytes_done: read(&self.file_bytes_done),
+            file_bytes_saved: read(&self.file_bytes_saved),
+            deltas_done: read(&self.deltas_done),
             walk_done: self.walk_done.load(Ordering::Relaxed),
         }
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use narval_nix::SecretKey;
 
-use crate::NarCacheConfig;
+use crate::{DeltaMode, NarCacheConfig};
 
 /// Which of the two faces of the service is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,12 @@ pub struct Config {
 pub const NARINFO_MEMO_BYTES_DEFAULT: u64 = 32 * 1024 * 1024;
 
 impl Config {
+    /// Whether clients that have another version of a path may get the difference.
+    pub(crate) fn sends_deltas(&self) -> bool {
+        let cache = self.nar_cache.as_ref();
+        self.face == Face::Narval && cache.is_some_and(|cache| cache.deltas != DeltaMode::Off)
+    }
+
     /// The defaults of a face: priority 30, mass queries, no keys, scratch files in `/var/tmp`.
     pub fn new(face: Face) -> Self {
         Self {

@@ -54,6 +54,9 @@ pub(crate) struct Metrics {
     pub(crate) stream_aborts: Counter,
     pub(crate) corrupt_paths: Counter,
     pub(crate) database_errors: Counter,
+    pub(crate) nar_deltas_sent: Counter,
+    pub(crate) nar_deltas_made: Counter,
+    pub(crate) nar_bytes_delta: Counter,
     pub(crate) nar_bytes_identity: Counter,
     pub(crate) nar_bytes_zstd: Counter,
     /// Bytes of NARs sent as they were uploaded, compressed.
@@ -107,6 +110,7 @@ impl Metrics {
         registry.register_with_unit("nar", "Bytes of NARs sent by encoding", Unit::Bytes, bytes.clone());
         let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
         let (nar_bytes_identity, nar_bytes_zstd) = (encoded("identity"), encoded("zstd"));
+        let nar_bytes_delta = encoded("delta");
         let nar_bytes_compressed = encoded("as uploaded");
         let nar_bytes_upstream = encoded("from upstream");
         let upload_bytes = Counter::default();
@@ -127,6 +131,8 @@ impl Metrics {
             nar_cache_hits: counter("nar_cache_hits", "Compressed NARs sent from the cache"),
             nar_cache_misses: counter("nar_cache_misses", "Compressed NARs that had to be created"),
             nar_cache_damaged: counter("nar_cache_damaged", "Compressed NARs in the cache that had changed on disk"),
+            nar_deltas_sent: counter("nar_deltas_sent", "NARs sent as the difference to another NAR"),
+            nar_deltas_made: counter("nar_deltas_made", "Differences between NARs that were created"),
             single_flight_waits: counter("single_flight_waits", "Requests that joined an in-flight compression"),
             stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
             corrupt_paths: counter("corrupt_paths", "Paths whose files do not match the database"),
@@ -140,6 +146,7 @@ impl Metrics {
                 "logins_throttled",
                 "Tokens refused unchecked after too many wrong ones from the address",
             ),
+            nar_bytes_delta,
             nar_bytes_identity,
             nar_bytes_zstd,
             nar_bytes_compressed,

@@ -20,6 +20,7 @@ use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{Metrics, RouteLabel};
 use crate::nar::damaged::DamagedPaths;
+use crate::nar::deltas::Deltas;
 use crate::nar::memory::NarMemory;
 use crate::nar::packed::{self, PackedNars};
 use crate::nar::plan::{Planner, Plans};
@@ -35,7 +36,7 @@ use crate::upload::Uploads;
 use crate::upstream;
 use crate::upstream::narinfo::UpstreamNarinfos;
 use crate::written::{nar, small};
-use crate::{Config, Face};
+use crate::{Config, Face, NarCacheConfig};
 
 /// Memory for small files that are read ahead for all NARs, in bytes.
 const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -91,6 +92,8 @@ pub(crate) struct Shared {
     pub(crate) live: Option<Live>,
     written: Option<Written>,
     upstream: Option<Upstreams>,
+    /// Deltas of NARs, if they are sent.
+    pub(crate) deltas: Option<Arc<Deltas>>,
     metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
@@ -171,8 +174,10 @@ impl Service {
             });
         }
         let (mut live, mut live_narinfos) = (None, None);
+        let deltas = config.nar_cache.as_ref().filter(|_| config.sends_deltas());
+        let deltas = deltas.map(|cache| open_deltas(cache, &metrics)).transpose()?.flatten();
         if let Some(store) = store {
-            let (nars, narinfos) = open_live(config, Arc::clone(&store), &metrics)?;
+            let (nars, narinfos) = open_live((config, deltas.clone()), Arc::clone(&store), &metrics)?;
             live_narinfos = Some(narinfos);
             live = Some(Live { store, nars });
         }
@@ -213,6 +218,7 @@ impl Service {
                 live,
                 written,
                 upstream,
+                deltas,
                 metrics,
                 cache_info,
                 sign_secrets,
@@ -357,7 +363,11 @@ fn store_dir_of(sources: &Sources) -> Result<StoreDir, ServiceError> {
 }
 
 /// Opens everything that answers from a live store.
-fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Result<(Nars, LiveNarinfos), ServiceError> {
+fn open_live(
+    (config, deltas): (Config, Option<Arc<Deltas>>),
+    store: Arc<Store>,
+    metrics: &Arc<Metrics>,
+) -> Result<(Nars, LiveNarinfos), ServiceError> {
     let (memo, plans) = (Arc::new(Memo::new(config.narinfo_memo_bytes)), Arc::new(Plans::new()));
     let damaged = {
         let (memo, plans) = (Arc::clone(&memo), Arc::clone(&plans));
@@ -392,6 +402,7 @@ fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Resul
         memory: NarMemory::new(packed.clone(), compressed.clone(), Arc::clone(metrics)),
         packed,
         compressed: compressed.clone(),
+        deltas,
         narinfos: Arc::clone(&memo),
         metrics: Arc::clone(metrics),
     };
@@ -401,6 +412,12 @@ fn open_live(config: Config, store: Arc<Store>, metrics: &Arc<Metrics>) -> Resul
     }
     let (face, sign_keys, metrics) = (config.face, config.sign_keys, Arc::clone(metrics));
     Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
+}
+
+fn open_deltas(cache: &NarCacheConfig, metrics: &Arc<Metrics>) -> Result<Option<Arc<Deltas>>, ServiceError> {
+    let deltas = Deltas::open(cache, Arc::clone(metrics));
+    let deltas = deltas.map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })?;
+    Ok(deltas.map(Arc::new))
 }
 
 /// The paths of the live store and of the upstreams: uploads may refer to them, because clients of this cache can get
@@ -564,7 +581,10 @@ impl Shared {
                 upstream::nar::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, name, &head, &self.metrics)
             }
             Route::NarFile(name) => match &self.written {
-                Some(written) => nar::answer(&written.cache, name, &head, &self.metrics),
+                Some(written) => {
+                    let deltas = self.deltas.as_deref();
+                    nar::answer(&written.cache, name, &head, deltas, &self.metrics)
+                }
                 None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
                 None => Err(ServeError::NoRoute),
             },

@@ -1,12 +1,13 @@
-//! Compresses NARs before they are requested.
+//! Compresses NARs, and makes their deltas, before they are requested.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use narval_nix::StorePath;
+use narval_nix::{PathInfo, StorePath};
 
 use crate::Service;
 use crate::error::ServeError;
+use crate::nar::deltas::{Delta, DeltaEnd};
 use crate::nar::zstd::{Found, Outcome};
 
 /// What became of one path.
@@ -59,5 +60,47 @@ fn warm_one(service: &Service, path: &StorePath) -> Warmed {
             }
         },
         Err(error) => Warmed::Failed(error.to_string()),
+    }
+}
+
+/// What became of the delta between two paths.
+#[derive(Debug)]
+pub enum WarmedDelta {
+    /// It was made now, and has this size in bytes.
+    Made(u64),
+    /// It had been made before.
+    Present,
+    /// It would not be smaller than the compressed NAR, or the NARs are too large.
+    NotWorthIt,
+    /// A NAR could not be read, and why.
+    Failed(String),
+}
+
+/// Makes the delta from the first path to the second.
+///
+/// Does nothing without deltas.
+pub fn warm_delta(service: &Service, base: &PathInfo, path: &PathInfo) -> WarmedDelta {
+    let shared = &service.shared;
+    let (Some(live), Some(deltas)) = (&shared.live, &shared.deltas) else {
+        return WarmedDelta::Failed("there is no store, or no NAR cache".to_owned());
+    };
+    let failure = Mutex::new(None);
+    let read = |info: &PathInfo| {
+        live.nars.read(info).inspect_err(|reason| {
+            if let Ok(mut failure) = failure.lock() {
+                *failure = Some(format!("{}: {reason}", info.path));
+            }
+        })
+    };
+    let (read_base, read_nar) = (|| read(base), || read(path));
+    let old = DeltaEnd { hash: base.nar_hash, size: base.nar_size, read: &read_base };
+    let new = DeltaEnd { hash: path.nar_hash, size: path.nar_size, read: &read_nar };
+    match deltas.get(&old, &new, live.nars.compressed_size(&path.nar_hash)) {
+        Delta::Kept(..) => WarmedDelta::Present,
+        Delta::Made(stored, _) => WarmedDelta::Made(stored.file_size),
+        Delta::None => match failure.into_inner() {
+            Ok(Some(reason)) => WarmedDelta::Failed(reason),
+            _ => WarmedDelta::NotWorthIt,
+        },
     }
 }

@@ -5,6 +5,7 @@
 
 mod brotli;
 mod compress;
+mod delta;
 mod frame_index;
 mod lz4;
 mod xz;
@@ -16,6 +17,7 @@ use std::io::{self, BufRead, Read};
 
 use narval_nix::Compression;
 
+pub use delta::DeltaDecoder;
 pub use frame_index::{FrameIndex, FrameStart};
 pub use zstd_context::WINDOW_LOG_MAX;
 

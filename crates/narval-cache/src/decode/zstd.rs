@@ -23,8 +23,13 @@ pub(super) struct Zstd<R> {
 impl<R: BufRead> Zstd<R> {
     pub(super) fn new(source: R, threads: usize) -> Result<Self, DecodeError> {
         let pool = if threads > 1 { Some(Pool::start(threads)?) } else { None };
+        Ok(Self { pool, ..Self::with_context(source, context()?) })
+    }
+
+    /// A decoder on one thread with this context.
+    pub(super) fn with_context(source: R, context: DCtx<'static>) -> Self {
         let (taken, contents) = ((Vec::new(), 0), (Vec::new(), 0));
-        Ok(Self { source, context: context()?, in_frame: false, taken, contents, pool })
+        Self { source, context, in_frame: false, taken, contents, pool: None }
     }
 
     pub(super) const fn source_mut(&mut self) -> &mut R {

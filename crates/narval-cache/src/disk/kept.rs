@@ -107,6 +107,11 @@ impl Kept {
         self.lock().files.contains_key(name)
     }
 
+    /// The names of all files that begin like this.
+    pub(crate) fn names(&self, start: &str) -> Vec<Arc<str>> {
+        self.lock().files.keys().filter(|name| name.starts_with(start)).cloned().collect()
+    }
+
     /// A file, with its length. Counts as a use.
     pub(crate) fn get(&self, name: &str) -> Option<(File, u64)> {
         let size = self.lock().touch(name)?;

@@ -1,5 +1,6 @@
 //! Encoders for NARs: uncompressed, or zstd in frames that a client can decompress on several cores.
 
+mod delta;
 mod entry;
 mod frames;
 
@@ -7,6 +8,7 @@ use std::io::{self, Read};
 
 use narval_nix::{Compression, NarHash, Sha256Hasher};
 
+pub use delta::{DELTA_FORMAT, is_delta_of, make_delta};
 pub use entry::write_nar;
 pub use frames::{EncodeError, FRAMES_AT_ONCE_MAX, FRAMES_FORMAT, FrameEncoder, Sink};
 

@@ -12,6 +12,8 @@ use narval_client::HttpError;
 use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
 use narval_store::TemporaryFile;
 
+use super::bases::Base;
+use super::plain::Plain;
 use super::remote::Remote;
 use crate::CacheFile;
 use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
@@ -26,6 +28,8 @@ pub(super) struct Fetch {
     pub(super) remote: Arc<Remote>,
     pub(super) info: Arc<NarInfo>,
     pub(super) fill: Arc<Fill>,
+    /// Whether the NAR is written uncompressed.
+    pub(super) plain: bool,
 }
 
 /// How a fetch ended without a NAR.
@@ -43,8 +47,9 @@ pub(super) enum Trouble {
 
 impl Fetch {
     /// Fetches it into the file. The readers have been notified of the end when this returns.
-    pub(super) fn run(&self, file: &TemporaryFile) -> Result<(), Trouble> {
-        let result = self.fetch(file.file());
+    /// An uncompressed NAR is fetched as the delta from `base`, if there is one.
+    pub(super) fn run<'a>(&self, file: &TemporaryFile, base: impl FnOnce() -> Option<Base<'a>>) -> Result<(), Trouble> {
+        let result = if self.plain { self.fetch_plain(file.file(), base()) } else { self.fetch(file.file()) };
         match &result {
             Ok(()) => self.fill.ends(FillEnd::Complete),
             Err(trouble) => {
@@ -75,6 +80,18 @@ impl Fetch {
             }
         }
         result
+    }
+
+    fn fetch_plain(&self, file: &File, base: Option<Base<'_>>) -> Result<(), Trouble> {
+        let plain = Plain { remote: &self.remote, info: &self.info, fill: &self.fill, file };
+        if let Some(base) = base {
+            match plain.fetch_delta(base) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(trouble) => tracing::debug!("a delta of {} is not used: {trouble:?}", self.info.path),
+            }
+        }
+        plain.fetch_whole()
     }
 
     fn fetch(&self, file: &File) -> Result<(), Trouble> {

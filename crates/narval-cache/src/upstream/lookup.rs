@@ -11,21 +11,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_client::request_id;
-use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir};
+use narval_nix::{Compression, HashPart, NarInfo, SecretKey, StoreDir};
 use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
+use super::bases::Bases;
 use super::fetch::{Fetch, Trouble};
 use super::name::NarName;
 use super::options::{UpstreamOptions, UpstreamsOptions};
 use super::remote::Remote;
 use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
-use crate::CacheError;
 use crate::disk::Kept;
 use crate::disk::Permits;
 use crate::disk::{Fill, FillEnd, Start};
 use crate::written::{CacheName, Elsewhere};
+use crate::{CacheError, DELTA_NAR_BYTES_MIN};
 
 /// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -89,6 +90,7 @@ pub(super) struct Shared {
     fills: Mutex<HashMap<String, Arc<Fill>>>,
     ahead: Ahead,
     walks: Walks,
+    bases: Bases,
     forgotten: AtomicU64,
 }
 
@@ -97,6 +99,8 @@ struct Known {
     info: Arc<NarInfo>,
     remote: Arc<Remote>,
     name: NarName,
+    /// Whether the narinfo and the name are those of the uncompressed NAR, which is fetched as a delta where that is possible.
+    plain: bool,
     text: Arc<[u8]>,
 }
 
@@ -139,6 +143,7 @@ impl Upstreams {
                     threads = Err(error);
                     Walks::none()
                 }),
+                bases: Bases::default(),
                 forgotten: AtomicU64::new(0),
             }
         });
@@ -212,7 +217,7 @@ impl Upstreams {
     /// See [`narinfo`](Self::narinfo).
     pub fn nar_length(&self, name: &str) -> Result<Option<Option<u64>>, Unavailable> {
         let known = self.shared.by_name(name)?;
-        Ok(known.map(|known| known.info.file_size.or_else(|| known.plain_size())))
+        Ok(known.map(|known| known.length()))
     }
 
     /// A NAR by its name below `nar/`: from the stored files, from a running fetch, or from a new one.
@@ -268,9 +273,24 @@ impl std::fmt::Debug for Upstreams {
 }
 
 impl Known {
-    /// The size of the file if the NAR is not compressed.
-    fn plain_size(&self) -> Option<u64> {
-        (self.info.compression == narval_nix::Compression::None).then_some(self.info.nar_size)
+    /// The size of the file, if it is known.
+    fn length(&self) -> Option<u64> {
+        let is_plain = self.plain || self.info.compression == Compression::None;
+        let file_size = self.info.file_size.filter(|_| !self.plain);
+        file_size.or(is_plain.then_some(self.info.nar_size))
+    }
+
+    /// The same with the file that has this name: compressed or not, whatever the narinfo says now. Clients remember names.
+    fn named(self: Arc<Self>, name: &str) -> Option<Arc<Self>> {
+        if self.name.to_string() == name {
+            return Some(self);
+        }
+        let plain = !self.plain;
+        let other = if plain { NarName::plain(&self.info) } else { NarName::of(&self.info) };
+        (other.to_string() == name).then(|| {
+            let Self { info, remote, text, .. } = &*self;
+            Arc::new(Self { info: info.clone(), remote: remote.clone(), name: other, plain, text: text.clone() })
+        })
     }
 }
 
@@ -307,7 +327,7 @@ impl Shared {
         if fills.contains_key(&kept) || self.kept.has(&kept) {
             return None;
         }
-        let bytes = known.info.file_size.unwrap_or(known.info.nar_size);
+        let bytes = known.length().unwrap_or(known.info.nar_size);
         if !self.walks.may_fetch(&known.name.file, bytes) {
             return None;
         }
@@ -338,8 +358,12 @@ impl Shared {
     }
 
     fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
-        let name = NarName::of(&info);
         let mut served = info.clone();
+        let plain = info.nar_size >= DELTA_NAR_BYTES_MIN && remote.sends_deltas();
+        let name = if plain { NarName::plain(&info) } else { NarName::of(&info) };
+        if plain {
+            (served.compression, served.file_hash, served.file_size) = (Compression::None, None, None);
+        }
         served.url = format!("nar/{name}");
         if remote.is_signed() {
             let fingerprint = info.fingerprint(&self.store_dir);
@@ -351,7 +375,7 @@ impl Shared {
             }
         }
         let text = served.render(&self.store_dir).into_bytes().into();
-        let known = Arc::new(Known { info: Arc::new(info), remote: Arc::clone(remote), name, text });
+        let known = Arc::new(Known { info: Arc::new(info), remote: Arc::clone(remote), name, plain, text });
         let hash_part = known.info.path.hash_part();
         self.narinfos.insert(hash_part, Arc::clone(&known));
         // The upstreams may have been replaced since this one was queried.
@@ -441,6 +465,15 @@ impl Shared {
         }
     }
 
+    /// The narinfos of the paths that are kept.
+    fn kept_narinfos(&self) -> Vec<NarInfo> {
+        let parse = |name: Arc<str>| {
+            let text = String::from_utf8(self.kept.read(&name)?).ok()?;
+            NarInfo::parse(text.split_once("\n\n")?.1.as_bytes(), &self.store_dir).ok()
+        };
+        self.kept.names("narinfo/").into_iter().filter_map(parse).collect()
+    }
+
     fn forget(&self, known: &Known) {
         let hash_part = known.info.path.hash_part();
         self.narinfos.remove(&hash_part);
@@ -452,7 +485,7 @@ impl Shared {
     fn by_name(&self, name: &str) -> Result<Option<Arc<Known>>, Unavailable> {
         let Some(hash_part) = NarName::hash_part(name) else { return Ok(None) };
         let known = self.lookup(&hash_part)?;
-        Ok(known.filter(|known| known.name.to_string() == name))
+        Ok(known.and_then(|known| known.named(name)))
     }
 
     fn nar(self: &Arc<Self>, known: &Arc<Known>) -> Result<Option<NarAnswer>, Unavailable> {
@@ -463,7 +496,7 @@ impl Shared {
                 Arc::clone(fill)
             } else if let Some((file, length)) = self.kept.get(&kept) {
                 // Ignore a file that was truncated.
-                if known.info.file_size.or_else(|| known.plain_size()).is_none_or(|said| said == length) {
+                if known.length().is_none_or(|said| said == length) {
                     return Ok(Some(NarAnswer::File(file, length)));
                 }
                 self.kept.forget(&kept);
@@ -509,17 +542,22 @@ impl Shared {
         };
         let file = self.kept.take().map_err(failed)?;
         let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
-        let fetch = Fetch { remote: Arc::clone(&known.remote), info: Arc::clone(&known.info), fill: Arc::clone(&fill) };
+        let (remote, info) = (Arc::clone(&known.remote), Arc::clone(&known.info));
+        let fetch = Fetch { remote, info, fill: Arc::clone(&fill), plain: known.plain };
         let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
         let id = request_id::current();
         let run = move || {
             let _permit = permit;
             let _entered = request_id::enter(id);
-            match fetch.run(&file) {
+            let base = || shared.bases.find(&known.info, &shared.kept, || shared.kept_narinfos());
+            match fetch.run(&file, base) {
                 Ok(()) if !shared.walks.may_keep(&known.name.file) => {}
                 Ok(()) => {
                     if let Err(error) = shared.kept.keep(&name, file) {
                         tracing::error!("upstreams: the NAR of {} cannot be stored: {error}", known.info.path);
+                    }
+                    if known.plain {
+                        shared.bases.add(&known.info, || shared.kept_narinfos());
                     }
                 }
                 // A narinfo without its NAR is worse than none.

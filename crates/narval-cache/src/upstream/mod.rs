@@ -19,10 +19,12 @@
 //! NARs get our own names, `nar/<hash part>-<hash>.nar…`: even weeks later, a name tells which narinfo it belongs to.
 
 mod ahead;
+mod bases;
 mod fetch;
 mod lookup;
 mod name;
 mod options;
+mod plain;
 mod remote;
 mod small;
 mod walk;

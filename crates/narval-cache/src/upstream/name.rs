@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use narval_nix::{Algorithm, HashPart, NarInfo};
+use narval_nix::{Algorithm, HashPart, NarHash, NarInfo};
 
 /// The name of a NAR below `nar/`: `<hash part>-<hash>.nar.xz`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,16 @@ impl NarName {
             (_, extension) => extension.to_owned(),
         };
         Self { hash_part: info.path.hash_part(), file: format!("{hash}.nar{extension}") }
+    }
+
+    /// The name of the uncompressed NAR of a path.
+    pub(super) fn plain(info: &NarInfo) -> Self {
+        Self { hash_part: info.path.hash_part(), file: Self::plain_file(&info.nar_hash) }
+    }
+
+    /// The name of an uncompressed NAR's file.
+    pub(super) fn plain_file(nar_hash: &NarHash) -> String {
+        format!("{}.nar", nar_hash.to_nix32())
     }
 
     /// The hash part in a name, if it has our format.

@@ -1,6 +1,6 @@
 //! Requests to one upstream.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use narval_client::{Client, ClientOptions, Credentials, Proxies, RetryPolicy, Scheme, Url};
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
@@ -14,6 +14,8 @@ pub(super) struct Remote {
     pub(super) cache: Cache,
     pub(super) nars: Arc<Client>,
     trust: Trust,
+    /// Whether it sends deltas; unknown until its `nix-cache-info` was read.
+    deltas: OnceLock<bool>,
 }
 
 impl Remote {
@@ -36,7 +38,19 @@ impl Remote {
             keys: keys.unwrap_or_else(TrustedKeys::new),
             store_dir: store_dir.clone(),
         };
-        Self { cache: Cache::unasked(url, &narinfos, store_dir, priority), nars, trust }
+        Self { cache: Cache::unasked(url, &narinfos, store_dir, priority), nars, trust, deltas: OnceLock::new() }
+    }
+
+    /// Whether it sends deltas of NARs: asked once it has answered for a narinfo.
+    pub(super) fn sends_deltas(&self) -> bool {
+        if let Some(deltas) = self.deltas.get() {
+            return *deltas;
+        }
+        match self.cache.asks_for_deltas() {
+            Ok(deltas) => *self.deltas.get_or_init(|| deltas),
+            // It is asked again for the next path.
+            Err(_) => false,
+        }
     }
 
     pub(super) fn url(&self) -> &Url {

@@ -47,11 +47,14 @@ pub struct NarHead {
     pub compression: narval_nix::Compression,
     /// SHA-256 of the NAR in it.
     pub nar_hash: NarHash,
+    /// Size of the NAR in bytes.
+    pub nar_size: u64,
 }
 
 impl NarHead {
     fn new(nar: &NarRecord) -> Self {
-        Self { len: nar.file_size, compression: nar.compression, nar_hash: nar.nar_hash }
+        let NarRecord { nar_hash, nar_size, compression, file_size: len, .. } = *nar;
+        Self { len, compression, nar_hash, nar_size }
     }
 }
 
@@ -198,7 +201,7 @@ impl Cache {
     /// If the index or the file cannot be read.
     pub fn nar_file(&self, name: &str) -> Result<Option<NarFile>, Refusal> {
         let found = self.find_nar(name, |name, nar| self.files().open_nar(name, nar))?;
-        Ok(found.map(|(NarHead { len, compression, nar_hash }, file)| NarFile { file, len, compression, nar_hash }))
+        Ok(found.map(|(NarHead { len, compression, nar_hash, .. }, file)| NarFile { file, len, compression, nar_hash }))
     }
 
     /// Checks again, under the exclusive lock, whether a file is lost. If it is, removes it from the index.

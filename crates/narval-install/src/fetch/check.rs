@@ -9,10 +9,8 @@ use narval_store::Hashed;
 use super::input::Input;
 use crate::Error;
 
-/// Checks that nothing follows the compressed data. A file with another size or hash than in the narinfo only causes a
-/// warning: no signature covers them, Nix checks neither (`nar-info.cc`), and the NAR's own hash decides.
-pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) -> Result<(), Error> {
-    let info = &found.info;
+/// Checks that nothing follows the compressed data.
+pub(crate) fn check_end(found: &Found, input: &mut Input<'_>) -> Result<(), Error> {
     let more = input.has_more();
     if let Some(failure) = input.take_failure() {
         return Err(failure.about(found));
@@ -20,6 +18,13 @@ pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256)
     if more.map_err(|error| damaged(found, error.to_string()))? {
         return Err(damaged(found, "bytes follow the end of the compressed data".to_owned()));
     }
+    Ok(())
+}
+
+/// Compares a file with its narinfo. A file with another size or hash than in the narinfo only causes a
+/// warning: no signature covers them, Nix checks neither (`nar-info.cc`), and the NAR's own hash decides.
+pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) {
+    let info = &found.info;
     if let Some(size) = info.file_size.filter(|size| *size != input.received_len()) {
         warn_about_file(found, "FileSize", &input.received_len(), &size);
     }
@@ -29,7 +34,6 @@ pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256)
     {
         warn_about_file(found, "FileHash", &actual, expected);
     }
-    Ok(())
 }
 
 fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &dyn Display) {

@@ -1,11 +1,13 @@
 //! The input of a decoder: the download, counted and hashed. The core is returned while it waits for the network.
 
 use std::io::{self, BufRead, Read, Write};
+use std::time::{Duration, Instant};
 
 use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
 use super::cores::Core;
+use crate::delta::Pace;
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress};
 use narval_cache::decode::INPUT_LEN;
@@ -44,6 +46,7 @@ pub(crate) struct Input<'a> {
     /// The limit of received bytes.
     limit: u64,
     copy_to: Option<&'a mut (dyn Write + Send)>,
+    pace: Option<&'a Pace>,
     core: Core<'a>,
     progress: &'a Progress,
     trace: &'a Trace,
@@ -70,6 +73,7 @@ impl<'a> Input<'a> {
             received: 0,
             limit: nar_size.saturating_mul(2).saturating_add(OVERHEAD_LEN_MAX),
             copy_to: None,
+            pace: None,
             core,
             progress,
             trace,
@@ -80,6 +84,11 @@ impl<'a> Input<'a> {
     /// Also writes all further bytes to `to`.
     pub(crate) fn copy_to(&mut self, to: Option<&'a mut (dyn Write + Send)>) {
         self.copy_to = to;
+    }
+
+    /// Also measures how fast the bytes arrive.
+    pub(crate) const fn measure(&mut self, pace: Option<&'a Pace>) {
+        self.pace = pace;
     }
 
     pub(crate) const fn received_len(&self) -> u64 {
@@ -102,12 +111,21 @@ impl<'a> Input<'a> {
 
     fn receive(&mut self) -> io::Result<usize> {
         let span = self.trace.begin();
+        let mut waited = Duration::ZERO;
         let read = if self.body.is_readable() {
             self.body.read_some(&mut self.buffer)
         } else {
-            self.core.lend(|| self.body.read_some(&mut self.buffer))
+            self.core.lend(|| {
+                let begun = Instant::now();
+                let read = self.body.read_some(&mut self.buffer);
+                waited = begun.elapsed();
+                read
+            })
         };
         self.trace.end(span, Span::Fetch);
+        if let (Some(pace), Ok(len)) = (self.pace, &read) {
+            pace.received(*len, waited);
+        }
         read.map_err(|error| {
             let passed_on = io::Error::other(error.to_string());
             self.failure = Some(Failure::Http(error));

@@ -11,11 +11,17 @@ pub(crate) use check::{damaged, mismatch};
 pub(crate) use cores::Cores;
 pub(crate) use source::{CacheEntry, FromCaches};
 
+use crate::delta::Deltas;
 use crate::watchers::Watchers;
 
 impl<'a> FromCaches<'a> {
     /// These caches, decoding on these cores.
     pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, watchers: Watchers<'a>) -> Self {
-        Self { caches, cores, progress: watchers.progress, trace: watchers.trace }
+        Self { caches, cores, progress: watchers.progress, trace: watchers.trace, deltas: None }
+    }
+
+    /// The same, with deltas where they are worth it.
+    pub(crate) const fn with_deltas(self, deltas: &'a Deltas<'a>) -> Self {
+        Self { deltas: Some(deltas), ..self }
     }
 }

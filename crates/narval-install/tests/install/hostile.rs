@@ -162,6 +162,7 @@ fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Resul
         check_signatures: true,
         cores: 1,
         durable: false,
+        deltas: Default::default(),
     };
     let destination = Destination::new(narval_store::StoreConfig::for_root(root).unwrap());
     let wanted = [Wanted::parse(path, destination.store_dir()).unwrap()];

@@ -246,6 +246,7 @@ pub(crate) fn install_with(client: &Arc<Client>, urls: &[&str], root: &Path, pat
         check_signatures: false,
         cores: 2,
         durable: false,
+        deltas: Default::default(),
     };
     let wanted: Vec<_> = paths.iter().map(|path| Wanted::parse(path, &StoreDir::default()).unwrap()).collect();
     let destination = Destination::new(StoreConfig::for_root(root).unwrap());

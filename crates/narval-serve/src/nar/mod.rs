@@ -1,6 +1,8 @@
 //! NARs: planned and sent from a store's files, or from memory, a packed file or a compressed file.
 
 pub(crate) mod damaged;
+pub(crate) mod delta_mode;
+pub(crate) mod deltas;
 pub(crate) mod file;
 pub(crate) mod growing;
 pub(crate) mod memory;

@@ -11,6 +11,7 @@ use super::table::NarRoute;
 use crate::Face;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
+use crate::nar::deltas::{Asked, DeltaEnd, Deltas};
 use crate::nar::file::send_file;
 use crate::nar::memory::{NarFormat, NarMemory, SMALL_NAR_BYTES_MAX, is_plain, verified_nar};
 use crate::nar::packed::PackedNars;
@@ -30,6 +31,7 @@ pub(crate) struct Nars {
     pub(crate) memory: NarMemory,
     pub(crate) packed: Option<Arc<PackedNars>>,
     pub(crate) compressed: Option<Arc<NarCache>>,
+    pub(crate) deltas: Option<Arc<Deltas>>,
     /// Narinfos name the compressed file where there is one.
     pub(crate) narinfos: Arc<Memo<Stamp>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -40,6 +42,9 @@ impl Nars {
     #[inline]
     pub(crate) fn inline(&self, head: &HeadRef<'_>, route: &NarRoute<'_>) -> Option<Response> {
         let nar_hash = route.nar_hash.filter(|_| is_plain(head))?;
+        if self.deltas.is_some() && Asked::is_possible(head) {
+            return None;
+        }
         let format = match route.zstd {
             true if self.face == Face::Narval => NarFormat::Zstd,
             false if self.compressed.is_some() && asks_for_zstd(head) => NarFormat::Coded,
@@ -51,6 +56,12 @@ impl Nars {
 
     /// Answers with a NAR or ranges of it, compressed where the client asks for that.
     pub(crate) fn answer(&self, head: &HeadRef<'_>, route: &NarRoute<'_>) -> Result<Response, ServeError> {
+        if let Some(deltas) = &self.deltas
+            && let Some(asked) = Asked::of(head)
+            && let Some(response) = self.delta(deltas, head, route, &asked)?
+        {
+            return Ok(response);
+        }
         // Before the database is read: what is remembered can only be newer than its stamp says.
         let stamp = self.planner.store.stamp();
         let coded = route.zstd || (self.compressed.is_some() && asks_for_zstd(head));
@@ -87,6 +98,41 @@ impl Nars {
         }
         let packed = packed.map(|packed| Arc::clone(&packed.nar));
         representation.answer(head, |selected| self.body(head, selected, &planned, stream, packed))
+    }
+
+    /// Answers with the delta from the base that the client has, if this store has it, too.
+    fn delta(
+        &self,
+        deltas: &Deltas,
+        head: &HeadRef<'_>,
+        route: &NarRoute<'_>,
+        asked: &Asked,
+    ) -> Result<Option<Response>, ServeError> {
+        let store = &self.planner.store;
+        let Some(base) = store.path_info_by_hash_part(&asked.base)? else { return Ok(None) };
+        let info = store.path_info_by_hash_part(&route.hash_part)?.ok_or(ServeError::NoPath)?;
+        check_hash(route, &info.nar_hash)?;
+        if base.nar_hash != asked.base_hash {
+            return Ok(None);
+        }
+        let (read_base, read_nar) = (|| self.read(&base), || self.read(&info));
+        let old = DeltaEnd { hash: base.nar_hash, size: base.nar_size, read: &read_base };
+        let new = DeltaEnd { hash: info.nar_hash, size: info.nar_size, read: &read_nar };
+        deltas.answer(head, (&old, &new), self.compressed_size(&info.nar_hash))
+    }
+
+    /// The whole NAR of a path, verified.
+    pub(crate) fn read(&self, info: &PathInfo) -> Result<Vec<u8>, String> {
+        let (planned, stream) = self.planner.plan(info.path.hash_part()).map_err(|error| error.to_string())?;
+        if planned.nar_hash != info.nar_hash {
+            return Err("it was rebuilt".to_owned());
+        }
+        verified_nar(&planned, stream, &self.planner.damaged).map_err(|error| error.to_string())
+    }
+
+    /// The size in bytes of a compressed NAR, if there is one.
+    pub(crate) fn compressed_size(&self, nar_hash: &NarHash) -> Option<u64> {
+        Some(self.compressed.as_ref()?.find_name(nar_hash)?.file_size)
     }
 
     /// The body of an answer that is made from the files of the path, and from what is packed of them.

@@ -12,6 +12,8 @@ use crate::{Config, Face};
 
 /// The key of the lines that tell clients (`narval use`) what paths are signed with.
 const PUBLIC_KEY: &str = "PublicKey";
+/// The line that tells clients that they may ask for deltas of NARs (`docs/deltas.md`): the key, and the content coding.
+const DELTAS: (&str, &str) = ("NarDeltas", "dcz");
 
 /// The answer, which never changes while the service runs.
 pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, is_writable: bool) -> Arc<Prepared> {
@@ -21,6 +23,9 @@ pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, is_writable: bool) 
         unknown.push((batch::CACHE_INFO_KEY.to_owned(), batch::PATH.to_owned()));
         let public_key = |key: &SecretKey| (PUBLIC_KEY.to_owned(), key.public_key().to_string());
         unknown.extend(config.sign_keys.iter().map(public_key));
+    }
+    if config.sends_deltas() {
+        unknown.push((DELTAS.0.to_owned(), DELTAS.1.to_owned()));
     }
     if is_writable {
         unknown.push((push::CACHE_INFO_KEY.to_owned(), push::PATH.to_owned()));

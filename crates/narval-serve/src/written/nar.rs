@@ -1,15 +1,19 @@
-//! NARs of the writable cache: files, sent as they were uploaded, and objects on their way from a bucket.
+//! NARs of the writable cache: files, sent as they were uploaded, objects on their way from a bucket, and differences to a NAR that
+//! the client has.
 
+use std::io::{BufReader, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
+use narval_cache::decode::{Decoder, INPUT_LEN};
 use narval_cache::upstream::Unavailable;
 use narval_cache::written::{Cache, NarBytes, NarHead};
 use narval_http::{Body, HeadRef, HeaderValue, Method, Response};
-use narval_nix::Compression;
+use narval_nix::{Compression, NarInfo, Sha256};
 
 use crate::error::ServeError;
 use crate::metrics::Metrics;
+use crate::nar::deltas::{Asked, DeltaEnd, Deltas};
 use crate::nar::file::send_file;
 use crate::nar::growing::{Follower, Nothing};
 use crate::nar::representation::{Representation, Selected};
@@ -19,8 +23,15 @@ pub(crate) fn answer(
     cache: &Cache,
     name: &str,
     head: &HeadRef<'_>,
+    deltas: Option<&Deltas>,
     metrics: &Arc<Metrics>,
 ) -> Result<Response, ServeError> {
+    if let Some(deltas) = deltas
+        && let Some(asked) = Asked::of(head)
+        && let Some(response) = delta(cache, name, head, (deltas, &asked))?
+    {
+        return Ok(response);
+    }
     let representation = |nar: &NarHead| {
         // The same NAR with the same compression and length: the file of another upload would have another name.
         let etag = format!("\"{}.{}\"", nar.nar_hash.to_nix32(), nar.len);
@@ -61,4 +72,33 @@ pub(crate) fn answer(
             .into()),
         }),
     }
+}
+
+/// Answers with the delta from the NAR that the client says it has, if this cache has it, too.
+fn delta(
+    cache: &Cache,
+    name: &str,
+    head: &HeadRef<'_>,
+    (deltas, asked): (&Deltas, &Asked),
+) -> Result<Option<Response>, ServeError> {
+    let Some(text) = cache.narinfo(&asked.base)? else { return Ok(None) };
+    let Ok(info) = NarInfo::parse(&text, &cache.settings().store_dir) else { return Ok(None) };
+    let Some(base_name) = info.url.strip_prefix("nar/").filter(|_| info.nar_hash == asked.base_hash) else {
+        return Ok(None);
+    };
+    let (Some(base), Some(nar)) = (cache.nar_head(base_name)?, cache.nar_head(name)?) else { return Ok(None) };
+    let (read_base, read_nar) = (|| read(cache, base_name, &base), || read(cache, name, &nar));
+    let old = DeltaEnd { hash: base.nar_hash, size: base.nar_size, read: &read_base };
+    let new = DeltaEnd { hash: nar.nar_hash, size: nar.nar_size, read: &read_nar };
+    deltas.answer(head, (&old, &new), Some(nar.len))
+}
+
+/// Decodes a NAR, and verifies it.
+fn read(cache: &Cache, name: &str, nar: &NarHead) -> Result<Vec<u8>, String> {
+    let file = cache.nar_file(name).map_err(|refusal| refusal.to_string())?.ok_or("it is gone")?;
+    let source = BufReader::with_capacity(INPUT_LEN, file.file);
+    let decoder = Decoder::new(&file.compression, source, 1).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::with_capacity(usize::try_from(nar.nar_size).unwrap_or(0));
+    decoder.take(nar.nar_size + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if Sha256::of(&bytes) == nar.nar_hash { Ok(bytes) } else { Err("its file does not have its hash".to_owned()) }
 }

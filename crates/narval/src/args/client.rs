@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
-use narval_install::{Destination, Error, Options};
+use narval_install::{DeltaUse, Destination, Error, Options};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{CacheSettings, Environment, StoreConfig};
 use tracing_subscriber::filter::LevelFilter;
@@ -176,7 +176,32 @@ impl CacheArgs {
             check_signatures: !self.no_check_sigs,
             cores: cores.unwrap_or(found),
             durable,
+            deltas: DeltaUse::default(),
         })
+    }
+}
+
+/// Whether paths are fetched as the difference to paths of the store.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct DeltaArgs {
+    /// Fetch every NAR whole, even if the cache could send its difference to a path of the store
+    #[arg(long, conflicts_with = "deltas", help_heading = "Caches")]
+    no_deltas: bool,
+    /// Ask for differences to paths of the store over fast connections, too
+    ///
+    /// By default, caches are only asked for them over connections so slow that they save time.
+    #[arg(long, help_heading = "Caches")]
+    deltas: bool,
+}
+
+impl DeltaArgs {
+    /// What was chosen.
+    pub const fn chosen(self) -> DeltaUse {
+        match (self.no_deltas, self.deltas) {
+            (true, _) => DeltaUse::Never,
+            (false, true) => DeltaUse::Always,
+            (false, false) => DeltaUse::Adaptive,
+        }
     }
 }
 

@@ -44,7 +44,7 @@ impl NarCacheArgs {
         let folder = self.nar_cache.clone().or_else(|| file.folder.clone()).or_else(usable_default)?;
         let bytes_max = self.nar_cache_size.or(file.size).unwrap_or(SIZE_DEFAULT);
         let level = self.nar_cache_level.or(file.level).unwrap_or(LEVEL_DEFAULT);
-        Some(NarCacheConfig { folder, bytes_max, level })
+        Some(NarCacheConfig { folder, bytes_max, level, deltas: file.deltas.unwrap_or_default().into() })
     }
 }
 

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use narval_cache::Caches;
 use narval_client::Scheme;
 use narval_install::{
-    Closure, Destination, Progress, Target, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
-    install,
+    Closure, Destination, Options, Progress, Target, Trace, Wanted, copy_between_stores, copy_from_caches,
+    copy_from_store, install,
 };
 use narval_nix::{PathInfo, StoreDir};
 
 use crate::Failure;
-use crate::args::client::{ClientArgs, StoreArgs, parse_cache};
+use crate::args::client::{ClientArgs, DeltaArgs, StoreArgs, parse_cache};
 use crate::args::paths::parse_wanted;
 use crate::commands::key;
 use crate::ui::output::{note, paths};
@@ -35,6 +35,8 @@ pub struct Args {
     named: Named,
     #[command(flatten)]
     client: ClientArgs,
+    #[command(flatten)]
+    deltas: DeltaArgs,
     /// Do not compress NARs (from a store to a cache)
     #[arg(long)]
     no_compression: bool,
@@ -163,7 +165,7 @@ fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDi
 
 fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Failure> {
     let to = StoreArgs { store: Some(args.to.clone()), ..args.client.store.clone() }.destination()?;
-    let options = args.client.caches.options(None, false)?;
+    let options = Options { deltas: args.deltas.chosen(), ..args.client.caches.options(None, false)? };
     match source {
         Source::Store(from) => {
             let keys = options.check_signatures.then_some(&options.keys);

@@ -5,11 +5,11 @@ use std::io::BufWriter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Profile, Progress, Report, Trace, install, plan};
+use narval_install::{Options, Profile, Progress, Report, Trace, install, plan};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
+use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
 use crate::args::paths::parse_wanted;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::Display;
@@ -27,6 +27,8 @@ pub struct Args {
     paths: Vec<String>,
     #[command(flatten)]
     client: ClientArgs,
+    #[command(flatten)]
+    deltas: DeltaArgs,
     /// Show what would be fetched, with sizes, without fetching it
     #[arg(long)]
     dry_run: bool,
@@ -69,6 +71,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let destination = args.client.store.destination()?;
     let wanted = parse_wanted(&args.paths, destination.store_dir())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
+    let options = Options { deltas: args.deltas.chosen(), ..options };
     if args.dry_run {
         let report = plan(&destination, &options, &client, &wanted)?;
         show_plan(&report, args.client.output);
@@ -131,6 +134,7 @@ fn show_report(report: &Report, output: OutputArgs, destination: &narval_install
             json!({
                 "v": 1, "type": "summary", "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
                 "installed": report.planned.len(), "downloaded": report.downloaded, "unpacked": report.unpacked,
+                "deltas": report.deltas, "saved": report.saved,
                 "seconds": report.elapsed.as_secs_f64(), "requests": report.requests, "connections": report.connections,
             })
         );
@@ -144,7 +148,14 @@ fn show_report(report: &Report, output: OutputArgs, destination: &narval_install
     } else {
         let (unpacked, downloaded) = (human_bytes(report.unpacked), human_bytes(report.downloaded));
         let seconds = report.elapsed.as_secs_f64();
-        note!("Installed {} ({unpacked}, {downloaded} downloaded) in {seconds:.1}s", paths(report.planned.len()));
+        let saved = match report.deltas {
+            0 => String::new(),
+            _ => format!(", {} saved by deltas", human_bytes(report.saved)),
+        };
+        note!(
+            "Installed {} ({unpacked}, {downloaded} downloaded{saved}) in {seconds:.1}s",
+            paths(report.planned.len())
+        );
     }
     for root in &report.roots {
         out!("{}", destination.store().real_path(root).display());

@@ -7,11 +7,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use narval_install::run::{is_at_home, main_program, shell_variables};
-use narval_install::{Destination, Progress, Trace, Wanted, install};
+use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
 use narval_nix::StorePath;
 
 use crate::Failure;
-use crate::args::client::{CacheArgs, ClientArgs, OutputArgs};
+use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::parse_wanted;
 use crate::ui::progress::Display;
 
@@ -31,6 +31,8 @@ pub struct Args {
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
     #[command(flatten)]
+    deltas: DeltaArgs,
+    #[command(flatten)]
     client: ClientArgs,
 }
 
@@ -41,7 +43,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let paths = ensure_installed(&destination, &args.client.caches, args.client.output, &[args.path])?;
+    let paths = ensure_installed(&destination, &args.client, args.deltas, &[args.path])?;
     let command = match (args.command.is_empty(), paths.first()) {
         (true, Some(path)) => vec![main_program(destination.config(), path)?.into_os_string()],
         _ => args.command,
@@ -52,8 +54,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
 /// Installs the missing paths, and returns all of them.
 pub(crate) fn ensure_installed(
     destination: &Destination,
-    caches: &CacheArgs,
-    output: OutputArgs,
+    client: &ClientArgs,
+    deltas: DeltaArgs,
     texts: &[String],
 ) -> Result<Vec<StorePath>, Failure> {
     let wanted = parse_wanted(texts, destination.store_dir())?;
@@ -62,8 +64,9 @@ pub(crate) fn ensure_installed(
         return Ok(there.into_iter().flatten().collect());
     }
     let progress = Arc::new(Progress::default());
-    let display = Display::start(&progress, output);
-    let (client, options) = (caches.client()?, caches.options(None, false)?);
+    let display = Display::start(&progress, client.output);
+    let options = Options { deltas: deltas.chosen(), ..client.caches.options(None, false)? };
+    let client = client.caches.client()?;
     let report = install(destination, &options, &client, &wanted, &progress, &Trace::new(false));
     display.finish();
     report?;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use crate::Failure;
-use crate::args::client::ClientArgs;
+use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::commands::run::{become_program, ensure_installed};
 
 /// Start a shell with the programs of store paths on PATH
@@ -17,6 +17,8 @@ pub struct Args {
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
     #[command(flatten)]
+    deltas: DeltaArgs,
+    #[command(flatten)]
     client: ClientArgs,
 }
 
@@ -27,7 +29,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let paths = ensure_installed(&destination, &args.client.caches, args.client.output, &args.paths)?;
+    let paths = ensure_installed(&destination, &args.client, args.deltas, &args.paths)?;
     let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
     let command = if args.command.is_empty() { vec![shell()] } else { args.command };
     become_program(&destination, &paths, &command)

@@ -1,11 +1,18 @@
-//! `narval warm`: compresses NARs in advance.
+//! `narval warm`: compresses NARs and makes their deltas in advance.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use narval_nix::StorePath;
-use narval_serve::{Config, Face, Service, Warmed, warm};
+use narval_cache::delta_fits;
+use narval_install::{DeltaBases, Profile};
+use narval_nix::{PathInfo, StorePath};
+use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};
 use narval_store::Store;
 
+use crate::args::client::human_bytes;
 use crate::args::nar_cache::NarCacheArgs;
 use crate::ui::log;
 use crate::ui::output::counted;
@@ -13,19 +20,24 @@ use crate::{Failure, server};
 
 /// Compress NARs for `narval serve` in advance
 ///
-/// Fills the folder of compressed NARs that `narval serve` uses. The server may be running.
+/// Fills the folder of compressed NARs that `narval serve` uses. The server may be running. With --deltas-from, makes the
+/// differences that clients need which upgrade from the previous generation of a profile to the current one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   narval warm /nix/store/…-firefox-140.0
-  narval warm --all")]
+  narval warm --all
+  narval warm --deltas-from /nix/var/nix/profiles/system")]
 pub struct Args {
     /// Store paths; their closures are compressed
-    #[arg(value_name = "PATH", required_unless_present = "all")]
+    #[arg(value_name = "PATH", required_unless_present_any = ["all", "deltas_from"])]
     paths: Vec<String>,
     /// Every valid path of the store
     #[arg(long, conflicts_with = "paths")]
     all: bool,
+    /// Make the differences between the previous and the current generation of this profile
+    #[arg(long, value_name = "PROFILE", conflicts_with_all = ["paths", "all"])]
+    deltas_from: Option<PathBuf>,
     /// Store, as for `narval serve`
     #[arg(long, value_name = "URI")]
     store: Option<String>,
@@ -43,6 +55,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let store = server::open_store(args.store.as_deref())?;
+    if let Some(profile) = &args.deltas_from {
+        return warm_deltas(profile, store, args.nar_cache.config());
+    }
     let paths =
         if args.all { store.all_valid_paths().map_err(Failure::runtime)? } else { closure(&store, &args.paths)? };
     let nar_cache = args.nar_cache.config();
@@ -66,6 +81,69 @@ pub fn run(args: Args) -> Result<(), Failure> {
     } else {
         Ok(())
     }
+}
+
+/// Makes the deltas from the previous generation of a profile to the current one.
+fn warm_deltas(profile: &Path, store: Store, cache: Option<NarCacheConfig>) -> Result<(), Failure> {
+    let cache = cache.ok_or_else(|| Failure::usage("there is no folder for deltas: give --nar-cache DIR"))?;
+    let (before, after) = generations(profile, &store)?;
+    let closure = |paths| store.closure(paths).map_err(Failure::runtime).map(|(valid, _)| valid);
+    let (old, new) = (closure(before)?, closure(after)?);
+    let there: BTreeSet<_> = old.iter().map(|info| &info.path).collect();
+    let bases = DeltaBases::of(old.iter().map(|info| info.path.clone()).collect());
+    let mut pairs = Vec::new();
+    for info in new.iter().filter(|info| !there.contains(&info.path)) {
+        let fits = |base: &PathInfo| delta_fits(base.nar_size, info.nar_size) && base.nar_hash != info.nar_hash;
+        pairs.extend(bases.best(&info.path, &store, fits).map_err(Failure::runtime)?.map(|base| (base, info)));
+    }
+    let nar_cache = Some(NarCacheConfig { deltas: DeltaMode::On, ..cache });
+    let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
+    let (mut made, mut present, mut large, mut failed) = (0, 0, 0, 0);
+    for (base, info) in pairs {
+        match warm_delta(&service, &base, info) {
+            WarmedDelta::Made(size) => {
+                made += 1;
+                tracing::info!("{}: {} from {}", info.path, human_bytes(size), base.path.name());
+            }
+            WarmedDelta::Present => present += 1,
+            WarmedDelta::NotWorthIt => large += 1,
+            WarmedDelta::Failed(reason) => {
+                failed += 1;
+                tracing::error!("{reason}");
+            }
+        }
+    }
+    tracing::info!("{made} deltas made, {present} already present, {large} not smaller than the compressed NAR");
+    if failed > 0 { Err(Failure::runtime(format!("{failed} deltas could not be made"))) } else { Ok(()) }
+}
+
+/// The paths of the previous generation of a profile of Nix or of ours, and those of the current one.
+fn generations(profile: &Path, store: &Store) -> Result<(Vec<StorePath>, Vec<StorePath>), Failure> {
+    let failed = |error: std::io::Error| Failure::usage(format!("--deltas-from {}: {error}", profile.display()));
+    let link = std::path::absolute(profile).map_err(failed)?;
+    let current = std::fs::read_link(&link).map_err(failed)?;
+    let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let number = |file: &OsStr| -> Option<u64> {
+        file.to_str()?.strip_prefix(&*name)?.strip_prefix('-')?.strip_suffix("-link")?.parse().ok()
+    };
+    let not_a_profile = || Failure::usage(format!("--deltas-from {}: it is not a profile", profile.display()));
+    let current = current.file_name().and_then(number).ok_or_else(not_a_profile)?;
+    let folder = link.parent().unwrap_or(Path::new("/"));
+    let names = std::fs::read_dir(folder).map_err(failed)?.filter_map(Result::ok);
+    let previous = names.filter_map(|entry| number(&entry.file_name())).filter(|other| *other < current).max();
+    let previous = previous.ok_or_else(|| {
+        Failure::usage(format!("--deltas-from {}: there is no generation before {current}", profile.display()))
+    })?;
+    let paths = |number: u64| -> Result<Vec<StorePath>, Failure> {
+        let generation = folder.join(format!("{name}-{number}-link"));
+        let of_nix =
+            std::fs::read_link(&generation).ok().and_then(|target| store.store_dir().parse(target.to_str()?).ok());
+        match of_nix {
+            Some(path) => Ok(vec![path]),
+            None => Ok(Profile::at(&link, Duration::ZERO)?.paths(number)?),
+        }
+    };
+    Ok((paths(previous)?, paths(current)?))
 }
 
 /// The closure of the paths.

@@ -36,6 +36,7 @@ use section::{Document, Section};
 use values::Kind;
 pub use values::Retention;
 
+use crate::values::delta_choice::DeltaChoice;
 use crate::values::ktls_mode::KtlsMode;
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
@@ -202,6 +203,8 @@ pub struct NarCacheSection {
     pub size: Option<u64>,
     /// The zstd level.
     pub level: Option<i32>,
+    /// Whether deltas are sent.
+    pub deltas: Option<DeltaChoice>,
 }
 
 /// `[limits]`: see [`Limits`], which the fields are named after.
@@ -351,6 +354,7 @@ fn nar_cache(section: &Section<'_>) -> NarCacheSection {
         folder: section.path("folder").map(|at| at.value),
         size: section.get("size", &Kind::size()),
         level: section.get("level", &Kind::integer(1..=19)),
+        deltas: section.get("deltas", &Kind::choice()),
     }
 }
 

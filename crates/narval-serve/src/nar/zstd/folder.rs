@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <folder>/zstd-<level>-<encoder>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
+//! <folder>/delta-<level>-<encoder>/<first two characters>/<NAR hash>.<base's NAR hash>.<file hash>.<file size>.dcz
 //! <folder>/filling/<random>                 being written; its writer holds a lock on it (flock)
 //! ```
 //! A file is written under `filling/`, synced, and renamed: it is complete or absent, and its name holds all that a narinfo needs.
@@ -24,6 +25,10 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 /// Prefix of the folders with finished files.
 const PREFIX: &str = "zstd-";
+/// Prefixes of all folders with files that count.
+const PREFIXES: [&str; 2] = [PREFIX, "delta-"];
+/// The end of a compressed NAR's name.
+const EXTENSION: &str = ".nar.zst";
 /// The modification time of a file is updated at most this often.
 const USE_RESOLUTION: Duration = Duration::from_secs(600);
 /// Eviction frees this fraction of the maximum beyond what is needed, so that not every new file needs a scan: an eighth.
@@ -114,20 +119,21 @@ impl Folder {
             names.filter_map(|name| Some((level_of(&name)?, name == self.encoding, name))).collect();
         encodings.retain(|(level, ..)| *level >= self.level);
         encodings.sort();
-        encodings.into_iter().rev().find_map(|(_, _, encoding)| self.find_in(encoding, &nar_hash))
+        encodings.into_iter().rev().find_map(|(_, _, encoding)| self.find_named(&encoding, &nar_hash, EXTENSION))
     }
 
-    fn find_in(&self, encoding: String, nar_hash: &str) -> Option<Stored> {
-        let entries = fs::read_dir(self.root.join(&encoding).join(nar_hash.get(..2)?)).ok()?;
+    /// The file of an encoder whose name begins and ends like this, with hash and size between.
+    pub(crate) fn find_named(&self, encoding: &str, start: &str, end: &str) -> Option<Stored> {
+        let entries = fs::read_dir(self.root.join(encoding).join(start.get(..2)?)).ok()?;
         let found = entries.take(FILES_MAX).filter_map(Result::ok).find_map(|entry| {
             let name = entry.file_name();
-            let rest = name.to_str()?.strip_prefix(nar_hash)?.strip_prefix('.')?;
-            let (file_hash, size) = rest.strip_suffix(".nar.zst")?.split_once('.')?;
+            let rest = name.to_str()?.strip_prefix(start)?.strip_prefix('.')?;
+            let (file_hash, size) = rest.strip_suffix(end)?.split_once('.')?;
             let (file_hash, size) = (Sha256::from_nix32(file_hash.as_bytes()).ok()?, size.parse().ok()?);
             // A crash of the machine may have truncated the file.
             (entry.metadata().ok()?.len() == size).then(|| (entry.path(), file_hash, size))
         });
-        found.map(|(path, file_hash, file_size)| Stored { path, file_hash, file_size, encoding })
+        found.map(|(path, file_hash, file_size)| Stored { path, file_hash, file_size, encoding: encoding.to_owned() })
     }
 
     /// Removes a file whose contents do not match its name.
@@ -180,19 +186,29 @@ impl Folder {
 
     /// Syncs a file and renames it to its final name.
     pub(crate) fn finish(&self, filling: TemporaryFile, nar_hash: &NarHash, file_hash: &Sha256) -> io::Result<Stored> {
+        self.keep(filling, &self.encoding, (&nar_hash.to_nix32(), EXTENSION), file_hash)
+    }
+
+    /// Syncs a file and renames it to its final name, which begins and ends like this.
+    pub(crate) fn keep(
+        &self,
+        filling: TemporaryFile,
+        encoding: &str,
+        (start, end): (&str, &str),
+        file_hash: &Sha256,
+    ) -> io::Result<Stored> {
         let file_size = filling.file().metadata()?.len();
         filling.file().sync_data()?;
-        let nar_hash = nar_hash.to_nix32();
-        let folder = self.root.join(&self.encoding).join(nar_hash.get(..2).unwrap_or_default());
+        let folder = self.root.join(encoding).join(start.get(..2).unwrap_or_default());
         fs::create_dir_all(&folder)?;
-        let path = folder.join(format!("{nar_hash}.{}.{file_size}.nar.zst", file_hash.to_nix32()));
+        let path = folder.join(format!("{start}.{}.{file_size}{end}", file_hash.to_nix32()));
         filling.persist(&path)?;
         let bytes = self.bytes.fetch_add(file_size, Ordering::Relaxed) + file_size;
         let written = self.written.fetch_add(file_size, Ordering::Relaxed) + file_size;
         if bytes > self.bytes_max || written > self.bytes_max / LOOK_AFTER {
             self.make_room(self.bytes_max)?;
         }
-        Ok(Stored { path, file_hash: *file_hash, file_size, encoding: self.encoding.clone() })
+        Ok(Stored { path, file_hash: *file_hash, file_size, encoding: encoding.to_owned() })
     }
 
     /// Whether a write error has just happened.
@@ -233,7 +249,8 @@ impl Folder {
     fn make_room(&self, bytes_max: u64) -> io::Result<u64> {
         let mut files = Vec::new();
         for level in fs::read_dir(&self.root)?.filter_map(Result::ok) {
-            if !level.file_name().to_string_lossy().starts_with(PREFIX) {
+            let name = level.file_name();
+            if !PREFIXES.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
                 continue;
             }
             for folder in fs::read_dir(level.path())?.filter_map(Result::ok) {

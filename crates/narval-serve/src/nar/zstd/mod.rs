@@ -22,10 +22,10 @@ use quick_cache::sync::Cache;
 use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
+use crate::nar::delta_mode::DeltaMode;
 use crate::nar::plan::Planned;
-use folder::Folder;
-pub(crate) use folder::Stored;
 use folder::encoding;
+pub(crate) use folder::{Folder, Stored};
 use in_flight::Place;
 pub(crate) use in_flight::{InFlight, InFlightSource, Outcome};
 
@@ -52,6 +52,8 @@ pub struct NarCacheConfig {
     pub bytes_max: u64,
     /// The zstd level, 1 to 19. Files of another level are evicted over time.
     pub level: i32,
+    /// Whether deltas of NARs are sent; they are kept in the same folder.
+    pub deltas: DeltaMode,
 }
 
 /// See the module's description.
@@ -216,7 +218,7 @@ pub(crate) fn etag(nar_hash: &str, encoding: &str) -> String {
 }
 
 /// Whether a file's contents match its name.
-fn is_as_named(file: &File, stored: &Stored) -> bool {
+pub(crate) fn is_as_named(file: &File, stored: &Stored) -> bool {
     let mut hasher = Sha256Hasher::new();
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;

@@ -15,6 +15,7 @@ use crate::args::nar_cache::NarCacheArgs;
 use crate::args::tls::{self, TlsArgs};
 use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
+use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
 use crate::{Failure, server};
 
@@ -68,6 +69,10 @@ pub struct Args {
     priority: Option<u32>,
     #[command(flatten)]
     nar_cache: NarCacheArgs,
+    /// Whether clients that have another version of a path get the difference; made differences are kept with the compressed
+    /// NARs [default: on]
+    #[arg(long, value_name = "WHEN")]
+    deltas: Option<DeltaChoice>,
     /// Hash every NAR while it is sent, and abort the connection if it does not match the database
     #[arg(long)]
     verify_nars: bool,

@@ -7,14 +7,15 @@ use narval_cache::written::{CacheName, CacheSettings, Database};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
-use narval_serve::{Config, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
+use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
 use super::Args;
 use crate::Failure;
 use crate::args::data::parse_database;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
-use crate::config::{At, CacheSection, ConfigErrors, OidcSection, ServeConfig};
+use crate::config::{At, CacheSection, ConfigErrors, NarCacheSection, OidcSection, ServeConfig};
+use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
 
@@ -114,7 +115,7 @@ impl Settings {
         let file_name = args.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         let wide = ServerWide {
             store: args.store.clone().or_else(|| Some(file.store.as_ref()?.value.clone())),
-            nar_cache: args.nar_cache.config_over(&file.nar_cache),
+            nar_cache: nar_cache(args, file)?,
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
             web: !args.no_web && file.web.unwrap_or(defaults.page),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
@@ -174,12 +175,25 @@ impl Settings {
 }
 
 impl ServerWide {
-    /// The part of it that affects a cache: the live store is only served at `/`.
+    /// The part of it that affects a cache: the live store is only served at `/`, and its NARs are compressed. Deltas are made
+    /// for every cache.
     pub(crate) fn of(&self, cache: &CacheName) -> Self {
         if *cache == CacheName::default() {
             return self.clone();
         }
-        Self { store: None, nar_cache: None, verify_nars: false, ..self.clone() }
+        let nar_cache = self.nar_cache.clone().filter(|cache| cache.deltas != DeltaMode::Off);
+        Self { store: None, nar_cache, verify_nars: false, ..self.clone() }
+    }
+}
+
+fn nar_cache(args: &Args, file: &ServeConfig) -> Result<Option<NarCacheConfig>, Failure> {
+    let section = NarCacheSection { deltas: args.deltas.or(file.nar_cache.deltas), ..file.nar_cache.clone() };
+    let cache = args.nar_cache.config_over(&section);
+    match args.deltas {
+        Some(asked) if asked != DeltaChoice::Off && cache.is_none() => {
+            Err(Failure::usage("option --deltas: needs a folder for compressed NARs: give --nar-cache DIR"))
+        }
+        _ => Ok(cache),
     }
 }
 

@@ -1,0 +1,59 @@
+//! The memory that undoing deltas takes.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use super::DELTA_MEMORY_MAX;
+
+/// The memory in use, in bytes; at most [`DELTA_MEMORY_MAX`].
+#[derive(Debug, Default)]
+pub struct DeltaMemory {
+    in_use: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// Reserved memory, returned when dropped.
+#[derive(Debug)]
+pub struct Reserved<'a> {
+    memory: &'a DeltaMemory,
+    bytes: u64,
+}
+
+impl DeltaMemory {
+    /// Waits until so much is free; `None` if it is more than there ever is. The caller must hold no core: others need
+    /// one to free theirs.
+    pub fn reserve(&self, bytes: u64) -> Option<Reserved<'_>> {
+        if bytes > DELTA_MEMORY_MAX {
+            return None;
+        }
+        let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = self.freed.wait_while(in_use, |in_use| *in_use + bytes > DELTA_MEMORY_MAX);
+        *fits.unwrap_or_else(PoisonError::into_inner) += bytes;
+        Some(Reserved { memory: self, bytes })
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        *self.memory.in_use.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        self.memory.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_bounded() {
+        let memory = DeltaMemory::default();
+        assert!(memory.reserve(DELTA_MEMORY_MAX + 1).is_none());
+        let one = memory.reserve(DELTA_MEMORY_MAX).unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| memory.reserve(1).is_some());
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            assert!(!next.is_finished());
+            drop(one);
+            assert!(next.join().unwrap());
+        });
+    }
+}

@@ -1,0 +1,52 @@
+//! Paths by package: which of them is the best base for the delta of another path.
+
+use std::collections::HashMap;
+
+use narval_nix::{PackageName, PathInfo, StorePath, nearer_version};
+use narval_store::{Store, StoreError};
+
+/// How many candidates are looked up for one path.
+const CANDIDATES_MAX: usize = 8;
+
+/// Paths of a store, by package and output.
+pub struct DeltaBases(HashMap<(Box<str>, Box<str>), Vec<StorePath>>);
+
+impl DeltaBases {
+    /// The bases among these paths. Derivations are none.
+    pub fn of(paths: Vec<StorePath>) -> Self {
+        let mut bases: HashMap<_, Vec<_>> = HashMap::new();
+        for path in paths.into_iter().filter(|path| !path.is_derivation()) {
+            let name = PackageName::of(path.name());
+            bases.entry((name.package.into(), name.output.into())).or_default().push(path);
+        }
+        Self(bases)
+    }
+
+    /// The best base for a path: the same package and output, of the nearest version (older ones first), and of that the path that
+    /// was registered last. `None` if there is none that `fits`.
+    ///
+    /// # Errors
+    /// If the store cannot be queried.
+    pub fn best(
+        &self,
+        path: &StorePath,
+        store: &Store,
+        fits: impl Fn(&PathInfo) -> bool,
+    ) -> Result<Option<PathInfo>, StoreError> {
+        let name = PackageName::of(path.name());
+        let Some(all) = self.0.get(&(name.package.into(), name.output.into())) else { return Ok(None) };
+        let mut candidates: Vec<&StorePath> = all.iter().filter(|other| *other != path).collect();
+        candidates.sort_by(|one, other| nearer_version(name.version, version(one), version(other)));
+        candidates.truncate(CANDIDATES_MAX);
+        let candidates: Vec<StorePath> = candidates.into_iter().cloned().collect();
+        let found = store.path_infos(&candidates)?.into_iter().flatten().filter(|info| fits(info));
+        Ok(found.min_by(|one, other| {
+            let latest = || other.registration_time.cmp(&one.registration_time);
+            nearer_version(name.version, version(&one.path), version(&other.path)).then_with(latest)
+        }))
+    }
+}
+
+fn version(path: &StorePath) -> &str {
+    PackageName::of(path.name()).version
+}

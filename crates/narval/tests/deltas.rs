@@ -1,0 +1,426 @@
+//! Deltas of NARs: asked for, made once, kept, undone, verified; and what happens if any of that goes wrong.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use narval_nix::Sha256;
+use serde_json::Value;
+use support::{NARVAL, Nix, Server, Store, hash_part, stdout, value};
+
+/// A program: bytes that compress to half.
+fn program(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        b"0123456789abcdef"[(state >> 60) as usize]
+    };
+    (0..len).map(next).collect()
+}
+
+/// The same after a rebuild: hash parts have changed.
+fn rebuilt(program: &[u8]) -> Vec<u8> {
+    let mut new = program.to_vec();
+    for at in (1000..new.len() - 32).step_by(300_000) {
+        new[at..at + 32].fill(b'x');
+    }
+    new
+}
+
+/// A store with two versions of a program.
+struct Versions {
+    store: Store,
+    old: String,
+    new: String,
+}
+
+impl Versions {
+    fn new() -> Self {
+        let store = Store::new();
+        let first = program(1, 3_000_000);
+        let old = store.add_file("tool-1.0", &first);
+        let new = store.add_file("tool-1.1", rebuilt(&first));
+        Self { store, old, new }
+    }
+
+    /// The fields that ask for a delta from the old version.
+    fn fields(&self) -> [String; 3] {
+        let hash = Sha256::of(&self.store.dump(&self.old));
+        [
+            "Accept-Encoding: dcz".to_owned(),
+            format!("Available-Dictionary: :{}:", STANDARD.encode(hash.as_bytes())),
+            format!("Dictionary-ID: \"{}\"", hash_part(&self.old)),
+        ]
+    }
+}
+
+fn install(from: &str, root: &Path, path: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(NARVAL);
+    command.args(["install", "--from", from, "--no-check-sigs", "--json", "--store"]).arg(root).arg(path).args(args);
+    command.env("HOME", root.parent().unwrap()).output().unwrap()
+}
+
+/// The summary of an install.
+fn summary(output: Output) -> Value {
+    let text = stdout(output);
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.into_iter().find(|line| line["type"] == "summary").unwrap()
+}
+
+fn installed(root: &Path, path: &str) -> Vec<u8> {
+    fs::read(root.join(&path[1..])).unwrap()
+}
+
+fn metric(server: &Server, name: &str) -> u64 {
+    let metrics = server.get("/metrics");
+    let line = metrics.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    line.parse().unwrap()
+}
+
+#[test]
+fn an_upgrade_takes_the_difference_and_a_second_client_costs_no_compression() {
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let info = server.get("/nix-cache-info");
+    assert_eq!(value(info.text(), "NarDeltas"), Some("dcz"));
+    let home = tempfile::tempdir().unwrap();
+    for client in ["one", "two"] {
+        let root = home.path().join(client);
+        assert_eq!(summary(install(&server.url(), &root, &versions.old, &["--deltas"]))["deltas"], 0);
+        let report = summary(install(&server.url(), &root, &versions.new, &["--deltas"]));
+        assert_eq!(report["deltas"], 1);
+        assert!(report["downloaded"].as_u64().unwrap() < 20_000, "{report}");
+        assert!(report["saved"].as_u64().unwrap() > 1_000_000, "{report}");
+        assert_eq!(installed(&root, &versions.new), installed(&versions.store.path("root"), &versions.new));
+    }
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 1);
+    assert_eq!(metric(&server, "narval_nar_deltas_sent_total"), 2);
+    // The other way round is a delta, too, and so is a delta after a restart.
+    let root = home.path().join("three");
+    install(&server.url(), &root, &versions.new, &[]);
+    assert_eq!(summary(install(&server.url(), &root, &versions.old, &["--deltas"]))["deltas"], 1);
+    assert_eq!(server.terminate(), Some(0));
+    let server = Server::narval(&versions.store, &["--deltas", "kept"]);
+    let root = home.path().join("four");
+    install(&server.url(), &root, &versions.old, &[]);
+    assert_eq!(summary(install(&server.url(), &root, &versions.new, &["--deltas"]))["deltas"], 1);
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 0);
+}
+
+#[test]
+fn what_goes_over_the_wire() {
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let url = format!("/nar/{}.nar", hash_part(&versions.new));
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let delta = server.ask("GET", &url, &fields);
+    assert_eq!((delta.status, delta.field("content-encoding")), (200, Some("dcz")));
+    assert_eq!(delta.field("vary"), Some("accept-encoding, available-dictionary"));
+    assert_eq!(delta.field("content-type"), Some("application/x-nix-nar"));
+    assert!(delta.complete && delta.body.len() < 20_000);
+    // The header of RFC 9842, section 5, and a frame of RFC 8878 with that dictionary.
+    let (old, new) = (versions.store.dump(&versions.old), versions.store.dump(&versions.new));
+    assert_eq!(delta.body[..8], [0x5e, 0x2a, 0x4d, 0x18, 0x20, 0, 0, 0]);
+    assert_eq!(delta.body[8..40], *Sha256::of(&old).as_bytes());
+    let mut decoder = zstd::stream::read::Decoder::with_dictionary(&delta.body[40..], &old).unwrap();
+    decoder.window_log_max(27).unwrap();
+    let mut undone = Vec::new();
+    std::io::copy(&mut decoder, &mut undone).unwrap();
+    assert!(undone == new);
+    // It can be resumed.
+    let tag = delta.field("etag").unwrap();
+    let rest =
+        server.ask("GET", &url, &[fields[0], fields[1], fields[2], "Range: bytes=100-", &format!("If-Range: {tag}")]);
+    assert_eq!((rest.status, rest.field("content-encoding")), (206, Some("dcz")));
+    assert!(rest.body == delta.body[100..]);
+    // Whoever does not ask for it, or asks for it in vain, gets what was always sent.
+    let plain = server.get(&url);
+    assert!(plain.body == new && plain.field("vary") == Some("accept-encoding"));
+    let other_hash = format!("Available-Dictionary: :{}:", STANDARD.encode(Sha256::of(b"x").as_bytes()));
+    for wrong in [
+        [fields[0], &other_hash, fields[2]],
+        [fields[0], fields[1], "Dictionary-ID: \"00000000000000000000000000000000\""],
+        [fields[0], fields[1], "Dictionary-ID: \"../../etc/passwd\""],
+        [fields[0], "Available-Dictionary: :AAAA:", fields[2]],
+        ["Accept-Encoding: identity", fields[1], fields[2]],
+        ["Accept-Encoding: dcz;q=0", fields[1], fields[2]],
+    ] {
+        let whole = server.ask("GET", &url, &wrong);
+        assert!(whole.status == 200 && whole.field("content-encoding").is_none() && whole.body == new, "{wrong:?}");
+    }
+    assert_eq!(metric(&server, "narval_nar_deltas_sent_total"), 2);
+}
+
+#[test]
+fn what_is_not_smaller_is_sent_whole() {
+    let store = Store::new();
+    let old = store.add_file("tool-1.0", program(1, 1_000_000));
+    let new = store.add_file("tool-1.1", program(2, 1_000_000));
+    let versions = Versions { store, old, new };
+    let server = Server::narval(&versions.store, &[]);
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    for _ in 0..2 {
+        let whole = server.ask("GET", &format!("/nar/{}.nar", hash_part(&versions.new)), &fields);
+        assert!(whole.field("content-encoding").is_none() && whole.body == versions.store.dump(&versions.new));
+    }
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 0);
+}
+
+#[test]
+fn deltas_can_be_switched_off_on_either_side() {
+    let versions = Versions::new();
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    let server = Server::narval(&versions.store, &["--deltas", "off"]);
+    assert_eq!(value(server.get("/nix-cache-info").text(), "NarDeltas"), None);
+    install(&server.url(), &root, &versions.old, &[]);
+    assert_eq!(summary(install(&server.url(), &root, &versions.new, &["--deltas"]))["deltas"], 0);
+    assert_eq!(server.terminate(), Some(0));
+    let server = Server::narval(&versions.store, &["--deltas", "on"]);
+    let root = home.path().join("other");
+    install(&server.url(), &root, &versions.old, &[]);
+    assert_eq!(summary(install(&server.url(), &root, &versions.new, &["--no-deltas"]))["deltas"], 0);
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 0);
+    let refused = Command::new(NARVAL)
+        .args(["serve", "--store", &versions.store.uri(), "--no-nar-cache", "--deltas", "on"])
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--nar-cache"));
+}
+
+#[test]
+fn a_base_that_was_changed_on_disk_is_not_used() {
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    install(&server.url(), &root, &versions.old, &[]);
+    let file = root.join(&versions.old[1..]);
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, program(9, 3_000_000)).unwrap();
+    let output = install(&server.url(), &root, &versions.new, &["--deltas"]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(summary(output)["deltas"], 0);
+    assert_eq!(installed(&root, &versions.new), installed(&versions.store.path("root"), &versions.new));
+}
+
+#[test]
+fn a_base_that_was_changed_on_the_server_is_not_used_either() {
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let file = versions.store.real(&versions.old);
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, program(9, 3_000_000)).unwrap();
+    let whole = server.ask("GET", &format!("/nar/{}.nar", hash_part(&versions.new)), &fields);
+    assert_eq!((whole.status, whole.field("content-encoding")), (200, None));
+    assert!(whole.body == versions.store.dump(&versions.new));
+    assert_eq!(metric(&server, "narval_corrupt_paths_total"), 1);
+}
+
+#[test]
+fn a_written_cache_sends_deltas_between_what_was_pushed_to_it_alone() {
+    let versions = Versions::new();
+    let data = versions.store.path("data");
+    let config = versions.store.path("narval.toml");
+    fs::write(&config, "[[cache]]\nname = \"team\"\npublic = true\n[[cache]]\nname = \"other\"\npublic = true\n")
+        .unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(&data).arg("--config").arg(&config);
+    let server = Server::start(command, &[("XDG_CACHE_HOME", versions.store.path("cache").to_str().unwrap())]);
+    let mut create = Command::new(NARVAL);
+    create.args(["token", "create", "--pull", "--push", "--cache", "*", "test", "--data"]).arg(&data);
+    let token = versions.store.path("token");
+    fs::write(&token, stdout(create.output().unwrap())).unwrap();
+    let push = |cache: &str, path: &str| {
+        let mut command = Command::new(NARVAL);
+        command.args(["push", "--store", &versions.store.uri(), "--to", &format!("{}/{cache}", server.url()), path]);
+        stdout(command.arg("--token-file").arg(&token).output().unwrap());
+    };
+    push("team", &versions.old);
+    push("team", &versions.new);
+    push("other", &versions.new);
+    let home = tempfile::tempdir().unwrap();
+    for (cache, deltas) in [("team", 1), ("other", 0)] {
+        let (root, team) = (home.path().join(cache), format!("{}/team", server.url()));
+        install(&team, &root, &versions.old, &[]);
+        let report = summary(install(&format!("{}/{cache}", server.url()), &root, &versions.new, &["--deltas"]));
+        assert_eq!(report["deltas"], deltas, "{cache}: {report}");
+        assert_eq!(installed(&root, &versions.new), installed(&versions.store.path("root"), &versions.new));
+    }
+}
+
+#[test]
+fn warm_makes_the_deltas_between_two_generations() {
+    let versions = Versions::new();
+    let profiles = versions.store.path("profiles");
+    fs::create_dir(&profiles).unwrap();
+    let profile = profiles.join("system");
+    for (number, path) in [(1, &versions.old), (2, &versions.new)] {
+        std::os::unix::fs::symlink(path, profiles.join(format!("system-{number}-link"))).unwrap();
+    }
+    std::os::unix::fs::symlink("system-2-link", &profile).unwrap();
+    let warm = || {
+        let mut command = Command::new(NARVAL);
+        command.args(["warm", "--store", &versions.store.uri(), "--deltas-from"]).arg(&profile);
+        command.env("XDG_CACHE_HOME", versions.store.path("cache")).output().unwrap()
+    };
+    let text = |output: Output| {
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(text(warm()).contains("1 deltas made, 0 already present"));
+    assert!(text(warm()).contains("0 deltas made, 1 already present"));
+    let server = Server::narval(&versions.store, &["--deltas", "kept"]);
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let url = format!("/nar/{}.nar", hash_part(&versions.new));
+    assert_eq!(server.ask("GET", &url, &fields).field("content-encoding"), Some("dcz"));
+}
+
+/// A server that promises deltas, and sends something else.
+struct Liar {
+    address: SocketAddr,
+    /// The requests for the NAR: whether they asked for a delta.
+    asked: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Liar {
+    fn start(narinfo: String, delta: Vec<u8>, cut: usize, whole: Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, asked) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(Vec::new())));
+        let seen = Arc::clone(&asked);
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let Some(first) = lines.next() else { continue };
+                let fields: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+                let asks = fields.iter().any(|line| line.contains("Encoding: dcz"));
+                let (coding, body, len) = match first.split(' ').nth(1).unwrap() {
+                    "/nix-cache-info" => ("", b"StoreDir: /nix/store\nNarDeltas: dcz\n".to_vec(), usize::MAX),
+                    path if path.ends_with(".narinfo") => ("", narinfo.clone().into_bytes(), usize::MAX),
+                    _ => {
+                        seen.lock().unwrap().push(asks);
+                        if asks {
+                            ("Content-Encoding: dcz\r\n", delta.clone(), cut)
+                        } else {
+                            ("", whole.clone(), usize::MAX)
+                        }
+                    }
+                };
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{coding}Content-Length: {}\r\n\r\n", body.len());
+                // The client may close first.
+                let _ = stream.write_all(head.as_bytes());
+                let _ = stream.write_all(&body[..body.len().min(len)]);
+                // Closing at once could reset the connection before the client has read everything.
+                let _ = stream.shutdown(Shutdown::Write);
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        });
+        Self { address, asked }
+    }
+}
+
+#[test]
+fn a_lying_server_ends_in_a_verified_path_or_a_clear_error() {
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let hash = hash_part(&versions.new).to_owned();
+    let narinfo = server.get(&format!("/{hash}.narinfo")).text().to_owned();
+    let good = server.ask("GET", &format!("/nar/{hash}.nar"), &fields).body;
+    let new = versions.store.dump(&versions.new);
+    let home = tempfile::tempdir().unwrap();
+    let frame = |bytes: &[u8]| [&good[..40], bytes].concat();
+    let mut changed = good.clone();
+    let middle = changed.len() / 2;
+    changed[middle] ^= 0xff;
+    let lies: [(&str, Vec<u8>, usize); 7] = [
+        ("bomb", frame(&[0x28, 0xb5, 0x2f, 0xfd, 0, 21 << 3, 1, 0, 0]), usize::MAX),
+        ("another-base", [&good[..8], Sha256::of(b"x").as_bytes(), &good[40..]].concat(), usize::MAX),
+        ("no-delta", b"<html>".to_vec(), usize::MAX),
+        ("changed", changed, usize::MAX),
+        ("short", good[..good.len() - 5].to_vec(), usize::MAX),
+        ("broken-off", good.clone(), good.len() / 2),
+        ("more", frame(&zstd::encode_all(&program(3, 9_000_000)[..], 1).unwrap()), usize::MAX),
+    ];
+    for (name, delta, cut) in lies {
+        let liar = Liar::start(narinfo.clone(), delta, cut, new.clone());
+        let (root, url) = (home.path().join(name), format!("http://{}", liar.address));
+        install(&server.url(), &root, &versions.old, &[]);
+        let output = install(&url, &root, &versions.new, &["--deltas", "--attempts", "1"]);
+        assert_eq!(summary(output)["deltas"], 0, "{name}");
+        assert_eq!(installed(&root, &versions.new), installed(&versions.store.path("root"), &versions.new), "{name}");
+        assert_eq!(*liar.asked.lock().unwrap(), [true, false], "{name}");
+    }
+    // The whole NAR is wrong, too.
+    let mut wrong = new;
+    wrong[1_000_000] ^= 1;
+    let liar = Liar::start(narinfo, b"<html>".to_vec(), usize::MAX, wrong);
+    let root = home.path().join("wrong");
+    install(&server.url(), &root, &versions.old, &[]);
+    let output = install(&format!("http://{}", liar.address), &root, &versions.new, &["--deltas", "--attempts", "1"]);
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("NarHash"), "{output:?}");
+    assert!(!root.join(&versions.new[1..]).exists());
+}
+
+/// A laptop, an edge or a CI runner: stock Nix asks a near Narval, which fetches deltas from a far one.
+#[test]
+fn a_near_server_fetches_deltas_and_gives_stock_nix_whole_nars() {
+    let versions = Versions::new();
+    let far = Server::narval(&versions.store, &[]);
+    let (data, config) = (versions.store.path("near"), versions.store.path("near.toml"));
+    fs::write(&config, format!("[[upstream]]\nurl = \"{}\"\nrequire-signatures = false\n", far.url())).unwrap();
+    let near = || {
+        let mut command = Command::new(NARVAL);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(&data).arg("--config").arg(&config);
+        Server::start(command, &[("XDG_CACHE_HOME", versions.store.path("near-cache").to_str().unwrap())])
+    };
+    let copy = |server: &Server, nix: Nix, path: &str| {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        let root = root.to_str().unwrap();
+        stdout(nix.nix(home.path(), &["copy", "--no-check-sigs", "--from", &server.url(), "--to", root, path]));
+        installed(Path::new(root), path)
+    };
+    let server = near();
+    let old = installed(&versions.store.path("root"), &versions.old);
+    let new = installed(&versions.store.path("root"), &versions.new);
+    assert!(copy(&server, Nix::Newest, &versions.old) == old);
+    assert_eq!(metric(&far, "narval_nar_deltas_sent_total"), 0);
+    // Also after a restart: what is kept is found again.
+    assert_eq!(server.terminate(), Some(0));
+    let server = near();
+    for nix in Nix::BOTH {
+        assert!(copy(&server, nix, &versions.new) == new);
+    }
+    assert_eq!(metric(&far, "narval_nar_deltas_sent_total"), 1);
+    let narinfo = server.get(&format!("/{}.narinfo", hash_part(&versions.new))).text().to_owned();
+    assert_eq!(value(&narinfo, "Compression"), Some("none"));
+    // A file under its compressed name is remembered by clients for weeks, and still answered.
+    let third = versions.store.add_file("tool-1.2", program(5, 100_000));
+    let mut warm = Command::new(NARVAL);
+    warm.args(["warm", "--store", &versions.store.uri(), &third]);
+    assert!(warm.env("XDG_CACHE_HOME", versions.store.path("cache")).output().unwrap().status.success());
+    let far_narinfo = far.get(&format!("/{}.narinfo", hash_part(&third))).text().to_owned();
+    let hash = value(&far_narinfo, "FileHash").and_then(|hash| hash.strip_prefix("sha256:")).unwrap();
+    let file = server.get(&format!("/nar/{}-{hash}.nar.zst", hash_part(&third)));
+    assert!(file.status == 200 && zstd::decode_all(&file.body[..]).unwrap() == versions.store.dump(&third));
+}
