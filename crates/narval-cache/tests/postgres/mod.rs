@@ -37,6 +37,70 @@ pub struct PostgresServer {
     databases: AtomicU32,
 }
 
+/// pgbouncer in front of a server, in transaction mode with few connections.
+pub struct Pooler {
+    port: u16,
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Pooler {
+    /// Starts one; `None`, and a note, where pgbouncer is not installed.
+    pub fn new(server: &PostgresServer) -> Option<Self> {
+        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/pgbouncer");
+        let own = std::env::var_os("PGBOUNCER").map(PathBuf::from);
+        let programs = [own, Some("/usr/sbin/pgbouncer".into()), Some(unpacked.join("usr/sbin/pgbouncer"))];
+        let Some(program) = programs.into_iter().flatten().find(|program| program.is_file()) else {
+            eprintln!("note: skipped: there is no pgbouncer here; 'tools/test packages' gets it");
+            return None;
+        };
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+        let config = folder.path().join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\n* = host={} port={} user=narval\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 4\nmax_client_conn = 500\n\
+             logfile = {}\n",
+            server.folder.path().display(),
+            server.port,
+            folder.path().join("log").display()
+        );
+        fs::write(&config, text).unwrap();
+        // It does not run as root, and must read and write there.
+        if let Some((user, group)) = user() {
+            chown(folder.path(), Some(user), Some(group)).unwrap();
+            chown(&config, Some(user), Some(group)).unwrap();
+        }
+        let mut command = server.guarded("sh");
+        let libraries = unpacked.join("usr/lib/x86_64-linux-gnu");
+        let own = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        command.args(["-c", "exec \"$0\" \"$@\""]).arg(program).arg("-q").arg(config);
+        command.env("LD_LIBRARY_PATH", format!("{}:{own}", libraries.display()));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let until = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            let said = || fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+            assert!(Instant::now() < until, "pgbouncer does not start: {}", said());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(Self { port, child, _folder: folder })
+    }
+
+    /// The address of a database by way of the pooler.
+    pub fn through(&self, address: &str) -> String {
+        let (server, rest) = address.split_once("/d").unwrap();
+        let (host, _) = server.rsplit_once(':').unwrap();
+        format!("{host}:{}/d{rest}", self.port)
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        // The guard ends it, and then itself.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
 /// The server of this process, as long as somebody uses it.
 static SHARED: Mutex<Weak<PostgresServer>> = Mutex::new(Weak::new());
 
@@ -92,7 +156,8 @@ impl PostgresServer {
         if let Some((user, group)) = user() {
             command.uid(user).gid(group);
         }
-        command.args(["-c", GUARD, "guard"]).arg(self.programs.join(program));
+        let program = Some(self.programs.join(program)).filter(|file| file.is_file()).unwrap_or_else(|| program.into());
+        command.args(["-c", GUARD, "guard"]).arg(program);
         command
     }
 

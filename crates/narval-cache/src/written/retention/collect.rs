@@ -138,6 +138,14 @@ impl Cache {
         Ok(collected)
     }
 
+    /// How many paths a collection at this time keeps, and how many it removes, without doing so.
+    #[cfg(test)]
+    pub(in crate::written) fn mark_only(&self, now: u64) -> Result<(usize, usize), Refusal> {
+        let snapshot = self.index().snapshot(self.id(), None)?;
+        let forgotten = self.marks(&snapshot, now)?.forgotten(&snapshot).len();
+        Ok((snapshot.len() - forgotten, forgotten))
+    }
+
     /// As [`Cache::collect_in_background`], unless another server has done it within this time.
     pub(in crate::written) fn collect_in_turn(&self, every: Duration) {
         match self.index().collected(self.id()) {

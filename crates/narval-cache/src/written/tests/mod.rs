@@ -5,6 +5,7 @@ mod fsck;
 mod hostile;
 mod in_bucket;
 mod killed;
+mod many_paths;
 mod oversized;
 mod place;
 #[path = "../../../tests/postgres/mod.rs"]

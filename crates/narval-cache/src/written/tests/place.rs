@@ -167,6 +167,6 @@ pub(super) fn is_on_postgres() -> bool {
     module_path!().contains("on_postgres")
 }
 
-fn wants_bucket() -> bool {
+pub(super) fn wants_bucket() -> bool {
     module_path!().contains("in_bucket")
 }

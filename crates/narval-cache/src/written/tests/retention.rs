@@ -400,6 +400,26 @@ fn logs_and_listings_count_to_the_quota() {
     assert!(large.send(&fixture.cache, Compression::None).unwrap().is_some());
 }
 
+/// Two servers, and one quota: what one has stored, the other counts.
+#[test]
+fn a_quota_is_one_for_all_servers() {
+    let paths: Vec<TestPath> =
+        (0..8).map(|at| TestPath::with_contents(&format!("p-{at}"), &[], &[at; 5_000])).collect();
+    let quota = paths[0].nar.len() as u64 * 7 / 2;
+    let fixture = Fixture::with(&CacheSettings { quota: Some(quota), ..CacheSettings::default() });
+    let other = fixture.folder.open();
+    let caches = [fixture.cache.clone(), other.cache(&CacheName::default()).unwrap().unwrap()];
+    let mut stored = 0;
+    for (at, path) in paths.iter().enumerate() {
+        match path.send(&caches[at % 2], Compression::None) {
+            Ok(_) => stored += 1,
+            Err(refusal) => assert_eq!(refusal.kind, RefusalKind::NoSpace, "{refusal}"),
+        }
+    }
+    assert_eq!((stored, caches[0].usage().unwrap()), (3, caches[1].usage().unwrap()));
+    assert!(caches[0].usage().unwrap().bytes <= quota);
+}
+
 #[test]
 fn logs_push_no_paths_out() {
     let fixture = Fixture::with(&CacheSettings { size_max: Some(20_000), ..CacheSettings::default() });

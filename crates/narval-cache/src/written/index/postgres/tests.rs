@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::written::tests_on_postgres::postgres::PostgresServer;
+use crate::written::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
 fn path(name: &str, file: &str) -> PathRecord {
     let digest = narval_nix::Sha256::of(name.as_bytes());
@@ -321,4 +321,106 @@ fn a_paused_transaction_holds_nobody_up_for_long() {
     other.add_file(cache, "file", &nar("file"), 1).unwrap();
     let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));
     assert!(done.unwrap_err().breaks_connection());
+}
+
+/// Every transaction may get another connection, and none has a session: pgbouncer in transaction mode, with four connections for
+/// two nodes.
+#[test]
+fn nodes_behind_a_pooler_of_transactions() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let Some(pooler) = Pooler::new(&server) else { return };
+    let address = pooler.through(&server.database());
+    let nodes = [Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap()];
+    let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let before = nodes[1].stamp();
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let node = &nodes[thread % 2];
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let name = format!("file-{thread}-{round}");
+                    node.add_file(cache, &name, &nar(&name), 1).unwrap();
+                    let part = path(&name, &name).hash_part;
+                    node.lease(cache, &[part], 50).unwrap();
+                    assert_eq!(node.commit(cache, vec![path(&name, &name)], &[], 5).unwrap(), Commit::Done);
+                    assert!(node.narinfo(cache, &part).unwrap().is_some());
+                }
+            });
+        }
+    });
+    soon(nodes[0].noticed_after() * 4, || nodes[1].stamp() > before + 30);
+    let parts: Vec<_> = (0..10).map(|round| path(&format!("file-0-{round}"), "").hash_part).collect();
+    assert!(nodes[1].present(cache, &parts).unwrap().iter().all(|present| *present));
+    // The lease of a collection needs no session, nor does its snapshot.
+    let fence = nodes[0].begin_collection().unwrap().unwrap();
+    assert_eq!(nodes[1].begin_collection().unwrap(), None);
+    assert_eq!(nodes[0].snapshot(cache, None).unwrap().len(), 60);
+    let all: Vec<_> = parts.iter().map(|part| (*part, 5)).collect();
+    assert_eq!(nodes[0].hide(fence, cache, &all, 60).unwrap().len(), 10);
+    let cutoff = Some(Cutoff { orphaned: 70, used: 70, doomed: None });
+    let condemned = nodes[0].condemn(fence, cache, cutoff, 100).unwrap();
+    assert_eq!((condemned.names.len(), condemned.blobs.len()), (10, 10));
+    nodes[0].forget(fence, cache, &condemned.names).unwrap();
+    nodes[0].end_collection(fence, Some(cache)).unwrap();
+    assert!(nodes[1].collected(cache).unwrap().is_some());
+    assert_eq!((nodes[1].usage(cache).unwrap().paths, nodes[1].usage(cache).unwrap().bytes), (50, 250));
+    assert!(nodes[1].begin_collection().unwrap().is_some());
+}
+
+/// A node of the next version has changed the tables, as this version did with those of the one before: both commit and collect.
+#[test]
+fn nodes_of_two_versions_side_by_side() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let old = Postgres::open(&address).unwrap();
+    let cache = old.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let next = "set search_path to narval; alter table files add column next bigint; alter table paths add column next text default 'x'; \
+         create table next (id bigint primary key); update meta set value = (value::int + 1)::text where key = 'version'";
+    server.sql(name, next).unwrap();
+    // One that runs goes on, and one that starts finds tables that it can use.
+    let new = Postgres::open(&address).unwrap();
+    for (number, (one, other)) in [(&old, &new), (&new, &old)].into_iter().enumerate() {
+        let name = format!("file-{number}");
+        one.add_file(cache, &name, &nar(&name), 1).unwrap();
+        assert_eq!(other.commit(cache, vec![path(&name, &name)], &[], 1).unwrap(), Commit::Done);
+        let record = one.path(cache, &path(&name, &name).hash_part).unwrap().unwrap();
+        assert_eq!(one.commit(cache, vec![record], &[], 2).unwrap(), Commit::Done);
+        let fence = other.begin_collection().unwrap().unwrap();
+        assert_eq!(other.hide(fence, cache, &[(path(&name, &name).hash_part, 5)], 5).unwrap().len(), 1);
+        let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
+        let condemned = other.condemn(fence, cache, cutoff, 9).unwrap();
+        other.forget(fence, cache, &condemned.names).unwrap();
+        other.end_collection(fence, Some(cache)).unwrap();
+        assert_eq!((condemned.names.len(), one.usage(cache).unwrap()), (1, Usage::default()));
+    }
+}
+
+/// Tables of version 1, and a node of it that goes on while one of this version changes them: what it writes has no new columns.
+#[test]
+fn tables_of_the_version_before() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    index.add_file(cache, "file", &nar("file"), 1).unwrap();
+    index.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
+    drop(index);
+    let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
+         drop table collected; update meta set value = '1' where key = 'version'";
+    server.sql(name, before).unwrap();
+    let index = Postgres::open(&address).unwrap();
+    assert!(
+        index.file(cache, "file").unwrap().is_some() && index.path(cache, &path("a", "").hash_part).unwrap().is_some()
+    );
+    // An old node commits a path with a NAR that a collection of this version has condemned and could not remove.
+    index.add_file(cache, "left", &nar("left"), 1).unwrap();
+    let fence = index.begin_collection().unwrap().unwrap();
+    let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
+    assert_eq!(index.condemn(fence, cache, cutoff, 9).unwrap().names.len(), 1);
+    server.sql(name, "update narval.files set orphaned = null, used = 9 where name = 'left'").unwrap();
+    assert!(index.file(cache, "left").unwrap().is_some());
+    index.forget(fence, cache, &[("left".into(), 5)]).unwrap();
+    assert!(index.file(cache, "left").unwrap().is_some(), "what a path names stays");
 }
