@@ -320,6 +320,14 @@ pub(crate) const HTTP2_HELD_MAX: usize = 1024 * 1024;
 /// Bytes sent on one HTTP/2 connection before the shard's other connections have their turn.
 pub(crate) const HTTP2_BYTES_PER_TURN: usize = 1024 * 1024;
 
+/// With more open connections than this, new ones with HTTP/2 are limited to [`HTTP2_UNSENT_CROWDED`].
+pub(crate) const CONNECTIONS_CROWDED: usize = 256;
+
+/// Bytes that the kernel takes for such a connection before it sends them. Otherwise it buffers up to 4 MiB for a client
+/// that reads slowly, and a thousand of these use up what it has for all TCP connections of the machine: it then drops
+/// packets of the others, too.
+pub(crate) const HTTP2_UNSENT_CROWDED: u32 = 128 * 1024;
+
 /// How long a connection that has not sent a request yet may send its first one when the server stops: its client would
 /// take the end for a failure. It includes the TLS handshake.
 pub(crate) const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(250);

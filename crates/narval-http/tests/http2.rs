@@ -309,7 +309,8 @@ fn one_stream_from_afar_is_as_fast_as_http_1() {
         }
         let [http1, http2] = best.map(|best| (best / 1e6).round());
         eprintln!("{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
-        // 0.9 and more on a quiet machine.
+        // 0.9 and more on a quiet machine. With a load of 20 on two cores, pairs of transfers differ by 0.6 to 1.9, so that their
+        // median is no better than the best of each.
         assert!(best[1] >= 0.8 * best[0], "{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
     }
 }

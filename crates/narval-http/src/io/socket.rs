@@ -10,7 +10,7 @@ use crate::Peer;
 use crate::io::out_buf::OutBuf;
 #[cfg(any(test, feature = "sim"))]
 use crate::io::sim::SimSocket;
-use crate::io::unsafe_calls::bytes_in_flight;
+use crate::io::unsafe_calls::{self, bytes_in_flight};
 
 /// A non-blocking stream socket of the kernel or of the simulated kernel.
 #[derive(Debug)]
@@ -168,6 +168,16 @@ impl Socket {
                 let (socket, address) = acceptfrom_with(fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
                 Ok((Self::Os(socket), peer(address)?))
             }
+        }
+    }
+
+    /// Limits the bytes that the kernel takes before they are sent.
+    pub(crate) fn limit_unsent(&self, bytes: u32) {
+        if let Some(fd) = self.fd()
+            && let Err(error) = unsafe_calls::limit_unsent(fd, bytes)
+        {
+            // The kernel buffers more.
+            tracing::trace!(%error, "cannot limit a socket's unsent bytes");
         }
     }
 

@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::libc;
 
 const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
 
@@ -15,6 +17,16 @@ pub(crate) fn bytes_in_flight(fd: BorrowedFd<'_>) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
+/// Limits the bytes that a TCP socket takes before they are sent (`TCP_NOTSENT_LOWAT`). Bytes in flight do not count.
+pub(crate) fn limit_unsent(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let size = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the kernel only reads an integer of this size.
+    let result = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, (&raw const bytes).cast(), size)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Makes glibc return freed blocks of a megabyte and more to the system. By default, glibc raises this threshold up to
 /// 32 MiB when the first large block is freed. Later blocks come from its arenas, which hardly ever shrink: after a
 /// burst of large messages a server kept four fifths of the memory that it had needed. Call this at the start of a
@@ -22,12 +34,12 @@ pub(crate) fn bytes_in_flight(fd: BorrowedFd<'_>) -> io::Result<usize> {
 pub fn give_back_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, bytes) in [
-        (nix::libc::M_MMAP_THRESHOLD, 1024 * 1024),
+        (libc::M_MMAP_THRESHOLD, 1024 * 1024),
         // Setting one threshold also stops the other from adjusting, which would return memory that the next response
         // needs.
-        (nix::libc::M_TRIM_THRESHOLD, 4 * 1024 * 1024),
+        (libc::M_TRIM_THRESHOLD, 4 * 1024 * 1024),
     ] {
         // SAFETY: it takes the allocator's lock and sets a number.
-        unsafe { nix::libc::mallopt(parameter, bytes) };
+        unsafe { libc::mallopt(parameter, bytes) };
     }
 }

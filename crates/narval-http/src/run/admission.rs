@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Peer;
-use crate::limits::Limits;
+use crate::limits::{CONNECTIONS_CROWDED, Limits};
 
 /// The limits on connections and handshakes.
 #[derive(Debug)]
@@ -47,6 +47,11 @@ impl Admission {
             *count += 1;
         }
         true
+    }
+
+    /// Whether there are so many connections that each should use little of the kernel's memory.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > CONNECTIONS_CROWDED
     }
 
     /// The connections and handshakes counted now.

@@ -9,6 +9,9 @@ use crate::io::driver::{Completion, Driver, Op};
 use crate::limits::SHARD_FILE_BYTES_IN_ALL;
 use crate::run::connection::Connection;
 
+/// Completions after which the memory for bodies is checked again: together they take half a megabyte of it at most.
+const RECEIVE_MAX_EVERY: u64 = 8;
+
 impl<D: Driver<Connection>> Shard<D> {
     /// Waits for events, and handles them. Returns `false` when the shard has stopped.
     ///
@@ -32,9 +35,11 @@ impl<D: Driver<Connection>> Shard<D> {
         if self.local.now >= self.local.date_until {
             self.local.date_until = self.local.now + date::set();
         }
-        let (mut completions, mut messages) = (0, 0);
+        let (mut completions, mut messages) = (0_u64, 0);
         loop {
-            self.driver.receive_at_most(self.local.receive_max());
+            if completions.is_multiple_of(RECEIVE_MAX_EVERY) {
+                self.driver.receive_at_most(self.local.receive_max());
+            }
             let Some(completion) = self.driver.next() else { break };
             match completion {
                 Completion::Received { token, result: Ok(buffer) } => {

@@ -6,6 +6,7 @@ use super::Shard;
 use super::slots::{Http2, Protocol, Slot};
 use crate::http1::conn::{Act, Close, Conn, Then};
 use crate::io::driver::Driver;
+use crate::limits::HTTP2_UNSENT_CROWDED;
 use crate::run::admission::HandshakePermit;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::job::Job;
@@ -125,6 +126,9 @@ impl<D: Driver<Connection>> Shard<D> {
                     Some(tls) if tls.speaks_http2() => {
                         self.local.counters.connections_http2.add(1);
                         let server = &self.local.server;
+                        if server.admission.is_crowded() {
+                            connection.socket.limit_unsent(HTTP2_UNSENT_CROWDED);
+                        }
                         let websockets = server.handler.accepts_websockets();
                         Protocol::Http2(Box::new(Http2::new(self.local.now, websockets, &server.limits)))
                     }

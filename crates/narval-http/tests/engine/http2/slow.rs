@@ -1,6 +1,7 @@
 //! Clients that are slow, or say nothing, on HTTP/2: the deadlines of HTTP/1 hold, and memory is bounded.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use narval_http::Limits;
 
 use super::client::*;
 use super::server::{Site, certificate};
-use crate::harness::{PATIENCE, on_each_driver};
+use crate::harness::{PATIENCE, eventually, on_each_driver};
 use crate::stopping::{Process, example};
 
 const SOON: Duration = Duration::from_millis(500);
@@ -187,6 +188,42 @@ fn slow_readers_with_many_streams_take_bounded_memory() {
     eprintln!("{resident} KiB for {connections} connections");
     assert!(resident < (20 + 2 * connections as u64) * 1024, "{resident} KiB for {connections} connections");
     clients[0].get("/");
+}
+
+/// With many connections, the kernel buffers little for each. Otherwise clients that read nothing use up the memory that it has for
+/// all TCP connections of the machine.
+#[test]
+fn the_kernel_buffers_little_for_each_of_many_connections() {
+    on_each_driver(|driver| {
+        let (_, server) = Site::start(driver, Limits::default());
+        let others: Vec<_> = (0..300).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+        eventually("all are accepted", || server.handle.counters().connections_open == 300);
+        let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 0x7fff_ffff)]);
+        client.window(0, 0x7fff_0000);
+        client.get("/endless");
+        client.until(|frame| frame.kind == DATA);
+        let mut before = 0;
+        eventually("the server stops sending", || {
+            std::thread::sleep(SOON / 2);
+            let now = queued_bytes(server.address.port());
+            std::mem::replace(&mut before, now) == now && now > 0
+        });
+        // 128 KiB, in packets of up to 64 KiB.
+        assert!(before < 256 << 10, "{before} bytes wait in the kernel");
+        drop(others);
+    });
+}
+
+/// The most bytes that wait in the send buffer of a connection of this port (proc(5), `/proc/net/tcp`).
+fn queued_bytes(port: u16) -> u64 {
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let local = format!(":{port:04X}");
+    let queues = sockets.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let is_local = fields.next()?.ends_with(&local);
+        u64::from_str_radix(fields.nth(2)?.split(':').next()?, 16).ok().filter(|_| is_local)
+    });
+    queues.max().unwrap()
 }
 
 impl Client {
