@@ -1,7 +1,6 @@
 //! The recipes of docs/pushing.md, word for word: each command of its code blocks is run by a shell, as a CI platform runs it, with real Nix.
 //! What is replaced are the addresses, and the folders of the machine.
 
-#![allow(dead_code, unreachable_pub, reason = "the platform is shared with other tests")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 #[path = "support/platform.rs"]

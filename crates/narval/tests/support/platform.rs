@@ -1,5 +1,7 @@
 //! A CI platform that gives its jobs tokens (OpenID Connect), as GitHub and GitLab do.
 
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
