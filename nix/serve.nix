@@ -165,6 +165,7 @@ in
           inherit (settings) listen data database limits;
           tls = settings.tls.certificate != [ ];
           log = settings.access-log.file != null;
+          ids = settings.access-log.trust-request-ids;
         })
       ];
       serviceConfig = import ./hardening.nix // {

@@ -185,6 +185,11 @@ section {
     folder = key (matching "folder in /var/cache/narval" "/var/cache/narval(/.*)?") "Folder for them.";
     size = key size "Limit on their size.";
     level = key (types.ints.between 1 19) "zstd level.";
+    deltas = key (types.enum [
+      "off"
+      "kept"
+      "on"
+    ]) "Whether clients that have another version of a path get the difference.";
   };
 
   limits = table "What clients may cost." {
