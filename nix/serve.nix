@@ -162,7 +162,14 @@ in
       reloadTriggers = [ configFile ];
       restartTriggers = [
         (builtins.toJSON {
-          inherit (settings) listen data database limits;
+          inherit (settings)
+            listen
+            data
+            database
+            cache-dir
+            cache-size
+            limits
+            ;
           tls = settings.tls.certificate != [ ];
           log = settings.access-log.file != null;
           ids = settings.access-log.trust-request-ids;
@@ -175,7 +182,12 @@ in
         TimeoutStopSec = 90;
         LoadCredential = map (path: "${credential path}:${path}") secrets;
         User = "narval";
-        StateDirectory = lib.optional (settings.data != null) (lib.removePrefix "/var/lib/" settings.data);
+        StateDirectory = map (lib.removePrefix "/var/lib/") (
+          lib.filter (folder: folder != null && lib.hasPrefix "/var/lib/" folder) [
+            settings.data
+            settings.cache-dir
+          ]
+        );
         StateDirectoryMode = "0700";
         CacheDirectory = "narval";
         CacheDirectoryMode = "0700";

@@ -72,9 +72,13 @@ section {
     (`services.narval-serve.socketActivation`).
   '';
   store = key types.str "Store to serve: `auto`, `daemon`, or a folder. Default: this machine's, unless `data` is set.";
-  data = key (matching "folder in /var/lib" "/var/lib/[^/]+(/.*)?") ''
-    Folder of the caches that take uploads, below `/var/lib`. Without `store`, only these are served.
+  data = key (matching "folder in /var/lib, or address of a bucket" "/var/lib/[^/]+(/.*)?|s3://.+") ''
+    Folder of the caches that take uploads, below `/var/lib`, or address of a bucket (`s3://…`). Without `store`, only these are served.
   '';
+  cache-dir = key (matching "folder in /var/lib" "/var/lib/[^/]+(/.*)?") ''
+    With `data` in a bucket: folder for the disk cache, and for the index unless `database` has it; below `/var/lib`.
+  '';
+  cache-size = key size "With `data` in a bucket: limit on the size of the disk cache.";
   database = key (matching "address of a PostgreSQL database" "postgres(ql)?://.+") ''
     Database with the index of the data folder, so that several servers can share the folder. Every user of the machine can read the file:
     the address must not contain a password.

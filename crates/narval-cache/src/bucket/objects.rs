@@ -287,7 +287,10 @@ impl Objects {
     fn page(&self, query: &[(&str, &str)]) -> Result<String, HttpError> {
         // The bucket itself, with the parameters that say how to reach it.
         let url = self.url.bucket();
-        let request = Request { extra: Extra { query, ..Extra::default() }, ..Request::get(&url) };
+        // In the order in which they are signed.
+        let mut query = query.to_vec();
+        query.sort_unstable();
+        let request = Request { extra: Extra { query: &query, ..Extra::default() }, ..Request::get(&url) };
         let page = self.counted(|| {
             self.client.retry().run(|| {
                 let response = self.client.send(&request)?;

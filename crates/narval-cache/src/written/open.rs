@@ -12,7 +12,7 @@ use super::database::{self, Database};
 use super::error::{DataError, io_error};
 use super::index::Index;
 use super::oversized::Oversized;
-use super::publish::SeenPending;
+use super::publish::{SeenPending, WhichPending};
 use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
@@ -68,7 +68,7 @@ impl Data {
         });
         let data = Self::of(shared);
         if publishes_later {
-            data.publish_pending(true)?;
+            data.publish_pending(WhichPending::All)?;
         } else {
             data.reconcile()?;
             for cache in data.caches()? {
@@ -125,7 +125,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
         let Some(shared) = shared.upgrade() else { return };
         shared.record();
         if shared.storage.publishes_later()
-            && let Err(error) = Data::of(Arc::clone(&shared)).publish_pending(false)
+            && let Err(error) = Data::of(Arc::clone(&shared)).publish_pending(WhichPending::Due)
         {
             tracing::debug!("{error}");
         }

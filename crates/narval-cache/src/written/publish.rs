@@ -26,6 +26,17 @@ const UNFINISHED_FOR: u64 = 2 * 24 * 60 * 60;
 #[derive(Default)]
 pub(super) struct SeenPending(Mutex<HashMap<i64, (Instant, bool)>>);
 
+/// Which pending entries to carry out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhichPending {
+    /// All: another process may have been killed.
+    All,
+    /// Narinfos of paths that were removed.
+    Removed,
+    /// Only those that are old enough.
+    Due,
+}
+
 impl Cache {
     /// Publishes the narinfos of a commit. It has taken effect already: the index serves it, and what fails here is done later.
     pub(super) fn publish_committed(&self, records: &[PathRecord], written: Vec<WrittenNarinfo>) {
@@ -69,9 +80,9 @@ impl Cache {
 }
 
 impl Data {
-    /// Carries out pending entries: with `all`, those that this process has not carried out; and those that are old enough to be
-    /// taken over, which are then removed.
-    pub(super) fn publish_pending(&self, all: bool) -> Result<(), DataError> {
+    /// Carries out pending entries: the given ones, if this process has not done so, and those that are old enough to be taken over, which
+    /// are then removed.
+    pub(super) fn publish_pending(&self, which: WhichPending) -> Result<(), DataError> {
         let shared = self.shared();
         let pending = shared.index.pending(0)?;
         let mut seen = shared.seen_pending.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,10 +96,18 @@ impl Data {
         for (number, id, what) in pending {
             let (first_seen, is_done) = seen.entry(number).or_insert_with(|| (Instant::now(), false));
             let is_due = first_seen.elapsed() >= TAKEOVER;
-            if !is_due && (*is_done || !all) {
+            let cache = caches.iter().find(|cache| cache.id() == id);
+            let is_wanted = match (which, &what, cache) {
+                (WhichPending::All, ..) => true,
+                // What others have just committed, they publish.
+                (WhichPending::Removed, Pending::Path(part), Some(cache)) => {
+                    !*is_done && shared.index.present(cache.id(), &[*part])? == [false]
+                }
+                _ => false,
+            };
+            if !is_due && (*is_done || !is_wanted) {
                 continue;
             }
-            let cache = caches.iter().find(|cache| cache.id() == id);
             match cache.map_or(Ok(()), |cache| cache.carry_out(&what, is_due)) {
                 Ok(()) => *is_done = true,
                 Err(error) => {
@@ -123,7 +142,7 @@ impl Cache {
         match pending {
             Pending::Path(_) => self.reconcile(pending),
             // Before that, the upload may be on its way. What a collection has condemned, it removes itself.
-            Pending::File(_) if is_due => self.reconcile(pending),
+            Pending::File(name) if is_due && self.index().file(self.id(), name)?.is_some() => self.reconcile(pending),
             Pending::File(_) | Pending::Blob(..) => Ok(()),
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::data::Data;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Pending};
+use super::publish::WhichPending;
 use super::{Cache, Refusal, RefusalKind};
 
 impl Data {
@@ -24,7 +25,7 @@ impl Data {
     /// Like [`Data::reconcile`], with the exclusive lock held.
     pub(super) fn reconcile_locked(&self) -> Result<(), DataError> {
         if self.shared().storage.publishes_later() {
-            return self.publish_pending(true);
+            return self.publish_pending(WhichPending::Removed);
         }
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);

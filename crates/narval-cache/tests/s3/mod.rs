@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use narval_cache::bucket::BucketSigner;
 use narval_cache::bucket::credentials::Environment;
-use narval_client::{Client, ClientOptions, Extra, Method, Payload, Proxies, RetryPolicy, Upload, Url};
+use narval_client::{Client, ClientOptions, Extra, HttpError, Method, Payload, Proxies, RetryPolicy, Upload, Url};
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -27,7 +27,11 @@ pub struct S3Server {
     pub port: u16,
     child: Child,
     folder: tempfile::TempDir,
+    command: Box<Start>,
 }
+
+/// The command that starts a server with this folder, port and log.
+type Start = dyn Fn(&Path, u16, File) -> Command + Send + Sync;
 
 /// The server of this process, as long as somebody uses it.
 static SHARED: Mutex<Weak<S3Server>> = Mutex::new(Weak::new());
@@ -64,7 +68,7 @@ impl S3Server {
             eprintln!("note: skipped for versitygw: it is not installed; tools/setup-s3 does it");
             return None;
         };
-        Some(Self::start("versitygw", |folder, port, log| {
+        Some(Self::start("versitygw", move |folder, port, log| {
             let (root, side) = (folder.join("root"), folder.join("side"));
             fs::create_dir_all(&root).unwrap();
             fs::create_dir_all(&side).unwrap();
@@ -82,7 +86,7 @@ impl S3Server {
             eprintln!("note: skipped for SeaweedFS: it is not installed; 'tools/setup-s3 --seaweedfs' does it");
             return None;
         };
-        Some(Self::start("seaweedfs", |folder, port, log| {
+        Some(Self::start("seaweedfs", move |folder, port, log| {
             let users = folder.join("s3.json");
             let access = format!(r#"{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}"#);
             let user = format!(r#"{{"name":"t","credentials":[{access}],"actions":["Admin","Read","List","Write"]}}"#);
@@ -100,19 +104,37 @@ impl S3Server {
         }))
     }
 
-    fn start(name: &'static str, command: impl Fn(&Path, u16, File) -> Command) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let (port, log) = (free_port(), folder.path().join("log"));
-        let child = command(folder.path(), port, File::create(&log).unwrap()).stdin(Stdio::null()).spawn().unwrap();
-        let mut server = Self { name, port, child, folder };
+    fn start(name: &'static str, command: impl Fn(&Path, u16, File) -> Command + Send + Sync + 'static) -> Self {
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+        let log = File::create(folder.path().join("log")).unwrap();
+        let child = command(folder.path(), port, log).stdin(Stdio::null()).spawn().unwrap();
+        let mut server = Self { name, port, child, folder, command: Box::new(command) };
+        server.wait();
+        server
+    }
+
+    fn wait(&mut self) {
         let until = Instant::now() + PATIENCE;
-        while !server.answers() {
-            let ended = server.child.try_wait().unwrap();
-            let said = || fs::read_to_string(&log).unwrap_or_default();
+        while !self.answers() {
+            let ended = self.child.try_wait().unwrap();
+            let said = || fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+            let name = self.name;
             assert!(ended.is_none() && Instant::now() < until, "{name} does not start: {ended:?} {}", said());
             std::thread::sleep(Duration::from_millis(50));
         }
-        server
+    }
+
+    /// Ends the server; its objects stay.
+    pub fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again after [`S3Server::stop`].
+    pub fn start_again(&mut self) {
+        let log = File::options().append(true).open(self.folder.path().join("log")).unwrap();
+        self.child = (self.command)(self.folder.path(), self.port, log).stdin(Stdio::null()).spawn().unwrap();
+        self.wait();
     }
 
     /// Whether it can make a bucket.
@@ -123,7 +145,11 @@ impl S3Server {
     fn try_bucket(&self, bucket: &str) -> bool {
         let url = Url::parse(&self.url(bucket)).unwrap();
         let upload = bare(Method::Put, &url, Extra::default(), b"");
-        client(&self.environment()).upload(&upload).is_ok_and(|answer| matches!(answer.head.status, 200..=299))
+        match client(&self.environment()).upload(&upload) {
+            Ok(answer) => matches!(answer.head.status, 200..=299),
+            // It is there already.
+            Err(error) => matches!(error, HttpError::Bucket { status: 409, .. }),
+        }
     }
 
     /// Makes a bucket: its address.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::Wanted;
-use narval_cache::written::{Cache, CacheName, Data, DataOptions, Database, Grant};
+use narval_cache::written::{self, Cache, CacheName, Data, DataOptions, Database, Grant};
 use narval_nix::HashPart;
 use narval_nix::StoreDir;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
@@ -22,8 +22,9 @@ const CONFIG_DEFAULT: &str = "/etc/narval/serve.toml";
 /// The data folder.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DataArgs {
-    /// Data folder of the server; a server may be running with it [default: the one in the configuration file, or else /var/lib/narval]
-    #[arg(long, value_name = "DIR", env = "NARVAL_DATA", hide_env_values = true)]
+    /// Data folder of the server, or the address of its bucket (`s3://…`); a server may be running with it [default: the one in the
+    /// configuration file, or else /var/lib/narval]
+    #[arg(long, value_name = "DIR|URL", env = "NARVAL_DATA", hide_env_values = true)]
     data: Option<PathBuf>,
     /// Configuration file of the server, which names its data folder [default: /etc/narval/serve.toml, if it exists]
     #[arg(long, value_name = "FILE", env = "NARVAL_CONFIG", hide_env_values = true)]
@@ -31,13 +32,17 @@ pub struct DataArgs {
     /// Database with the index of the data folder, if the server has one [default: the one in the configuration file]
     #[arg(long, value_name = "URL", env = "NARVAL_DATABASE", hide_env_values = true)]
     database: Option<String>,
+    /// With a bucket: folder on this machine for uploads on their way, and the index unless it is in a database [default: the one in the
+    /// configuration file]
+    #[arg(long, value_name = "DIR", env = "NARVAL_CACHE_DIR", hide_env_values = true)]
+    cache_dir: Option<PathBuf>,
 }
 
-/// The folder to work on, and where its index is.
+/// The data to work on, and where its index is.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The folder.
-    pub folder: PathBuf,
+    /// The folder or the bucket.
+    pub bytes: written::Place,
     /// The database with its index; `None`: the index is in the folder.
     pub database: Option<Database>,
 }
@@ -60,7 +65,7 @@ impl DataArgs {
     /// The configuration file cannot be used, or this process cannot act for the owner.
     pub fn place(&self) -> Result<Place, Failure> {
         let place = self.named()?;
-        create_files_as_owner(&place.folder)?;
+        create_files_as_owner(place.bytes.folder())?;
         Ok(place)
     }
 
@@ -72,10 +77,9 @@ impl DataArgs {
             None => ServeConfig::default(),
         };
         let database = self.database.as_deref().map(parse_database).transpose()?;
-        Ok(Place {
-            folder: self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT)),
-            database: database.or(file.database.map(|at| at.value)),
-        })
+        let data = self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
+        let bytes = place_of(&data, self.cache_dir.clone().or(file.cache_dir), None)?;
+        Ok(Place { bytes, database: database.or(file.database.map(|at| at.value)) })
     }
 
     /// Opens the folder, and creates it if it does not exist.
@@ -83,8 +87,8 @@ impl DataArgs {
     /// # Errors
     /// If it cannot be used.
     pub fn create(&self) -> Result<Data, Failure> {
-        let Place { folder, database } = self.place()?;
-        Data::open(&folder, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)
+        let Place { bytes, database } = self.place()?;
+        Data::open(bytes, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)
     }
 
     /// Opens the folder, which must exist.
@@ -92,9 +96,9 @@ impl DataArgs {
     /// # Errors
     /// If it does not exist, or cannot be used.
     pub fn open(&self) -> Result<Data, Failure> {
-        let Place { folder, database } = self.place()?;
+        let Place { bytes, database } = self.place()?;
         let options = DataOptions { must_exist: true, database, ..DataOptions::default() };
-        Data::open(&folder, options).map_err(Failure::usage)
+        Data::open(bytes, options).map_err(Failure::usage)
     }
 }
 
@@ -127,6 +131,26 @@ fn create_files_as_owner(data: &Path) -> Result<(), Failure> {
     setfsgid(Gid::from_raw(folder.gid()));
     setfsuid(Uid::from_raw(folder.uid()));
     rustix::thread::set_capabilities(None, capabilities).map_err(failed)
+}
+
+/// The place that `--data` names. `cache_size` is the size of a server's disk cache, in bytes.
+///
+/// # Errors
+/// The address of a bucket is wrong, or it has no folder on this machine.
+pub fn place_of(data: &Path, cache_dir: Option<PathBuf>, cache_size: Option<u64>) -> Result<written::Place, Failure> {
+    let Some(parsed) = data.to_str().and_then(written::Place::bucket_address) else {
+        return Ok(written::Place::Folder(data.to_owned()));
+    };
+    let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("option --data: {error}"));
+    let url = parsed.map_err(|error| wrong(&error))?;
+    narval_cache::bucket::Place::of(&url).map_err(|error| wrong(&error))?;
+    let folder = cache_dir.ok_or_else(|| {
+        Failure::usage(
+            "option --cache-dir: needed with a bucket: a folder on this machine for the disk cache, and for the index unless \
+             --database has it",
+        )
+    })?;
+    Ok(written::Place::Bucket { url, folder, cache_size })
 }
 
 /// The address of a database. Not parsed by clap, whose messages repeat the password.

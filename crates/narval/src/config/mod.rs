@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narval_cache::written::Database;
+use narval_cache::written::{Database, Place};
 use narval_client::Url;
 use narval_http::Limits;
 use narval_nix::PublicKey;
@@ -55,6 +55,10 @@ pub struct ServeConfig {
     pub data: Option<PathBuf>,
     /// The database with the index of the data folder, if that is not in the folder.
     pub database: Option<At<Database>>,
+    /// With `data` in a bucket: the folder on this machine.
+    pub cache_dir: Option<PathBuf>,
+    /// With `data` in a bucket: the size of the disk cache, in bytes.
+    pub cache_size: Option<u64>,
     /// Whether reading that cache needs no token.
     pub public: Option<At<bool>>,
     /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
@@ -273,8 +277,10 @@ fn top(top: &Section<'_>) -> ServeConfig {
     ServeConfig {
         listen: top.list("listen", &Kind::parsed("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")),
         store: top.at("store", &Kind::text()),
-        data: top.path("data").map(|at| at.value),
+        data: data(top),
         database: top.at("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
+        cache_dir: top.path("cache-dir").map(|at| at.value),
+        cache_size: top.get("cache-size", &Kind::size()),
         public: top.at("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
         caches: top.tables("cache", cache::read).into_iter().flatten().collect(),
@@ -289,6 +295,13 @@ fn top(top: &Section<'_>) -> ServeConfig {
         nar_cache: top.table("nar-cache", nar_cache),
         limits: top.table("limits", limits),
     }
+}
+
+/// A folder, or the address of a bucket.
+fn data(top: &Section<'_>) -> Option<PathBuf> {
+    let data = top.at("data", &Kind::path())?;
+    let is_bucket = data.value.to_str().is_some_and(|text| Place::bucket_address(text).is_some());
+    Some(if is_bucket { data.value } else { top.absolute(data).value })
 }
 
 fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {

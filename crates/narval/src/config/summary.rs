@@ -16,7 +16,13 @@ impl ServeConfig {
         if let Some(data) = &self.data {
             let readers = if public == Some(false) { "only with a token" } else { "by everybody" };
             let index = if self.database.is_some() { ", with the index in a database" } else { "" };
-            lines.push(format!("uploads: kept in {}{index}, read {readers}", data.display()));
+            // Without parameters, which are many.
+            let data = data.display().to_string();
+            let shown = data.split('?').next().unwrap_or_default();
+            lines.push(format!("uploads: kept in {shown}{index}, read {readers}"));
+            if let Some(folder) = &self.cache_dir {
+                lines.push(format!("disk cache: {}", folder.display()));
+            }
         }
         for cache in &self.caches {
             lines.push(cache.summary(public));

@@ -12,6 +12,7 @@ mod databases;
 mod durable;
 mod expiry;
 mod full_disk;
+mod in_bucket;
 mod killed;
 mod lab;
 mod limits;
@@ -20,6 +21,8 @@ mod nix;
 mod postgres;
 mod power_loss;
 mod protocol;
+#[path = "../../../narval-cache/tests/s3/mod.rs"]
+mod s3;
 mod sources;
 #[path = "../support/mod.rs"]
 mod support;

@@ -102,7 +102,9 @@ fn attic_125_the_index_is_made_again_from_the_files() {
     let (data, report) = Data::rebuild(folder.place(), folder.database()).unwrap();
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
     assert_eq!(cache.narinfo(&program.part()).unwrap().unwrap(), narinfo);
-    assert_eq!(cache.usage().unwrap(), usage);
+    // A bucket has no names of NARs that are not objects.
+    let names = if folder.is_in_bucket() { usage.files - 1 } else { usage.files };
+    assert_eq!(cache.usage().unwrap(), Usage { files: names, ..usage });
     assert_eq!(report.problems.len(), 2, "{:?}", report.problems);
     let other = data.cache(&"other".parse().unwrap()).unwrap().unwrap();
     assert_eq!(other.missing(&[library.part()], None).unwrap(), [library.part()], "its NAR is damaged");

@@ -195,6 +195,8 @@ fn what_a_node_leaves_undone_is_done_by_others() {
     // A name that is recorded, and not placed: nobody believes that it is there.
     let name = path.file_name(Compression::Zstd);
     pend("file", &name);
+    assert!(cache.nar_head(&name).unwrap().is_some(), "another upload of what is there does not make it absent");
+    fs::remove_file(folder_of(cache).join("nar").join(&name)).unwrap();
     assert_eq!(cache.nar_head(&name).unwrap(), None);
     assert!(matches!(cache.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
     let refusal = cache.commit_narinfos(&[TestPath::new("a", &[]).narinfo(Compression::Zstd)], &pusher()).unwrap_err();

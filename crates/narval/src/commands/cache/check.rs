@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narval_cache::written::{Data, FsckOptions};
+use narval_cache::written::{self, Data, FsckOptions};
 
 use crate::Failure;
 use crate::args::data::{DataArgs, Place};
@@ -32,11 +32,13 @@ pub(super) struct FsckArgs {
 
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let report = if args.rebuild {
-        let Place { folder, database } = args.data.place()?;
-        if !folder.join("caches").is_dir() {
+        let Place { bytes, database } = args.data.place()?;
+        if let written::Place::Folder(folder) = &bytes
+            && !folder.join("caches").is_dir()
+        {
             return Err(Failure::usage(format!("'{}' is not a data folder: it has no 'caches'", folder.display())));
         }
-        Data::rebuild(&folder, database).map_err(Failure::runtime)?.1
+        Data::rebuild(bytes, database).map_err(Failure::runtime)?.1
     } else {
         let data = args.data.open()?;
         let report =

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use narval_cache::upstream::{UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
-use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database};
+use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, Place};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
 use narval_store::Store;
@@ -53,7 +53,7 @@ impl Opened {
     /// # Errors
     /// It cannot be used.
     pub(crate) fn new(
-        data: Option<&Path>,
+        data: Option<Place>,
         database: Option<Database>,
         unsafe_no_verify: bool,
     ) -> Result<Self, Failure> {
@@ -62,7 +62,7 @@ impl Opened {
         }
         let options =
             DataOptions { collect_every: Some(COLLECT_EVERY), database, unsafe_no_verify, ..DataOptions::default() };
-        let data = data.map(|path| Data::open(path, options).map_err(failed)).transpose()?;
+        let data = data.map(|place| Data::open(place, options).map_err(failed)).transpose()?;
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
     }
 
@@ -72,7 +72,7 @@ impl Opened {
         if let Some(open) = self.upstreams.get(&told.name) {
             return Ok(Some(open.clone()));
         }
-        let folder = upstream_folder(data.path(), &told.name)?;
+        let folder = upstream_folder(data.folder(), &told.name)?;
         let opened = Upstreams::open(UpstreamsOptions {
             folder,
             bytes_max: told.upstreams.size,

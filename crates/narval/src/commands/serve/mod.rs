@@ -17,6 +17,7 @@ use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
 use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
+use crate::values::size::parse_size;
 use crate::{Failure, server};
 
 use caches::{Opened, Services};
@@ -45,8 +46,15 @@ pub struct Args {
     /// Data folder of a cache that accepts uploads (`nix copy --to`); created if it does not exist
     ///
     /// Uploads need a token: create one with `narval token create`. Without --store, only this cache is served.
-    #[arg(long, value_name = "DIR")]
+    /// The caches can also be in a bucket of an object store, `s3://BUCKET/PREFIX?region=…&endpoint=…`; see docs/scale-out.md.
+    #[arg(long, value_name = "DIR|URL")]
     data: Option<PathBuf>,
+    /// With --data in a bucket: folder on this machine for the disk cache, and for the index unless --database has it
+    #[arg(long, value_name = "DIR", env = "NARVAL_CACHE_DIR", hide_env_values = true)]
+    cache_dir: Option<PathBuf>,
+    /// With --data in a bucket: maximum size of the disk cache; the least recently used NARs are removed first [default: 20G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache_size: Option<u64>,
     /// PostgreSQL database with the index of the data folder: `postgres://USER@HOST/DATABASE`
     ///
     /// Several servers can then share the folder. The password is better given by PGPASSWORD, or by the configuration file: everybody
@@ -99,6 +107,8 @@ Examples:
   narval serve --sign-key cache.sec --listen 127.0.0.1:8080
   narval serve --store ~/.local/share/narval
   narval serve --data /var/lib/narval
+  narval serve --data 's3://cache?region=eu-central-1' \\
+    --cache-dir /var/lib/narval --cache-size 2T
   narval serve --config /etc/narval.toml
 
 Then, on a client:
@@ -113,14 +123,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let mut opened = Opened::new(settings.data.as_deref(), settings.database.clone(), args.unsafe_no_verify)?;
+    let mut opened = Opened::new(settings.place()?, settings.database.clone(), args.unsafe_no_verify)?;
     let mut services = Services::prepare(&settings, &mut opened, None)?;
     let limits = server::within_descriptors(settings.limits.clone(), services.kept_files_max());
     let current = CurrentService::new(services.take_effect()?);
     let mut builder = Server::builder(current.clone()).limits(limits);
     // A reload may add upstreams.
-    if services.have_upstreams() || (args.config.is_some() && settings.data.is_some()) {
-        // Workers that wait for upstreams must not be missing for local files.
+    if services.have_upstreams() || settings.is_in_bucket() || (args.config.is_some() && settings.data.is_some()) {
+        // Workers that wait for upstreams or a bucket must not be missing for local files.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         builder = builder.workers((4 * processors).max(16) + WAITING_MAX);
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::written::{CacheName, CacheSettings, Database};
+use narval_cache::written::{CacheName, CacheSettings, Database, Place};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
@@ -11,13 +11,16 @@ use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
 use super::Args;
 use crate::Failure;
-use crate::args::data::parse_database;
+use crate::args::data::{parse_database, place_of};
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::config::{At, CacheSection, ConfigErrors, NarCacheSection, OidcSection, ServeConfig};
 use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
+
+/// The default size of the disk cache of a bucket, in bytes.
+const CACHE_SIZE_DEFAULT: u64 = 20 << 30;
 
 /// The default time that a client may read nothing.
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
@@ -36,6 +39,10 @@ pub(crate) struct Settings {
     pub(crate) trust_request_ids: bool,
     /// The data folder of the caches that accept uploads.
     pub(crate) data: Option<PathBuf>,
+    /// With a bucket: the folder on this machine.
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// With a bucket: the size of the disk cache, in bytes.
+    pub(crate) cache_size: u64,
     /// The database with its index, if that is not in the folder.
     pub(crate) database: Option<Database>,
     /// Settings shared by the caches.
@@ -127,6 +134,8 @@ impl Settings {
             return Err(Failure::usage("option --database: needs --data, whose index it has"));
         }
         let database = database.or_else(|| Some(file.database.as_ref()?.value.clone()));
+        let cache_dir = args.cache_dir.clone().or_else(|| file.cache_dir.clone());
+        let cache_size = args.cache_size.or(file.cache_size).unwrap_or(CACHE_SIZE_DEFAULT);
         let caches = caches(args, file, &file_name)?;
         if data.is_some() {
             // Larger bodies are read piece by piece, on separate threads; the cache limits the size of a NAR.
@@ -148,10 +157,26 @@ impl Settings {
             access_log: args.access_log.over(&file.access_log),
             trust_request_ids: args.access_log.trusts_request_ids(&file.access_log),
             data,
+            cache_dir,
+            cache_size,
             database,
             wide,
             caches,
         })
+    }
+
+    /// Where the caches that accept uploads are.
+    ///
+    /// # Errors
+    /// The address of a bucket is wrong, or it has no folder on this machine.
+    pub(crate) fn place(&self) -> Result<Option<Place>, Failure> {
+        let place = |data: &PathBuf| place_of(data, self.cache_dir.clone(), Some(self.cache_size));
+        self.data.as_ref().map(place).transpose()
+    }
+
+    /// Whether they are in a bucket.
+    pub(crate) fn is_in_bucket(&self) -> bool {
+        self.data.as_ref().and_then(|data| data.to_str()).is_some_and(|data| Place::bucket_address(data).is_some())
     }
 
     /// The keys of the file that differ from `running`, but only take effect after a restart.
@@ -165,6 +190,8 @@ impl Settings {
             ("listen", self.listen != running.listen),
             ("data", self.data != running.data),
             ("database", self.database != running.database),
+            ("cache-dir", self.cache_dir != running.cache_dir),
+            ("cache-size", self.cache_size != running.cache_size),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.trust-request-ids", self.trust_request_ids != running.trust_request_ids),

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use narval_nix::HashPart;
 use narval_store::TemporaryFile;
 
-use super::{ObjectReader, Shared, VALID_FOR, content_type};
+use super::{APART, OTHER, ObjectReader, Shared, VALID_FOR, content_type};
 use crate::bucket::{Object, ObjectWriter};
-use crate::written::index::{CacheId, Index, NarRecord, PathRecord};
+use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Used};
 use crate::written::storage::{Below, CacheStorage, Incoming, Keep, NarBytes, StoredFile, WrittenNarinfo};
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 
@@ -38,7 +38,9 @@ impl CacheInBucket {
     }
 
     fn key(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
+        // No cache can have a name that begins so.
+        let apart = if name.starts_with(OTHER) { APART } else { "" };
+        format!("{}{apart}{name}", self.prefix)
     }
 
     fn nar_key(&self, name: &str) -> String {
@@ -140,6 +142,7 @@ impl CacheStorage for CacheInBucket {
         let mut files = Vec::new();
         let mut visit = |Object { key, len, modified }| {
             if let Some(name) = key.strip_prefix(&self.prefix) {
+                let name = name.strip_prefix(APART).unwrap_or(name);
                 let modified = modified.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
                 files.push(StoredFile { name: name.to_owned(), len, modified });
             }
@@ -167,7 +170,9 @@ impl CacheStorage for CacheInBucket {
         if own != name && index.file(cache, &own)?.is_none() {
             return Ok(false);
         }
-        Ok(!index.is_unplaced(cache, &own)?)
+        // Whoever stores it again does not make it absent.
+        Ok(!index.is_unplaced(cache, &own)?
+            || self.check_nar(name, nar).map_err(|error| Refusal::of_file("look at", name, &error))?)
     }
 
     fn nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
@@ -218,8 +223,9 @@ impl CacheStorage for CacheInBucket {
                         NarTarget::File(name) => *name,
                         NarTarget::Nar { .. } => own,
                     };
-                    // The object's own name first: without it, the other one leads nowhere.
-                    for name in [own, name] {
+                    let (file, time) = (Some(own.to_string()), keep.now);
+                    keep.index.used(&[Used { cache: keep.cache, path: None, file, time }])?;
+                    if name != own {
                         self.record(&keep, &name.to_string(), &kept)?;
                         keep.index.settle_file(keep.cache, &name.to_string())?;
                     }
@@ -242,10 +248,11 @@ impl CacheStorage for CacheInBucket {
                 self.shared.put_file(&self.nar_key(&name), &file, Some(keep.nar.file_hash)).map_err(failed)?;
             }
         }
+        let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
         keep.index.settle_file(keep.cache, &name)?;
         if keep.index.file(keep.cache, &name)?.is_none() {
-            let message = "the upload took so long that another server has given it up; push again";
-            return Err(Refusal::new(RefusalKind::Away, message));
+            let message = "the NAR was removed while it was stored: the upload took too long, or the path was collected; push again";
+            return Err(Refusal::new(RefusalKind::Conflict, message));
         }
         Ok((recorded, keep.nar))
     }

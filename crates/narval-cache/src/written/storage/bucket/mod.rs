@@ -39,8 +39,11 @@ const ID: &str = "_narval/index.id";
 /// The object that a check writes.
 const CHECKED: &str = "_narval/writable";
 
-/// The folder of unknown files, which no cache can be named after either.
-const OTHER: &str = "other";
+/// Files of unknown kinds are in a folder of this name, below [`APART`]: a cache may have the same name.
+const OTHER: &str = "other/";
+
+/// What is not in the standard layout.
+const APART: &str = "_narval/";
 
 /// For how long a request that removes or replaces something is valid.
 const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
@@ -116,7 +119,7 @@ impl Storage for Bucket {
     }
 
     fn open_cache(&self, name: &CacheName) -> io::Result<Box<dyn CacheStorage>> {
-        if CACHE_FOLDERS.contains(&name.as_str()) || name.as_str() == OTHER {
+        if CACHE_FOLDERS.contains(&name.as_str()) {
             let reason = format!("in a bucket, a cache cannot be named '{name}': the cache at / has such a folder");
             return Err(io::Error::new(ErrorKind::InvalidInput, reason));
         }
