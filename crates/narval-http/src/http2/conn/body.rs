@@ -32,10 +32,16 @@ impl<X: Exchange> Conn<X> {
                 self.credit_stream(id, data.len());
                 return;
             }
-            Receiving::Discarded { left, .. } => {
+            Receiving::Discarded { total, left, until } => {
+                *total = total.saturating_add(data.len() as u64);
                 *left = left.saturating_sub(data.len());
-                if *left == 0 {
+                let limits = service.limits();
+                if *total > limits.body_max || (*left == 0 && service.is_stopping()) {
                     return self.stop_discarding(id, service);
+                }
+                if *left == 0 {
+                    *left = limits.linger_bytes_max;
+                    *until = service.now() + millis(limits.body_stall_timeout);
                 }
                 self.credit_stream(id, data.len());
                 return;
@@ -128,8 +134,8 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// The response is sent, and the client continues for too long with a body that nobody reads (RFC 9113 section
-    /// 8.1).
+    /// The response is sent, and the client continues for too long, or too slowly, with a body that nobody reads (RFC 9113
+    /// section 8.1).
     fn stop_discarding(&mut self, id: u32, service: &mut impl Service<X>) {
         frame::push_reset(&mut self.out, id, ErrorCode::NoError);
         self.drop_stream(id, How::ByUs, Ending::Complete, service);

@@ -35,6 +35,7 @@ impl<X: Exchange> Conn<X> {
             let error = ProtoError::new(StatusCode::NOT_IMPLEMENTED, "this resource is not a WebSocket");
             answer = service.reject(error, false);
         }
+        let rest = stream.announced_rest();
         match stream.receiving {
             Receiving::Memory(_) | Receiving::Ahead { has_ended: false, .. } => stream.receiving = Receiving::Unread,
             Receiving::Ahead { has_ended: true, .. } => stream.receiving = Receiving::Done,
@@ -46,8 +47,14 @@ impl<X: Exchange> Conn<X> {
         if !stream.is_received() {
             // The unread rest of the request body is received and discarded. The client must learn that before the
             // response ends: some clients then stop reading until everything is sent (curl 7.88).
-            let by = stream.receive.grant(service.limits().linger_bytes_max);
+            let least = service.limits().linger_bytes_max;
+            let rest = rest.map_or(least, |rest| usize::try_from(rest).unwrap_or(usize::MAX).max(least));
+            let by = stream.receive.grant(rest);
             frame::push_window_update(&mut self.out, id, by);
+            if rest > least {
+                let by = self.receive.grant(rest);
+                frame::push_window_update(&mut self.out, 0, by);
+            }
         }
         self.push_block(id, answer.block, answer.body.is_none());
         let Some(body) = answer.body else { return self.finish(id, service) };
@@ -397,11 +404,11 @@ impl<X: Exchange> Conn<X> {
                     pipe.abort(io::ErrorKind::Other);
                 }
                 // Clients that are still sending treat any reset as a failure, even with NO_ERROR (RFC 9113 section
-                // 8.1).
+                // 8.1); curl 7.88 waits for ever. So the rest is received, as with HTTP/1.
                 let limits = service.limits();
                 let until = if service.is_stopping() { limits.linger_timeout } else { limits.body_stall_timeout };
                 let until = service.now() + millis(until);
-                stream.receiving = Receiving::Discarded { left: limits.linger_bytes_max, until };
+                stream.receiving = Receiving::Discarded { total: 0, left: limits.linger_bytes_max, until };
                 self.look_at(until);
             }
         }

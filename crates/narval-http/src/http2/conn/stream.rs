@@ -55,8 +55,9 @@ pub(super) enum Receiving<X: Exchange> {
     WebSocket,
     /// Nobody reads it any longer.
     Unread,
-    /// The same, and the response is sent: this much is still received, until that time.
-    Discarded { left: usize, until: Millis },
+    /// The same, and the response is sent: the rest is received, up to the largest body, if `left` arrives until that time,
+    /// and as much in each window after that.
+    Discarded { total: u64, left: usize, until: Millis },
 }
 
 /// A request whose body is received into memory.
@@ -107,6 +108,17 @@ impl<X: Exchange> Stream<X> {
     /// Whether the client has sent all of its request.
     pub(super) fn is_received(&self) -> bool {
         matches!(self.receiving, Receiving::Done | Receiving::Ahead { has_ended: true, .. })
+    }
+
+    /// Bytes of the request body still to come, if its length was announced.
+    pub(super) fn announced_rest(&self) -> Option<u64> {
+        let incoming = match &self.receiving {
+            Receiving::Memory(memory) => &memory.incoming,
+            Receiving::Piped { incoming, .. } => incoming,
+            _ => return None,
+        };
+        // See `IncomingBody::is_whole`: without an announced length, it is the maximum.
+        incoming.rest().filter(|_| incoming.length() != Some(u64::MAX))
     }
 
     /// Takes the request whose body was received into memory; the client's side is done.
