@@ -34,12 +34,15 @@ pub(crate) struct ObjectWriter {
     parts: Option<Parts>,
 }
 
+/// The parts that one thread has sent, with their numbers.
+type Sent = Result<Vec<(usize, Part)>, PutError>;
+
 /// An upload in parts.
 struct Parts {
     upload: String,
     number: usize,
     queue: Option<SyncSender<(usize, Vec<u8>)>>,
-    senders: Vec<JoinHandle<Result<Vec<(usize, Part)>, PutError>>>,
+    senders: Vec<JoinHandle<Sent>>,
 }
 
 impl ObjectWriter {
@@ -154,12 +157,7 @@ impl Parts {
     }
 }
 
-fn send_parts(
-    objects: &Objects,
-    url: &Url,
-    upload: &str,
-    receiver: &Mutex<Receiver<(usize, Vec<u8>)>>,
-) -> Result<Vec<(usize, Part)>, PutError> {
+fn send_parts(objects: &Objects, url: &Url, upload: &str, receiver: &Mutex<Receiver<(usize, Vec<u8>)>>) -> Sent {
     let mut sent = Vec::new();
     loop {
         let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();

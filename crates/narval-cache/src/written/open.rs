@@ -94,8 +94,10 @@ impl Data {
     }
 }
 
-/// The storage and its index.
-fn open_parts(place: &Place, options: &DataOptions) -> Result<(Box<dyn Storage>, Box<dyn Index>), DataError> {
+/// Where the files are, and what names them.
+type StorageAndIndex = (Box<dyn Storage>, Box<dyn Index>);
+
+fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, DataError> {
     let database = options.database.as_ref();
     let absent = |path: &std::path::Path| {
         let source = io::Error::new(io::ErrorKind::NotFound, "there is no index in it");

@@ -46,7 +46,7 @@ impl Newcomer {
             last: String::new(),
             windows: HashMap::new(),
             has_browser: true,
-            views: views.to_vec().into_iter(),
+            views: Vec::from(views).into_iter(),
         }
     }
 
