@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use s3::S3Server;
+use s3::proxy::{Fault, Proxy};
 use support::{NARVAL, Nix, Server, Store, hash_part, stdout};
 
 /// Runs narval with these credentials, and no others of this machine.
@@ -114,4 +115,53 @@ fn a_bucket_is_an_upstream_of_a_server() {
     let output =
         Nix::Newest.nix(store.dir.path(), &[&copy[..], &["--option", "trusted-public-keys", &public]].concat());
     assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn a_push_costs_two_requests_for_each_path_and_five_more() {
+    let Some(server) = S3Server::versitygw() else { return };
+    let store = Store::new();
+    server.bucket("counted");
+    let proxy = Proxy::to(server.port);
+    let (url, environment) = (server.url_through("counted", &proxy), server.environment());
+    let (mut paths, count) = (Vec::new(), 20);
+    for number in 0..count {
+        // Each is a path of its own; some have the same NAR.
+        paths.push(store.add_file(&format!("file-{number}"), vec![u8::try_from(number % 15).unwrap(); 5000]));
+    }
+    let push = |paths: &[String], url: &str| {
+        let mut args = vec!["push", "--to", url];
+        args.extend(paths.iter().map(String::as_str));
+        let uri = store.uri();
+        args.extend(["--store", &uri]);
+        let pushed = narval(&environment, store.dir.path(), &args);
+        assert!(pushed.status.success(), "{}", said(&pushed));
+        let requests = proxy.take_requests();
+        let of = |method: &str, text: &str| {
+            requests.iter().filter(|request| request.starts_with(method) && request.contains(text)).count()
+        };
+        (requests.len(), of("GET", "list-type"), of("GET", ".narinfo?"), of("HEAD", ""), of("PUT", "/nar/"))
+    };
+    // GET and PUT of nix-cache-info, one list, 15 NARs, 20 narinfos.
+    assert_eq!(push(&paths, &url), (3 + 15 + count, 1, 0, 0, 15));
+    // Those that are listed are read: their names may be others.
+    assert_eq!(push(&paths, &url), (2 + count, 1, count, 0, 0));
+    paths.push(store.add_tree("one-more"));
+    assert_eq!(push(&paths, &url), (2 + count + 2, 1, count, 0, 1));
+    // A few are requested.
+    assert_eq!(push(&paths[..3], &url), (1 + 3, 0, 3, 0, 0));
+    // Below a prefix, and with objects there that are none of a cache, it is the same.
+    assert_eq!(push(&paths, &url.replace("counted", "counted/a")).0, 3 + 16 + count + 1);
+    // Whoever may not list asks for each.
+    proxy.set(|_, target| if target.contains("list-type") { Fault::Denied } else { Fault::None });
+    assert_eq!(push(&paths, &url.replace("counted", "counted/b")).2, count + 1);
+    // A bucket with far more objects than are wanted is not read to its end: four requests more than those of the paths.
+    proxy.set(|_, _| Fault::None);
+    let folder = server.root().join("counted/c");
+    std::fs::create_dir_all(&folder).unwrap();
+    for number in 0..3500 {
+        std::fs::write(folder.join(format!("0{number:031}.narinfo")), "x").unwrap();
+    }
+    let (_, lists, asked, ..) = push(&paths, &url.replace("counted", "counted/c"));
+    assert_eq!((lists, asked), (3, count + 1));
 }

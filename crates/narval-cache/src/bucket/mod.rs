@@ -6,6 +6,7 @@
 //! help-stores`, "S3 Binary Cache Store"); credentials are found in the same way as AWS's tools do ([`credentials`]).
 
 pub mod credentials;
+mod list;
 mod objects;
 mod place;
 mod put;
@@ -14,7 +15,9 @@ mod signer;
 mod writer;
 mod xml;
 
-pub(crate) use objects::{Object, Objects};
+pub(crate) use list::Object;
+pub use list::find_listed;
+pub(crate) use objects::Objects;
 pub use place::{AddressingStyle, BucketError, Place};
 pub use put::{PART_LEN_MIN, PutError, SINGLE_PUT_LEN_MAX, put_object};
 pub use signer::BucketSigner;

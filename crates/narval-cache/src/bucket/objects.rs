@@ -7,19 +7,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use narval_client::{
     Answer, Client, ClientOptions, Extra, HttpError, Method, Payload, Request, ResumingBody, RetryPolicy, Upload, Url,
 };
 use narval_nix::Sha256;
 
+use super::list::{Listing, Object, page_of, time};
 use super::put::Put;
 use super::xml::{element, elements};
 use super::{BucketError, Place};
 use crate::breaker::Breaker;
-
-/// The maximum size of one page of a list: 1000 entries.
-const PAGE_LEN_MAX: u64 = 4 << 20;
 
 /// The maximum number of pages of a list.
 const PAGES_MAX: usize = 1 << 20;
@@ -45,16 +42,6 @@ pub(crate) struct Objects {
     once: Client,
     url: Url,
     breaker: Breaker,
-}
-
-/// An object in a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Object {
-    /// Relative to the prefix.
-    pub(crate) key: String,
-    pub(crate) len: u64,
-    /// When it was written, in seconds since 1970.
-    pub(crate) modified: Option<u64>,
 }
 
 /// An upload in parts that is not complete.
@@ -220,34 +207,9 @@ impl Objects {
     ) -> Result<Vec<String>, HttpError> {
         let root = self.full_key("x")?;
         let root = root.strip_suffix('x').unwrap_or_default();
-        let (full, mut after, mut folders) = (format!("{root}{prefix}"), None::<String>, Vec::new());
-        for _ in 0..PAGES_MAX {
-            let mut query = vec![("list-type", "2"), ("prefix", full.as_str())];
-            if let Some(after) = &after {
-                query.push(("continuation-token", after));
-            }
-            if is_flat {
-                query.push(("delimiter", "/"));
-            }
-            let page = self.page(&query)?;
-            for entry in elements(&page, "Contents") {
-                let key = element(entry, "Key");
-                if let Some(key) = key.as_deref().and_then(|key| key.strip_prefix(root)) {
-                    let len = element(entry, "Size").and_then(|size| size.parse().ok()).unwrap_or(0);
-                    visit(Object { key: key.to_owned(), len, modified: time(entry, "LastModified") });
-                }
-            }
-            for entry in elements(&page, "CommonPrefixes") {
-                let folder = element(entry, "Prefix");
-                let folder = folder.as_deref().and_then(|key| key.strip_prefix(root)?.strip_suffix('/'));
-                folders.extend(folder.map(str::to_owned));
-            }
-            after = element(&page, "NextContinuationToken").filter(|token| !token.is_empty());
-            if after.is_none() || element(&page, "IsTruncated").as_deref() == Some("false") {
-                return Ok(folders);
-            }
-        }
-        Err(HttpError::Malformed("the list of objects has no end"))
+        let listing = Listing { root, prefix, is_flat, pages_max: PAGES_MAX };
+        let folders = listing.read(|query| self.page(query), visit)?;
+        folders.ok_or(HttpError::Malformed("the list of objects has no end"))
     }
 
     /// Uploads in parts that are not complete.
@@ -285,22 +247,7 @@ impl Objects {
     }
 
     fn page(&self, query: &[(&str, &str)]) -> Result<String, HttpError> {
-        // The bucket itself, with the parameters that say how to reach it.
-        let url = self.url.bucket();
-        // In the order in which they are signed.
-        let mut query = query.to_vec();
-        query.sort_unstable();
-        let request = Request { extra: Extra { query: &query, ..Extra::default() }, ..Request::get(&url) };
-        let page = self.counted(|| {
-            self.client.retry().run(|| {
-                let response = self.client.send(&request)?;
-                match (response.head.status, response.head.retry_after()) {
-                    (200, _) => response.body.read_all(PAGE_LEN_MAX),
-                    (status, retry_after) => Err(HttpError::Status { status, retry_after }),
-                }
-            })
-        })?;
-        Ok(String::from_utf8_lossy(&page).into_owned())
+        self.counted(|| page_of(&self.client, &self.url, query))
     }
 
     /// The requests that store an object in parts.
@@ -346,9 +293,4 @@ impl Objects {
             (Err(error), None) => Err(io::Error::other(error)),
         }
     }
-}
-
-fn time(entry: &str, name: &str) -> Option<u64> {
-    let time: Timestamp = element(entry, name)?.parse().ok()?;
-    u64::try_from(time.as_second()).ok()
 }

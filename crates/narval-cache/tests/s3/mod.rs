@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+pub mod proxy;
+
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -172,6 +174,11 @@ impl S3Server {
         let extra = Extra { query: &[("policy", "")], ..Extra::default() };
         let answer = client(&self.environment()).upload(&bare(Method::Put, &url, extra, policy.as_bytes())).unwrap();
         assert!(matches!(answer.head.status, 200..=299), "{}: {answer:?}", self.name);
+    }
+
+    /// The address of a bucket through a proxy.
+    pub fn url_through(&self, bucket: &str, proxy: &proxy::Proxy) -> String {
+        self.url(bucket).replace(&self.port.to_string(), &proxy.port.to_string())
     }
 
     /// The variables with the credentials for it.

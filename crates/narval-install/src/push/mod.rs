@@ -151,7 +151,7 @@ where
             transfer(source, entries, &sink, uploads, watchers)
         }
         Kind::Plain(server) => {
-            let sink = PlainCache { server, encoding: options.encoding, key, progress };
+            let sink = PlainCache::new(server, options.encoding, key, progress);
             transfer(source, entries, &sink, uploads, watchers)
         }
         Kind::Narval(server, protocol) => {

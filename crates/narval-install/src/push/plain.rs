@@ -1,11 +1,12 @@
 //! The protocol that every writable cache supports: what `nix copy --to` sends (`binary-cache-store.cc`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use narval_cache::bucket::find_listed;
 use narval_cache::encode::{Encoding, write_nar};
-use narval_client::Payload;
+use narval_client::{Payload, Scheme};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{NarInfo, SecretKey, Sha256, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
@@ -17,12 +18,34 @@ use crate::{Error, Progress};
 /// The maximum number of concurrent narinfo requests.
 const LOOKUPS_MAX: usize = 32;
 
+/// The minimum number of wanted paths for which a bucket is listed, rather than asked for each.
+const LISTED_PATHS_MIN: usize = 12;
+/// How many pages of 1000 objects are listed in any case: with `nix-cache-info`, five requests that are not uploads.
+const PAGES_MIN: usize = 3;
+/// One more page is listed for each so many wanted paths. S3 charges a page like 12 GETs, and pages come one after the other.
+const PATHS_PER_PAGE: usize = 100;
+/// Smaller files are sent to a bucket without asking whether it has them: as the name is the hash, nothing changes.
+const ASKED_LEN_MIN: u64 = 8 * 1024 * 1024;
+
 /// A cache, as a sink.
 pub(super) struct PlainCache<'a> {
-    pub(super) server: &'a Server,
-    pub(super) encoding: Encoding,
-    pub(super) key: Option<&'a SecretKey>,
-    pub(super) progress: &'a Progress,
+    server: &'a Server,
+    encoding: Encoding,
+    key: Option<&'a SecretKey>,
+    progress: &'a Progress,
+    /// By the hash of its file, whether the cache has it. Locked while it is being sent.
+    files: Mutex<HashMap<Sha256, Arc<Mutex<bool>>>>,
+}
+
+impl<'a> PlainCache<'a> {
+    pub(super) fn new(
+        server: &'a Server,
+        encoding: Encoding,
+        key: Option<&'a SecretKey>,
+        progress: &'a Progress,
+    ) -> Self {
+        Self { server, encoding, key, progress, files: Mutex::default() }
+    }
 }
 
 impl Sink for PlainCache<'_> {
@@ -31,9 +54,13 @@ impl Sink for PlainCache<'_> {
 
     const VISIBLE: Visible = Visible::OnceReferencesAre;
 
-    /// Requests each narinfo, as Nix does: there is no other way to find out what a plain cache has.
+    /// Requests each narinfo, as Nix does, except those that are not in the list of a bucket.
     fn missing(&self, paths: &[&StorePath]) -> Result<HashSet<StorePath>, Error> {
-        let (next, missing) = (AtomicUsize::new(0), Mutex::new(Ok(HashSet::new())));
+        let listed = self.listed(paths)?;
+        let is_listed = |path: &StorePath| listed.as_ref().is_none_or(|keys| keys.contains(&narinfo_key(path)));
+        let (paths, absent): (Vec<&StorePath>, Vec<_>) = paths.iter().partition(|path| is_listed(path));
+        let absent = absent.into_iter().cloned().collect::<HashSet<_>>();
+        let (next, missing) = (AtomicUsize::new(0), Mutex::new(Ok(absent)));
         let ask = || {
             while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if self.progress.is_interrupted() {
@@ -84,7 +111,7 @@ impl Sink for PlainCache<'_> {
 
     fn commit(&self, put: Vec<NarInfo>) -> Result<Vec<StorePath>, Error> {
         for narinfo in put {
-            let url = self.server.url.child(&format!("{}.narinfo", narinfo.path.hash_part()))?;
+            let url = self.server.url.child(&narinfo_key(&narinfo.path))?;
             let text = narinfo.render(&self.server.store_dir);
             self.server.put_text(&url, "text/x-nix-narinfo", &text)?;
         }
@@ -92,10 +119,26 @@ impl Sink for PlainCache<'_> {
     }
 }
 
+fn narinfo_key(path: &StorePath) -> String {
+    format!("{}.narinfo", path.hash_part())
+}
+
 impl PlainCache<'_> {
+    /// The narinfos of these paths that a bucket lists; `None` if they have to be requested.
+    fn listed(&self, paths: &[&StorePath]) -> Result<Option<HashSet<String>>, Error> {
+        let server = self.server;
+        if server.url.scheme() != Scheme::S3 || paths.len() < LISTED_PATHS_MIN {
+            return Ok(None);
+        }
+        let (keys, pages_max) =
+            (paths.iter().map(|path| narinfo_key(path)).collect(), PAGES_MIN + paths.len() / PATHS_PER_PAGE);
+        let listed = find_listed(&server.client, &server.url, &keys, pages_max);
+        listed.map_err(|error| server.failed("the list of its narinfos", error))
+    }
+
     fn has(&self, path: &StorePath) -> Result<bool, Error> {
         let (hash_part, server) = (path.hash_part(), self.server);
-        let url = server.url.child(&format!("{hash_part}.narinfo"))?;
+        let url = server.url.child(&narinfo_key(path))?;
         let answer = server.client.metadata(&url, NARINFO_LEN_MAX as u64);
         let text = answer.map_err(|error| server.failed(hash_part.as_str(), error))?;
         // One that does not parse is replaced.
@@ -103,11 +146,16 @@ impl PlainCache<'_> {
     }
 
     /// Sends the file, unless the cache has it.
-    fn send(&self, narinfo: &NarInfo, payload: (Payload<'_>, Sha256)) -> Result<(), Error> {
+    fn send(&self, narinfo: &NarInfo, (payload, hash): (Payload<'_>, Sha256)) -> Result<(), Error> {
         let url = self.server.url.child(&narinfo.url)?;
-        if self.server.has(&url)? {
-            return Ok(());
+        let file = Arc::clone(self.files.lock().unwrap_or_else(PoisonError::into_inner).entry(hash).or_default());
+        let mut is_there = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_asked = url.scheme() != Scheme::S3 || payload.len() >= ASKED_LEN_MIN;
+        if !(*is_there || is_asked && self.server.has(&url)?) {
+            let on_sent = |len| self.progress.downloaded(len);
+            self.server.put(&url, "application/x-nix-nar", (payload, hash), &on_sent)?;
         }
-        self.server.put(&url, "application/x-nix-nar", payload, &|len| self.progress.downloaded(len))
+        *is_there = true;
+        Ok(())
     }
 }
