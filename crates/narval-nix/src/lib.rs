@@ -3,7 +3,7 @@
 //! This crate does no I/O and has no unsafe code. Types hold only valid values, so parsed data need not be checked
 //! again. Every parser has named limits on what it reads and holds, and its errors say what is wrong and where.
 //!
-//! - [`StorePath`], [`StoreDir`], [`HashPart`]: names of paths. [`Hash`], [`nix32`]: hashes in all of Nix's encodings.
+//! - [`StorePath`], [`StoreDir`], [`HashPart`]: names of paths. [`struct@Hash`], [`nix32`]: hashes in all of Nix's encodings.
 //! - [`NarInfo`], [`CacheInfo`], [`Listing`]: the files of a binary cache. [`realisation`], [`derivation`]: outputs.
 //! - [`SecretKey`], [`PublicKey`], [`TrustedKeys`], [`Signature`]: who vouches for a path. [`ContentAddress`],
 //!   [`ContentsCheck`]: paths whose name follows from their contents.

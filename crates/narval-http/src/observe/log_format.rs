@@ -122,6 +122,7 @@ fn json(entry: &Entry) -> String {
         "time": rfc_3339(entry.time),
         "request_id": entry.id.to_string(),
         "client": peer(&entry.peer),
+        "client_port": port(&entry.peer),
         "request": short(&entry.request_line),
         "status": entry.status,
         "bytes": entry.bytes,
@@ -141,6 +142,9 @@ fn logfmt(entry: &Entry) -> String {
     push_logfmt(&mut line, "time", &rfc_3339(entry.time));
     push_logfmt(&mut line, "request_id", &entry.id.to_string());
     push_logfmt(&mut line, "client", &peer(&entry.peer));
+    if let Some(port) = port(&entry.peer) {
+        push_logfmt(&mut line, "client_port", &port.to_string());
+    }
     push_logfmt(&mut line, "request", short(&entry.request_line));
     push_logfmt(&mut line, "status", &entry.status.to_string());
     push_logfmt(&mut line, "bytes", &entry.bytes.to_string());
@@ -164,6 +168,14 @@ fn peer(peer: &Peer) -> String {
     match peer {
         Peer::Tcp(address) => address.ip().to_canonical().to_string(),
         Peer::Unix => "unix".to_owned(),
+    }
+}
+
+/// It tells which requests came over one connection.
+fn port(peer: &Peer) -> Option<u16> {
+    match peer {
+        Peer::Tcp(address) => Some(address.port()),
+        Peer::Unix => None,
     }
 }
 
@@ -254,7 +266,7 @@ mod tests {
 
     #[test]
     fn logfmt_lines() {
-        let want = "time=2025-05-17T10:28:15.125Z request_id=0000000000000000 client=127.0.0.1 request=\"GET /a\\\"b HTTP/1.1\" \
+        let want = "time=2025-05-17T10:28:15.125Z request_id=0000000000000000 client=127.0.0.1 client_port=9 request=\"GET /a\\\"b HTTP/1.1\" \
                     status=404 bytes=5 seconds=0.003 aborted=false user_agent=\"curl/8 \\u001b[1m\" \
                     forwarded_for=\"192.0.2.7, 10.0.0.1\"\n";
         assert_eq!(LogFormat::Logfmt.line(&entry()), want);
@@ -270,6 +282,7 @@ mod tests {
         assert_eq!(object["time"], "2025-05-17T10:28:15.125Z");
         assert_eq!(object["request_id"], "0000000000000000");
         assert_eq!((&object["client"], &object["request"]), (&"127.0.0.1".into(), &"GET /a\"b HTTP/1.1".into()));
+        assert_eq!(object["client_port"], 9);
         assert_eq!((&object["status"], &object["bytes"]), (&404.into(), &5.into()));
         assert_eq!((&object["seconds"], &object["aborted"]), (&0.003.into(), &false.into()));
         assert_eq!(object["user_agent"], "curl/8 \x1b[1m");
