@@ -79,6 +79,11 @@ section {
     With `data` in a bucket: folder for the disk cache, and for the index unless `database` has it; below `/var/lib`.
   '';
   cache-size = key size "With `data` in a bucket: limit on the size of the disk cache.";
+  redirect = key (types.enum [
+    "off"
+    "auto"
+    "on"
+  ]) "With `data` in a bucket: when clients get NARs of 8 MiB and more from the object store itself.";
   database = key (matching "address of a PostgreSQL database" "postgres(ql)?://.+") ''
     Database with the index of the data folder, so that several servers can share the folder. Every user of the machine can read the file:
     the address must not contain a password.

@@ -1,5 +1,7 @@
 //! Requests for `s3://` addresses: a [`Buckets`] locates the bucket and signs, the client sends.
 
+use std::time::Duration;
+
 use super::client::Client;
 use super::head::Head;
 use super::request::{Extra, Method, Request, Response};
@@ -34,6 +36,16 @@ impl Client {
                 is_retryable: false,
             }),
         }
+    }
+
+    /// The address at which whoever has it can read an object for a while. A secret, as long as the bucket is private.
+    ///
+    /// # Errors
+    /// If there are no usable credentials.
+    pub fn presign(&self, url: &Url, valid_for: Duration) -> Result<String, HttpError> {
+        let valid_seconds = u32::try_from(valid_for.as_secs().max(1)).unwrap_or(u32::MAX);
+        let signed = self.sign(Method::Get, url, Extra { valid_seconds, ..Extra::default() })?;
+        Ok(format!("{}{}", signed.origin(), signed.target()))
     }
 
     pub(crate) fn bucket_refusal(&self, url: &Url, head: &Head, document: &[u8]) -> Result<u16, HttpError> {

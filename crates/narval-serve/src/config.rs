@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use narval_cache::written::Redirect;
 use narval_nix::SecretKey;
 
 use crate::{DeltaMode, NarCacheConfig};
@@ -40,6 +41,8 @@ pub struct Config {
     pub verify_nars: bool,
     /// Whether browsers get a page at `/`. Only for [`Face::Narval`].
     pub page: bool,
+    /// Whether clients get large NARs of a cache in a bucket from the object store itself.
+    pub redirect: Redirect,
 }
 
 /// The default memory for remembered narinfos, in bytes. One takes 1 to 1.5 KB and a known absence 100 bytes, so this holds about
@@ -66,6 +69,7 @@ impl Config {
             scratch: Some(PathBuf::from("/var/tmp")),
             verify_nars: false,
             page: true,
+            redirect: Redirect::Off,
         }
     }
 }

@@ -16,7 +16,8 @@ use crate::sharded::Sharded;
 pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// Statuses with a counter of their own; all others count as `other`.
-const STATUSES: [u16; 18] = [200, 201, 202, 206, 304, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 503, 507];
+const STATUSES: [u16; 19] =
+    [200, 201, 202, 206, 304, 307, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 503, 507];
 /// Upper bounds of the latency buckets, in seconds.
 const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
@@ -57,6 +58,7 @@ pub(crate) struct Metrics {
     pub(crate) nar_deltas_sent: Counter,
     pub(crate) nar_deltas_made: Counter,
     pub(crate) nar_bytes_delta: Counter,
+    pub(crate) nars_redirected: Counter,
     pub(crate) nar_bytes_identity: Counter,
     pub(crate) nar_bytes_zstd: Counter,
     /// Bytes of NARs sent as they were uploaded, compressed.
@@ -133,6 +135,7 @@ impl Metrics {
             nar_cache_damaged: counter("nar_cache_damaged", "Compressed NARs in the cache that had changed on disk"),
             nar_deltas_sent: counter("nar_deltas_sent", "NARs sent as the difference to another NAR"),
             nar_deltas_made: counter("nar_deltas_made", "Differences between NARs that were created"),
+            nars_redirected: counter("nars_redirected", "NARs for which a client was sent to the object store"),
             single_flight_waits: counter("single_flight_waits", "Requests that joined an in-flight compression"),
             stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
             corrupt_paths: counter("corrupt_paths", "Paths whose files do not match the database"),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use narval_cache::upstream::{Small, Upstreams};
-use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Refusal, RefusalKind, Scope, SmallKind};
+use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Redirect, Refusal, RefusalKind, Scope, SmallKind};
 use narval_client::request_id;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
@@ -121,6 +121,7 @@ struct Written {
     uploads: Arc<Uploads>,
     is_public: bool,
     exchange: Option<OidcExchange>,
+    redirect: Redirect,
 }
 
 /// The counters that the page shows.
@@ -168,6 +169,7 @@ impl Service {
             written = Some(Written {
                 is_public: public,
                 exchange: oidc,
+                redirect: config.redirect,
                 auth: state.auth(&data),
                 uploads: Arc::new(Uploads::new(data, cache.clone(), state.uploads(), Arc::clone(&metrics))),
                 cache,
@@ -582,8 +584,8 @@ impl Shared {
             }
             Route::NarFile(name) => match &self.written {
                 Some(written) => {
-                    let deltas = self.deltas.as_deref();
-                    nar::answer(&written.cache, name, &head, deltas, &self.metrics)
+                    let how = (self.deltas.as_deref(), written.redirect);
+                    nar::answer(&written.cache, name, &head, how, &self.metrics)
                 }
                 None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
                 None => Err(ServeError::NoRoute),

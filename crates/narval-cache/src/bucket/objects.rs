@@ -89,6 +89,17 @@ impl Objects {
         })
     }
 
+    /// The address at which whoever has it can read an object for a while.
+    ///
+    /// # Errors
+    /// If there are no usable credentials, or the store has just failed.
+    pub(crate) fn presign(&self, key: &str, valid_for: Duration) -> Result<String, HttpError> {
+        if self.breaker.is_open() {
+            return Err(self.has_failed());
+        }
+        self.once.presign(&self.object(key)?, valid_for)
+    }
+
     /// The length of an object; `None` if there is none.
     pub(crate) fn len(&self, key: &str) -> Result<Option<u64>, HttpError> {
         let url = self.object(key)?;
@@ -255,15 +266,19 @@ impl Objects {
         Put { client: &self.client, url, content_type: "application/x-nix-nar", on_sent: &|_| {} }
     }
 
+    fn has_failed(&self) -> HttpError {
+        HttpError::Bucket {
+            status: 503,
+            message: format!("{} has just failed several times in a row", self.url),
+            retry_after: None,
+            is_retryable: true,
+        }
+    }
+
     /// Makes requests unless the store has just failed several times in a row.
     pub(crate) fn counted<T>(&self, ask: impl FnOnce() -> Result<T, HttpError>) -> Result<T, HttpError> {
         if self.breaker.is_open() {
-            return Err(HttpError::Bucket {
-                status: 503,
-                message: format!("{} has just failed several times in a row", self.url),
-                retry_after: None,
-                is_retryable: true,
-            });
+            return Err(self.has_failed());
         }
         let answer = ask();
         match &answer {

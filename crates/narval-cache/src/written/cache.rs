@@ -11,7 +11,7 @@ use super::error::{DataError, io_error};
 use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage};
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
-use super::storage::{CacheStorage, NarBytes, Storage};
+use super::storage::{CacheStorage, NarBytes, Redirect, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The maximum number of hash parts in one query.
@@ -170,12 +170,16 @@ impl Cache {
         Ok(Some(NarHead::new(&nar)).filter(|_| is_there))
     }
 
-    /// The bytes of a NAR by its name below `nar/`; see [`nar_file`](Self::nar_file). In a bucket, they may be on their way.
+    /// The bytes of a NAR by its name below `nar/`; see [`nar_file`](Self::nar_file). In a bucket, they may be on their way, and with
+    /// `redirect`, elsewhere.
     ///
     /// # Errors
     /// See [`nar_file`](Self::nar_file).
-    pub fn nar(&self, name: &str) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
-        self.find_nar(name, |name, nar| self.files().nar(name, nar))
+    pub fn nar(&self, name: &str, redirect: Redirect) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
+        self.find_nar(name, |name, nar| match self.files().elsewhere(nar, redirect) {
+            Some(address) => Ok(Some(NarBytes::Elsewhere(address))),
+            None => self.files().nar(name, nar),
+        })
     }
 
     fn find_nar<T>(

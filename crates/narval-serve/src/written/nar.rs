@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use narval_cache::decode::{Decoder, INPUT_LEN};
 use narval_cache::upstream::Unavailable;
-use narval_cache::written::{Cache, NarBytes, NarHead};
-use narval_http::{Body, HeadRef, HeaderValue, Method, Response};
+use narval_cache::written::{Cache, NarBytes, NarHead, Redirect};
+use narval_http::{Body, HeadRef, HeaderValue, Method, Response, StatusCode, header};
 use narval_nix::{Compression, NarInfo, Sha256};
 
 use crate::error::ServeError;
@@ -23,7 +23,7 @@ pub(crate) fn answer(
     cache: &Cache,
     name: &str,
     head: &HeadRef<'_>,
-    deltas: Option<&Deltas>,
+    (deltas, redirect): (Option<&Deltas>, Redirect),
     metrics: &Arc<Metrics>,
 ) -> Result<Response, ServeError> {
     if let Some(deltas) = deltas
@@ -48,7 +48,9 @@ pub(crate) fn answer(
         let nar = cache.nar_head(name)?.ok_or(ServeError::NoPath)?;
         return representation(&nar).answer(head, |_| Ok(Body::source(Nothing, Some(nar.len))));
     }
-    let (nar, bytes) = cache.nar(name)?.ok_or(ServeError::NoPath)?;
+    let own_tag = || Ok(cache.nar_head(name)?.and_then(|nar| representation(&nar).etag));
+    let redirect = if redirect == Redirect::Off { redirect } else { redirect_of(head, redirect, own_tag)? };
+    let (nar, bytes) = cache.nar(name, redirect)?.ok_or(ServeError::NoPath)?;
     let representation = representation(&nar);
     match bytes {
         NarBytes::File(file) => {
@@ -57,6 +59,12 @@ pub(crate) fn answer(
                 _ => &metrics.nar_bytes_compressed,
             };
             send_file(&representation, head, &Arc::new(file), bytes)
+        }
+        NarBytes::Elsewhere(address) => {
+            metrics.nars_redirected.inc();
+            let response = Response::redirect_with(StatusCode::TEMPORARY_REDIRECT, &address);
+            // The address is soon invalid.
+            Ok(response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store")))
         }
         NarBytes::Growing(growing) => representation.answer(head, |selected| match selected {
             Selected::Whole => Ok(Body::source(Follower::new(growing, 0, Some(nar.len), metrics), Some(nar.len))),
@@ -72,6 +80,27 @@ pub(crate) fn answer(
             .into()),
         }),
     }
+}
+
+/// Whether this request may be redirected: one for all of a NAR, or for the rest of one that the store has begun to send.
+fn redirect_of(
+    head: &HeadRef<'_>,
+    redirect: Redirect,
+    own_tag: impl FnOnce() -> Result<Option<HeaderValue>, ServeError>,
+) -> Result<Redirect, ServeError> {
+    let field = |name: header::HeaderName| head.header_bytes(name.as_str());
+    if *head.method() != Method::GET || field(header::IF_NONE_MATCH).is_some() || field(header::IF_MATCH).is_some() {
+        return Ok(Redirect::Off);
+    }
+    Ok(match (field(header::RANGE), field(header::IF_RANGE)) {
+        (None, _) => redirect,
+        (Some(_), None) => Redirect::Off,
+        // The store's entity tag: what is here has another one, so the client would have to begin again.
+        (Some(_), Some(tag)) => match own_tag()? {
+            Some(own) if own.as_bytes() != tag => Redirect::On,
+            _ => Redirect::Off,
+        },
+    })
 }
 
 /// Answers with the delta from the NAR that the client says it has, if this cache has it, too.

@@ -40,6 +40,7 @@ use crate::values::delta_choice::DeltaChoice;
 use crate::values::ktls_mode::KtlsMode;
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
+use crate::values::redirect_choice::RedirectChoice;
 
 /// The maximum size of a configuration file in bytes.
 pub const CONFIG_LEN_MAX: u64 = 1024 * 1024;
@@ -59,6 +60,8 @@ pub struct ServeConfig {
     pub cache_dir: Option<PathBuf>,
     /// With `data` in a bucket: the size of the disk cache, in bytes.
     pub cache_size: Option<u64>,
+    /// With `data` in a bucket: when clients get large NARs from the object store itself.
+    pub redirect: Option<RedirectChoice>,
     /// Whether reading that cache needs no token.
     pub public: Option<At<bool>>,
     /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
@@ -281,6 +284,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         database: top.at("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
         cache_dir: top.path("cache-dir").map(|at| at.value),
         cache_size: top.get("cache-size", &Kind::size()),
+        redirect: top.get("redirect", &Kind::choice()),
         public: top.at("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
         caches: top.tables("cache", cache::read).into_iter().flatten().collect(),

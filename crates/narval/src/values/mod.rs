@@ -4,4 +4,5 @@ pub mod delta_choice;
 pub mod ktls_mode;
 pub mod listen;
 pub mod log_form;
+pub mod redirect_choice;
 pub(crate) mod size;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::lab::{Lab, Nar};
 use crate::postgres::PostgresServer;
 use crate::s3::S3Server;
+use crate::s3::proxy::{Fault, Proxy};
 use crate::support::{NARVAL, Nix, Server, Store, hash_part};
 
 /// An object store, and what a server over it needs.
@@ -43,11 +44,33 @@ impl Place {
     }
 
     fn serve(&self, store: &Store, node: &str) -> Server {
+        self.serve_with(store, node, &[])
+    }
+
+    fn serve_with(&self, store: &Store, node: &str, more: &[&str]) -> Server {
         let mut command = Command::new(NARVAL);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--cache-size", "1G"]).args(self.options(store, node));
+        command
+            .args(["serve", "--listen", "127.0.0.1:0", "--cache-size", "1G"])
+            .args(self.options(store, node))
+            .args(more);
         let environment = self.environment();
         let environment: Vec<_> = environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         Server::start(command, &environment)
+    }
+
+    /// From now on, all requests go through a proxy.
+    fn put_proxy(&mut self) -> Proxy {
+        let proxy = Proxy::to(self.s3.port);
+        self.url = self.url.replace(&self.s3.port.to_string(), &proxy.port.to_string());
+        proxy
+    }
+
+    /// Ends the server, and starts another over the same folder, with these options.
+    fn restart(&self, lab: Lab, more: &[&str]) -> Lab {
+        let Lab { store, server } = lab;
+        server.end("-TERM");
+        let server = self.serve_with(&store, "node", more);
+        Lab { store, server }
     }
 
     fn lab(&self) -> Lab {
@@ -103,7 +126,7 @@ fn a_push_is_read_back_with_the_server_and_without(on_postgres: bool) {
     });
     let new = place.serve(&lab.store, "node");
     let old = std::mem::replace(&mut lab.server, new);
-    old.end("KILL");
+    old.end("-KILL");
     lab.push(Nix::Newest, &token, "compression=none", &large).unwrap();
     lab.pull(Nix::Newest, &large);
     paths.push(large);
@@ -113,7 +136,7 @@ fn a_push_is_read_back_with_the_server_and_without(on_postgres: bool) {
     assert!(place.narval(&lab, &["cache", "why", &paths[0]]).contains("release"));
     // Without any server: by narval, and by Nix, which reads what everybody may read.
     let Lab { store, server } = lab;
-    server.end("TERM");
+    server.end("-TERM");
     let root = store.path("installed");
     let mut install = Command::new(NARVAL);
     install.arg("install").args(&paths).args(["--from", &place.url, "--no-check-sigs", "--store"]).arg(&root);
@@ -131,7 +154,7 @@ fn a_push_is_read_back_with_the_server_and_without(on_postgres: bool) {
     copy.extend(paths.iter().map(String::as_str));
     let output = Nix::Newest.nix(store.dir.path(), &copy);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // The index is made again from the bucket alone, in another folder and another database.
+    // Both trees have the same NAR. The index is made again from the bucket alone, in another folder and another database.
     let mut rebuild = Command::new(NARVAL);
     rebuild.args(["cache", "fsck", "--rebuild", "--data", &place.url, "--cache-dir"]).arg(store.path("node-2"));
     if let Some(postgres) = &place.postgres {
@@ -139,7 +162,7 @@ fn a_push_is_read_back_with_the_server_and_without(on_postgres: bool) {
     }
     let output = rebuild.envs(place.environment()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("3 paths, 3 NARs, 0 problems"), "{said}");
+    assert!(output.status.success() && said.contains("3 paths, 2 NARs, 0 problems"), "{said}");
 }
 
 #[test]
@@ -175,7 +198,7 @@ fn the_object_store_goes_away_and_comes_back() {
     let Some(mut place) = Place::new(false) else { return };
     let lab = place.lab();
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
-    let (known, unread) = (lab.store.add_tree("known"), lab.store.add_tree("unread"));
+    let (known, unread) = (lab.store.add_tree("known"), lab.store.add_file("unread", noise(50_000)));
     for path in [&known, &unread] {
         lab.push(Nix::Newest, &token, "", path).unwrap();
     }
@@ -196,7 +219,8 @@ fn the_object_store_goes_away_and_comes_back() {
     let answer = lab.put(&nar.url(), &token, &nar.bytes);
     assert_eq!(answer.status, 503, "{}", answer.text());
     assert!(answer.text().contains("object store cannot be reached"), "{}", answer.text());
-    assert_eq!(lab.server.ask("HEAD", &nar.url(), &[]).status, 404);
+    // Whether the object exists cannot be known now.
+    assert_eq!(lab.server.ask("HEAD", &nar.url(), &[]).status, 503);
     place.s3.start_again();
     let begun = Instant::now();
     while lab.get(&unread_nar).status != 200 {
@@ -205,4 +229,181 @@ fn the_object_store_goes_away_and_comes_back() {
     }
     assert!(matches!(lab.put(&nar.url(), &token, &nar.bytes).status, 200 | 201));
     lab.pull(Nix::Newest, &unread);
+}
+
+/// The path of a path's NAR at the server.
+fn nar_of(server: &Server, path: &str) -> String {
+    let narinfo = server.get(&format!("/{}.narinfo", hash_part(path)));
+    format!("/{}", crate::support::value(narinfo.text(), "URL").unwrap())
+}
+
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = server.get("/metrics").text().to_owned();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
+
+#[test]
+fn large_nars_are_read_from_the_object_store_itself() {
+    let Some(mut place) = Place::new(false) else { return };
+    let proxy = place.put_proxy();
+    let lab = place.lab();
+    let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
+    let (large, small) = (lab.store.add_file("large", noise(12 << 20)), lab.store.add_file("small", noise(100_000)));
+    for path in [&large, &small] {
+        lab.push(Nix::Newest, &token, "compression=none", path).unwrap();
+    }
+    let (nar, small_nar) = (nar_of(&lab.server, &large), nar_of(&lab.server, &small));
+    let redirected = |lab: &Lab| metric(&lab.server, "narval_nars_redirected_total");
+
+    // The first one is sent away; the second one fetches it for those who come later.
+    let lab = place.restart(lab, &["--redirect", "auto"]);
+    assert_eq!([(); 3].map(|()| lab.get(&nar).status), [307, 200, 200]);
+    assert_eq!(redirected(&lab), 1);
+
+    let log = lab.store.path("access.log");
+    let lab = place.restart(lab, &["--redirect", "on", "--access-log", log.to_str().unwrap()]);
+    let answer = lab.get(&nar);
+    let location = answer.field("Location").unwrap().to_owned();
+    assert_eq!((answer.status, answer.field("Cache-Control")), (307, Some("no-store")));
+    assert!(location.starts_with(&format!("http://127.0.0.1:{}/the-cache/a/prefix/nar/", proxy.port)), "{location}");
+    assert!(location.contains("X-Amz-Expires=300&") && location.contains("X-Amz-Signature="), "{location}");
+    assert!(!location.contains(crate::s3::SECRET), "{location}");
+    // All else is answered here.
+    assert_eq!(lab.get(&small_nar).status, 200);
+    let head = lab.server.ask("HEAD", &nar, &[]);
+    let tag = head.field("ETag").unwrap();
+    let ask = |fields: &[&str]| lab.server.ask("GET", &nar, fields).status;
+    assert_eq!((head.status, ask(&["Range: bytes=5-9"])), (200, 206));
+    assert_eq!(ask(&[&format!("If-None-Match: {tag}")]), 304);
+    assert_eq!(ask(&["Range: bytes=5-9", &format!("If-Range: {tag}")]), 206);
+    assert_eq!(ask(&["Range: bytes=5-9", "If-Range: \"other\""]), 307);
+    assert_eq!(redirected(&lab), 2);
+    for nix in [Nix::Newest, Nix::Old] {
+        lab.pull(nix, &large);
+    }
+    assert_eq!(redirected(&lab), 4);
+    // The rest of a NAR whose connection broke comes from the store, too.
+    let mut reads = 0;
+    proxy.take_requests();
+    proxy.set(move |method, target| {
+        reads += usize::from(method == "GET" && target.contains("/nar/"));
+        if reads == 1 { Fault::Cut } else { Fault::None }
+    });
+    let root = lab.store.path("installed");
+    let mut install = Command::new(NARVAL);
+    install.args(["install", &large, "--from", &lab.server.url(), "--no-check-sigs", "--store"]).arg(&root);
+    let output = install.env("HOME", lab.store.dir.path()).env("NO_PROXY", "127.0.0.1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(std::fs::read(root.join(&large[1..])).unwrap() == noise(12 << 20));
+    assert_eq!(proxy.take_requests().iter().filter(|request| request.contains("/nar/")).count(), 2);
+    let counted = metric(&lab.server, "narval_requests_total{route=\"nar\",status=\"307\"}");
+    assert_eq!((counted, redirected(&lab)), (6, 6));
+    assert_eq!(std::fs::read_to_string(&log).unwrap().matches(" 307 ").count(), 6);
+}
+
+#[test]
+fn redirects_of_a_private_cache_need_its_token() {
+    let Some(place) = Place::new(false) else { return };
+    let lab = place.lab();
+    let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
+    let large = lab.store.add_file("large", noise(9 << 20));
+    lab.push(Nix::Newest, &token, "compression=none", &large).unwrap();
+    let nar = nar_of(&lab.server, &large);
+    let lab = place.restart(lab, &["--redirect", "on", "--private"]);
+    assert_eq!(lab.get(&nar).status, 401);
+    assert_eq!(lab.send("GET", &nar, &token, &[], b"").status, 307);
+    for nix in [Nix::Newest, Nix::Old] {
+        let to = tempfile::tempdir().unwrap();
+        let copy = ["copy", "--refresh", "--from", &lab.server.url(), "--to", to.path().to_str().unwrap(), &large];
+        lab.nix(nix, &token, &[&copy[..], &["--option", "require-sigs", "false"]].concat()).unwrap();
+        assert!(std::fs::read(to.path().join(&large[1..])).unwrap() == noise(9 << 20));
+        Command::new("chmod").args(["-R", "u+w"]).arg(to.path()).status().unwrap();
+    }
+    let output = Command::new(NARVAL).args(["serve", "--data", "/nowhere", "--redirect", "on"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("option --redirect: needs --data in a bucket"), "{said}");
+}
+
+/// Answers the first requests for NARs in these ways, and the others well.
+fn at_first(proxy: &Proxy, faults: Vec<Fault>) {
+    let mut faults = faults.into_iter();
+    proxy.set(move |method, target| {
+        let fault = if method == "GET" && target.contains("/nar/") { faults.next() } else { None };
+        fault.unwrap_or(Fault::None)
+    });
+}
+
+#[test]
+fn an_object_store_that_refuses_or_damages_is_not_believed() {
+    let Some(mut place) = Place::new(false) else { return };
+    let proxy = place.put_proxy();
+    let lab = place.restart(place.lab(), &["--redirect", "on"]);
+    let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
+    let (kept, large) = (lab.store.add_tree("kept"), lab.store.add_file("large", noise(9 << 20)));
+    let add = |name: &str| lab.store.add_file(name, [name.as_bytes(), &noise(300_000)].concat());
+    let [slow, once, damaged, cut] = ["slow", "once", "damaged", "cut"].map(add);
+    for path in [&kept, &large, &slow, &once, &damaged, &cut] {
+        lab.push(Nix::Newest, &token, "compression=none", path).unwrap();
+    }
+    lab.pull(Nix::Newest, &kept);
+    let large_nar = nar_of(&lab.server, &large);
+    assert_eq!(
+        lab.server.ask("GET", &large_nar, &["Range: bytes=0-9"]).status,
+        206,
+        "it is fetched into the disk cache"
+    );
+    assert_eq!(lab.get(&large_nar).status, 307);
+    // A refusal or a broken connection is hardly noticed.
+    at_first(&proxy, vec![Fault::SlowDown, Fault::SlowDown]);
+    lab.pull(Nix::Newest, &slow);
+    at_first(&proxy, vec![Fault::Cut, Fault::Cut]);
+    lab.pull(Nix::Newest, &cut);
+    // What does not have its hash is never sent to its end. It is fetched once more, and if it is damaged again, no longer.
+    let complete = |path: &str| {
+        let answer = lab.get(&nar_of(&lab.server, path));
+        answer.status == 200 && answer.complete
+    };
+    proxy.take_requests();
+    at_first(&proxy, vec![Fault::Damaged]);
+    let tried = (0..50).position(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        complete(&once)
+    });
+    assert!(tried.is_some_and(|tried| tried > 0), "{tried:?}: the damaged one is not sent, the other one is");
+    at_first(&proxy, vec![Fault::Damaged; 100]);
+    for _ in 0..5 {
+        assert!(!complete(&damaged));
+    }
+    assert_eq!(proxy.take_requests().iter().filter(|request| request.contains("/nar/")).count(), 4);
+    assert!(lab.server.log().contains("is damaged: its SHA-256 is"), "{}", lab.server.log());
+    assert!(complete(&kept));
+    // Uploads end with an error while the store refuses. Nothing of them is visible, and what is here is served.
+    proxy.set(|_, _| Fault::SlowDown);
+    let new = Nar::of(&noise(20_000));
+    let name = "00000000000000000000000000000001-new";
+    for _ in 0..3 {
+        let answer = lab.put(&new.url(), &token, &new.bytes);
+        assert!(answer.status == 503 && answer.field("Retry-After").is_some(), "{}", answer.text());
+        assert!(answer.text().contains("object store"), "{}", answer.text());
+        let narinfo = lab.put(&format!("/{}.narinfo", hash_part(name)), &token, new.narinfo(name, &[]).as_bytes());
+        assert!(narinfo.status >= 400, "{}", narinfo.status);
+    }
+    assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(name))).status, 404);
+    assert_eq!(lab.get(&large_nar).status, 200, "nobody is sent to a store that fails");
+    lab.pull(Nix::Newest, &kept);
+    // And are complete when they are repeated.
+    proxy.set(|_, _| Fault::None);
+    let begun = Instant::now();
+    while !matches!(lab.put(&new.url(), &token, &new.bytes).status, 200 | 201) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not recover");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let narinfo = lab.put(&format!("/{}.narinfo", hash_part(name)), &token, new.narinfo(name, &[]).as_bytes());
+    assert!(matches!(narinfo.status, 200 | 201), "{}", narinfo.text());
+    assert!(lab.get(&new.url()).body == new.bytes);
+    // The objects are good: another process reads them, and a check finds nothing.
+    let lab = place.restart(lab, &[]);
+    lab.pull(Nix::Newest, &damaged);
+    assert_eq!(place.narval(&lab, &["cache", "fsck", "--contents"]), "");
 }

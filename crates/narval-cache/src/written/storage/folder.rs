@@ -23,8 +23,8 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, statvfs};
 use rustix::io::Errno;
 
 use super::{
-    Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, SharedFile, Storage, StorageLock, StoredFile,
-    TEMPORARY, WrittenNarinfo,
+    Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, SharedFile, Storage, StorageLock,
+    StoredFile, TEMPORARY, WrittenNarinfo,
 };
 use crate::written::index::{CacheId, Index, NarRecord, PathRecord};
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal};
@@ -276,6 +276,10 @@ impl CacheStorage for CacheFolder {
 
     fn has_nar(&self, name: &str, file_size: u64) -> io::Result<bool> {
         Ok(self.nar_len(name)? == Some(file_size))
+    }
+
+    fn elsewhere(&self, _: &NarRecord, _: Redirect) -> Option<String> {
+        None
     }
 
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {

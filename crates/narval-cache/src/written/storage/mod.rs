@@ -142,7 +142,27 @@ pub enum NarBytes {
     File(File),
     /// It is being fetched: its readers follow. The whole file will be verified.
     Growing(Arc<Fill>),
+    /// They are at this address, which is valid for [`REDIRECT_VALID_FOR`], and a secret.
+    Elsewhere(String),
 }
+
+/// Whether clients get large NARs from the object store itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Redirect {
+    /// Never.
+    #[default]
+    Off,
+    /// The first time that a NAR is asked for which is not in the disk cache. The second time, it is fetched into it.
+    Auto,
+    /// Always.
+    On,
+}
+
+/// Smaller NARs are sent from here: another request would cost more than it saves.
+pub(crate) const REDIRECT_LEN_MIN: u64 = 8 << 20;
+
+/// For how long a client can begin to read at an address that it was sent to.
+pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
 
 /// A change of a narinfo that its process has not carried out is left to others after this time. Requests that are sent for it are
 /// signed for a third of this time, so none of them arrives later.
@@ -174,6 +194,8 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
+    /// Where else a client may read a NAR now, if it may.
+    fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
     /// Like [`nar`](Self::nar), and waits until all of it is there.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
     /// Opens the stored file of a NAR, whatever names it has.

@@ -17,6 +17,7 @@ use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
 use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
+use crate::values::redirect_choice::RedirectChoice;
 use crate::values::size::parse_size;
 use crate::{Failure, server};
 
@@ -55,6 +56,11 @@ pub struct Args {
     /// With --data in a bucket: maximum size of the disk cache; the least recently used NARs are removed first [default: 20G]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache_size: Option<u64>,
+    /// With --data in a bucket: when clients get NARs of 8 MiB and more from the object store itself [default: off]
+    ///
+    /// They are sent there by a redirect to an address that is valid for five minutes.
+    #[arg(long, value_name = "WHEN")]
+    redirect: Option<RedirectChoice>,
     /// PostgreSQL database with the index of the data folder: `postgres://USER@HOST/DATABASE`
     ///
     /// Several servers can then share the folder. The password is better given by PGPASSWORD, or by the configuration file: everybody
@@ -108,7 +114,7 @@ Examples:
   narval serve --store ~/.local/share/narval
   narval serve --data /var/lib/narval
   narval serve --data 's3://cache?region=eu-central-1' \\
-    --cache-dir /var/lib/narval --cache-size 2T
+    --cache-dir /var/lib/narval --cache-size 2T --redirect auto
   narval serve --config /etc/narval.toml
 
 Then, on a client:

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::written::{CacheName, CacheSettings, Database, Place};
+use narval_cache::written::{CacheName, CacheSettings, Database, Place, Redirect};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
@@ -62,6 +62,8 @@ pub(crate) struct ServerWide {
     pub(crate) web: bool,
     /// Per cache.
     pub(crate) narinfo_memory: u64,
+    /// Whether clients get large NARs from the object store itself.
+    pub(crate) redirect: Redirect,
     /// The file name, and the platforms in the file.
     pub(crate) oidc: (String, Vec<OidcSection>),
 }
@@ -126,6 +128,7 @@ impl Settings {
             verify_nars: args.verify_nars || file.verify_nars.unwrap_or(defaults.verify_nars),
             web: !args.no_web && file.web.unwrap_or(defaults.page),
             narinfo_memory: file.limits.narinfo_memory.unwrap_or(defaults.narinfo_memo_bytes),
+            redirect: args.redirect.or(file.redirect).unwrap_or_default().into(),
             oidc: (file_name.clone(), file.oidc.clone()),
         };
         let data = args.data.clone().or_else(|| file.data.clone());
@@ -150,7 +153,7 @@ impl Settings {
                 return Err(Failure::usage("option --upstream: needs --data, where its files are stored"));
             }
         }
-        Ok(Self {
+        let settings = Self {
             listen,
             limits,
             tls: args.tls.config_over(&file.tls, Vec::new())?,
@@ -162,7 +165,11 @@ impl Settings {
             database,
             wide,
             caches,
-        })
+        };
+        if settings.wide.redirect != Redirect::Off && !settings.is_in_bucket() {
+            return Err(Failure::usage("option --redirect: needs --data in a bucket (s3://…)"));
+        }
+        Ok(settings)
     }
 
     /// Where the caches that accept uploads are.

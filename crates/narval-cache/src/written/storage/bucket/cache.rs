@@ -12,7 +12,10 @@ use narval_store::TemporaryFile;
 use super::{APART, OTHER, ObjectReader, Shared, VALID_FOR, content_type};
 use crate::bucket::{Object, ObjectWriter};
 use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Used};
-use crate::written::storage::{Below, CacheStorage, Incoming, Keep, NarBytes, StoredFile, WrittenNarinfo};
+use crate::written::storage::{
+    Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
+    WrittenNarinfo,
+};
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 
 /// How long an upload waits for another one of the same NAR in another encoding, and how often it looks.
@@ -178,6 +181,21 @@ impl CacheStorage for CacheInBucket {
     fn nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
         let name = object_name(nar);
         self.shared.flights.nar(&self.nar_key(&name), &name, nar)
+    }
+
+    /// Signing fails with the credentials: what is on the disk can be served without them.
+    fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String> {
+        let name = object_name(nar);
+        let redirects = match redirect {
+            Redirect::Off => false,
+            Redirect::Auto => self.shared.flights.is_first(&name, nar),
+            Redirect::On => true,
+        };
+        if !redirects || nar.file_size < REDIRECT_LEN_MIN {
+            return None;
+        }
+        let address = self.shared.objects.presign(&self.nar_key(&name), REDIRECT_VALID_FOR);
+        address.inspect_err(|error| tracing::debug!("no redirect to '{name}': {error}")).ok()
     }
 
     fn open_nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<File>> {

@@ -1,6 +1,6 @@
 //! NARs on their way from the bucket to this machine's disk: one request however many ask, and verified while they are passed on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -34,6 +34,9 @@ const DAMAGED_FOR: Duration = Duration::from_secs(60);
 /// The maximum number of damaged objects that are remembered.
 const DAMAGED_MAX: usize = 4096;
 
+/// The maximum number of NARs that are remembered because clients were sent to the store for them; then all are forgotten.
+const SENT_AWAY_MAX: usize = 16_384;
+
 /// How often an object is fetched whose bytes are not those that were stored.
 const ATTEMPTS_MAX: u32 = 2;
 
@@ -47,6 +50,8 @@ pub(super) struct Flights {
     fetches: Permits,
     waiting: Permits,
     damaged: Mutex<HashMap<String, Instant>>,
+    /// NARs for which a client was sent to the store.
+    sent_away: Mutex<HashSet<String>>,
 }
 
 /// How a fetch ended without a file.
@@ -61,7 +66,7 @@ impl Flights {
     pub(super) fn new(objects: Arc<Objects>, kept: Option<Kept>, incoming: PathBuf) -> Self {
         let (fills, damaged) = (Mutex::default(), Mutex::default());
         let (fetches, waiting) = (Permits::new(FETCHES_MAX), Permits::new(WAITING_MAX));
-        Self { objects, kept, incoming, fills, fetches, waiting, damaged }
+        Self { objects, kept, incoming, fills, fetches, waiting, damaged, sent_away: Mutex::default() }
     }
 
     /// The file of a NAR: from the disk, or while it is fetched. `None` if there is no such object.
@@ -93,11 +98,25 @@ impl Flights {
         }
     }
 
+    /// Whether a NAR is neither here nor on its way, and this is the first time that somebody asks for it.
+    pub(super) fn is_first(&self, name: &str, nar: &NarRecord) -> bool {
+        let name = format!("nar/{name}");
+        if lock(&self.fills).contains_key(&name) || self.kept_file(&name, nar).is_some() {
+            return false;
+        }
+        let mut sent_away = lock(&self.sent_away);
+        if sent_away.len() >= SENT_AWAY_MAX {
+            sent_away.clear();
+        }
+        sent_away.insert(name)
+    }
+
     /// Like [`nar`](Self::nar), and waits for the whole file.
     pub(super) fn whole(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {
         match self.nar(key, name, nar)? {
             None => Ok(None),
             Some(NarBytes::File(file)) => Ok(Some(file)),
+            Some(NarBytes::Elsewhere(_)) => Err(away("it is elsewhere".to_owned())),
             Some(NarBytes::Growing(fill)) => {
                 fill.wait_for_end(WHOLE_PATIENCE);
                 match fill.progress().end {
