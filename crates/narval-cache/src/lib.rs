@@ -53,7 +53,7 @@ pub mod upstream;
 mod wanted;
 pub mod written;
 
-pub use cache::{BATCH_MAX, Cache};
+pub use cache::{BATCH_MAX, Cache, DELTA_BATCH_MAX, DeltaProspect};
 pub use client::client;
 pub use delta::{
     DELTA_BASE_BYTES_MAX, DELTA_MEMORY_MAX, DELTA_NAR_BYTES_MIN, DELTA_WINDOW_MAX, DeltaMemory, Reserved,

@@ -10,7 +10,7 @@ use narval_client::{Client, Url};
 use narval_nix::{StorePath, TrustedKeys};
 use narval_store::Daemon;
 
-use crate::delta::{DeltaUse, Deltas};
+use crate::delta::{DeltaUse, Deltas, PlannedDelta, prospects};
 use crate::destination::Destination;
 use crate::fetch::{Cores, FromCaches};
 use crate::resolve::{Walk, closure};
@@ -37,6 +37,8 @@ pub struct Options {
     pub durable: bool,
     /// Whether paths are fetched as the difference to what the store has.
     pub deltas: DeltaUse,
+    /// Paths whose closures are preferred as bases of deltas: those that a profile shows until now.
+    pub delta_bases: Vec<StorePath>,
 }
 
 /// One path of a plan.
@@ -50,6 +52,8 @@ pub struct Planned {
     pub file_size: Option<u64>,
     /// The cache.
     pub cache: String,
+    /// The delta that it is expected to come as. Only plans have it.
+    pub delta: Option<PlannedDelta>,
 }
 
 /// The result of an install, or of a plan.
@@ -98,9 +102,7 @@ pub fn install(
     let caches = open_caches(destination, options, client)?;
     let cores = Cores::new(options.cores);
     let watchers = Watchers { progress, trace };
-    // A store that does not exist yet has no bases, and is not read.
-    let when = if destination.exists() { options.deltas } else { DeltaUse::Never };
-    let deltas = Deltas::new(destination.store(), when);
+    let deltas = deltas_of(destination, options);
     let source = FromCaches::new(&caches, &cores, watchers).with_deltas(&deltas);
     report.planned = match destination.daemon() {
         Some(daemon) => through_daemon(destination, (&source, daemon), &missing, watchers)?,
@@ -205,11 +207,18 @@ pub fn plan(
         let caches = open_caches(destination, options, client)?;
         let is_there = |path: &StorePath| destination.is_valid(path);
         let found = closure(&caches, &missing, &is_there)?;
-        report.planned = found.iter().map(plan_of).collect();
+        let deltas = prospects(&deltas_of(destination, options), &found);
+        report.planned = found.iter().zip(deltas).map(|(one, delta)| Planned { delta, ..plan_of(one) }).collect();
         report.roots.extend(roots_of(&missing, &report.planned));
     }
     fill_report(&mut report, client, &Progress::default(), start);
     Ok(report)
+}
+
+fn deltas_of<'a>(destination: &'a Destination, options: &'a Options) -> Deltas<'a> {
+    // A store that does not exist yet has no bases, and is not read.
+    let when = if destination.exists() { options.deltas } else { DeltaUse::Never };
+    Deltas::new(destination.store(), when, &options.delta_bases)
 }
 
 fn split_wanted(
@@ -237,7 +246,13 @@ fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client
 
 fn plan_of(found: &Found) -> Planned {
     let cache = found.cache.url().to_string();
-    Planned { path: found.info.path.clone(), nar_size: found.info.nar_size, file_size: found.info.file_size, cache }
+    Planned {
+        path: found.info.path.clone(),
+        nar_size: found.info.nar_size,
+        file_size: found.info.file_size,
+        cache,
+        delta: None,
+    }
 }
 
 fn roots_of(missing: &[Wanted], planned: &[Planned]) -> Vec<StorePath> {

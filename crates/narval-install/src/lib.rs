@@ -18,7 +18,7 @@
 //! use std::sync::Arc;
 //!
 //! use narval_client::{ClientOptions, Url};
-//! use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
+//! use narval_install::{DeltaUse, Destination, Options, Progress, Trace, Wanted, install};
 //! use narval_nix::TrustedKeys;
 //! use narval_store::StoreConfig;
 //!
@@ -41,6 +41,8 @@
 //!     check_signatures: false, // only for caches that you trust
 //!     cores: 2,
 //!     durable: true,
+//!     deltas: DeltaUse::Adaptive,
+//!     delta_bases: Vec::new(),
 //! };
 //! let client = Arc::new(narval_cache::client(ClientOptions::default()));
 //! let wanted = [Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", destination.store_dir())?];
@@ -74,7 +76,7 @@ pub mod watch;
 mod watchers;
 
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
-pub use delta::{DeltaBases, DeltaUse};
+pub use delta::{DeltaBases, DeltaUse, PlannedDelta};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, listing};

@@ -631,7 +631,7 @@ impl Shared {
                     error => error,
                 })
             }
-            Route::Batch => batch::answer(&self.narinfos, request),
+            Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
             Route::Metrics => {
                 let engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
                 Ok(metrics::answer(&self.metrics, engine))

@@ -6,10 +6,12 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -63,10 +65,15 @@ impl Versions {
     }
 }
 
-fn install(from: &str, root: &Path, path: &str, args: &[&str]) -> Output {
+fn installing(from: &str, root: &Path, path: &str, args: &[&str]) -> Command {
     let mut command = Command::new(NARVAL);
     command.args(["install", "--from", from, "--no-check-sigs", "--json", "--store"]).arg(root).arg(path).args(args);
-    command.env("HOME", root.parent().unwrap()).output().unwrap()
+    command.env("HOME", root.parent().unwrap());
+    command
+}
+
+fn install(from: &str, root: &Path, path: &str, args: &[&str]) -> Output {
+    installing(from, root, path, args).output().unwrap()
 }
 
 /// The summary of an install.
@@ -116,6 +123,24 @@ fn an_upgrade_takes_the_difference_and_a_second_client_costs_no_compression() {
     assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 0);
 }
 
+/// What `docs/deltas.md` records: a request, the head of its answer without the fields that are not about deltas, and how its body
+/// begins. Another version of zstd changes lengths, the tag and the frame.
+fn recorded(url: &str, fields: &[&str], delta: &support::Answer, frame_len: usize) -> String {
+    let mut text = format!("GET {url} HTTP/1.1\n{}\n\nHTTP/1.1 200 OK\n", fields.join("\n"));
+    for name in ["Content-Type", "Content-Encoding", "Content-Length", "ETag", "Vary", "Accept-Ranges"] {
+        let value = delta.field(&name.to_lowercase()).unwrap();
+        text += &format!("{name}: {value}\n");
+    }
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+    text + &format!(
+        "\n{}\n{}\n{}\n{} … ({frame_len} bytes)\n",
+        hex(&delta.body[..8]),
+        hex(&delta.body[8..24]),
+        hex(&delta.body[24..40]),
+        hex(&delta.body[40..48])
+    )
+}
+
 #[test]
 fn what_goes_over_the_wire() {
     let versions = Versions::new();
@@ -124,6 +149,9 @@ fn what_goes_over_the_wire() {
     let fields = versions.fields();
     let fields: Vec<_> = fields.iter().map(String::as_str).collect();
     let delta = server.ask("GET", &url, &fields);
+    let record = recorded(&url, &fields, &delta, delta.body.len() - 40);
+    let docs = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/deltas.md")).unwrap();
+    assert!(docs.contains(&format!("```\n{record}```")), "docs/deltas.md should have:\n{record}");
     assert_eq!((delta.status, delta.field("content-encoding")), (200, Some("dcz")));
     assert_eq!(delta.field("vary"), Some("accept-encoding, available-dictionary"));
     assert_eq!(delta.field("content-type"), Some("application/x-nix-nar"));
@@ -253,6 +281,11 @@ fn a_written_cache_sends_deltas_between_what_was_pushed_to_it_alone() {
     push("team", &versions.old);
     push("team", &versions.new);
     push("other", &versions.new);
+    // The other cache does not say that the server has the base.
+    let (old, new) = (hash_part(&versions.old), hash_part(&versions.new));
+    let line = format!("{new} {old} {}\n", Sha256::of(&versions.store.dump(&versions.old)));
+    assert_eq!(prospects(&server, "/team", &line), ["200", &format!("{new} {old} possible"), "end 1"]);
+    assert_eq!(prospects(&server, "/other", &line), ["200", &format!("{new} {old} absent"), "end 1"]);
     let home = tempfile::tempdir().unwrap();
     for (cache, deltas) in [("team", 1), ("other", 0)] {
         let (root, team) = (home.path().join(cache), format!("{}/team", server.url()));
@@ -381,13 +414,249 @@ fn a_lying_server_ends_in_a_verified_path_or_a_clear_error() {
     assert!(!root.join(&versions.new[1..]).exists());
 }
 
+/// A slow line to a server: a relay that passes on so many bytes per second, and counts those that come back.
+struct Line {
+    address: SocketAddr,
+    received: Arc<AtomicU64>,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Line {
+    fn start(server: SocketAddr, bytes_per_s: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, received) = (listener.local_addr().unwrap(), Arc::new(AtomicU64::new(0)));
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let (count, cut) = (Arc::clone(&received), Arc::clone(&is_cut));
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                // The server may be gone.
+                let Ok(far) = TcpStream::connect(server) else { continue };
+                let (near_in, far_in) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                let (count, cut, other_cut) = (Arc::clone(&count), Arc::clone(&cut), Arc::clone(&cut));
+                std::thread::spawn(move || relay(near_in, far, bytes_per_s, (&AtomicU64::new(0), &other_cut)));
+                std::thread::spawn(move || relay(far_in, near, bytes_per_s, (&count, &cut)));
+            }
+        });
+        Self { address, received, is_cut }
+    }
+
+    /// Loses what is on its way: the kernel still sends what a killed server had written.
+    fn cut(&self) {
+        self.is_cut.store(true, Ordering::SeqCst);
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn received(&self) -> u64 {
+        self.received.load(Ordering::SeqCst)
+    }
+
+    /// Waits until so many bytes have come back.
+    fn wait_for(&self, bytes: u64) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while self.received() < bytes {
+            assert!(Instant::now() < until, "{} bytes", self.received());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn relay(mut from: TcpStream, mut to: TcpStream, bytes_per_s: u64, (count, is_cut): (&AtomicU64, &AtomicBool)) {
+    let mut piece = [0; 4096];
+    while let Ok(len @ 1..) = from.read(&mut piece) {
+        std::thread::sleep(Duration::from_micros(len as u64 * 1_000_000 / bytes_per_s));
+        count.fetch_add(len as u64, Ordering::SeqCst);
+        if is_cut.load(Ordering::SeqCst) || to.write_all(&piece[..len]).is_err() {
+            break;
+        }
+    }
+    // Either may be gone already.
+    let _ = (from.shutdown(Shutdown::Read), to.shutdown(Shutdown::Write));
+}
+
+/// A release that differs in so much that its delta takes a while: one and a half megabytes of new contents in six.
+fn security_release() -> Versions {
+    let store = Store::new();
+    let first = program(1, 6_000_000);
+    let mut second = first.clone();
+    second.splice(3_000_000..3_000_000, program(7, 1_500_000));
+    let old = store.add_file("tool-1.0", &first);
+    let new = store.add_file("tool-1.1", second);
+    Versions { store, old, new }
+}
+
+fn is_whole(root: &Path) {
+    let mut verify = Command::new(NARVAL);
+    let output = verify.args(["verify", "--no-check-sigs", "--store"]).arg(root).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_client_killed_in_the_middle_of_a_delta_leaves_nothing_and_is_repeated() {
+    let versions = security_release();
+    let server = Server::narval(&versions.store, &[]);
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    install(&server.url(), &root, &versions.old, &[]);
+    for received in [30_000, 150_000, 300_000] {
+        let line = Line::start(server.address, 200_000);
+        let mut client = installing(&line.url(), &root, &versions.new, &["--deltas"]);
+        let mut client = client.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        line.wait_for(received);
+        client.kill().unwrap();
+        assert_eq!(client.wait().unwrap().code(), None);
+        assert!(!root.join(&versions.new[1..]).exists());
+    }
+    assert!(metric(&server, "narval_nar_deltas_sent_total") >= 3);
+    assert_eq!(summary(install(&server.url(), &root, &versions.new, &["--deltas"]))["deltas"], 1);
+    assert_eq!(installed(&root, &versions.new), installed(&versions.store.path("root"), &versions.new));
+    is_whole(&root);
+    // What the killed ones had unpacked is gone.
+    let there: Vec<_> = fs::read_dir(root.join("nix/store")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let paths = there.iter().filter(|name| !name.to_str().unwrap().starts_with('.')).count();
+    assert_eq!(paths, 2, "{there:?}");
+}
+
+#[test]
+fn a_server_killed_while_it_makes_or_sends_a_delta_sends_it_after_a_restart() {
+    let versions = security_release();
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    let server = Server::narval(&versions.store, &[]);
+    install(&server.url(), &root, &versions.old, &[]);
+    // While it makes it: before anything of the answer has come.
+    let fields = versions.fields();
+    let request =
+        format!("GET /nar/{}.nar HTTP/1.1\r\nHost: a\r\n{}\r\n\r\n", hash_part(&versions.new), fields.join("\r\n"));
+    let mut asked = server.connect();
+    asked.write_all(request.as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(40));
+    server.end("-KILL");
+    let mut answer = Vec::new();
+    // The end, or a reset.
+    let _ = asked.read_to_end(&mut answer);
+    assert_eq!(answer, b"");
+    // While it sends it.
+    let server = Server::narval(&versions.store, &[]);
+    let line = Line::start(server.address, 200_000);
+    let mut client = installing(&line.url(), &root, &versions.new, &["--deltas", "--attempts", "1"]);
+    let client = client.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    line.wait_for(100_000);
+    line.cut();
+    server.end("-KILL");
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{output:?}");
+    assert!(!root.join(&versions.new[1..]).exists());
+    let server = Server::narval(&versions.store, &[]);
+    assert_eq!(summary(install(&server.url(), &root, &versions.new, &["--deltas"]))["deltas"], 1);
+    assert_eq!(metric(&server, "narval_nar_cache_damaged_total"), 0);
+    assert_eq!(installed(&root, &versions.new), installed(&versions.store.path("root"), &versions.new));
+    is_whole(&root);
+}
+
+/// The lines of the answer to a question for deltas.
+fn prospects(server: &Server, below: &str, body: &str) -> Vec<String> {
+    let head = format!(
+        "POST {below}/batch-lookup-v1?want=deltas HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = support::Answer::parse(&server.send(head.as_bytes())).unwrap();
+    let mut lines: Vec<String> = answer.text().lines().map(str::to_owned).collect();
+    lines.insert(0, answer.status.to_string());
+    lines
+}
+
+#[test]
+fn one_question_says_which_deltas_are_ready_and_a_dry_run_shows_it() {
+    let versions = Versions::new();
+    let (old, new) = (hash_part(&versions.old), hash_part(&versions.new));
+    let hash = Sha256::of(&versions.store.dump(&versions.old));
+    let line = format!("{new} {old} {hash}\n");
+    let server = Server::narval(&versions.store, &[]);
+    let ask = |server: &Server, body: &str| prospects(server, "", body);
+    assert_eq!(ask(&server, &line), ["200", &format!("{new} {old} possible"), "end 1"]);
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    install(&server.url(), &root, &versions.old, &[]);
+    let plan = |args: &[&str]| {
+        let output = install(&server.url(), &root, &versions.new, &[&["--dry-run"], args].concat());
+        serde_json::from_str::<Value>(&stdout(output)).unwrap()
+    };
+    let base = versions.old.rsplit('/').next().unwrap();
+    assert_eq!(plan(&["--deltas"])["paths"][0]["delta"], serde_json::json!({"base": base, "size": null}));
+    assert_eq!(plan(&["--no-deltas"])["paths"][0]["delta"], Value::Null);
+    // The question has not made it, and the first request does.
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 0);
+    let url = format!("/nar/{new}.nar");
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let len = server.ask("GET", &url, &fields).body.len();
+    assert_eq!(ask(&server, &line), ["200", &format!("{new} {old} {len}"), "end 1"]);
+    let planned = plan(&["--deltas"]);
+    assert_eq!(planned["paths"][0]["delta"]["size"], len, "{planned}");
+    assert_eq!(planned["saved"].as_u64(), Some(planned["download"].as_u64().unwrap() - len as u64), "{planned}");
+    let mut text = Command::new(NARVAL);
+    text.args(["install", "--dry-run", "--deltas", "--from", &server.url(), "--no-check-sigs", "--store"]).arg(&root);
+    let text = stdout(text.arg(&versions.new).env("HOME", home.path()).output().unwrap());
+    assert!(text.contains("1 of them as deltas that are ready: "), "{text}");
+    // Another base under this hash part, one that is not there, and a path that is not there.
+    let other = Sha256::of(b"x");
+    let none = "00000000000000000000000000000000";
+    let body = format!("{new} {old} {other}\n{new} {none} {hash}\n{none} {old} {hash}\n{line}");
+    let answer = ask(&server, &body);
+    assert_eq!(
+        answer[1..4],
+        [format!("{new} {old} absent"), format!("{new} {none} absent"), format!("{none} {old} absent")]
+    );
+    assert_eq!(answer[4..], [format!("{new} {old} {len}"), "end 4".to_owned()]);
+    // Bounds and errors.
+    assert_eq!(ask(&server, &line.repeat(4096)).len(), 4098);
+    assert_eq!(ask(&server, &line.repeat(4097))[0], "400");
+    assert_eq!(ask(&server, &format!("{new} {old}\n"))[0], "400");
+    assert_eq!(server.terminate(), Some(0));
+    let server = Server::narval(&versions.store, &["--deltas", "off"]);
+    assert_eq!(ask(&server, &line), ["200", &format!("{new} {old} absent"), "end 1"]);
+}
+
+#[test]
+fn what_the_profile_shows_is_the_preferred_base() {
+    let store = Store::new();
+    let first = program(1, 1_000_000);
+    let shown = store.add_file("tool-1.0", &first);
+    let nearer = store.add_file("tool-1.1", rebuilt(&first));
+    let new = store.add_file("tool-1.2", [&first[..], b"more"].concat());
+    let server = Server::narval(&store, &[]);
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("root");
+    let profile = home.path().join("profile");
+    let profile = ["--deltas", "--profile", profile.to_str().unwrap()];
+    install(&server.url(), &root, &shown, &profile[1..]);
+    install(&server.url(), &root, &nearer, &[]);
+    let base = |args: &[&str]| {
+        let output = install(&server.url(), &root, &new, &[&["--dry-run"], args].concat());
+        let plan = serde_json::from_str::<Value>(&stdout(output)).unwrap();
+        format!("/nix/store/{}", plan["paths"][0]["delta"]["base"].as_str().unwrap())
+    };
+    assert_eq!(base(&profile), shown);
+    assert_eq!(base(&profile[..1]), nearer);
+    assert_eq!(summary(install(&server.url(), &root, &new, &profile))["deltas"], 1);
+    // It came as the delta from that base.
+    let line = format!("{} {} {}\n", hash_part(&new), hash_part(&shown), Sha256::of(&store.dump(&shown)));
+    assert!(!prospects(&server, "", &line)[1].ends_with("possible"));
+}
+
 /// A laptop, an edge or a CI runner: stock Nix asks a near Narval, which fetches deltas from a far one.
 #[test]
 fn a_near_server_fetches_deltas_and_gives_stock_nix_whole_nars() {
     let versions = Versions::new();
     let far = Server::narval(&versions.store, &[]);
+    let line = Line::start(far.address, 2_500_000);
     let (data, config) = (versions.store.path("near"), versions.store.path("near.toml"));
-    fs::write(&config, format!("[[upstream]]\nurl = \"{}\"\nrequire-signatures = false\n", far.url())).unwrap();
+    fs::write(&config, format!("[[upstream]]\nurl = \"{}\"\nrequire-signatures = false\n", line.url())).unwrap();
     let near = || {
         let mut command = Command::new(NARVAL);
         command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(&data).arg("--config").arg(&config);
@@ -405,12 +674,17 @@ fn a_near_server_fetches_deltas_and_gives_stock_nix_whole_nars() {
     let new = installed(&versions.store.path("root"), &versions.new);
     assert!(copy(&server, Nix::Newest, &versions.old) == old);
     assert_eq!(metric(&far, "narval_nar_deltas_sent_total"), 0);
+    let whole = line.received();
+    assert!(whole > 1_000_000, "{whole}");
     // Also after a restart: what is kept is found again.
     assert_eq!(server.terminate(), Some(0));
     let server = near();
     for nix in Nix::BOTH {
         assert!(copy(&server, nix, &versions.new) == new);
     }
+    // Everything that came over the slow line for the new version, narinfos and heads included.
+    let upgrade = line.received() - whole;
+    assert!(upgrade * 4 <= whole, "{upgrade} of {whole}");
     assert_eq!(metric(&far, "narval_nar_deltas_sent_total"), 1);
     let narinfo = server.get(&format!("/{}.narinfo", hash_part(&versions.new))).text().to_owned();
     assert_eq!(value(&narinfo, "Compression"), Some("none"));

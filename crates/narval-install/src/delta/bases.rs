@@ -1,6 +1,6 @@
 //! Paths by package: which of them is the best base for the delta of another path.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use narval_nix::{PackageName, PathInfo, StorePath, nearer_version};
 use narval_store::{Store, StoreError};
@@ -9,7 +9,11 @@ use narval_store::{Store, StoreError};
 const CANDIDATES_MAX: usize = 8;
 
 /// Paths of a store, by package and output.
-pub struct DeltaBases(HashMap<(Box<str>, Box<str>), Vec<StorePath>>);
+pub struct DeltaBases {
+    by_package: HashMap<(Box<str>, Box<str>), Vec<StorePath>>,
+    /// These are better than all others.
+    preferred: HashSet<StorePath>,
+}
 
 impl DeltaBases {
     /// The bases among these paths. Derivations are none.
@@ -19,11 +23,17 @@ impl DeltaBases {
             let name = PackageName::of(path.name());
             bases.entry((name.package.into(), name.output.into())).or_default().push(path);
         }
-        Self(bases)
+        Self { by_package: bases, preferred: HashSet::new() }
     }
 
-    /// The best base for a path: the same package and output, of the nearest version (older ones first), and of that the path that
-    /// was registered last. `None` if there is none that `fits`.
+    /// Prefers some of them, whatever their versions: those of a profile's current generation, which are what a cache most
+    /// likely has deltas from.
+    pub fn preferring(self, preferred: HashSet<StorePath>) -> Self {
+        Self { preferred, ..self }
+    }
+
+    /// The best base for a path: the same package and output, preferred ones first, of the nearest version (older ones first), and
+    /// of that the path that was registered last. `None` if there is none that `fits`.
     ///
     /// # Errors
     /// If the store cannot be queried.
@@ -34,15 +44,19 @@ impl DeltaBases {
         fits: impl Fn(&PathInfo) -> bool,
     ) -> Result<Option<PathInfo>, StoreError> {
         let name = PackageName::of(path.name());
-        let Some(all) = self.0.get(&(name.package.into(), name.output.into())) else { return Ok(None) };
+        let Some(all) = self.by_package.get(&(name.package.into(), name.output.into())) else { return Ok(None) };
         let mut candidates: Vec<&StorePath> = all.iter().filter(|other| *other != path).collect();
-        candidates.sort_by(|one, other| nearer_version(name.version, version(one), version(other)));
+        let nearer = |one: &StorePath, other: &StorePath| {
+            let (first, second) = (self.preferred.contains(one), self.preferred.contains(other));
+            second.cmp(&first).then_with(|| nearer_version(name.version, version(one), version(other)))
+        };
+        candidates.sort_by(|one, other| nearer(one, other));
         candidates.truncate(CANDIDATES_MAX);
         let candidates: Vec<StorePath> = candidates.into_iter().cloned().collect();
         let found = store.path_infos(&candidates)?.into_iter().flatten().filter(|info| fits(info));
         Ok(found.min_by(|one, other| {
             let latest = || other.registration_time.cmp(&one.registration_time);
-            nearer_version(name.version, version(&one.path), version(&other.path)).then_with(latest)
+            nearer(&one.path, &other.path).then_with(latest)
         }))
     }
 }

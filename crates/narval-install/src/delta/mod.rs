@@ -2,6 +2,7 @@
 
 mod bases;
 mod pace;
+mod prospects;
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -9,11 +10,13 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use narval_cache::{DELTA_NAR_BYTES_MIN, DeltaMemory, Found, Reserved, delta_fits, delta_memory};
-use narval_nix::{NarHash, PathInfo, Sha256Hasher};
+use narval_nix::{NarHash, PathInfo, Sha256Hasher, StorePath};
 use narval_store::{NarReader, Store};
 
 pub use bases::DeltaBases;
 pub(crate) use pace::Pace;
+pub use prospects::PlannedDelta;
+pub(crate) use prospects::prospects;
 
 /// Bytes of a base that are read before they are hashed.
 const PIECE_LEN: usize = 256 * 1024;
@@ -35,6 +38,8 @@ pub(crate) struct Deltas<'a> {
     /// The destination, which has the bases.
     store: &'a Store,
     when: DeltaUse,
+    /// Their closures are preferred as bases.
+    preferred: &'a [StorePath],
     /// `None` if the store could not be read.
     bases: OnceLock<Option<DeltaBases>>,
     memory: DeltaMemory,
@@ -49,13 +54,24 @@ pub(crate) struct Base<'a> {
 }
 
 impl<'a> Deltas<'a> {
-    /// The bases are the valid paths of this store.
-    pub(crate) fn new(store: &'a Store, when: DeltaUse) -> Self {
-        Self { store, when, bases: OnceLock::new(), memory: DeltaMemory::default(), pace: Arc::default() }
+    /// The bases are the valid paths of this store, best those in the closures of `preferred`.
+    pub(crate) fn new(store: &'a Store, when: DeltaUse, preferred: &'a [StorePath]) -> Self {
+        let (bases, memory, pace) = (OnceLock::new(), DeltaMemory::default(), Arc::default());
+        Self { store, when, preferred, bases, memory, pace }
     }
 
     /// Starts to read the best base for a path, if a delta may be worth it.
     pub(crate) fn begin(&self, found: &Found) -> Option<Base<'_>> {
+        let base = self.base_for(found)?;
+        let memory = self.memory.reserve(delta_memory(base.nar_size))?;
+        let (path, size, hash) = (self.store.real_path(&base.path), base.nar_size, base.nar_hash);
+        let thread = std::thread::Builder::new().name("delta-base".to_owned());
+        let reading = thread.spawn(move || read(path, size, &hash)).ok()?;
+        Some(Base { info: base, memory, reading })
+    }
+
+    /// The best base for a path, if a delta may be worth it.
+    pub(crate) fn base_for(&self, found: &Found) -> Option<PathInfo> {
         let (info, cache) = (&found.info, &found.cache);
         let is_wanted = match self.when {
             DeltaUse::Never => false,
@@ -67,16 +83,15 @@ impl<'a> Deltas<'a> {
         }
         let bases = self.bases.get_or_init(|| {
             let bases = self.store.all_valid_paths().map(DeltaBases::of);
+            let bases = bases.and_then(|bases| {
+                let (preferred, _) = self.store.closure(self.preferred.iter().cloned())?;
+                Ok(bases.preferring(preferred.into_iter().map(|info| info.path).collect()))
+            });
             bases.inspect_err(|error| tracing::debug!(%error, "there are no bases for deltas")).ok()
         });
         let fits = |base: &PathInfo| delta_fits(base.nar_size, info.nar_size) && base.nar_hash != info.nar_hash;
         let best = bases.as_ref()?.best(&info.path, self.store, fits);
-        let base = best.inspect_err(|error| tracing::debug!(%error, "no base")).ok()??;
-        let memory = self.memory.reserve(delta_memory(base.nar_size))?;
-        let (path, size, hash) = (self.store.real_path(&base.path), base.nar_size, base.nar_hash);
-        let thread = std::thread::Builder::new().name("delta-base".to_owned());
-        let reading = thread.spawn(move || read(path, size, &hash)).ok()?;
-        Some(Base { info: base, memory, reading })
+        best.inspect_err(|error| tracing::debug!(%error, "no base")).ok()?
     }
 }
 

@@ -163,6 +163,7 @@ fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Resul
         cores: 1,
         durable: false,
         deltas: Default::default(),
+        delta_bases: Vec::new(),
     };
     let destination = Destination::new(narval_store::StoreConfig::for_root(root).unwrap());
     let wanted = [Wanted::parse(path, destination.store_dir()).unwrap()];

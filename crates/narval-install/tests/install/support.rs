@@ -247,6 +247,7 @@ pub(crate) fn install_with(client: &Arc<Client>, urls: &[&str], root: &Path, pat
         cores: 2,
         durable: false,
         deltas: Default::default(),
+        delta_bases: Vec::new(),
     };
     let wanted: Vec<_> = paths.iter().map(|path| Wanted::parse(path, &StoreDir::default()).unwrap()).collect();
     let destination = Destination::new(StoreConfig::for_root(root).unwrap());

@@ -2,6 +2,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod build_trace;
+mod delta_lookup;
 pub(crate) mod health;
 pub(crate) mod log;
 pub(crate) mod ls;

@@ -177,6 +177,7 @@ impl CacheArgs {
             cores: cores.unwrap_or(found),
             durable,
             deltas: DeltaUse::default(),
+            delta_bases: Vec::new(),
         })
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use narval_install::{Options, Profile, Progress, Report, Trace, install, plan};
+use narval_nix::StorePath;
 use serde_json::json;
 
 use crate::Failure;
@@ -71,14 +72,15 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let destination = args.client.store.destination()?;
     let wanted = parse_wanted(&args.paths, destination.store_dir())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
-    let options = Options { deltas: args.deltas.chosen(), ..options };
+    // Before anything is fetched: the location may be unusable.
+    let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
+    let delta_bases = profile.as_ref().map_or_else(Vec::new, shown);
+    let options = Options { deltas: args.deltas.chosen(), delta_bases, ..options };
     if args.dry_run {
         let report = plan(&destination, &options, &client, &wanted)?;
         show_plan(&report, args.client.output);
         return Ok(());
     }
-    // Before anything is fetched: the location may be unusable.
-    let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
     let trace = Trace::new(args.trace.is_some());
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
@@ -98,15 +100,26 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The paths of a profile's current generation. If it cannot be read, other bases for deltas are as good, and changing it fails
+/// with the reason.
+fn shown(profile: &Profile) -> Vec<StorePath> {
+    let paths = profile.current().and_then(|number| number.map(|number| profile.paths(number)).transpose());
+    paths.ok().flatten().unwrap_or_default()
+}
+
 fn show_plan(report: &Report, output: OutputArgs) {
     let (download, unpacked) = sums(report);
+    let deltas = ExpectedDeltas::of(report);
     if output.json {
         let paths = report.planned.iter().map(|one| {
-            json!({"path": one.path.base_name(), "narSize": one.nar_size, "fileSize": one.file_size, "cache": one.cache})
+            let delta = one.delta.as_ref().map(|delta| json!({"base": delta.base.base_name(), "size": delta.size}));
+            json!({"path": one.path.base_name(), "narSize": one.nar_size, "fileSize": one.file_size, "cache": one.cache,
+                "delta": delta})
         });
         out!(
             "{}",
-            json!({"v": 1, "type": "plan", "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked})
+            json!({"v": 1, "type": "plan", "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked,
+                "saved": deltas.saved})
         );
         return;
     }
@@ -120,6 +133,38 @@ fn show_plan(report: &Report, output: OutputArgs) {
         human_bytes(download),
         human_bytes(unpacked)
     );
+    if deltas.ready > 0 {
+        out!("{} of them as deltas that are ready: {} less to download", deltas.ready, human_bytes(deltas.saved));
+    }
+    if deltas.possible > 0 {
+        out!("{} of them as deltas that are made on request, if they are smaller", deltas.possible);
+    }
+}
+
+/// What a plan expects of deltas.
+#[derive(Default)]
+struct ExpectedDeltas {
+    ready: usize,
+    possible: usize,
+    /// By those that are ready, compared with the files of the caches. In bytes.
+    saved: u64,
+}
+
+impl ExpectedDeltas {
+    fn of(report: &Report) -> Self {
+        let mut sums = Self::default();
+        for one in &report.planned {
+            match one.delta.as_ref().map(|delta| delta.size) {
+                Some(Some(size)) => {
+                    sums.ready += 1;
+                    sums.saved += one.file_size.unwrap_or(one.nar_size).saturating_sub(size);
+                }
+                Some(None) => sums.possible += 1,
+                None => {}
+            }
+        }
+        sums
+    }
 }
 
 fn sums(report: &Report) -> (u64, u64) {

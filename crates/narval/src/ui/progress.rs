@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use narval_install::Progress;
+use narval_install::{Progress, Snapshot};
 use serde_json::json;
 
 use crate::args::client::{OutputArgs, human_bytes};
@@ -113,26 +113,36 @@ fn redraw(bar: &ProgressBar, progress: &Progress, start: Instant) {
         bar.tick();
         return;
     }
+    bar.set_prefix(counts(&now, start.elapsed()));
     bar.set_length(now.nar_bytes_found.max(1));
     bar.set_position(now.nar_bytes_done.min(now.nar_bytes_found));
-    let seconds = start.elapsed().as_secs_f64().max(0.001);
-    let rate = now.nar_bytes_done as f64 / seconds;
-    let left = now.nar_bytes_found.saturating_sub(now.nar_bytes_done) as f64;
-    let eta = if rate > 0.0 && now.walk_done { format!(" {:.0}s left", left / rate) } else { String::new() };
-    let more = if now.walk_done { "" } else { "+" };
-    bar.set_prefix(format!(
-        "{}/{}{more} paths  {}/{}  {}/s{eta}",
-        now.paths_done,
-        now.paths_found,
-        human_bytes(now.file_bytes_done),
-        human_bytes(now.file_bytes_found),
-        human_bytes(rate as u64),
-    ));
     let active = progress.active();
     let named: Vec<_> = active.iter().take(NAMED_MAX).map(|path| path.name()).collect();
     let others =
         if active.len() > NAMED_MAX { format!(" and {} more", active.len() - NAMED_MAX) } else { String::new() };
     bar.set_message(format!("{}{others}", named.join(", ")));
+}
+
+/// Paths, bytes downloaded, what deltas saved, and the rate.
+fn counts(now: &Snapshot, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64().max(0.001);
+    let rate = now.nar_bytes_done as f64 / seconds;
+    let left = now.nar_bytes_found.saturating_sub(now.nar_bytes_done) as f64;
+    let eta = if rate > 0.0 && now.walk_done { format!(" {:.0}s left", left / rate) } else { String::new() };
+    let more = if now.walk_done { "" } else { "+" };
+    let saved = match now.file_bytes_saved {
+        0 => String::new(),
+        saved => format!(" ({} saved)", human_bytes(saved)),
+    };
+    format!(
+        "{}/{}{more} paths  {}/{}{saved}  {}/s{eta}",
+        now.paths_done,
+        now.paths_found,
+        human_bytes(now.file_bytes_done),
+        // What deltas save will not be downloaded.
+        human_bytes(now.file_bytes_found.saturating_sub(now.file_bytes_saved)),
+        human_bytes(rate as u64),
+    )
 }
 
 fn emit(event: &serde_json::Value) {
@@ -141,4 +151,25 @@ fn emit(event: &serde_json::Value) {
 
 fn say(line: &str) {
     note!("{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_what_deltas_save() {
+        let snapshot = Snapshot {
+            paths_found: 3,
+            paths_done: 2,
+            nar_bytes_done: 40_000_000,
+            file_bytes_found: 10_000_000,
+            file_bytes_done: 1_000_000,
+            ..Snapshot::default()
+        };
+        let line = |snapshot: &Snapshot| counts(snapshot, Duration::from_secs(10));
+        assert_eq!(line(&snapshot), "2/3+ paths  1.0 MB/10.0 MB  4.0 MB/s");
+        let snapshot = Snapshot { file_bytes_saved: 8_000_000, deltas_done: 1, ..snapshot };
+        assert_eq!(line(&snapshot), "2/3+ paths  1.0 MB/2.0 MB (8.0 MB saved)  4.0 MB/s");
+    }
 }

@@ -58,6 +58,13 @@ struct Pair {
     nar: NarHash,
 }
 
+impl Pair {
+    /// How the names of their delta's file begin.
+    fn name(&self) -> String {
+        format!("{}.{}", self.nar.to_nix32(), self.base.to_nix32())
+    }
+}
+
 /// What is known of a pair.
 #[derive(Clone, Debug)]
 enum Known {
@@ -75,6 +82,17 @@ pub(crate) enum Delta {
     /// It was made now.
     Made(Stored, Arc<File>),
     /// There is none: the whole NAR is to be sent.
+    None,
+}
+
+/// What can be expected of a delta that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prospect {
+    /// It is kept, and has this many bytes.
+    Ready(u64),
+    /// It would be made.
+    Possible,
+    /// The whole NAR would be sent.
     None,
 }
 
@@ -154,6 +172,26 @@ impl Deltas {
         }
     }
 
+    /// What [`get`](Self::get) would do for two NARs, given by hash and size: nothing is read or made for it.
+    pub(crate) fn prospect(&self, base: (NarHash, u64), nar: (NarHash, u64)) -> Prospect {
+        let pair = Pair { base: base.0, nar: nar.0 };
+        if base.0 == nar.0 || !delta_fits(base.1, nar.1) {
+            return Prospect::None;
+        }
+        let known = self.known.get(&pair);
+        match known {
+            Some(Known::Stored(stored, _)) => return Prospect::Ready(stored.file_size),
+            // `narval warm` may have made it meanwhile.
+            _ => {
+                if let Some(stored) = self.folder.find_named(&self.encoding, &pair.name(), EXTENSION) {
+                    return Prospect::Ready(stored.file_size);
+                }
+            }
+        }
+        let is_refused = matches!(known, Some(Known::NotWorthIt)) || self.folder.is_paused();
+        if self.mode == DeltaMode::On && !is_refused { Prospect::Possible } else { Prospect::None }
+    }
+
     /// Answers with the delta between two NARs, or with ranges of it; `None` if the whole NAR is to be sent. See [`get`](Self::get).
     pub(crate) fn answer(
         &self,
@@ -174,11 +212,10 @@ impl Deltas {
 
     /// A kept delta, verified.
     fn find(&self, pair: &Pair) -> Option<(Stored, Arc<File>)> {
-        let name = || format!("{}.{}", pair.nar.to_nix32(), pair.base.to_nix32());
         let (stored, checked_at) = match self.known.get(pair) {
             Some(Known::Stored(stored, checked_at)) => (stored, checked_at),
             // `narval warm` may have made it meanwhile.
-            _ => (self.folder.find_named(&self.encoding, &name(), EXTENSION)?, None),
+            _ => (self.folder.find_named(&self.encoding, &pair.name(), EXTENSION)?, None),
         };
         let Some(file) = self.folder.open_file(&stored) else {
             self.known.remove(pair);
@@ -245,8 +282,7 @@ impl Deltas {
     fn keep(&self, pair: &Pair, delta: &[u8]) -> io::Result<(Stored, Arc<File>)> {
         let filling = self.folder.begin()?;
         filling.file().write_all(delta)?;
-        let start = format!("{}.{}", pair.nar.to_nix32(), pair.base.to_nix32());
-        let stored = self.folder.keep(filling, &self.encoding, (&start, EXTENSION), &Sha256::of(delta))?;
+        let stored = self.folder.keep(filling, &self.encoding, (&pair.name(), EXTENSION), &Sha256::of(delta))?;
         let file = self.folder.open_file(&stored).ok_or(io::ErrorKind::NotFound)?;
         Ok((stored, Arc::new(file)))
     }
