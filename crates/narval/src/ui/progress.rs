@@ -168,7 +168,7 @@ mod tests {
             ..Snapshot::default()
         };
         let line = |snapshot: &Snapshot| counts(snapshot, Duration::from_secs(10));
-        assert_eq!(line(&snapshot), "2/3+ paths  1.0 MB/10.0 MB  4.0 MB/s");
+        assert_eq!(line(&snapshot), "2/3+ paths  1.0 MB/10 MB  4.0 MB/s");
         let snapshot = Snapshot { file_bytes_saved: 8_000_000, deltas_done: 1, ..snapshot };
         assert_eq!(line(&snapshot), "2/3+ paths  1.0 MB/2.0 MB (8.0 MB saved)  4.0 MB/s");
     }
