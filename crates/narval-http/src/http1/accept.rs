@@ -14,6 +14,8 @@ pub enum Coding {
     Gzip,
     /// `deflate`: the zlib format (RFC 1950).
     Deflate,
+    /// `dcz`: zstd with a dictionary that the client has (RFC 9842).
+    Dcz,
     /// No coding.
     Identity,
 }
@@ -26,6 +28,7 @@ impl Coding {
             Self::Brotli => "br",
             Self::Gzip => "gzip",
             Self::Deflate => "deflate",
+            Self::Dcz => "dcz",
             Self::Identity => "identity",
         }
     }

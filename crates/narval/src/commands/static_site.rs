@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
-use narval_http::files::{CacheRule, PrecompressOptions, Site, SiteOptions, precompress};
+use narval_http::files::{CacheRule, PREVIOUS_MAX, PathGlob, PrecompressOptions, Site, SiteOptions, precompress};
 use narval_http::http1::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Request, Response, Server, wrap};
@@ -36,7 +36,9 @@ Examples:
   narval static public --listing --tls-self-signed
   narval static compress public && narval static public
   narval static dist --spa index.html \\
-    --cache-control 'assets/**=public, max-age=31536000, immutable'";
+    --cache-control 'assets/**=public, max-age=31536000, immutable'
+  narval static compress dist --previous dist.old && \\
+    narval static dist --dictionary '*.js' --tls-cert cert.pem --tls-key key.pem";
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
@@ -44,9 +46,14 @@ enum Command {
     ///
     /// `narval static` then serves the smallest encoding that a client accepts. Files that did not change are not compressed
     /// again. (To serve a folder named 'compress', write ./compress.)
-    #[command(after_help = "Example:\n  narval static compress public --into /var/cache/public")]
+    #[command(after_help = COMPRESS_EXAMPLES)]
     Compress(CompressArgs),
 }
+
+const COMPRESS_EXAMPLES: &str = "\
+Examples:
+  narval static compress public --into /var/cache/public
+  narval static compress dist --previous releases/41 --previous releases/40";
 
 #[derive(Debug, clap::Args)]
 struct CompressArgs {
@@ -65,6 +72,14 @@ struct CompressArgs {
         default_value = "zstd,br,gzip"
     )]
     forms: Vec<Form>,
+    /// Folder of a previous release. Repeatable, up to 8 times
+    ///
+    /// For each file that differs from its version there, a delta is made if it is smaller than 0.8 of the smallest encoding:
+    /// FILE.SHA-256.dcz, named after the hash of the old version. The old version has the same name, or one that
+    /// differs in its hash (app.3f2a.js). `narval static --dictionary` serves deltas. Those from releases that are not named
+    /// are removed.
+    #[arg(long, value_name = "DIR")]
+    previous: Vec<PathBuf>,
     /// Number of files compressed at once [default: number of processors]
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZero<usize>>,
@@ -113,6 +128,12 @@ struct ServeArgs {
     /// Cache-Control of paths that match a glob, as 'GLOB=VALUE'. Repeatable; the first match wins
     #[arg(long, value_name = "RULE", value_parser = |text: &str| CacheRule::parse(text))]
     cache_control: Vec<CacheRule>,
+    /// Send deltas of paths that match a glob to browsers that have a previous version (RFC 9842). Repeatable
+    ///
+    /// Browsers keep these files as dictionaries for their later versions. The deltas are made by `narval static compress
+    /// --previous`. Only over HTTPS, and to clients on this machine.
+    #[arg(long, value_name = "GLOB", value_parser = |text: &str| PathGlob::parse(text), conflicts_with = "no_sidecars")]
+    dictionary: Vec<PathGlob>,
     /// Origin allowed to read responses (CORS), or '*'. Repeatable
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
@@ -156,6 +177,8 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
             tracing::warn!("option {option}: there is no file '{page}' in '{}' yet", folder.display());
         }
     }
+    let pairs = if args.tls_self_signed { vec![self_signed()?] } else { Vec::new() };
+    let tls = args.tls.acceptor_with(pairs)?;
     let options = SiteOptions {
         index: args.index,
         listing: args.listing,
@@ -165,6 +188,8 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
         fallback: args.spa,
         not_found: args.not_found,
         cache_control: args.cache_control,
+        dictionaries: args.dictionary,
+        is_secure: tls.is_some(),
         revalidate_after: Duration::from_millis(args.revalidate_after),
         ..SiteOptions::default()
     };
@@ -191,8 +216,6 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     if let Some(log) = args.access_log.open()? {
         builder = builder.access_log(log);
     }
-    let pairs = if args.tls_self_signed { vec![self_signed()?] } else { Vec::new() };
-    let tls = args.tls.acceptor_with(pairs)?;
     if let Some(tls) = &tls {
         builder = builder.tls(tls.clone());
     }
@@ -249,22 +272,30 @@ const SELF_SIGNED_SINCE: Duration = Duration::from_secs(24 * 3600);
 const SELF_SIGNED_FOR: Duration = Duration::from_secs(396 * 24 * 3600);
 
 fn compress(args: &CompressArgs) -> Result<(), Failure> {
+    if args.previous.len() > PREVIOUS_MAX {
+        return Err(Failure::usage(format!("option --previous: at most {PREVIOUS_MAX} previous releases")));
+    }
     let threads = args.jobs.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZero::<usize>::MIN);
     let codings = args.forms.iter().map(|form| match form {
         Form::Zstd => Coding::Zstd,
         Form::Br => Coding::Brotli,
         Form::Gzip => Coding::Gzip,
     });
-    let options = PrecompressOptions { into: args.into.clone(), codings: codings.collect(), threads };
+    let options = PrecompressOptions {
+        into: args.into.clone(),
+        codings: codings.collect(),
+        threads,
+        previous: args.previous.clone(),
+    };
     let progress = Count::new("compressing", "files");
     let done = precompress(&args.folder, &options, |done, total| progress.show(done, total));
     progress.end();
     let done = done.map_err(Failure::runtime)?;
-    print_summary(&args.folder, &done);
+    print_summary(&args.folder, !args.previous.is_empty(), &done);
     Ok(())
 }
 
-fn print_summary(folder: &Path, done: &narval_http::files::Precompressed) {
+fn print_summary(folder: &Path, has_previous: bool, done: &narval_http::files::Precompressed) {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     out!(
         "{}: {} compressible files ({:.1} MB): {} encodings written ({:.1} MB), {} up to date, {} would not be smaller",
@@ -276,4 +307,11 @@ fn print_summary(folder: &Path, done: &narval_http::files::Precompressed) {
         get(&done.fresh),
         get(&done.larger),
     );
+    if has_previous {
+        out!(
+            "deltas from previous releases: {} written ({:.3} MB)",
+            get(&done.deltas),
+            get(&done.delta_bytes) as f64 / 1e6
+        );
+    }
 }

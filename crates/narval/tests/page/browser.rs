@@ -28,6 +28,11 @@ pub struct Browser {
 impl Browser {
     /// `None`: there is no browser on this machine.
     pub fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// The same with further options.
+    pub fn start_with(options: &[&str]) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&path).any(|folder| folder.join("chromium").exists()) {
             eprintln!("skipped: chromium is not installed");
@@ -43,7 +48,7 @@ impl Browser {
         command.args(["--disable-sync", "--disable-background-networking", "--disable-component-update"]);
         command.args(["--disable-dev-shm-usage", "--ignore-certificate-errors", "--remote-debugging-pipe"]);
         command.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
-        command.arg("about:blank").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(options).arg("about:blank").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         // In the order in which the shell opens them: each waits for the other side.
         let to = OpenOptions::new().write(true).open(&input).unwrap();

@@ -28,7 +28,7 @@ impl Encoder {
         match coding {
             Coding::Zstd | Coding::Gzip | Coding::Deflate => true,
             Coding::Brotli => cfg!(feature = "brotli"),
-            Coding::Identity => false,
+            Coding::Dcz | Coding::Identity => false,
         }
     }
 
@@ -45,7 +45,7 @@ impl Encoder {
             }
             #[cfg(not(feature = "brotli"))]
             Coding::Brotli => return Err(io::ErrorKind::Unsupported.into()),
-            Coding::Identity => return Err(io::ErrorKind::Unsupported.into()),
+            Coding::Dcz | Coding::Identity => return Err(io::ErrorKind::Unsupported.into()),
         })
     }
 

@@ -1,27 +1,32 @@
 use std::io;
 use std::sync::Arc;
 
-use http::header::{CONTENT_RANGE, CONTENT_TYPE};
-use http::{Method, StatusCode};
+use http::header::{CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, ETAG};
+use http::{HeaderValue, Method, StatusCode};
 
+use super::dictionary::delta_etag_named;
 use super::resource::{Content, Resource, Variant};
 use crate::http1::accept::{Coding, negotiate_coding};
 use crate::http1::conditional::{self, Outcome, Validators};
 use crate::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
 use crate::{Body, BodySource, FileRange, Fill, HeadRef, Response, SegmentBuf};
 
-/// Answers a GET or HEAD from a resource: chooses the encoding, evaluates conditions, selects ranges. Does not access
-/// the disk.
-pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource) -> Option<Response> {
-    let variant = choose(head, resource)?;
-    let validators = Validators { etag: Some(&variant.etag), last_modified: Some(resource.last_modified) };
+/// Answers a GET or HEAD from a resource and the delta from the version that the client has: chooses the encoding,
+/// evaluates conditions, selects ranges. Does not access the disk.
+pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource, delta: Option<&Variant>) -> Option<Response> {
+    let variant = choose(head, resource, delta)?;
+    let delta_etag =
+        resource.use_as_dictionary.as_ref().and_then(|_| delta_etag_named(head, &resource.identity()?.stamp));
+    let etag = delta_etag.as_ref().unwrap_or(&variant.etag);
+    let validators = Validators { etag: Some(etag), last_modified: Some(resource.last_modified) };
     match conditional::evaluate(head, Some(&validators)) {
         Outcome::Proceed => {}
-        Outcome::NotModified => return Some(with_headers(StatusCode::NOT_MODIFIED, variant)),
+        Outcome::NotModified => return Some(not_modified(variant, etag)),
         Outcome::PreconditionFailed => return Some(Response::new(StatusCode::PRECONDITION_FAILED)),
     }
     // Ranges of an encoded file would be ranges of the encoding; a client that resumes wants those of the file.
-    let range = (*head.method() == Method::GET).then(|| head.header_bytes("range")).flatten();
+    let has_ranges = *head.method() == Method::GET && variant.coding != Coding::Dcz;
+    let range = has_ranges.then(|| head.header_bytes("range")).flatten();
     if let Some(range) = range
         && conditional::range_applies(head, &validators)
     {
@@ -38,18 +43,30 @@ pub(super) fn answer(head: &HeadRef<'_>, resource: &Resource) -> Option<Response
     Some(whole(variant))
 }
 
-fn choose<'r>(head: &HeadRef<'_>, resource: &'r Resource) -> Option<&'r Variant> {
-    if resource.variants.len() == 1 {
-        return resource.identity();
-    }
+fn choose<'r>(head: &HeadRef<'_>, resource: &'r Resource, delta: Option<&'r Variant>) -> Option<&'r Variant> {
+    let variants = || delta.into_iter().chain(resource.variants.iter().skip(1));
     let mut codings = [Coding::Identity; 4];
     let mut count = 0;
-    for (slot, variant) in codings.iter_mut().zip(resource.variants.iter().skip(1)) {
+    for (slot, variant) in codings.iter_mut().zip(variants()) {
         *slot = variant.coding;
         count += 1;
     }
+    if count == 0 {
+        return resource.identity();
+    }
     let coding = negotiate_coding(head, codings.get(..count)?).unwrap_or(Coding::Identity);
-    resource.variants.iter().find(|variant| variant.coding == coding).or_else(|| resource.identity())
+    variants().find(|variant| variant.coding == coding).or_else(|| resource.identity())
+}
+
+/// A 304 for the representation with this tag, which may be another than the one that a 200 would have.
+fn not_modified(variant: &Variant, etag: &HeaderValue) -> Response {
+    if variant.etag == *etag {
+        return with_headers(StatusCode::NOT_MODIFIED, variant);
+    }
+    let shared = variant.headers.iter().filter(|(name, _)| name != ETAG && name != CONTENT_ENCODING).cloned();
+    shared
+        .fold(Response::new(StatusCode::NOT_MODIFIED), |response, (name, value)| response.header(name, value))
+        .header(ETAG, etag.clone())
 }
 
 /// The response with the whole file.

@@ -4,6 +4,7 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use super::SiteOptions;
+use super::dictionary::{DictionaryHash, hex};
 use super::resource::Resource;
 
 /// What an entry is charged besides its contents: key, fields, the cache's overhead.
@@ -42,7 +43,21 @@ impl ResourceCache {
         self.entries.insert(path.into(), resource);
     }
 
+    /// The delta of the file at `path` from this dictionary.
+    pub(super) fn delta(&self, path: &str, dictionary: &DictionaryHash) -> Option<Arc<Resource>> {
+        self.entries.get(&*delta_key(path, dictionary))
+    }
+
+    pub(super) fn insert_delta(&self, path: &str, dictionary: &DictionaryHash, delta: Arc<Resource>) {
+        self.entries.insert(delta_key(path, dictionary).into(), delta);
+    }
+
     pub(super) fn remove(&self, path: &str) {
         self.entries.remove(path);
     }
+}
+
+/// No path of a request has a space.
+fn delta_key(path: &str, dictionary: &DictionaryHash) -> String {
+    format!("{path} {}", hex(dictionary))
 }

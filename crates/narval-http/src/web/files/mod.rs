@@ -10,10 +10,14 @@
 //! ```
 //!
 //! `folder` opens names beneath the root; `resource` is a file of the site with all its encodings; `cache` keeps
-//! resources for a moment; `answer` makes responses from them without accessing the disk.
+//! resources for a moment; `answer` makes responses from them without accessing the disk. `precompress` and `delta` make
+//! encodings in advance; `dictionary` is what browsers and the server say about previous versions.
 
 mod answer;
 mod cache;
+mod delta;
+mod dictionary;
+mod family;
 mod folder;
 mod listing;
 mod mime;
@@ -23,6 +27,6 @@ mod resource;
 mod site;
 
 pub use mime::is_compressible;
-pub use options::{CacheRule, RuleError, SiteOptions};
-pub use precompress::{PrecompressOptions, Precompressed, precompress};
+pub use options::{CacheRule, PathGlob, RuleError, SiteOptions};
+pub use precompress::{PREVIOUS_MAX, PrecompressOptions, Precompressed, precompress};
 pub use site::Site;

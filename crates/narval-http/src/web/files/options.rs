@@ -24,6 +24,11 @@ pub struct SiteOptions {
     pub not_found: Option<String>,
     /// `Cache-Control` by path; the first matching rule applies.
     pub cache_control: Vec<CacheRule>,
+    /// The files that browsers keep as dictionaries for their later versions, and that are sent as deltas to browsers that
+    /// have such a dictionary (RFC 9842). [`precompress`](super::precompress) makes the deltas.
+    pub dictionaries: Vec<PathGlob>,
+    /// Whether all TCP connections are encrypted. Others get deltas only on this machine.
+    pub is_secure: bool,
     /// How long a file is served before its name is checked again. If it was replaced meanwhile, the old contents are
     /// served, whole. Zero checks on every request.
     pub revalidate_after: Duration,
@@ -44,6 +49,8 @@ impl Default for SiteOptions {
             fallback: None,
             not_found: None,
             cache_control: Vec::new(),
+            dictionaries: Vec::new(),
+            is_secure: false,
             revalidate_after: Duration::from_secs(1),
             memory_bytes_max: 64 << 20,
             open_files_max: 1024,
@@ -92,14 +99,33 @@ impl CacheRule {
     /// ```
     pub fn parse(text: &str) -> Result<Self, RuleError> {
         let (glob, value) = text.split_once('=').ok_or_else(|| RuleError::NoValue(text.into()))?;
-        let glob = Glob::new(glob.trim_start_matches('/'))
-            .map_err(|error| RuleError::Glob { glob: glob.into(), reason: error.kind().to_string() })?;
+        let PathGlob(glob) = PathGlob::parse(glob)?;
         let value = HeaderValue::try_from(value.trim()).map_err(|_| RuleError::Value(value.into()))?;
-        Ok(Self { glob: glob.compile_matcher(), value })
+        Ok(Self { glob, value })
     }
 
     /// The value, if the path matches.
     pub(super) fn value_for(&self, path: &std::path::Path) -> Option<&HeaderValue> {
         self.glob.is_match(path).then_some(&self.value)
+    }
+}
+
+/// A glob that is matched against the path below the root, without a leading slash.
+#[derive(Clone, Debug)]
+pub struct PathGlob(GlobMatcher);
+
+impl PathGlob {
+    /// Parses a glob.
+    ///
+    /// # Errors
+    /// The glob is malformed.
+    pub fn parse(text: &str) -> Result<Self, RuleError> {
+        let glob = Glob::new(text.trim_start_matches('/'))
+            .map_err(|error| RuleError::Glob { glob: text.into(), reason: error.kind().to_string() })?;
+        Ok(Self(glob.compile_matcher()))
+    }
+
+    pub(super) fn matches(&self, path: &std::path::Path) -> bool {
+        self.0.is_match(path)
     }
 }

@@ -13,13 +13,16 @@ use flate2::write::GzEncoder;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
+use super::delta::Deltas;
 use super::mime;
 use crate::http1::accept::Coding;
 
 /// Smaller files gain nothing: head and framing outweigh the savings.
 const FILE_BYTES_MIN: u64 = 256;
+/// The most previous releases, and so the most deltas of a file.
+pub const PREVIOUS_MAX: usize = 8;
 /// The deepest folder that is visited.
-const DEPTH_MAX: usize = 64;
+pub(super) const DEPTH_MAX: usize = 64;
 /// How often creating a file is retried while other processes write or remove it.
 const ATTEMPTS_MAX: usize = 100;
 /// brotli's highest level, and the window that browsers must support (RFC 7932 section 9.1).
@@ -39,6 +42,9 @@ pub struct PrecompressOptions {
     pub codings: Vec<Coding>,
     /// How many files are compressed at the same time.
     pub threads: NonZero<usize>,
+    /// The folders of previous releases: deltas are made from their files to those that differ, for clients that have them
+    /// (RFC 9842). At most [`PREVIOUS_MAX`].
+    pub previous: Vec<PathBuf>,
 }
 
 /// The counters of [`precompress`].
@@ -52,6 +58,10 @@ pub struct Precompressed {
     pub made: AtomicU64,
     /// Their size together, in bytes.
     pub made_bytes: AtomicU64,
+    /// Deltas that were written.
+    pub deltas: AtomicU64,
+    /// Their size together, in bytes.
+    pub delta_bytes: AtomicU64,
     /// Encodings that existed already and are as new as the file.
     pub fresh: AtomicU64,
     /// Encodings that would not have been smaller.
@@ -68,6 +78,11 @@ pub fn precompress(
     options: &PrecompressOptions,
     progress: impl Fn(u64, u64) + Sync,
 ) -> io::Result<Precompressed> {
+    if options.previous.len() > PREVIOUS_MAX {
+        let message = format!("deltas can be made from {PREVIOUS_MAX} previous releases at most");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let deltas = Deltas::prepare(options.into.as_deref().unwrap_or(root), &options.previous)?;
     let mut sources = Vec::new();
     collect(root, Path::new(""), DEPTH_MAX, &mut sources)?;
     // The largest first, so that the last one to finish is small.
@@ -81,7 +96,7 @@ pub fn precompress(
                 loop {
                     let next = sources.lock().unwrap_or_else(PoisonError::into_inner).pop();
                     let Some(source) = next else { break };
-                    if let Err(error) = encode_all(root, &source, options, &summary) {
+                    if let Err(error) = encode_all(root, &source, options, &deltas, &summary) {
                         let error = named("cannot compress", &root.join(&source.path), &error);
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                         sources.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -95,15 +110,17 @@ pub fn precompress(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(summary), Err)
 }
 
-struct Source {
+/// A file to compress.
+pub(super) struct Source {
     /// Relative to the root.
-    path: PathBuf,
-    size: u64,
-    modified: SystemTime,
+    pub(super) path: PathBuf,
+    pub(super) size: u64,
+    pub(super) modified: SystemTime,
     mode: u32,
 }
 
-fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -> io::Result<()> {
+/// Finds the compressible files below a folder.
+pub(super) fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -> io::Result<()> {
     let folder = root.join(below);
     let named = |error: io::Error| named("cannot read", &folder, &error);
     for entry in fs::read_dir(&folder).map_err(named)? {
@@ -127,23 +144,26 @@ fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -
     Ok(())
 }
 
-fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summary: &Precompressed) -> io::Result<()> {
+fn encode_all(
+    root: &Path,
+    source: &Source,
+    options: &PrecompressOptions,
+    deltas: &Deltas,
+    summary: &Precompressed,
+) -> io::Result<()> {
     summary.files.fetch_add(1, Ordering::Relaxed);
     summary.file_bytes.fetch_add(source.size, Ordering::Relaxed);
+    let base = options.into.as_deref().unwrap_or(root).join(&source.path);
     for &coding in &options.codings {
         let Some(ending) = super::resource::sidecar_ending(coding) else { continue };
-        let base = options.into.as_deref().unwrap_or(root).join(&source.path);
         let target = with_ending(&base, ending);
         if fs::metadata(&target).and_then(|meta| meta.modified()).is_ok_and(|time| time == source.modified) {
             summary.fresh.fetch_add(1, Ordering::Relaxed);
             continue;
         }
-        if options.into.is_some()
-            && let Some(folder) = target.parent()
-        {
-            fs::create_dir_all(folder).map_err(|error| named("cannot make the folder", folder, &error))?;
-        }
-        match encode(&root.join(&source.path), source, coding, &target)? {
+        make_folder(options, &target)?;
+        let path = root.join(&source.path);
+        match place(source, &target, |file| compress(BufReader::new(File::open(&path)?), coding, file))? {
             Some(size) => {
                 summary.made.fetch_add(1, Ordering::Relaxed);
                 summary.made_bytes.fetch_add(size, Ordering::Relaxed);
@@ -153,18 +173,33 @@ fn encode_all(root: &Path, source: &Source, options: &PrecompressOptions, summar
             }
         }
     }
-    Ok(())
+    if !options.previous.is_empty() {
+        make_folder(options, &base)?;
+    }
+    deltas.make(&root.join(&source.path), source, &base, options, summary)
+}
+
+/// Makes the folder of an encoding, if encodings are not beside the files.
+fn make_folder(options: &PrecompressOptions, target: &Path) -> io::Result<()> {
+    match target.parent().filter(|_| options.into.is_some()) {
+        Some(folder) => fs::create_dir_all(folder).map_err(|error| named("cannot make the folder", folder, &error)),
+        None => Ok(()),
+    }
 }
 
 /// Writes one encoding to a temporary name, and renames it when it is complete. `None` if it is not smaller; an older
 /// encoding is then removed, because it has other contents.
-fn encode(path: &Path, source: &Source, coding: Coding, target: &Path) -> io::Result<Option<u64>> {
+pub(super) fn place(
+    source: &Source,
+    target: &Path,
+    write: impl FnOnce(&mut Limited<'_>) -> io::Result<()>,
+) -> io::Result<Option<u64>> {
     let partial = with_ending(target, ".tmp");
     // Locked until it is renamed or removed.
     let file = create_partial(&partial, source.mode).map_err(|error| named("cannot write", &partial, &error))?;
     let mut limited = Limited { file: &file, left: source.size.saturating_sub(1), over: false };
     let made = (|| {
-        let outcome = compress(BufReader::new(File::open(path)?), coding, &mut limited);
+        let outcome = write(&mut limited);
         if limited.over {
             return Ok(None);
         }
@@ -234,11 +269,11 @@ fn has_name(path: &Path, file: &File) -> io::Result<bool> {
     Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
 }
 
-fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
+pub(super) fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what} '{}': {error}", path.display()))
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -266,13 +301,13 @@ fn compress(mut source: impl Read, coding: Coding, target: &mut Limited<'_>) -> 
             io::copy(&mut source, &mut encoder)?;
             encoder.finish()?;
         }
-        Coding::Deflate | Coding::Identity => {}
+        Coding::Deflate | Coding::Dcz | Coding::Identity => {}
     }
     Ok(())
 }
 
 /// A file with a size limit: an encoding that is not smaller is abandoned at once.
-struct Limited<'a> {
+pub(super) struct Limited<'a> {
     file: &'a File,
     left: u64,
     over: bool,
@@ -298,7 +333,7 @@ impl Write for Limited<'_> {
     }
 }
 
-fn with_ending(path: &Path, ending: &str) -> PathBuf {
+pub(super) fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(ending);
     name.into()
@@ -312,7 +347,7 @@ mod tests {
     const ALL: [Coding; 3] = [Coding::Zstd, Coding::Brotli, Coding::Gzip];
 
     fn options(into: Option<PathBuf>) -> PrecompressOptions {
-        PrecompressOptions { into, codings: ALL.to_vec(), threads: NonZero::new(2).unwrap() }
+        PrecompressOptions { into, codings: ALL.to_vec(), threads: NonZero::new(2).unwrap(), previous: Vec::new() }
     }
 
     fn decoded(path: &Path, coding: Coding) -> Vec<u8> {

@@ -1,6 +1,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +12,7 @@ use http::header::{
 };
 use http::{HeaderName, HeaderValue, StatusCode};
 
+use super::dictionary::{DCZ_HEADER_LEN, DictionaryHash, dcz_header, delta_ending, delta_etag, use_as_dictionary};
 use super::folder::{Folder, Found, Stamp, read_whole};
 use super::{SiteOptions, mime};
 use crate::Prepared;
@@ -22,7 +24,11 @@ use crate::http1::date;
 const MEMORY_FILE_BYTES_MAX: u64 = 32 * 1024;
 
 /// The encodings looked for beside a file, with their file name extensions.
-const SIDECARS: [(Coding, &str); 3] = [(Coding::Zstd, ".zst"), (Coding::Brotli, ".br"), (Coding::Gzip, ".gz")];
+pub(super) const SIDECARS: [(Coding, &str); 3] =
+    [(Coding::Zstd, ".zst"), (Coding::Brotli, ".br"), (Coding::Gzip, ".gz")];
+
+/// The field of RFC 9842 section 2.1.
+const USE_AS_DICTIONARY: HeaderName = HeaderName::from_static("use-as-dictionary");
 
 /// A file of the site, with all its encodings.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub(super) struct Resource {
     /// The file itself first, then smaller encodings, the smallest first.
     pub(super) variants: Vec<Variant>,
     pub(super) last_modified: std::time::SystemTime,
+    /// Its `Use-As-Dictionary` field. Only such files have deltas.
+    pub(super) use_as_dictionary: Option<HeaderValue>,
     /// Its name beneath the root.
     path: PathBuf,
     /// When it was last checked, in milliseconds of the site's clock.
@@ -70,20 +78,69 @@ impl Resource {
             smaller.sort_by_key(|(_, _, stamp)| stamp.size);
             found.extend(smaller);
         }
-        let content_type = mime::of(path);
-        let cache_control = options.cache_control.iter().find_map(|rule| rule.value_for(path));
+        let use_as_dictionary = use_as_dictionary(path, options);
         let last_modified = stamp.modified();
-        let varies = found.len() > 1;
+        let common = Common {
+            content_type: mime::of(path),
+            last_modified,
+            cache_control: options.cache_control.iter().find_map(|rule| rule.value_for(path)),
+            use_as_dictionary: use_as_dictionary.as_ref(),
+            has_sidecars: found.len() > 1,
+        };
         let variants = found
             .into_iter()
             .map(|(coding, file, stamp)| {
                 let etag = etag(&stamp, coding);
-                let headers = headers(&content_type, coding, &etag, last_modified, cache_control, varies);
+                let headers = headers(&common, coding, &etag);
                 let content = Content::load(file, &stamp, &headers)?;
                 Ok(Variant { coding, stamp, etag, headers, content })
             })
             .collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { variants, last_modified, path: path.to_owned(), checked_ms: AtomicU64::new(0) })
+        Ok(Self { variants, last_modified, use_as_dictionary, path: path.to_owned(), checked_ms: AtomicU64::new(0) })
+    }
+
+    /// Worker: the delta of this file from a dictionary. `None` if there is none, or none that is newer than the file.
+    pub(super) fn load_delta(
+        &self,
+        dictionary: &DictionaryHash,
+        root: &Folder,
+        sidecar_root: Option<&Folder>,
+        options: &SiteOptions,
+    ) -> io::Result<Option<Self>> {
+        let Some(identity) = self.identity() else { return Ok(None) };
+        let path = with_ending(&self.path, &delta_ending(dictionary));
+        let Found::File(file, stamp) = sidecar_root.unwrap_or(root).find(&path)? else { return Ok(None) };
+        let mut header = [0; DCZ_HEADER_LEN];
+        if !is_sidecar(&stamp, &identity.stamp)
+            || stamp.size <= DCZ_HEADER_LEN as u64
+            || file.read_exact_at(&mut header, 0).is_err()
+            || header != dcz_header(dictionary)
+        {
+            return Ok(None);
+        }
+        let common = Common {
+            content_type: identity.content_type(),
+            last_modified: self.last_modified,
+            cache_control: options.cache_control.iter().find_map(|rule| rule.value_for(&self.path)),
+            use_as_dictionary: self.use_as_dictionary.as_ref(),
+            has_sidecars: true,
+        };
+        let etag = delta_etag(&identity.stamp, dictionary);
+        let headers = headers(&common, Coding::Dcz, &etag);
+        let content = Content::load(file, &stamp, &headers)?;
+        Ok(Some(Self {
+            variants: vec![Variant { coding: Coding::Dcz, stamp, etag, headers, content }],
+            last_modified: self.last_modified,
+            use_as_dictionary: None,
+            path,
+            checked_ms: AtomicU64::new(0),
+        }))
+    }
+
+    /// Whether this delta is of that file in its current state.
+    pub(super) fn is_delta_of(&self, file: &Self, dictionary: &DictionaryHash) -> bool {
+        let etag = file.identity().map(|identity| delta_etag(&identity.stamp, dictionary));
+        self.identity().map(|delta| &delta.etag) == etag.as_ref()
     }
 
     /// Worker: checks whether its name and those of its encodings still refer to the same files; if so, nothing needs
@@ -200,28 +257,35 @@ fn etag(stamp: &Stamp, coding: Coding) -> HeaderValue {
     HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-fn headers(
-    content_type: &HeaderValue,
-    coding: Coding,
-    etag: &HeaderValue,
+/// What the responses with any encoding of a file have in common.
+struct Common<'a> {
+    content_type: HeaderValue,
     last_modified: std::time::SystemTime,
-    cache_control: Option<&HeaderValue>,
-    varies: bool,
-) -> Vec<(HeaderName, HeaderValue)> {
-    let mut headers = vec![(CONTENT_TYPE, content_type.clone())];
+    cache_control: Option<&'a HeaderValue>,
+    use_as_dictionary: Option<&'a HeaderValue>,
+    has_sidecars: bool,
+}
+
+fn headers(common: &Common<'_>, coding: Coding, etag: &HeaderValue) -> Vec<(HeaderName, HeaderValue)> {
+    let mut headers = vec![(CONTENT_TYPE, common.content_type.clone())];
     if coding != Coding::Identity {
         headers.push((CONTENT_ENCODING, HeaderValue::from_static(coding.name())));
     }
-    if varies {
+    if let Some(value) = common.use_as_dictionary {
+        headers.push((VARY, HeaderValue::from_static("accept-encoding, available-dictionary")));
+        headers.push((USE_AS_DICTIONARY, value.clone()));
+    } else if common.has_sidecars {
         headers.push((VARY, HeaderValue::from_static("accept-encoding")));
     }
-    if let Ok(date) = HeaderValue::from_bytes(&date::format(last_modified)) {
+    if let Ok(date) = HeaderValue::from_bytes(&date::format(common.last_modified)) {
         headers.push((LAST_MODIFIED, date));
     }
     headers.push((ETAG, etag.clone()));
-    headers.push((ACCEPT_RANGES, HeaderValue::from_static("bytes")));
+    if coding != Coding::Dcz {
+        headers.push((ACCEPT_RANGES, HeaderValue::from_static("bytes")));
+    }
     headers.push((X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")));
-    if let Some(value) = cache_control {
+    if let Some(value) = common.cache_control {
         headers.push((CACHE_CONTROL, value.clone()));
     }
     headers

@@ -12,6 +12,7 @@ use http::{HeaderValue, Method, StatusCode};
 use super::SiteOptions;
 use super::answer::answer;
 use super::cache::ResourceCache;
+use super::dictionary::{DictionaryHash, dictionary_asked};
 use super::folder::{Folder, Found, Stamp};
 use super::listing;
 use super::resource::{Content, Resource, Variant};
@@ -91,7 +92,53 @@ impl Site {
             }
             resource.checked_at(now);
         }
-        answer(head, &resource)
+        self.respond(head, &resource)
+    }
+
+    /// Worker: the response, which is a delta if the client has a version that there is one from.
+    fn respond(&self, head: &HeadRef<'_>, resource: &Resource) -> Option<Response> {
+        let dictionary = self.dictionary_asked(head, resource);
+        let delta = dictionary.and_then(|dictionary| self.delta(head, resource, &dictionary));
+        answer(head, resource, delta.as_deref().and_then(Resource::identity))
+    }
+
+    fn dictionary_asked(&self, head: &HeadRef<'_>, resource: &Resource) -> Option<DictionaryHash> {
+        resource.use_as_dictionary.as_ref().and_then(|_| dictionary_asked(head, self.options.is_secure))
+    }
+
+    /// The delta from the cache, if it is still valid.
+    fn known_delta(
+        &self,
+        head: &HeadRef<'_>,
+        resource: &Resource,
+        dictionary: &DictionaryHash,
+    ) -> Option<Arc<Resource>> {
+        let known = self.cache.delta(head.path(), dictionary)?;
+        let is_fresh = known.is_fresh(self.now_ms(), self.revalidate_after_ms());
+        (is_fresh && known.is_delta_of(resource, dictionary)).then_some(known)
+    }
+
+    /// Worker: the delta of a file. Absent ones are not remembered: a client may name any number of dictionaries.
+    fn delta(&self, head: &HeadRef<'_>, resource: &Resource, dictionary: &DictionaryHash) -> Option<Arc<Resource>> {
+        if let Some(known) = self.known_delta(head, resource, dictionary) {
+            return Some(known);
+        }
+        let now = self.now_ms();
+        match resource.load_delta(dictionary, &self.root, self.sidecar_root.as_ref(), &self.options) {
+            Ok(delta) => {
+                let delta = Arc::new(delta?);
+                delta.checked_at(now);
+                if self.revalidate_after_ms() > 0 {
+                    self.cache.insert_delta(head.path(), dictionary, delta.clone());
+                }
+                Some(delta)
+            }
+            Err(error) => {
+                // The file itself is a valid answer.
+                tracing::warn!("cannot read the delta of '{}' in '{}': {error}", head.path(), self.path.display());
+                None
+            }
+        }
     }
 
     fn folder(&self, head: &HeadRef<'_>, path: &FilePath, folder: std::os::fd::OwnedFd) -> io::Result<Response> {
@@ -119,7 +166,7 @@ impl Site {
         if self.revalidate_after_ms() > 0 {
             self.cache.insert(head.path(), resource.clone());
         }
-        answer(head, &resource).ok_or_else(|| io::Error::other("a file without content"))
+        self.respond(head, &resource).ok_or_else(|| io::Error::other("a file without content"))
     }
 
     /// Makes a resource of a file; retries if the file changes while it is read.
@@ -177,7 +224,14 @@ impl Handler for Site {
         let resource = self.cache.get(head.path())?;
         // Only a worker may check again: opening names may wait for a disk or a server, whatever the flags (a FUSE file
         // system is called at the open itself).
-        if resource.is_fresh(self.now_ms(), self.revalidate_after_ms()) { answer(head, &resource) } else { None }
+        if !resource.is_fresh(self.now_ms(), self.revalidate_after_ms()) {
+            return None;
+        }
+        let delta = match self.dictionary_asked(head, &resource) {
+            Some(dictionary) => Some(self.known_delta(head, &resource, &dictionary)?),
+            None => None,
+        };
+        answer(head, &resource, delta.as_deref().and_then(Resource::identity))
     }
 
     fn handle(&self, request: Request) -> Response {
