@@ -123,7 +123,7 @@ impl Data {
                 let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());
                 let hash_part = part.ok_or_else(|| invalid(format!("'{path}' is not a store path")))?;
                 if index.path(cache.id(), &hash_part)?.is_some() {
-                    index.pin(cache.id(), PinRecord { name, hash_part, path, created, until, keep })?;
+                    index.pin(cache.id(), PinRecord { name, hash_part, path, created, until, keep }, false)?;
                     imported.pins += 1;
                 }
             }

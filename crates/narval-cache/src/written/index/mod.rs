@@ -367,8 +367,9 @@ pub(crate) trait Index: Send + Sync {
     fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError>;
     /// The referrers of a path, without itself.
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError>;
-    /// Pins a path, and removes surplus pins of this name.
-    fn pin(&self, cache: CacheId, pin: PinRecord) -> Result<(), IndexError>;
+    /// Pins a path, and removes surplus pins of this name. With `only_present`, nothing is changed if the path is not in the cache, and
+    /// the result is `false`: a collection may have hidden it since the caller looked.
+    fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError>;
     /// Removes the pins of a name, of all paths or of one. Returns how many.
     fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError>;
     /// All pins, sorted by name, the newest first.

@@ -54,12 +54,13 @@ impl Cache {
         }
         let _no_collection =
             self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))?;
-        let path = self.index().path(self.id(), hash_part)?.ok_or_else(|| {
+        let absent = || {
             Refusal::new(
                 RefusalKind::NotFound,
                 format_args!("'{hash_part}' is not in the cache '{}': push it first", self.name()),
             )
-        })?;
+        };
+        let path = self.index().path(self.id(), hash_part)?.ok_or_else(absent)?;
         let (name, created) = (name.to_owned(), self.now());
         let record = PinRecord {
             name: name.clone(),
@@ -69,7 +70,10 @@ impl Cache {
             until: holds.until,
             keep: holds.keep,
         };
-        self.index().pin(self.id(), record)?;
+        // A bucket has no lock that keeps a collection of another server away.
+        if !self.index().pin(self.id(), record, true)? {
+            return Err(absent());
+        }
         Ok(Pin { name, path: path.path, created, holds })
     }
 

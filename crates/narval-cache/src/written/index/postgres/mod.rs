@@ -538,9 +538,9 @@ impl Index for Postgres {
         self.read(DEADLINE, async |client| retention::referrers(client, cache, hash_part).await)
     }
 
-    fn pin(&self, cache: CacheId, pin: PinRecord) -> Result<(), IndexError> {
+    fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
         // Two of one name at once would leave too many.
-        self.write(REMOVE, async |change| retention::pin(change, cache, &pin).await)
+        self.write(REMOVE, async |change| retention::pin(change, cache, &pin, only_present).await)
     }
 
     fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {

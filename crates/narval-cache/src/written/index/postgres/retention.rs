@@ -307,7 +307,17 @@ pub(super) async fn referrers(client: &Client, cache: CacheId, part: &HashPart) 
     rows.iter().map(|row| parsed(row, 0)).collect()
 }
 
-pub(super) async fn pin(change: &Change<'_>, cache: CacheId, pin: &PinRecord) -> Result<(), Failed> {
+pub(super) async fn pin(
+    change: &Change<'_>,
+    cache: CacheId,
+    pin: &PinRecord,
+    only_present: bool,
+) -> Result<bool, Failed> {
+    let present = "select from narval.paths where cache = $1 and hash_part = $2";
+    let part = pin.hash_part.as_str();
+    if only_present && query_opt(change.client, present, &[p(&cache.0), p(&part)]).await?.is_none() {
+        return Ok(false);
+    }
     unpin(change, cache, &pin.name, Some(pin.hash_part)).await?;
     let add = "insert into narval.pins (cache, name, hash_part, path, created, until, keep) \
          values ($1, $2, $3, $4, $5, $6, $7)";
@@ -321,7 +331,7 @@ pub(super) async fn pin(change: &Change<'_>, cache: CacheId, pin: &PinRecord) ->
              (select id from narval.pins where cache = $1 and name = $2 order by id desc limit $3)";
         execute(change.client, surplus, &[p(&cache.0), p(name), p(&keep)]).await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 pub(super) async fn unpin(

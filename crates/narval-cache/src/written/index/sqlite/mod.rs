@@ -371,8 +371,8 @@ impl Index for Sqlite {
         self.read(|connection| retention::referrers(connection, cache, hash_part))
     }
 
-    fn pin(&self, cache: CacheId, pin: PinRecord) -> Result<(), IndexError> {
-        self.write(Durability::Full, move |connection| retention::pin(connection, cache, &pin))
+    fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
+        self.write(Durability::Full, move |connection| retention::pin(connection, cache, &pin, only_present))
     }
 
     fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {

@@ -300,7 +300,18 @@ pub(super) fn referrers(connection: &Connection, cache: CacheId, part: &HashPart
     statement.query_map(params![part.as_str(), cache.0], |row| parsed(row, 0))?.collect()
 }
 
-pub(super) fn pin(connection: &Connection, cache: CacheId, pin: &PinRecord) -> rusqlite::Result<()> {
+pub(super) fn pin(
+    connection: &Connection,
+    cache: CacheId,
+    pin: &PinRecord,
+    only_present: bool,
+) -> rusqlite::Result<bool> {
+    if only_present {
+        let present = "select exists (select 1 from paths where cache = ? and hash_part = ?)";
+        if !connection.query_row(present, params![cache.0, pin.hash_part.as_str()], |row| row.get::<_, bool>(0))? {
+            return Ok(false);
+        }
+    }
     unpin(connection, cache, &pin.name, Some(pin.hash_part))?;
     let add = "insert into pins (cache, name, hash_part, path, created, until, keep) values (?, ?, ?, ?, ?, ?, ?)";
     let PinRecord { name, hash_part, path, created, until, keep } = pin;
@@ -310,7 +321,7 @@ pub(super) fn pin(connection: &Connection, cache: CacheId, pin: &PinRecord) -> r
              (select id from pins where cache = ?1 and name = ?2 order by id desc limit ?3)";
         connection.execute(surplus, params![cache.0, name, keep])?;
     }
-    Ok(())
+    Ok(true)
 }
 
 pub(super) fn unpin(

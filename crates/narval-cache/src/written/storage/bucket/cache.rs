@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use narval_nix::HashPart;
 use narval_store::TemporaryFile;
 
-use super::{APART, OTHER, ObjectReader, Shared, VALID_FOR, content_type};
+use super::{APART, OTHER, ObjectReader, REMOVAL_VALID_FOR, Shared, VALID_FOR, content_type};
 use crate::bucket::{Object, ObjectWriter};
 use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Used};
 use crate::written::storage::{
@@ -134,7 +134,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.shared.objects.remove_within(&self.key(name), VALID_FOR).map_err(io::Error::other)
+        self.shared.objects.remove_within(&self.key(name), REMOVAL_VALID_FOR).map_err(io::Error::other)
     }
 
     fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>> {

@@ -32,6 +32,7 @@ use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TAKEO
 use crate::bucket::{BucketError, Objects};
 use crate::disk::Kept;
 use crate::written::CacheName;
+use crate::written::index::COLLECTION_LEASE;
 
 /// The object with the id of the index.
 const ID: &str = "_narval/index.id";
@@ -47,6 +48,9 @@ const APART: &str = "_narval/";
 
 /// For how long a request that removes or replaces something is valid.
 const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
+
+/// For how long a request is valid by which a collection removes a file. A collection begins none after half of its lease.
+const REMOVAL_VALID_FOR: Duration = Duration::from_secs(COLLECTION_LEASE.as_secs() / 2);
 
 /// The maximum length of an id.
 const ID_LEN_MAX: u64 = 256;
