@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -121,9 +122,9 @@ impl Flights {
                 fill.wait_for_end(WHOLE_PATIENCE);
                 match fill.progress().end {
                     Some(FillEnd::Complete) => {
-                        let mut file = fill.file().try_clone()?;
-                        io::Seek::rewind(&mut file)?;
-                        Ok(Some(file))
+                        // Opened again: a duplicate of the descriptor shares its position with the other readers.
+                        let opened = File::open(format!("/proc/self/fd/{}", fill.file().as_raw_fd()))?;
+                        Ok(Some(opened))
                     }
                     Some(FillEnd::Failed(reason)) => Err(io::Error::other(reason.to_string())),
                     None => Err(away("the bucket takes too long".to_owned())),
