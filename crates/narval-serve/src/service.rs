@@ -511,8 +511,8 @@ impl Shared {
 
     /// The page, for a browser that requests `/`.
     fn page_for(&self, route: &Route<'_>, request: &Request) -> Option<Response> {
-        let page = self.page.as_ref().filter(|_| *route == Route::Index && is_read(request.method()))?;
-        Page::is_wanted(&request.head()).then(|| page.document(&request.head()))
+        let is_shown = self.page.is_some() && *route == Route::Index && is_read(request.method());
+        (is_shown && Page::is_wanted(&request.head())).then(|| Page::document(&request.head()))
     }
 
     /// Answers a request to a server that accepts uploads. Access control comes first.

@@ -1,5 +1,7 @@
 //! The document: one response with everything for the first view, and a policy that forbids all other scripts.
 
+use std::sync::LazyLock;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use narval_http::http1::accept::{Coding, negotiate_coding};
@@ -22,12 +24,20 @@ const SCRIPT: &str = concat!(
     include_str!("assets/manage.js"),
     include_str!("assets/route.js"),
 );
-/// The compression level; it is compressed once per service.
+/// The compression level.
 const LEVEL: i32 = 15;
+
+/// It is the same for all caches. Made for the first browser: compressing it takes longer than starting the server.
+static DOCUMENT: LazyLock<Document> = LazyLock::new(Document::new);
+
+/// Answers with the document. May block on the first request.
+pub(super) fn answer(head: &HeadRef<'_>) -> Response {
+    DOCUMENT.answer(head)
+}
 
 /// The document, ready to send.
 #[derive(Debug)]
-pub(super) struct Document {
+struct Document {
     html: Vec<u8>,
     zstd: Option<Vec<u8>>,
     policy: Option<HeaderValue>,
@@ -35,7 +45,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         let html = HTML.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT).into_bytes();
         let hash = |text: &str| STANDARD.encode(Sha256::of(text.as_bytes()).as_bytes());
         let (style, script) = (hash(STYLE), hash(SCRIPT));
@@ -53,7 +63,7 @@ impl Document {
         }
     }
 
-    pub(super) fn answer(&self, head: &HeadRef<'_>) -> Response {
+    fn answer(&self, head: &HeadRef<'_>) -> Response {
         let validators = Validators { etag: self.etag.as_ref(), last_modified: None };
         let is_known = evaluate(head, Some(&validators)) == Outcome::NotModified;
         let coded = self

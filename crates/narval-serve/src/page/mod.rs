@@ -28,7 +28,6 @@ use crate::error::ServeError;
 use crate::nar::plan::Planner;
 use crate::routes::narinfo::Narinfos;
 use catalog::Catalog;
-use document::Document;
 use inside::{Frames, Inside};
 pub(crate) use now::Counted;
 use now::Now;
@@ -110,7 +109,6 @@ pub(crate) struct Places {
 #[derive(Debug)]
 pub(crate) struct Page {
     places: Arc<Places>,
-    document: Document,
     catalog: Arc<Catalog>,
     frames: Frames,
     now: Arc<Now>,
@@ -119,7 +117,7 @@ pub(crate) struct Page {
 impl Page {
     pub(crate) fn new(places: Places, counted: Arc<dyn Counted>) -> Self {
         let (catalog, frames) = (Arc::default(), Frames::default());
-        Self { places: Arc::new(places), document: Document::new(), catalog, frames, now: Arc::new(Now::new(counted)) }
+        Self { places: Arc::new(places), catalog, frames, now: Arc::new(Now::new(counted)) }
     }
 
     /// Whether a request for `/` comes from a browser: `Accept` names HTML.
@@ -129,8 +127,8 @@ impl Page {
     }
 
     /// The document. It contains nothing about the cache: callers that may not read it only see where to put a token.
-    pub(crate) fn document(&self, head: &HeadRef<'_>) -> Response {
-        self.document.answer(head)
+    pub(crate) fn document(head: &HeadRef<'_>) -> Response {
+        document::answer(head)
     }
 
     /// Opens the WebSocket with live figures, for as long as the permit says.
