@@ -1,10 +1,12 @@
 //! The engine's counters: one block per thread, summed on request.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 
+use crate::observe::busy::BusyTime;
 use crate::observe::counter::Counter;
 use crate::observe::histogram::{Cells, Histogram, Unit};
 
@@ -40,6 +42,7 @@ pub(crate) struct ThreadCounters {
     pub(crate) request_time: Cells,
     pub(crate) job_time: Cells,
     pub(crate) queue_depth: Cells,
+    pub(crate) busy: BusyTime,
     statuses: Box<[Counter]>,
 }
 
@@ -73,6 +76,7 @@ impl ThreadCounters {
             request_time: Cells::default(),
             job_time: Cells::default(),
             queue_depth: Cells::default(),
+            busy: BusyTime::new(),
             statuses: (0..STATUSES).map(|_| zero()).collect(),
         }
     }
@@ -88,6 +92,9 @@ impl ThreadCounters {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     threads: Mutex<Vec<Arc<CachePadded<ThreadCounters>>>>,
+    /// The busy time in nanoseconds that was last reported. A job that ends while the sum is made may make the next sum a few
+    /// nanoseconds smaller, and a counter that decreases is taken for one that was reset.
+    busy_reported: AtomicU64,
 }
 
 impl Counters {
@@ -101,10 +108,13 @@ impl Counters {
     /// The current sums.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let busy: Duration = threads.iter().map(|block| block.busy.get(now)).sum();
+        let busy = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);
+        let busy = busy.max(self.busy_reported.fetch_max(busy, Ordering::Relaxed));
         let sum = |field: fn(&ThreadCounters) -> &Counter| threads.iter().map(|block| field(block).get()).sum::<u64>();
         let histogram =
             |unit, field: fn(&ThreadCounters) -> &Cells| Histogram::of(unit, threads.iter().map(|block| field(block)));
-        let job_time = histogram(Unit::Time, |block| &block.job_time);
         let accepted = sum(|block| &block.connections_accepted);
         let closed = sum(|block| &block.connections_closed);
         let statuses = (0..STATUSES).filter_map(|at| {
@@ -137,8 +147,8 @@ impl Counters {
             inline_slow: sum(|block| &block.inline_slow),
             inline_time: histogram(Unit::Time, |block| &block.inline_time),
             request_time: histogram(Unit::Time, |block| &block.request_time),
-            worker_busy: Duration::try_from_secs_f64(job_time.sum()).unwrap_or_default(),
-            job_time,
+            worker_busy: Duration::from_nanos(busy),
+            job_time: histogram(Unit::Time, |block| &block.job_time),
             queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
             queue_depth: 0,
             body_memory_bytes: 0,
@@ -204,7 +214,7 @@ pub struct Snapshot {
     /// Duration of requests that were not answered inline, from the end of the head to the last byte written to the
     /// socket; one in 16 is measured, or all with an access log.
     pub request_time: Histogram,
-    /// Time that workers spent on jobs.
+    /// Time that workers have spent on jobs, up to now.
     pub worker_busy: Duration,
     /// Duration of jobs: handlers, and pieces of continued responses.
     pub job_time: Histogram,

@@ -1,6 +1,7 @@
 //! Observability: counters, histograms, access logs, OpenMetrics.
 
 pub(crate) mod access_log;
+pub(crate) mod busy;
 pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod histogram;

@@ -57,7 +57,7 @@ impl Snapshot {
             family(&mut text, name, "gauge", help);
             sample(&mut text, format_args!("{name} {value}"));
         }
-        family(&mut text, "narval_http_worker_busy_seconds", "counter", "Time that workers spent on jobs.");
+        family(&mut text, "narval_http_worker_busy_seconds", "counter", "Time that workers have spent on jobs.");
         let busy = self.worker_busy.as_secs_f64();
         sample(&mut text, format_args!("narval_http_worker_busy_seconds_total {busy}"));
         for (name, help, histogram) in [

@@ -79,8 +79,11 @@ impl Worker {
         let me = Sleeper::new();
         while let Some(job) = self.server.pool.take(&me) {
             let started = Instant::now();
+            self.counters.busy.begin(started);
             self.run_job(job);
-            self.counters.job_time.add_time(started.elapsed());
+            let ended = Instant::now();
+            self.counters.busy.end(ended);
+            self.counters.job_time.add_time(ended.duration_since(started));
         }
     }
 

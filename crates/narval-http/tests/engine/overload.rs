@@ -53,6 +53,11 @@ fn a_full_queue_is_answered_503_and_the_connection_lives() {
             eventually("one runs", || gate.waiting() == 1);
         }
         eventually("two wait", || server.handle.counters().queue_depth == 2);
+        let before = server.handle.counters();
+        eventually("a worker that waits in its first job is busy", || {
+            server.handle.counters().worker_busy > before.worker_busy + Duration::from_millis(20)
+        });
+        assert_eq!(server.handle.counters().job_time.count(), 0);
         let mut client = server.connect();
         for _ in 0..3 {
             let answer = client.get("/more");

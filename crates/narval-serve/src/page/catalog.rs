@@ -30,6 +30,8 @@ const IDLE_MAX: Duration = Duration::from_secs(300);
 const WAIT_MAX: Duration = Duration::from_millis(30);
 /// An outdated table is rebuilt, but at most one twentieth of the time is spent on that.
 const REST_FACTOR: u32 = 20;
+/// How many names tell which word is the rarest.
+const SAMPLE_LEN: usize = 2_000;
 /// Length of a hash part and the dash after it.
 const HASH_LEN: usize = 33;
 
@@ -271,9 +273,7 @@ impl Table {
 
     fn search(&self, asked: &Asked) -> Results {
         let mut results = Results { total: 0, more: false, of: self.rows.len(), paths: Vec::new() };
-        // The longest word is the rarest.
-        let mut words: Vec<_> = asked.words.iter().map(|word| Finder::new(word.as_bytes())).collect();
-        words.sort_by_key(|word| std::cmp::Reverse(word.needle().len()));
+        let words = self.rarest_first(asked.words.iter().map(|word| Finder::new(word.as_bytes())).collect());
         let Some((first, others)) = words.split_first() else {
             let rows = self.rows.len();
             results.total = rows;
@@ -300,6 +300,23 @@ impl Table {
             from = next.start;
         }
         results
+    }
+
+    /// The words, ordered by how many names of a sample have them; of those that none has, the longest first.
+    ///
+    /// Each hit of the first word costs more than a hundred bytes of scanning.
+    fn rarest_first<'a>(&self, words: Vec<Finder<'a>>) -> Vec<Finder<'a>> {
+        if words.len() < 2 {
+            return words;
+        }
+        let step = self.rows.len().div_ceil(SAMPLE_LEN).max(1);
+        let sample: Vec<&[u8]> = (0..self.rows.len()).step_by(step).map(|at| self.name(at)).collect();
+        let mut words: Vec<_> = words
+            .into_iter()
+            .map(|word| (sample.iter().filter(|name| word.find(name).is_some()).count(), word))
+            .collect();
+        words.sort_by_key(|(hits, word)| (*hits, std::cmp::Reverse(word.needle().len())));
+        words.into_iter().map(|(_, word)| word).collect()
     }
 
     /// The row with this position in the names, from row `at` on. Hits are often in one of the next rows.
@@ -369,6 +386,20 @@ mod tests {
         assert_eq!(names(&table, "package=Hello-World"), ["Hello-World-1"]);
         // a newline is in no name
         assert_eq!(names(&table, "q=%0A"), names(&table, ""));
+    }
+
+    #[test]
+    fn the_rarest_word_is_looked_for_first() {
+        let mut many: Vec<_> = (0..5_000).map(|number| format!("package-with-a-long-name-{number}")).collect();
+        many.push("package-with-a-long-name-zig".to_owned());
+        let table = table(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        let order = |words: &[&str]| -> Vec<Vec<u8>> {
+            let words = words.iter().map(|word| Finder::new(word.as_bytes()).into_owned()).collect();
+            table.rarest_first(words).iter().map(|word| word.needle().to_vec()).collect()
+        };
+        assert_eq!(order(&["long-name", "package-with", "zig"])[0], b"zig");
+        assert_eq!(order(&["no", "nothing"])[0], b"nothing");
+        assert_eq!(names(&table, "q=package-with+zig+long-name"), ["package-with-a-long-name-zig"]);
     }
 
     #[test]

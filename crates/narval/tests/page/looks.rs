@@ -172,6 +172,7 @@ fn every_view_can_be_read_and_used_by_everybody() {
     lab.run(&["pin", "add", "release", &tree]);
     browser.open(&format!("{url}/#/manage/pins"), "release");
     check(&mut browser, "pins");
+    keyboard(&mut browser, "pins");
     browser.click("td button", "Remove");
     browser.shows("Remove this pin?");
     check(&mut browser, "dialog");
@@ -179,6 +180,7 @@ fn every_view_can_be_read_and_used_by_everybody() {
     browser.open(&format!("{url}/#/path/{hash}"), "1 path,");
     browser.shows("Pinned as");
     check(&mut browser, "path-signed-in");
+    keyboard(&mut browser, "path-signed-in");
 }
 
 /// The listing of `narval static` has the same look, and stands the same checks.
