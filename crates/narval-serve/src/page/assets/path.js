@@ -88,7 +88,7 @@ function tile({ node, at }, [x, y, w, h], hash) {
   const label = node.name + ', ' + bytes(node.size);
   const room = Math.floor((w - 10) / 6.6);
   const text = w > 44 && h > 20 ? el('text', { x: x + 5, y: y + 15 }, node.name.length > room ? node.name.slice(0, Math.max(room - 1, 1)) + '…' : node.name) : null;
-  const size = text && h > 38 ? el('text', { x: x + 5, y: y + 31 }, bytes(node.size)) : null;
+  const size = text && h > 38 && bytes(node.size).length <= room ? el('text', { x: x + 5, y: y + 31 }, bytes(node.size)) : null;
   const rect = el('rect', { x, y, width: Math.max(w, 0), height: Math.max(h, 0), fill: 'hsl(' + hue + ' 45% 72%)' }, el('title', {}, label));
   if (at <= 0) return el('g', {}, rect, text, size);
   return el('a', { svg: true, href: '#/path/' + hash + '/' + node.hash, 'aria-label': label }, rect, text, size);
