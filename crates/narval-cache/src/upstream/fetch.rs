@@ -15,6 +15,7 @@ use narval_store::TemporaryFile;
 use super::bases::Base;
 use super::plain::Plain;
 use super::remote::Remote;
+use super::trouble::Trouble;
 use crate::CacheFile;
 use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
 use crate::disk::{Fill, FillEnd, Start};
@@ -30,19 +31,6 @@ pub(super) struct Fetch {
     pub(super) fill: Arc<Fill>,
     /// Whether the NAR is written uncompressed.
     pub(super) plain: bool,
-}
-
-/// How a fetch ended without a NAR.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// The upstream does not have the file.
-    Absent,
-    /// The upstream could not be reached, or aborted.
-    Unavailable(HttpError),
-    /// The data does not match the narinfo.
-    Wrong(String),
-    /// The file could not be written.
-    Disk(io::Error),
 }
 
 impl Fetch {

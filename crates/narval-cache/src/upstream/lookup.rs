@@ -16,10 +16,11 @@ use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
 use super::bases::Bases;
-use super::fetch::{Fetch, Trouble};
+use super::fetch::Fetch;
 use super::name::NarName;
 use super::options::{UpstreamOptions, UpstreamsOptions};
 use super::remote::Remote;
+use super::trouble::Trouble;
 use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
 use crate::disk::Kept;

@@ -27,6 +27,7 @@ mod options;
 mod plain;
 mod remote;
 mod small;
+mod trouble;
 mod walk;
 
 use std::time::Duration;

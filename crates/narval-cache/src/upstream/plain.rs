@@ -11,8 +11,8 @@ use narval_client::{HttpError, OwnCodings};
 use narval_nix::{NarInfo, Sha256Hasher};
 
 use super::bases::Base;
-use super::fetch::Trouble;
 use super::remote::Remote;
+use super::trouble::Trouble;
 use crate::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
 use crate::disk::{Fill, Start};
 use crate::{CacheFile, delta_codings};

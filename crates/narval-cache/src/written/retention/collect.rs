@@ -6,22 +6,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use narval_nix::HashPart;
 
+use super::grace::{COLLECT_GRACE, cutoff};
 use super::lease::{Collection, keep_while};
 use super::mark::{Marks, Why, chain, mark};
-use super::sweep::cutoff;
 use crate::written::index::{ListedPath, Snapshot};
 use crate::written::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::written::storage::{Below, StoredFile};
 use crate::written::{Cache, Grant, Refusal, RefusalKind};
-
-/// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
-/// and it protects uploads whose narinfo follows last.
-pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
-
-/// The minimum time that such a NAR is kept, in seconds, after it was uploaded, its narinfo was hidden, or a client was
-/// told that the cache has it: ten minutes. When the disk or a quota is full, those unused for longer are removed
-/// immediately.
-pub const UNFINISHED_GRACE: u64 = 10 * 60;
 
 /// The number of paths hidden in one step; uploads wait meanwhile.
 const STEP: usize = 256;

@@ -6,6 +6,7 @@
 
 mod collect;
 mod delete;
+mod grace;
 mod lease;
 mod mark;
 mod pins;
@@ -14,8 +15,9 @@ mod shortage;
 mod sweep;
 mod used;
 
-pub use collect::{COLLECT_GRACE, CollectOptions, Collected, Forgotten, UNFINISHED_GRACE};
+pub use collect::{CollectOptions, Collected, Forgotten};
 pub use delete::Deleted;
+pub use grace::{COLLECT_GRACE, UNFINISHED_GRACE};
 pub use mark::{Hold, Why};
 pub use pins::{Pin, PinFor};
 pub(super) use shortage::Shortage;

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::collect::UNFINISHED_GRACE;
+use super::grace::UNFINISHED_GRACE;
 use crate::written::data::Data;
 use crate::written::{Cache, Refusal, RefusalKind};
 

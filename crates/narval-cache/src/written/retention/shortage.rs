@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::collect::UNFINISHED_GRACE;
+use super::grace::UNFINISHED_GRACE;
 
 /// Space is freed at most this often, however many uploads fail at the same time.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);

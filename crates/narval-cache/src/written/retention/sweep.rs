@@ -7,7 +7,7 @@
 
 use std::io;
 
-use super::collect::{COLLECT_GRACE, UNFINISHED_GRACE};
+use super::grace::cutoff;
 use super::lease::Collection;
 use crate::written::index::{Condemned, Cutoff, Pending};
 use crate::written::{Cache, Refusal, RefusalKind};
@@ -15,12 +15,8 @@ use crate::written::{Cache, Refusal, RefusalKind};
 /// The number of names condemned in one step.
 const STEP: usize = 256;
 
-/// How long a name is doomed, in seconds: longer than it takes until all servers have noticed, have recorded uses, and clients that
-/// were told that the NAR is here have sent its narinfo.
-const DOOMED: u64 = UNFINISHED_GRACE;
-
 impl Cache {
-    /// Removes the NARs that have had no narinfo for this many seconds. With less than [`COLLECT_GRACE`] they are removed at once,
+    /// Removes the NARs that have had no narinfo for this many seconds. With less than [`COLLECT_GRACE`](super::COLLECT_GRACE) they are removed at once,
     /// else after they were doomed by an earlier collection. Returns how many files, and their bytes.
     pub(in crate::written) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
         match Collection::begin(self)? {
@@ -88,15 +84,5 @@ impl Cache {
             })?;
         }
         Ok(())
-    }
-}
-
-/// The cutoff for this grace period. A client that was told that the cache has a NAR has some time to send its narinfo,
-/// whenever the NAR was uploaded.
-pub(super) fn cutoff(grace: u64, now: u64) -> Cutoff {
-    Cutoff {
-        orphaned: now.saturating_sub(grace),
-        used: now.saturating_sub(grace.min(UNFINISHED_GRACE)),
-        doomed: (grace >= COLLECT_GRACE).then(|| now.saturating_sub(DOOMED)),
     }
 }
