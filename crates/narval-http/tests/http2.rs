@@ -173,7 +173,7 @@ fn on_both_drivers(test: impl Fn(&Running)) {
 }
 
 #[test]
-fn every_kind_of_answer_arrives_whole() {
+fn every_kind_of_answer_arrives_completely() {
     on_both_drivers(|server| {
         assert_eq!(server.get("/version"), format!("HTTP/2.0 Some(\"{}\")", server.address).into_bytes());
         assert_eq!(server.get("/inline"), b"from memory\n");
@@ -195,7 +195,7 @@ fn every_kind_of_answer_arrives_whole() {
 }
 
 #[test]
-fn heads_ranges_and_conditions_are_those_of_http_1() {
+fn heads_ranges_and_conditions_match_http_1() {
     on_both_drivers(|server| {
         let (_, head) = server.curl(&["-I", "{}/file"]);
         let head = String::from_utf8(head).unwrap();
@@ -227,7 +227,7 @@ fn an_incomplete_answer_does_not_end_cleanly() {
 }
 
 #[test]
-fn request_bodies_arrive_whole() {
+fn request_bodies_arrive_completely() {
     on_both_drivers(|server| {
         for length in [0, 1, 16_384, 300_000, 3_000_000, 20_000_000] {
             let path = server.folder.path().join("upload");
@@ -279,7 +279,7 @@ fn many_streams_share_a_connection() {
 }
 
 #[test]
-fn http_1_is_spoken_where_http_2_is_not_offered_or_not_wanted() {
+fn http_1_is_used_if_http_2_is_disabled_or_not_negotiated() {
     let server = Running::start(DriverChoice::Auto);
     let (_, version) = server.curl(&["--http1.1", "-w", "%{http_version}", "{}/inline"]);
     assert_eq!(version, b"from memory\n1.1");
@@ -302,7 +302,7 @@ fn rate(address: SocketAddr, version: &str, arguments: &[&str], path: &str, figu
 
 /// The windows grow to the bandwidth-delay product. A window of 256 KiB would carry 5 MB/s.
 #[test]
-fn one_stream_from_afar_is_as_fast_as_http_1() {
+fn one_stream_over_a_long_round_trip_is_as_fast_as_http_1() {
     let server = Running::start(DriverChoice::Auto);
     let address = far::relay(server.address, Duration::from_millis(50));
     let bulk = server.folder.path().join("bulk");

@@ -111,7 +111,7 @@ fn through_the_kernel(mut client: Client, mut socket: TcpStream, mut kernel: Ker
 }
 
 #[test]
-fn a_file_goes_through_the_kernel_or_the_session_goes_on() {
+fn a_file_is_sent_with_ktls_or_by_the_session() {
     let content: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7 / 13) as u8).collect();
     for suite in SUITES {
         let (mut client, mut socket, mut session) = connect(suite);

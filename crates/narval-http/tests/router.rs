@@ -94,7 +94,7 @@ fn routes_parameters_and_queries() {
 }
 
 #[test]
-fn head_options_and_methods_that_are_not_allowed() {
+fn head_options_and_unsupported_methods() {
     let server = start();
     let (head, body) = server.ask("HEAD", "/", "", b"");
     assert!(status(&head) == 200 && head.contains("content-length: 6\r\n") && body.is_empty(), "{head}");
@@ -105,7 +105,7 @@ fn head_options_and_methods_that_are_not_allowed() {
 }
 
 #[test]
-fn errors_and_panics_are_500_and_nothing_more() {
+fn errors_and_panics_are_500_without_details() {
     let server = start();
     for target in ["/fails", "/panics", "/fails", "/panics"] {
         let (head, body) = server.get(target);
@@ -159,7 +159,7 @@ fn responses_are_compressed_while_they_are_sent() {
 }
 
 #[test]
-fn browsers_of_other_origins_may_ask() {
+fn cors_allows_other_origins() {
     let server = start();
     let fields = "Origin: https://a.example\r\nAccess-Control-Request-Method: POST\r\n";
     let (head, _) = server.ask("OPTIONS", "/upload", fields, b"");

@@ -179,7 +179,7 @@ fn mixed() -> Vec<u8> {
 }
 
 #[test]
-fn bodies_that_are_pushed_and_what_comes_ahead_of_them() {
+fn written_bodies_and_informational_responses() {
     let server = Running::start(false, Limits::default());
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         let mut client = server.client(version);
@@ -196,7 +196,7 @@ fn bodies_that_are_pushed_and_what_comes_ahead_of_them() {
 }
 
 #[test]
-fn every_kind_of_body_arrives_whole() {
+fn every_kind_of_body_arrives_completely() {
     for ktls in [false, true] {
         let server = Running::start(ktls, Limits::default());
         for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
@@ -215,7 +215,7 @@ fn every_kind_of_body_arrives_whole() {
 }
 
 #[test]
-fn large_files_go_through_the_kernel_where_it_can() {
+fn large_files_use_ktls_if_it_is_available() {
     let sessions = || {
         let stat = std::fs::read_to_string("/proc/net/tls_stat").unwrap_or_default();
         let line = stat.lines().find(|line| line.starts_with("TlsTxSw ")).unwrap_or("TlsTxSw 0").to_owned();
@@ -296,7 +296,7 @@ fn request_bodies_and_pipelined_requests() {
 
 /// Two threads send ahead of an answer: records must go out in the order in which they were sealed, and heads whole.
 #[test]
-fn hints_and_the_request_for_a_body_from_two_threads() {
+fn early_hints_and_100_continue_from_two_threads() {
     let server = Running::start(false, Limits::default());
     let mut client = server.client(&rustls::version::TLS13);
     for _ in 0..15 {
@@ -338,7 +338,7 @@ fn a_connection_ends_with_a_close_notify() {
 /// A client that has nothing more to say and ends its side, in all the ways and at all the times there are: it gets its answers, and
 /// an end that is told from a truncation.
 #[test]
-fn a_client_that_ends_its_side_gets_its_answer_and_a_close_notify() {
+fn a_client_that_half_closes_gets_its_answer_and_a_close_notify() {
     let server = Running::start(false, Limits::default());
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         for request in ["", "GET /small HTTP/1.1\r\nHost: a\r\n\r\n", "GET /file HTTP/1.1\r\nHost: a\r\n\r\n"] {
@@ -384,7 +384,7 @@ fn a_client_that_ends_its_side_gets_its_answer_and_a_close_notify() {
 }
 
 #[test]
-fn a_failed_handshake_is_disconnected_and_others_are_served() {
+fn a_failed_handshake_is_closed_and_others_are_served() {
     let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };
     let server = Running::start(false, limits);
     let mut plain = TcpStream::connect(server.address).unwrap();
@@ -441,7 +441,7 @@ impl Handler for Stuck {
 }
 
 #[test]
-fn handshakes_wait_for_no_handler() {
+fn handshakes_do_not_wait_for_handlers() {
     for driver in DriverChoice::working() {
         let stuck = Stuck::default();
         let server = Running::with(tempfile::tempdir().unwrap(), false, stuck.clone(), |builder| {
@@ -465,7 +465,7 @@ fn handshakes_wait_for_no_handler() {
 }
 
 #[test]
-fn stalled_bodies_block_nobody_over_tls() {
+fn stalled_bodies_over_tls_do_not_block_other_requests() {
     for driver in DriverChoice::working() {
         let hour = Duration::from_secs(3600);
         let limits = Limits { body_stall_timeout: hour, body_busy_timeout: hour, ..Limits::default() };
@@ -491,7 +491,7 @@ fn stalled_bodies_block_nobody_over_tls() {
 
 /// RFC 8446 section 6.2: a record that cannot be decrypted is answered with an alert, whatever was sent before.
 #[test]
-fn a_record_that_was_tampered_with_is_answered_with_an_alert() {
+fn a_modified_record_is_answered_with_an_alert() {
     for driver in DriverChoice::working() {
         let server =
             Running::with(tempfile::tempdir().unwrap(), false, Stuck::default(), |builder| builder.driver(driver));
@@ -529,7 +529,7 @@ fn web_sockets_over_tls() {
 /// What a connection must speak is a property of its listener. io_uring tells no address with a connection, and the kernel
 /// does not tell who was at the other end of one that was reset.
 #[test]
-fn a_client_that_resets_before_it_is_accepted_gets_past_neither_tls_nor_the_limit_per_address() {
+fn a_reset_before_accept_bypasses_neither_tls_nor_the_per_address_limit() {
     for driver in DriverChoice::working() {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
@@ -596,7 +596,7 @@ impl Write for Counted {
 
 /// Each record adds 22 bytes: how many there are tells how often something was sent.
 #[test]
-fn pings_that_come_together_are_answered_together() {
+fn consecutive_pings_are_answered_together() {
     let server = Running::start(false, Limits::default());
     let StreamOwned { conn, sock: socket } = server.client(&rustls::version::TLS13);
     let mut client = StreamOwned::new(conn, Counted { socket, received: 0 });

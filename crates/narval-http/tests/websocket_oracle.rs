@@ -141,13 +141,13 @@ fn client_message() -> impl Strategy<Value = tungstenite::Message> {
 
 proptest! {
     #[test]
-    fn the_same_frames_mean_the_same(frames in prop::collection::vec(client_frame(), 0..12)) {
+    fn both_decode_the_same_frames_alike(frames in prop::collection::vec(client_frame(), 0..12)) {
         let bytes = frames.concat();
         prop_assert_eq!(by_narval(&bytes), by_tungstenite(&bytes, Role::Server));
     }
 
     #[test]
-    fn what_tungstenite_sends_is_read(messages in prop::collection::vec(client_message(), 0..6)) {
+    fn frames_from_tungstenite_are_decoded(messages in prop::collection::vec(client_message(), 0..6)) {
         let mut client = WebSocket::from_raw_socket(Recorded::default(), Role::Client, None);
         for message in &messages {
             client.write(message.clone()).unwrap();
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn what_narval_sends_is_read(text: String, length in prop::sample::select(vec![0, 1, 125, 126, 65_535, 65_536]), ping in prop::collection::vec(any::<u8>(), 0..=125)) {
+    fn frames_from_narval_are_decoded(text: String, length in prop::sample::select(vec![0, 1, 125, 126, 65_535, 65_536]), ping in prop::collection::vec(any::<u8>(), 0..=125)) {
         let data = Bytes::from(vec![9; length]);
         let mut sent = Frame::from(&Message::Text(text.clone())).bytes().to_vec();
         sent.extend_from_slice(Frame::control(Opcode::Ping, &ping).bytes());

@@ -32,7 +32,7 @@ fn chunked(body: &[u8], size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn trailers_come_behind_the_body() {
+fn trailers_follow_the_body() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |mut request: Request| {
             io::copy(request.body(), &mut io::sink()).expect("readable");
@@ -51,7 +51,7 @@ fn trailers_come_behind_the_body() {
 }
 
 #[test]
-fn a_malformed_body_is_400_for_handlers_that_pass_the_error_on() {
+fn a_malformed_body_is_400_if_the_handler_returns_the_error() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |mut request: Request| io::read_to_string(request.body()));
         for length in [1, 300_000, 1_500_000] {
@@ -101,7 +101,7 @@ fn bodies_of_all_sizes_with_a_length_and_in_chunks() {
 /// The shard looks at each piece that it receives, of 64 KiB at most; a handler that receives does not bother it. A client that the
 /// machine stops for longer than the handler waits has the shard look once more: five clients may try.
 #[test]
-fn a_body_that_comes_fast_is_received_by_its_handler() {
+fn a_fast_body_is_received_by_its_handler() {
     const LENGTH: usize = 64 << 20;
     on_each_driver(|driver| {
         let server = TestServer::with(
@@ -157,7 +157,7 @@ fn pipelined_requests_with_bodies() {
 }
 
 #[test]
-fn continue_comes_when_the_handler_reads_and_not_before() {
+fn continue_is_sent_when_the_handler_reads() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |request: Request| match request.path() {
             "/refuse" => Response::text(StatusCode::FORBIDDEN, "no"),
@@ -228,7 +228,7 @@ fn an_answer_before_the_body_is_read_closes_without_a_reset() {
 }
 
 #[test]
-fn bodies_that_break_the_rules() {
+fn malformed_bodies() {
     on_each_driver(|driver| {
         let limits = Limits { body_max: 1_000_000, ..Limits::default() };
         let server = TestServer::with(driver, sum, limits, |builder| builder);
@@ -256,7 +256,7 @@ fn bodies_that_break_the_rules() {
 }
 
 #[test]
-fn the_answer_to_a_body_that_breaks_the_rules_is_not_lost_while_the_client_still_sends() {
+fn the_answer_to_a_malformed_body_is_not_lost_while_the_client_sends() {
     on_each_driver(|driver| {
         let limits = Limits { body_max: 200_000, body_buffer_max: 64 * 1024, ..Limits::default() };
         let server = TestServer::with(
@@ -310,7 +310,7 @@ fn a_handler_gets_an_error_if_its_client_disconnects() {
 
 /// A handler that takes what comes is not led to take gigabytes by the defaults.
 #[test]
-fn bodies_that_are_taken_as_a_whole_have_a_limit() {
+fn bodies_read_whole_have_a_limit() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |mut request: Request| -> io::Result<String> {
             Ok(match request.path() {

@@ -67,7 +67,7 @@ fn bytes_of_all_sizes() {
 }
 
 #[test]
-fn files_and_ranges_of_them() {
+fn files_and_their_ranges() {
     on_each_driver(|driver| {
         let file = file_of(3_000_000);
         let shared = file.clone();
@@ -88,7 +88,7 @@ fn files_and_ranges_of_them() {
 }
 
 #[test]
-fn a_file_shorter_than_promised_never_ends_cleanly() {
+fn a_file_shorter_than_announced_never_ends_cleanly() {
     on_each_driver(|driver| {
         let (small, large) = (file_of(1000), file_of(300_000));
         let server = TestServer::start(driver, move |request: Request| {
@@ -151,7 +151,7 @@ fn empty_pieces_and_empty_sources() {
 }
 
 #[test]
-fn a_source_that_fails_or_makes_the_wrong_length_aborts() {
+fn a_source_that_fails_or_has_the_wrong_length_aborts() {
     struct Makes(usize, bool);
     impl BodySource for Makes {
         fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
@@ -247,7 +247,7 @@ fn a_slow_client_holds_no_worker_and_little_memory() {
 }
 
 #[test]
-fn many_clients_take_large_answers_at_once() {
+fn many_clients_read_large_answers_at_once() {
     on_each_driver(|driver| {
         let file = file_of(5_000_000);
         let server = TestServer::with(
@@ -278,7 +278,7 @@ fn many_clients_take_large_answers_at_once() {
 
 /// RFC 9112 section 9.6: what the client sent behind the request that ends the connection must not take the answer back.
 #[test]
-fn a_last_answer_is_not_lost_to_input_that_nobody_reads() {
+fn unread_input_does_not_lose_the_last_answer() {
     struct WhenSent {
         sent: Mutex<mpsc::Receiver<()>>,
         file: Arc<File>,

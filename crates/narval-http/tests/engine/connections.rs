@@ -22,7 +22,7 @@ impl Handler for Echo {
 }
 
 #[test]
-fn keep_alive_answers_one_request_after_the_other() {
+fn keep_alive_answers_requests_in_turn() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, Echo);
         let mut client = server.connect();
@@ -107,7 +107,7 @@ fn pipelined_requests_before_the_client_closes_its_side_are_answered() {
 }
 
 #[test]
-fn a_head_that_comes_byte_by_byte() {
+fn a_head_that_arrives_byte_by_byte() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, Echo);
         for path in ["/inline", "/worker"] {
@@ -178,7 +178,7 @@ fn a_head_that_is_too_large() {
 }
 
 #[test]
-fn a_panic_is_a_500_and_nothing_more() {
+fn a_panic_is_a_500_without_details() {
     struct Panics;
     impl Handler for Panics {
         fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
@@ -215,7 +215,7 @@ fn prepared_answers_keep_their_fields() {
 }
 
 #[test]
-fn several_listeners_ipv6_and_unix_among_them() {
+fn several_listeners_including_ipv6_and_unix() {
     on_each_driver(|driver| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

@@ -24,7 +24,7 @@ fn spawn_without_uring(driver: &'static str) -> Child {
 }
 
 #[test]
-fn where_io_uring_is_denied_auto_serves_and_uring_says_why_not() {
+fn if_io_uring_is_denied_auto_serves_and_uring_reports_why() {
     let refused = spawn_without_uring("uring").wait_with_output().unwrap();
     assert!(!refused.status.success());
     let error = String::from_utf8_lossy(&refused.stderr);

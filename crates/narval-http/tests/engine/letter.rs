@@ -52,7 +52,7 @@ fn errors_in_answer_to_head_have_no_body() {
 
 /// RFC 9110 section 9.3.7.
 #[test]
-fn options_asterisk_asks_the_server() {
+fn options_asterisk_is_for_the_server() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, careless);
         let mut client = server.connect();
@@ -66,7 +66,7 @@ fn options_asterisk_asks_the_server() {
 
 /// RFC 9112 section 9.6: the answer arrives although nobody reads the body, and the client reads only when it has sent all.
 #[test]
-fn an_answer_to_a_body_that_nobody_reads_arrives_whole() {
+fn the_answer_to_an_unread_body_arrives_completely() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, careless);
         for (size, close) in
@@ -92,7 +92,7 @@ fn an_answer_to_a_body_that_nobody_reads_arrives_whole() {
 }
 
 #[test]
-fn a_stopping_server_does_not_wait_for_a_client_that_has_everything() {
+fn a_stopping_server_does_not_wait_for_a_client_that_has_its_answer() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, careless);
         let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
@@ -111,7 +111,7 @@ fn a_stopping_server_does_not_wait_for_a_client_that_has_everything() {
 }
 
 #[test]
-fn a_stopping_server_waits_for_a_client_that_has_not() {
+fn a_stopping_server_waits_for_a_client_that_is_still_reading() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, careless);
         let mut stream = TcpStream::connect(server.address).unwrap();

@@ -90,7 +90,7 @@ fn upload(address: std::net::SocketAddr, is_chunked: bool, all_have_begun: &Barr
 }
 
 #[test]
-fn every_upload_is_answered_however_many_there_are() {
+fn every_one_of_many_uploads_is_answered() {
     on_each_driver(|driver| {
         let (count, limits) = (count(), small(count()));
         let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);

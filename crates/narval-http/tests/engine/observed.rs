@@ -107,7 +107,7 @@ impl AccessLog for Stuck {
 }
 
 #[test]
-fn a_stalled_log_drops_lines_and_blocks_nobody() {
+fn a_stalled_log_drops_lines_and_does_not_block() {
     on_each_driver(|driver| {
         let (go_on, stuck) = channel();
         let log = Stuck(stuck);

@@ -42,7 +42,7 @@ impl Handler for Gate {
 }
 
 #[test]
-fn a_full_queue_is_answered_503_and_the_connection_lives() {
+fn a_full_queue_is_answered_503_and_the_connection_stays_open() {
     on_each_driver(|driver| {
         let gate = Gate::default();
         let limits = Limits { queue_max: 2, ..Limits::default() };
@@ -74,7 +74,7 @@ fn a_full_queue_is_answered_503_and_the_connection_lives() {
 }
 
 #[test]
-fn what_is_pipelined_behind_a_body_is_answered_when_that_found_the_queue_full() {
+fn a_request_pipelined_after_a_refused_body_is_answered() {
     on_each_driver(|driver| {
         let gate = Gate::default();
         let limits = Limits { queue_max: 1, ..Limits::default() };

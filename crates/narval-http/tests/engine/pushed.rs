@@ -50,7 +50,7 @@ fn a_body_written_by_another_thread() {
 }
 
 #[test]
-fn what_is_flushed_arrives_while_the_writer_rests_and_no_worker_waits() {
+fn flushed_bytes_arrive_while_the_writer_is_idle_and_no_worker_waits() {
     on_each_driver(|driver| {
         let (give, take) = channel::<BodyWriter>();
         let give = Mutex::new(give);
@@ -99,7 +99,7 @@ fn what_is_flushed_arrives_while_the_writer_rests_and_no_worker_waits() {
 }
 
 #[test]
-fn a_writer_is_held_up_by_a_slow_client_and_told_when_it_is_gone() {
+fn a_writer_blocks_on_a_slow_client_and_fails_when_it_disconnects() {
     on_each_driver(|driver| {
         let (tell, told) = channel();
         let tell = Mutex::new(tell);
@@ -129,7 +129,7 @@ fn a_writer_is_held_up_by_a_slow_client_and_told_when_it_is_gone() {
 }
 
 #[test]
-fn a_writer_that_is_dropped_or_makes_the_wrong_length_aborts() {
+fn a_writer_that_is_dropped_or_has_the_wrong_length_aborts() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |request: Request| {
             let (body, mut writer) = Body::writer((request.path() != "/dropped").then_some(5));
@@ -237,7 +237,7 @@ fn events_reach_every_stream_and_end_with_the_last_handle() {
 }
 
 #[test]
-fn silent_streams_beat_and_a_client_that_leaves_is_noticed_at_once() {
+fn idle_streams_send_heartbeats_and_notice_disconnects_at_once() {
     on_each_driver(|driver| {
         let (server, streams) = event_server(driver, EventOptions::default().heartbeat(Duration::from_millis(20)));
         let mut client = server.connect();
@@ -305,7 +305,7 @@ fn a_server_that_stops_ends_its_event_streams() {
 }
 
 #[test]
-fn informational_responses_come_ahead() {
+fn informational_responses_precede_the_answer() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |request: Request| {
             let hint = fields("link", "</style.css>; rel=preload; as=style");
@@ -335,7 +335,7 @@ fn informational_responses_come_ahead() {
 }
 
 #[test]
-fn informational_responses_ahead_of_a_late_answer() {
+fn informational_responses_before_a_late_answer() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, |_: Request| {
             let (response, responder) = Response::later();

@@ -198,7 +198,7 @@ fn after_running_out_of_descriptors_the_port_still_closes_at_shutdown() {
 
 /// The kernel has no memory for an operation now and then (io_uring_enter(2): EAGAIN), as strace makes it say.
 #[test]
-fn operations_that_the_kernel_has_no_memory_for_are_tried_again() {
+fn operations_are_retried_when_the_kernel_has_no_memory() {
     if !drivers().contains(&DriverChoice::Uring) {
         return;
     }

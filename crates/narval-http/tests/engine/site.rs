@@ -31,7 +31,7 @@ fn a_site_by_itself() {
 
 /// A file system may take its time to open a file: a shard, which serves all its connections, must not be the thread that waits.
 #[test]
-fn only_workers_check_files_again() {
+fn only_workers_revalidate_files() {
     let folder = tempfile::tempdir().unwrap();
     let (site, trace) = (folder.path().join("site"), folder.path().join("trace"));
     std::fs::create_dir(&site).unwrap();

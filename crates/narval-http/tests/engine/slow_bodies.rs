@@ -63,7 +63,7 @@ fn others_are_served(server: &TestServer, what: &str) {
 }
 
 #[test]
-fn stalled_bodies_block_nobody() {
+fn stalled_bodies_do_not_block_other_requests() {
     on_each_driver(|driver| {
         let limits = patient();
         for (what, begin) in attacks(&limits) {
@@ -79,7 +79,7 @@ fn stalled_bodies_block_nobody() {
 }
 
 #[test]
-fn a_thousand_bodies_that_do_not_come_cost_bounded_memory_and_small_ones_pass_them() {
+fn a_thousand_stalled_bodies_use_bounded_memory_and_small_ones_overtake_them() {
     on_each_driver(|driver| {
         let limits = Limits { body_memory_max: 32 << 20, ..patient() };
         let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);
@@ -101,7 +101,7 @@ fn a_thousand_bodies_that_do_not_come_cost_bounded_memory_and_small_ones_pass_th
 }
 
 #[test]
-fn an_upload_gets_a_thread_where_those_that_stall_have_them_all() {
+fn an_upload_gets_a_thread_when_stalled_uploads_hold_all_of_them() {
     on_each_driver(|driver| {
         let limits = Limits { streamed_bodies_max: 2, body_busy_timeout: Duration::from_secs(1), ..patient() };
         let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);
@@ -131,7 +131,7 @@ fn a_slow_upload_continues_while_no_other_waits() {
 }
 
 #[test]
-fn a_client_that_expects_gets_its_continue_where_no_thread_is_free() {
+fn a_client_that_expects_100_continue_gets_it_when_no_thread_is_free() {
     on_each_driver(|driver| {
         let limits = Limits { streamed_bodies_max: 2, ..patient() };
         let server = TestServer::with(driver, measure, limits, |builder| builder);
@@ -148,7 +148,7 @@ fn a_client_that_expects_gets_its_continue_where_no_thread_is_free() {
 
 /// What the handler has read says how far the body had come when it was called.
 #[test]
-fn a_handler_runs_when_the_budget_is_full_and_not_before() {
+fn a_handler_runs_once_the_buffer_is_full() {
     on_each_driver(|driver| {
         let limits = patient();
         let budget = limits.body_buffer_max;
@@ -173,7 +173,7 @@ fn a_handler_runs_when_the_budget_is_full_and_not_before() {
 }
 
 #[test]
-fn bodies_wait_when_the_memory_is_in_use_and_are_answered_503_at_twice_that() {
+fn bodies_wait_when_memory_is_in_use_and_are_refused_at_twice_that() {
     on_each_driver(|driver| {
         let limits = Limits { body_memory_max: 10_000, ..patient() };
         let gate = std::sync::Arc::new(std::sync::Mutex::new(()));

@@ -43,7 +43,7 @@ fn running_requests_finish_and_idle_connections_are_closed() {
 
 /// A client that has connected does not know that the server stops. Its first request is answered if it comes soon.
 #[test]
-fn a_connection_without_a_request_yet_may_send_one() {
+fn a_new_connection_may_send_its_first_request() {
     on_each_driver(|driver| {
         let server = TestServer::start(driver, slow);
         let [mut new, silent, used] = [(); 3].map(|()| server.connect());
@@ -65,7 +65,7 @@ fn a_connection_without_a_request_yet_may_send_one() {
 }
 
 #[test]
-fn the_deadline_of_a_shutdown_is_kept() {
+fn a_shutdown_ends_at_its_deadline() {
     struct Endless;
     impl BodySource for Endless {
         fn fill(&mut self, out: &mut SegmentBuf) -> std::io::Result<Fill> {
@@ -87,7 +87,7 @@ fn the_deadline_of_a_shutdown_is_kept() {
 }
 
 #[test]
-fn a_handler_that_waits_for_a_body_hears_of_the_end() {
+fn a_handler_waiting_for_a_body_is_notified_of_the_shutdown() {
     on_each_driver(|driver| {
         let (told, tells) = std::sync::mpsc::channel();
         let server = TestServer::start(driver, move |mut request: Request| {
@@ -172,7 +172,7 @@ fn sigterm_stops_the_process() {
 
 /// The listener is handed over as systemd does: descriptor 3, `LISTEN_FDS`, `LISTEN_PID`.
 #[test]
-fn a_socket_that_the_parent_hands_over() {
+fn an_inherited_socket() {
     for driver in drivers() {
         let driver = format!("{driver:?}").to_lowercase();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -129,7 +129,7 @@ fn echo(driver: DriverChoice) -> Fixture {
 }
 
 #[test]
-fn messages_go_both_ways_and_events_come_in_order() {
+fn messages_in_both_directions_and_events_in_order() {
     on_each_driver(|driver| {
         let fixture = echo(driver);
         let mut client = fixture.connect();
@@ -152,7 +152,7 @@ fn messages_go_both_ways_and_events_come_in_order() {
 }
 
 #[test]
-fn what_is_sent_before_the_handshake_is_answered_comes_behind_it() {
+fn messages_sent_before_the_handshake_response_follow_it() {
     on_each_driver(|driver| {
         let handle = serve(driver, |request| {
             let upgrade = Upgrade::new(&request).unwrap();
@@ -186,7 +186,7 @@ fn frames_sent_with_the_handshake_are_read() {
 }
 
 #[test]
-fn a_response_that_is_not_sent_closes_its_socket() {
+fn dropping_the_response_closes_the_socket() {
     on_each_driver(|driver| {
         let (sender, sockets) = channel();
         let sender = Mutex::new(sender);
@@ -206,7 +206,7 @@ fn a_response_that_is_not_sent_closes_its_socket() {
 }
 
 #[test]
-fn rfc_6455_4_2_2_broken_handshakes_are_answered() {
+fn rfc_6455_4_2_2_invalid_handshakes_are_answered() {
     on_each_driver(|driver| {
         let fixture = echo(driver);
         for (head, status) in [
@@ -277,7 +277,7 @@ fn a_bomb_closes_with_1009() {
 }
 
 #[test]
-fn rfc_6455_7_1_7_a_breach_is_told_before_the_end() {
+fn rfc_6455_7_1_7_a_violation_is_answered_with_a_close_frame() {
     on_each_driver(|driver| {
         let fixture = echo(driver);
         let mut stream = connect(&fixture.handle);
@@ -312,7 +312,7 @@ fn a_lost_connection_is_an_error_and_a_close() {
 }
 
 #[test]
-fn a_panicking_handler_closes_its_connection_and_no_other() {
+fn a_panicking_handler_closes_only_its_connection() {
     on_each_driver(|driver| {
         let fixture = Fixture::with(driver, Options::default(), |socket, event| match event {
             WsEvent::Message(Message::Text(text)) if text == "panic" => panic!("as asked"),
@@ -360,7 +360,7 @@ fn events_of_one_socket_are_serial() {
 }
 
 #[test]
-fn a_client_that_does_not_read_meets_the_watermarks() {
+fn a_client_that_does_not_read_reaches_the_watermarks() {
     on_each_driver(|driver| {
         let options = Options { send_soft_bytes: 100_000, send_hard_bytes: 300_000, ..Options::default() };
         let fixture = Fixture::new(driver, options);

@@ -62,7 +62,7 @@ fn rapid_reset() {
 
 /// The same with handlers that take their time: a stream that was reset counts as long as its handler runs.
 #[test]
-fn streams_that_are_reset_count_until_their_handlers_end() {
+fn reset_streams_count_until_their_handlers_end() {
     on_each_driver_mut(|site, address| {
         let mut client = Client::start(address);
         for _ in 0..128 {
@@ -85,7 +85,7 @@ fn streams_that_are_reset_count_until_their_handlers_end() {
 
 /// CVE-2025-8671 (MadeYouReset): the client has the server reset its streams, in each way that there is.
 #[test]
-fn made_you_reset_by_window_updates_of_nothing() {
+fn made_you_reset_by_zero_window_updates() {
     ends_with(code::ENHANCE_YOUR_CALM, |client| {
         let (stream, headers) = opened(client, "/", true);
         [headers, frame(WINDOW_UPDATE, 0, stream, [0; 4])].concat()
@@ -236,7 +236,7 @@ fn empty_data() {
 
 /// A body in frames of one octet is slow, but it is a body.
 #[test]
-fn a_body_in_small_pieces_is_taken() {
+fn a_body_in_small_pieces_is_accepted() {
     on_each_driver_mut(|_, address| {
         let mut client = Client::start(address);
         let stream = client.open(&post("/length"), false);
@@ -262,7 +262,7 @@ fn settings_flood() {
 
 /// One SETTINGS frame with thousands of parameters for each of 128 streams.
 #[test]
-fn settings_of_many_parameters() {
+fn settings_with_many_parameters() {
     on_each_driver_mut(|_, address| {
         let mut client = Client::with_settings(address, &[(INITIAL_WINDOW_SIZE, 0)]);
         let streams: Vec<u32> = (0..100).map(|_| client.get("/large")).collect();
@@ -285,7 +285,7 @@ fn priority_flood() {
 }
 
 #[test]
-fn flood_of_unknown_frames() {
+fn unknown_frame_flood() {
     ends_with(code::ENHANCE_YOUR_CALM, |_| frame(0xf0, 0xff, 0, [1; 8]));
 }
 
@@ -296,7 +296,7 @@ fn window_update_flood() {
 
 /// Frames for a stream that was reset are ignored, but not for ever.
 #[test]
-fn flood_on_a_stream_that_was_reset() {
+fn flood_on_a_reset_stream() {
     let mut stream = 0;
     ends_with(code::ENHANCE_YOUR_CALM, |client| {
         let opening = client.stream();

@@ -50,7 +50,7 @@ fn body_until_ping(client: &mut Client, stream: u32, expected: usize) -> usize {
 }
 
 #[test]
-fn bodies_arrive_whole_through_small_windows() {
+fn bodies_arrive_completely_through_small_windows() {
     for window in [1000, 16_384, 65_535, 1 << 20] {
         with_client(&[(INITIAL_WINDOW_SIZE, window)], |client, _| {
             let stream = client.get("/large");
@@ -62,7 +62,7 @@ fn bodies_arrive_whole_through_small_windows() {
 }
 
 #[test]
-fn no_more_is_sent_than_the_windows_allow() {
+fn nothing_is_sent_beyond_the_windows() {
     with_client(&[(INITIAL_WINDOW_SIZE, 100)], |client, _| {
         let stream = client.get("/large");
         assert_eq!(body_until_ping(client, stream, 100), 100);
@@ -105,7 +105,7 @@ fn windows_do_not_overflow() {
 }
 
 #[test]
-fn updates_of_nothing_are_errors() {
+fn zero_window_updates_are_errors() {
     with_client(&[], |client, _| {
         client.window(0, 0);
         assert_eq!(client.goaway(), code::PROTOCOL_ERROR);
@@ -120,7 +120,7 @@ fn updates_of_nothing_are_errors() {
 
 /// A client that sends more than it may of a body that nobody reads.
 #[test]
-fn what_a_client_may_send_is_bounded() {
+fn the_windows_bound_what_a_client_may_send() {
     with_client(&[], |client, _| {
         let stream = client.open(&post("/later"), false);
         let data = frame(DATA, 0, stream, vec![b'x'; 16_384]);
@@ -136,7 +136,7 @@ fn what_a_client_may_send_is_bounded() {
 
 /// A handler that does not read stops its stream, and no other of its connection.
 #[test]
-fn a_body_that_is_not_read_stops_no_other() {
+fn an_unread_body_does_not_block_other_streams() {
     with_client(&[], |client, site| {
         // The handler runs when as much is there as is taken into memory.
         let held = client.open(&post("/later"), false);
@@ -163,7 +163,7 @@ fn a_body_that_is_not_read_stops_no_other() {
 
 /// An upload larger than every window, which grows to its limit and no further.
 #[test]
-fn uploads_are_let_in_as_they_are_read() {
+fn windows_reopen_as_uploads_are_read() {
     with_long_uploads(|client, site| {
         site.open_gate();
         let stream = client.open(&post("/length"), false);
@@ -176,7 +176,7 @@ fn uploads_are_let_in_as_they_are_read() {
 
 /// However many streams a client uploads on, their windows together are bounded.
 #[test]
-fn the_windows_of_all_uploads_are_bounded_together() {
+fn the_sum_of_all_upload_windows_is_bounded() {
     with_long_uploads(|client, site| {
         site.open_gate();
         let (mut streams, mut windows) = (Vec::new(), 0);
@@ -195,7 +195,7 @@ fn the_windows_of_all_uploads_are_bounded_together() {
 
 /// One stream whose window is shut, and the others of its connection.
 #[test]
-fn a_stream_that_is_paused_stops_no_other() {
+fn a_paused_stream_does_not_block_others() {
     with_client(&[(INITIAL_WINDOW_SIZE, 1000)], |client, _| {
         client.window(0, 1 << 30);
         let paused: Vec<u32> = (0..16).map(|_| client.get("/large")).collect();
@@ -255,7 +255,7 @@ fn bodies_take_turns() {
 
 /// Streams that the client gives up make room at once.
 #[test]
-fn bodies_that_are_given_up_leave_nothing() {
+fn aborted_bodies_leave_nothing_behind() {
     with_client(&[(INITIAL_WINDOW_SIZE, 1 << 30)], |client, site| {
         client.window(0, 1 << 30);
         for _ in 0..100 {

@@ -69,7 +69,7 @@ fn increment(update: &Frame) -> usize {
 }
 
 #[test]
-fn every_upload_is_answered_however_many_there_are() {
+fn every_one_of_many_uploads_is_answered() {
     on_each_driver(|driver| {
         let (count, limits) = (count(), small(count()));
         let server = serve(driver, limits.clone(), measure);

@@ -35,7 +35,7 @@ fn connections_and_responses_are_counted_by_version() {
 }
 
 #[test]
-fn resets_and_malformed_requests_are_counted_once_each() {
+fn resets_and_malformed_requests_are_counted_once() {
     on_each_driver(|driver| {
         let (_site, server) = Site::start(driver, Limits::default());
         let mut client = Client::start(server.address);

@@ -99,7 +99,7 @@ fn malformed_requests_reach_no_handler() {
 }
 
 #[test]
-fn requests_that_are_unusual_are_answered() {
+fn unusual_requests_are_answered() {
     let octets = [get("/").as_slice(), &[("x-a", "b\u{e9}c"), ("te", "trailers")]].concat();
     let cases: Vec<(&str, u16, Fields<'_>)> = vec![
         ("other octets in a value", 200, bytes(&octets)),
@@ -119,7 +119,7 @@ fn requests_that_are_unusual_are_answered() {
 
 /// The length of a body is what its Content-Length says (§8.1.1).
 #[test]
-fn lengths_and_data_agree() {
+fn content_length_must_match_the_data() {
     with_client(|client, site| {
         for (length, pieces) in [("5", ["abc", ""]), ("5", ["abcdef", ""]), ("5", ["abcd", "ef"]), ("0", ["", "a"])] {
             let stream = client.open(&[post("/echo"), vec![("content-length", length)]].concat(), false);
@@ -181,7 +181,7 @@ fn streams_beyond_the_limit_are_refused() {
 
 /// §5.1: what a client sends on a stream that it has ended.
 #[test]
-fn data_behind_the_end_is_an_error_of_its_stream() {
+fn data_after_the_end_is_a_stream_error() {
     with_client(|client, _| {
         let stream = client.get("/wait");
         client.send(frame(DATA, END_STREAM, stream, "more"));

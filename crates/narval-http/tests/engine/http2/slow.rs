@@ -29,24 +29,24 @@ fn is_disconnected(limits: Limits, stop: impl Fn(&mut Client), start: impl Fn(st
 }
 
 #[test]
-fn a_client_that_says_nothing() {
+fn a_silent_client() {
     is_disconnected(Limits { head_timeout: SOON, ..Limits::default() }, |_| {}, Client::silent);
 }
 
 #[test]
-fn a_preface_that_does_not_end() {
+fn an_incomplete_preface() {
     let limits = Limits { head_timeout: SOON, ..Limits::default() };
     is_disconnected(limits, |client| client.send("PRI * HTTP/2.0\r\n"), Client::silent);
 }
 
 #[test]
-fn a_frame_that_does_not_end() {
+fn an_incomplete_frame() {
     let limits = Limits { head_timeout: SOON, ..Limits::default() };
     is_disconnected(limits, |client| client.send([0, 0, 8, PING]), Client::start);
 }
 
 #[test]
-fn a_header_block_that_does_not_end() {
+fn an_incomplete_header_block() {
     let limits = Limits { head_timeout: SOON, ..Limits::default() };
     is_disconnected(limits, |client| client.send(frame(HEADERS, END_STREAM, 1, block(&get("/")))), Client::start);
 }
@@ -74,7 +74,7 @@ fn a_connection_that_only_pings() {
 
 /// A window that stays shut: the deadline for responses holds as it does for a socket that is full.
 #[test]
-fn a_window_that_stays_shut() {
+fn a_window_that_is_never_opened() {
     let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
@@ -87,7 +87,7 @@ fn a_window_that_stays_shut() {
 
 /// The same with updates that are far too small.
 #[test]
-fn a_window_that_is_opened_by_the_byte() {
+fn a_window_that_is_opened_one_byte_at_a_time() {
     let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
@@ -106,7 +106,7 @@ fn a_window_that_is_opened_by_the_byte() {
 
 /// A request body that stops: its stream is answered or reset, others go on.
 #[test]
-fn a_body_that_does_not_come() {
+fn a_body_that_never_arrives() {
     let limits = Limits { body_stall_timeout: SOON, body_busy_timeout: SOON, ..Limits::default() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
@@ -124,7 +124,7 @@ fn a_body_that_does_not_come() {
 /// Where bodies wait for a thread, a client must send more in each `body_busy_timeout`. It has that time although the connection ticks
 /// more often for another stream.
 #[test]
-fn a_handlers_body_keeps_its_deadline_beside_waiting_streams() {
+fn a_body_keeps_its_deadline_while_other_streams_wait() {
     on_each_driver(|driver| {
         let limits = Limits { streamed_bodies_max: 1, body_buffer_max: 1000, ..Limits::default() };
         let (site, server) = Site::start(driver, limits);
@@ -193,7 +193,7 @@ fn slow_readers_with_many_streams_take_bounded_memory() {
 /// With many connections, the kernel buffers little for each. Otherwise clients that read nothing use up the memory that it has for
 /// all TCP connections of the machine.
 #[test]
-fn the_kernel_buffers_little_for_each_of_many_connections() {
+fn many_connections_limit_their_kernel_send_buffers() {
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, Limits::default());
         let others: Vec<_> = (0..300).map(|_| TcpStream::connect(server.address).unwrap()).collect();

@@ -14,7 +14,7 @@ fn last_stream(goaway: &Frame) -> u32 {
 }
 
 #[test]
-fn what_was_asked_before_the_client_knew_is_answered() {
+fn requests_sent_before_the_goaway_arrives_are_answered() {
     on_each_driver(|driver| {
         let (site, server) = Site::start(driver, Limits::default());
         let mut client = Client::start(server.address);
@@ -44,7 +44,7 @@ fn what_was_asked_before_the_client_knew_is_answered() {
 }
 
 #[test]
-fn a_client_that_does_not_answer_the_ping_is_told_all_the_same() {
+fn a_client_that_ignores_pings_still_gets_a_goaway() {
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, Limits::default());
         let mut client = Client::start(server.address);

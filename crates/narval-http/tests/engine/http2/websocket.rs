@@ -192,7 +192,7 @@ fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn messages_go_both_ways_beside_requests() {
+fn messages_in_both_directions_alongside_requests() {
     on_each_driver(|driver| {
         let fixture = Fixture::echo(driver, Options::default());
         let mut client = fixture.client();
@@ -224,7 +224,7 @@ fn messages_go_both_ways_beside_requests() {
 }
 
 #[test]
-fn what_is_sent_before_the_handshake_is_answered_comes_behind_it() {
+fn messages_sent_before_the_handshake_response_follow_it() {
     on_each_driver(|driver| {
         let server = serve(driver, Limits::default(), |request: Request| {
             let upgrade = Upgrade::new(&request).unwrap();
@@ -295,7 +295,7 @@ fn invalid_handshakes_are_refused() {
 }
 
 #[test]
-fn a_handler_without_websockets_offers_none() {
+fn websockets_are_not_advertised_without_a_handler_for_them() {
     struct Without;
 
     impl Handler for Without {
@@ -319,7 +319,7 @@ fn a_handler_without_websockets_offers_none() {
 }
 
 #[test]
-fn a_response_that_is_not_sent_closes_its_socket() {
+fn dropping_the_response_closes_the_socket() {
     on_each_driver(|driver| {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let (waits, handles) = (gate.clone(), Arc::new(Mutex::new(Vec::new())));
@@ -399,7 +399,7 @@ fn rfc_7692_compressed_messages() {
 }
 
 #[test]
-fn a_client_that_opens_no_window_meets_the_watermarks_and_stops_nobody() {
+fn a_client_that_opens_no_window_reaches_the_watermarks_and_blocks_nobody() {
     on_each_driver(|driver| {
         let options = Options { send_soft_bytes: 100_000, send_hard_bytes: 300_000, ..Options::default() };
         let fixture = Fixture::with(driver, options, |_, _| {});
@@ -443,7 +443,7 @@ fn a_client_that_opens_no_window_meets_the_watermarks_and_stops_nobody() {
 }
 
 #[test]
-fn a_handler_that_is_slow_closes_the_window_of_its_stream_alone() {
+fn a_slow_handler_closes_only_the_window_of_its_stream() {
     on_each_driver(|driver| {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let waits = gate.clone();
@@ -499,7 +499,7 @@ fn a_handler_that_is_slow_closes_the_window_of_its_stream_alone() {
 }
 
 #[test]
-fn a_stream_that_is_cut_is_an_error_and_a_close_and_leaves_the_connection() {
+fn an_aborted_stream_ends_with_error_and_close_and_the_connection_stays() {
     on_each_driver(|driver| {
         let fixture = Fixture::echo(driver, Options::default());
         let mut client = fixture.client();
@@ -533,7 +533,7 @@ fn a_stream_that_is_cut_is_an_error_and_a_close_and_leaves_the_connection() {
 }
 
 #[test]
-fn rfc_6455_7_1_7_a_breach_is_told_before_the_end() {
+fn rfc_6455_7_1_7_a_violation_is_answered_with_a_close_frame() {
     on_each_driver(|driver| {
         let fixture = Fixture::echo(driver, Options::default());
         let mut client = fixture.client();
@@ -553,7 +553,7 @@ fn rfc_6455_7_1_7_a_breach_is_told_before_the_end() {
 }
 
 #[test]
-fn a_panicking_handler_closes_its_stream_and_no_other() {
+fn a_panicking_handler_closes_only_its_stream() {
     on_each_driver(|driver| {
         let fixture = Fixture::with(driver, Options::default(), |socket, event| match event {
             WsEvent::Message(Message::Text(text)) if text == "panic" => panic!("as asked"),
