@@ -3,8 +3,10 @@
 mod fill;
 mod kept;
 mod permits;
+mod trouble;
 
 pub(crate) use fill::Start;
 pub use fill::{Fill, FillEnd, Progress};
 pub(crate) use kept::Kept;
 pub(crate) use permits::{Permit, Permits};
+pub(crate) use trouble::Trouble;

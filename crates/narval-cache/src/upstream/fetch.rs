@@ -15,10 +15,9 @@ use narval_store::TemporaryFile;
 use super::bases::Base;
 use super::plain::Plain;
 use super::remote::Remote;
-use super::trouble::Trouble;
 use crate::CacheFile;
 use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
-use crate::disk::{Fill, FillEnd, Start};
+use crate::disk::{Fill, FillEnd, Start, Trouble};
 
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.

@@ -20,12 +20,9 @@ use super::fetch::Fetch;
 use super::name::NarName;
 use super::options::{UpstreamOptions, UpstreamsOptions};
 use super::remote::Remote;
-use super::trouble::Trouble;
 use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
-use crate::disk::Kept;
-use crate::disk::Permits;
-use crate::disk::{Fill, FillEnd, Start};
+use crate::disk::{Fill, FillEnd, Kept, Permits, Start, Trouble};
 use crate::written::{CacheName, Elsewhere};
 use crate::{CacheError, DELTA_NAR_BYTES_MIN};
 

@@ -27,7 +27,6 @@ mod options;
 mod plain;
 mod remote;
 mod small;
-mod trouble;
 mod walk;
 
 use std::time::Duration;

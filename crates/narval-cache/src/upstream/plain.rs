@@ -12,9 +12,8 @@ use narval_nix::{NarInfo, Sha256Hasher};
 
 use super::bases::Base;
 use super::remote::Remote;
-use super::trouble::Trouble;
 use crate::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
-use crate::disk::{Fill, Start};
+use crate::disk::{Fill, Start, Trouble};
 use crate::{CacheFile, delta_codings};
 
 /// A NAR to fetch.

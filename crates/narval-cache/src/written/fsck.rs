@@ -5,17 +5,14 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
-use narval_nix::{CacheInfo, HashPart, NarInfo, Sha256, Sha256Hasher, StorePath};
+use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
 use super::error::io_error;
 use super::index::{Commit, PathRecord};
-use super::storage::Below;
+use super::storage::{Below, hash_of};
 use super::{
     Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Place, Refusal, RefusalKind,
 };
-
-/// Size of the read buffer.
-const BUFFER_LEN: usize = 256 * 1024;
 
 /// Paths that are recorded in one transaction.
 const STEP: usize = 500;
@@ -312,18 +309,6 @@ impl Cache {
             listing_size: nar.listing_size,
             version: 0,
         }))
-    }
-}
-
-fn hash_of(file: &mut dyn Read) -> io::Result<Sha256> {
-    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(hasher.finish()),
-            Ok(len) => hasher.update(buffer.get(..len).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
     }
 }
 

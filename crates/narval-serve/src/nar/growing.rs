@@ -5,15 +5,39 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::upstream::{Fill as Growing, FillEnd};
-use narval_http::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
+use narval_cache::upstream::{Fill as Growing, FillEnd, Unavailable};
+use narval_http::{Body, BodySource, BodyWaker, FileRange, Fill, HeadRef, Response, SegmentBuf};
 
+use super::representation::{Representation, Selected};
+use crate::error::ServeError;
 use crate::metrics::Metrics;
 
 /// Pieces of at least this size are sent from the file with `sendfile(2)`.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
 /// How long a connection waits at most before it looks whether there is more, without having been told.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// Answers with a growing NAR of a known length, or with one range of it.
+pub(crate) fn send_growing(
+    representation: &Representation,
+    head: &HeadRef<'_>,
+    growing: Arc<Growing>,
+    metrics: &Arc<Metrics>,
+) -> Result<Response, ServeError> {
+    let range = |from, length| {
+        Body::source(Follower::new(Arc::clone(&growing), from, Some(from + length), metrics), Some(length))
+    };
+    representation.answer(head, |selected| match selected {
+        Selected::Whole => Ok(range(0, representation.size)),
+        Selected::One(selected) => Ok(range(selected.start, selected.length)),
+        // No Nix client asks for several ranges.
+        Selected::Several(_) => Err(Unavailable {
+            retry_after: Duration::from_secs(1),
+            reason: "several ranges are sent once the NAR is here".to_owned(),
+        }
+        .into()),
+    })
+}
 
 /// The body of an answer to HEAD.
 pub(crate) struct Nothing;

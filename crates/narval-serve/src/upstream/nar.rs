@@ -1,16 +1,15 @@
 //! NARs of upstreams: files that are kept, and files that grow while they are sent.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use narval_cache::upstream::{NarAnswer, Unavailable, Upstreams};
+use narval_cache::upstream::{NarAnswer, Upstreams};
 use narval_http::{Body, HeadRef, HeaderValue, Method, Response, StatusCode};
 
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::file::send_file;
-use crate::nar::growing::{Follower, Nothing};
-use crate::nar::representation::{Representation, Selected};
+use crate::nar::growing::{Follower, Nothing, send_growing};
+use crate::nar::representation::Representation;
 
 /// Answers with a NAR by its name below `nar/`, or with a range of it. It waits for what the upstream says first, and for no more.
 pub(crate) fn answer(
@@ -47,18 +46,6 @@ pub(crate) fn answer(
             let body = Body::source(Follower::new(growing, 0, None, metrics), None);
             Ok(representation(0).fields(Response::new(StatusCode::OK), false).body(body))
         }
-        NarAnswer::Fill(growing, Some(length)) => representation(length).answer(head, |selected| match selected {
-            Selected::Whole => Ok(Body::source(Follower::new(growing, 0, Some(length), metrics), Some(length))),
-            Selected::One(range) => {
-                let follower = Follower::new(growing, range.start, Some(range.start + range.length), metrics);
-                Ok(Body::source(follower, Some(range.length)))
-            }
-            // No Nix client asks for several ranges.
-            Selected::Several(_) => Err(Unavailable {
-                retry_after: Duration::from_secs(1),
-                reason: "several ranges are sent once the NAR is here".to_owned(),
-            }
-            .into()),
-        }),
+        NarAnswer::Fill(growing, Some(length)) => send_growing(&representation(length), head, growing, metrics),
     }
 }

@@ -3,10 +3,8 @@
 
 use std::io::{BufReader, Read};
 use std::sync::Arc;
-use std::time::Duration;
 
 use narval_cache::decode::{Decoder, INPUT_LEN};
-use narval_cache::upstream::Unavailable;
 use narval_cache::written::{Cache, NarBytes, NarHead, Redirect};
 use narval_http::{Body, HeadRef, HeaderValue, Method, Response, StatusCode, header};
 use narval_nix::{Compression, NarInfo, Sha256};
@@ -15,8 +13,8 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::deltas::{Asked, DeltaEnd, Deltas};
 use crate::nar::file::send_file;
-use crate::nar::growing::{Follower, Nothing};
-use crate::nar::representation::{Representation, Selected};
+use crate::nar::growing::{Nothing, send_growing};
+use crate::nar::representation::Representation;
 
 /// Answers with a NAR by the name of its file below `nar/`, or with ranges of it.
 pub(crate) fn answer(
@@ -66,19 +64,7 @@ pub(crate) fn answer(
             // The address is soon invalid.
             Ok(response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store")))
         }
-        NarBytes::Growing(growing) => representation.answer(head, |selected| match selected {
-            Selected::Whole => Ok(Body::source(Follower::new(growing, 0, Some(nar.len), metrics), Some(nar.len))),
-            Selected::One(range) => {
-                let follower = Follower::new(growing, range.start, Some(range.start + range.length), metrics);
-                Ok(Body::source(follower, Some(range.length)))
-            }
-            // No Nix client asks for several ranges.
-            Selected::Several(_) => Err(Unavailable {
-                retry_after: Duration::from_secs(1),
-                reason: "several ranges are sent once the NAR is here".to_owned(),
-            }
-            .into()),
-        }),
+        NarBytes::Growing(growing) => send_growing(&representation, head, growing, metrics),
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use narval_nix::{Compression, HashPart, NarHash};
+use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use narval_store::TemporaryFile;
 
 use super::index::{CacheId, Index, NarRecord, PathRecord};
@@ -27,6 +27,9 @@ pub(crate) use folder::Folder;
 
 /// What names of files that are being written begin with.
 pub(crate) const TEMPORARY: &str = ".tmp-";
+
+/// Size of the buffer for reading files that are hashed.
+const BUFFER_LEN: usize = 256 * 1024;
 
 /// Folders in each cache: those of the standard layout.
 const CACHE_FOLDERS: [&str; 5] = ["nar", "log", "realisations", "build-trace-v2", "debuginfo"];
@@ -236,4 +239,17 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>) -> io::Result<()>;
     /// Removes the narinfo and the listing of a path.
     fn withdraw(&self, part: &HashPart) -> io::Result<()>;
+}
+
+/// The SHA-256 of a file.
+pub(crate) fn hash_of(file: &mut dyn Read) -> io::Result<Sha256> {
+    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hasher.finish()),
+            Ok(len) => hasher.update(buffer.get(..len).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }

@@ -13,7 +13,7 @@ use narval_nix::Sha256Hasher;
 use narval_store::TemporaryFile;
 
 use crate::bucket::Objects;
-use crate::disk::{Fill, FillEnd, Kept, Permit, Permits, Start};
+use crate::disk::{Fill, FillEnd, Kept, Permit, Permits, Start, Trouble};
 use crate::written::index::NarRecord;
 use crate::written::storage::{NarBytes, TEMPORARY};
 
@@ -53,14 +53,6 @@ pub(super) struct Flights {
     damaged: Mutex<HashMap<String, Instant>>,
     /// NARs for which a client was sent to the store.
     sent_away: Mutex<HashSet<String>>,
-}
-
-/// How a fetch ended without a file.
-enum Trouble {
-    Absent,
-    Unavailable(HttpError),
-    Wrong(String),
-    Disk(io::Error),
 }
 
 impl Flights {

@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_client::{HttpError, Payload, Url};
-use narval_nix::{Compression, NarHash, Sha256, Sha256Hasher};
+use narval_nix::{Compression, NarHash, Sha256};
 use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 use self::cache::CacheInBucket;
 use self::flights::Flights;
-use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TAKEOVER, TEMPORARY};
+use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TAKEOVER, TEMPORARY, hash_of};
 use crate::bucket::{BucketError, Objects};
 use crate::disk::Kept;
 use crate::written::CacheName;
@@ -213,16 +213,6 @@ impl Shared {
             None => hash_of(&mut fs::File::open(file.path())?)?,
         };
         self.objects.put(key, content_type(key), Payload::File(file.file(), len), hash)
-    }
-}
-
-fn hash_of(file: &mut fs::File) -> io::Result<Sha256> {
-    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; 256 * 1024]);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finish()),
-            len => hasher.update(buffer.get(..len).unwrap_or_default()),
-        }
     }
 }
 

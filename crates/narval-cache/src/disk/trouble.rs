@@ -1,0 +1,18 @@
+//! Why a fetch ended without a file.
+
+use std::io;
+
+use narval_client::HttpError;
+
+/// Why a fetch ended without a file.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The upstream or the bucket does not have it.
+    Absent,
+    /// The upstream or the bucket could not be reached, or aborted.
+    Unavailable(HttpError),
+    /// The data is not what was expected.
+    Wrong(String),
+    /// The file could not be written.
+    Disk(io::Error),
+}
