@@ -105,19 +105,19 @@ impl Default for Limits {
 /// requests wait for an answer receives no more than this once.
 pub(crate) const RECEIVE_BUFFER: usize = 64 * 1024;
 
-/// Bytes that a connection receives at once while less than a quarter of the memory for request bodies is left: clients
-/// send the start of a body along with its head.
+/// Bytes that a connection receives at once while less than a quarter of the memory for request bodies is left. Without
+/// this, the start of a body, which clients send along with its head, would fill the receive buffer.
 pub(crate) const RECEIVE_TIGHT: usize = 4 * 1024;
 
 /// The handler of a streamed request body receives it from the socket itself once the connection has received this much
-/// without a pause, if this much is still to come. More than a body has to bring within any of its deadlines
-/// ([`Limits::body_busy_progress_min`]), so that a slow client gains no time by it.
+/// without a pause, if at least this much remains. It is more than any deadline requires of a body
+/// ([`Limits::body_busy_progress_min`]), so a slow client gains no time.
 pub(crate) const HANDLER_RECEIVES_MIN: usize = 32 * 1024;
 
-/// How long such a handler waits for its client before the connection does.
+/// How long such a handler waits for its client before the wait is handed back to the connection.
 pub(crate) const HANDLER_WAIT: Duration = Duration::from_millis(10);
 
-/// A piece below this size, after a wait, is that of a slow client: its connection waits for the next one.
+/// A piece smaller than this after a wait means that the client is slow: the connection, not the handler, waits for the next one.
 pub(crate) const HANDLER_SLOW: usize = 4 * 1024;
 
 /// A request body up to this size costs little while it is received, however slowly it arrives.
@@ -129,7 +129,7 @@ pub(crate) const EVENTS_PER_POLL: usize = 256;
 /// Connections accepted from one listener before other events are handled.
 pub(crate) const ACCEPTS_PER_EVENT: usize = 64;
 
-/// How long a response that seems to stall is tried once more.
+/// How long sending is retried for a response that seems to stall.
 pub(crate) const LAST_TRY: Duration = Duration::from_secs(1);
 
 /// How long a listener pauses after accepting failed for lack of descriptors or memory.
@@ -167,7 +167,7 @@ pub(crate) const SHARD_FILE_BYTES_PER_TURN: u64 = 1024 * 1024;
 /// the rest.
 pub(crate) const SHARD_FILE_BYTES_IN_ALL: u64 = 4 * 1024 * 1024;
 
-/// Consecutive turns in which a shard with more input than it takes per turn may postpone deadlines.
+/// The number of consecutive turns in which a shard that has more input than it handles per turn may postpone deadlines.
 pub(crate) const EXPIRY_POSTPONED_MAX: u32 = 64;
 
 /// How often a connection is checked whose large last response may not have arrived yet.
@@ -245,7 +245,7 @@ pub(crate) const HTTP2_STREAMS_MAX: usize = 128;
 /// (MadeYouReset, CVE-2025-8671). Then the connection ends.
 pub(crate) const HTTP2_RESETS_MAX: u32 = 256;
 
-/// How much of that is refilled per second.
+/// How many of these are allowed again per second.
 pub(crate) const HTTP2_RESETS_PER_SECOND: u32 = 32;
 
 /// Frames of one HTTP/2 connection, in a burst, that do nothing for a request: PING (CVE-2019-9512), SETTINGS (CVE-2019-9515),
@@ -253,10 +253,10 @@ pub(crate) const HTTP2_RESETS_PER_SECOND: u32 = 32;
 /// ends.
 pub(crate) const HTTP2_IDLE_FRAMES_MAX: u32 = 1024;
 
-/// How much of that is refilled per second.
+/// How many of these are allowed again per second.
 pub(crate) const HTTP2_IDLE_FRAMES_PER_SECOND: u32 = 128;
 
-/// WINDOW_UPDATE frames of less than this count among them: each may have us send a frame as small.
+/// WINDOW_UPDATE frames below this size are counted among them: each may cause a DATA frame just as small.
 pub(crate) const HTTP2_SMALL_INCREMENT: u32 = 256;
 
 /// CONTINUATION frames of one header block (CVE-2024-27316).
@@ -272,14 +272,14 @@ pub(crate) const HTTP2_AHEAD_MAX: usize = 16 * 1024;
 /// The initial window of a stream: how much of a request body a client may send before the server has seen its head.
 pub(crate) const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
 
-/// What it is enlarged to as soon as the head has arrived, unless memory for bodies is short: how much of a request
-/// body a client may send before the handler reads it.
+/// The window after the head has arrived, unless memory for bodies is short: how much of a request body a client may
+/// send before the handler reads it.
 pub(crate) const HTTP2_BODY_WINDOW: u32 = 256 * 1024;
 
 /// The largest window of a stream: its body arrives with 320 MB/s at a round trip of 50 ms.
 pub(crate) const HTTP2_STREAM_WINDOW_MAX: u32 = 16 * 1024 * 1024;
 
-/// By how much all streams of one connection may exceed their initial windows together. It bounds what a client can make
+/// The total by which all streams of one connection may exceed their initial windows. It bounds what a client can make
 /// the server hold by uploads whose handlers stop reading.
 pub(crate) const HTTP2_WINDOW_GROWTH_MAX: u32 = 32 * 1024 * 1024;
 
@@ -287,7 +287,7 @@ pub(crate) const HTTP2_WINDOW_GROWTH_MAX: u32 = 32 * 1024 * 1024;
 /// round trip of half a second.
 pub(crate) const HTTP2_WINDOW_HALF: Duration = Duration::from_millis(250);
 
-/// By which factor a window grows at most in one step: three steps reach the largest one.
+/// The factor by which a window grows at most in one step. Three steps reach the maximum.
 pub(crate) const HTTP2_WINDOW_FACTOR_MAX: u32 = 4;
 
 /// The window of an HTTP/2 connection: twice [`HTTP2_STREAM_WINDOW_MAX`], because it is reopened by halves. It does not bound memory;
@@ -307,7 +307,7 @@ pub(crate) const HTTP2_SMALL_BODY: u64 = 64 * 1024;
 /// Bytes of a body that are produced at a time.
 pub(crate) const HTTP2_QUANTUM: usize = 256 * 1024;
 
-/// The least of that, however small the client's window is.
+/// The minimum of that, however small the client's window is.
 pub(crate) const HTTP2_QUANTUM_MIN: usize = 16 * 1024;
 
 /// The next piece of a body is produced when less than this is left of the last one.
@@ -323,14 +323,14 @@ pub(crate) const HTTP2_BYTES_PER_TURN: usize = 1024 * 1024;
 /// With more open connections than this, new ones with HTTP/2 are limited to [`HTTP2_UNSENT_CROWDED`].
 pub(crate) const CONNECTIONS_CROWDED: usize = 256;
 
-/// Bytes that the kernel takes for such a connection before it sends them. Otherwise it buffers up to 4 MiB for a client
-/// that reads slowly, and a thousand of these use up what it has for all TCP connections of the machine: it then drops
-/// packets of the others, too.
+/// Unsent bytes that the kernel buffers for such a connection (`TCP_NOTSENT_LOWAT`). By default it buffers up to 4 MiB for
+/// a slow client. A thousand of these reach the limit for all TCP connections of the machine (`net.ipv4.tcp_mem`), and the
+/// kernel then drops packets of every connection.
 pub(crate) const HTTP2_UNSENT_CROWDED: u32 = 128 * 1024;
 
-/// How long a connection that has not sent a request yet may send its first one when the server stops: its client would
-/// take the end for a failure. It includes the TLS handshake.
+/// How long a connection without any request so far may send its first one when the server stops, including the TLS
+/// handshake. Its client would take a close for a failure.
 pub(crate) const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(250);
 
-/// How long new streams are still accepted after the client was told that the server stops.
+/// How long new streams are accepted after the first GOAWAY.
 pub(crate) const HTTP2_GOAWAY_GRACE: Duration = Duration::from_secs(1);

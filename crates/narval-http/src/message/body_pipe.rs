@@ -141,7 +141,7 @@ impl BodyPipe {
         }
     }
 
-    /// Wakes the handler if it waits: waking nobody is a system call, too.
+    /// Wakes the handler if it waits. Otherwise the system call is saved.
     fn wake(&self, mut pipe: MutexGuard<'_, Pipe>) {
         let is_awaited = std::mem::take(&mut pipe.is_awaited);
         drop(pipe);

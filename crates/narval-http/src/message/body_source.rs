@@ -20,8 +20,8 @@ pub struct FileRange {
     pub length: u64,
 }
 
-/// A body produced on demand. The engine asks for the next piece when the client has taken the last one, so a slow
-/// client holds no thread, and memory for one piece.
+/// A body produced on demand. The engine asks for the next piece once the last one is sent, so a slow client holds no
+/// thread, and memory for one piece only.
 pub trait BodySource: Send {
     /// Appends the next piece, about [`SegmentBuf::room`] bytes. Called on a worker thread; it may block (read files).
     ///
@@ -29,9 +29,9 @@ pub trait BodySource: Send {
     /// An error aborts the connection: an incomplete body must not end cleanly.
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill>;
 
-    /// Called after [`Fill::Wait`]. Stores `waker`, to be used as soon as there is more data, and returns the longest
-    /// wait after which [`fill`](Self::fill) is called anyway ([`Duration::ZERO`]: there is data already). No thread
-    /// waits meanwhile. It must not block.
+    /// Called after [`Fill::Wait`]. Stores `waker`, to be used as soon as there is more data, and returns the time after
+    /// which [`fill`](Self::fill) is called in any case ([`Duration::ZERO`] if there is data already). No thread waits
+    /// meanwhile. This method must not block.
     fn wait(&mut self, waker: BodyWaker) -> Duration {
         drop(waker);
         WAIT_UNTOLD
@@ -59,7 +59,7 @@ pub trait BodySource: Send {
 /// How long a connection waits for a source with the default [`BodySource::wait`].
 const WAIT_UNTOLD: Duration = Duration::from_millis(100);
 
-/// What a [`BodySource`] has left.
+/// The result of [`BodySource::fill`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// There is more.

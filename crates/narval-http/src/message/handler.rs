@@ -22,7 +22,7 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers on a worker thread. It may block.
     fn handle(&self, request: Request) -> Response;
 
-    /// Whether WebSockets over HTTP/2 are offered to clients (RFC 8441), which then open them on the connection that they have.
+    /// Whether WebSockets over HTTP/2 are offered to clients (RFC 8441), which then open them on their existing connection.
     /// Asked once per connection. A handler without WebSockets returns `false`.
     fn accepts_websockets(&self) -> bool {
         true
@@ -39,7 +39,7 @@ where
     }
 }
 
-/// Everything that [`Router`](crate::Router) and [`Server`](crate::Server) take as a handler: a [`Handler`], or a function without
+/// What [`Router`](crate::Router) and [`Server`](crate::Server) accept as a handler: a [`Handler`], or a function without
 /// arguments.
 ///
 /// `Form` is inferred; it tells the two apart. A closure that takes the request names its type, as in `|request: Request| …`.

@@ -10,11 +10,11 @@ pub struct InvalidHeader {
     name: Option<HeaderName>,
     error: http::Error,
     place: &'static Location<'static>,
-    /// Whoever set it may still add fields and a body, which are for the response it meant to build.
+    /// Fields and a body that are set after the invalid one are discarded: they belong to the response that it replaces.
     pub(super) is_ignoring_changes: bool,
 }
 
-/// A field line from whatever it was given as.
+/// Converts a name and a value to a field line.
 ///
 /// # Errors
 /// The name or the value breaks the rules.

@@ -12,7 +12,7 @@ pub(crate) struct LateAnswer {
 }
 
 impl LateAnswer {
-    /// Worker: applies the recorded changes, and returns the response to send. Like a handler, they may panic.
+    /// Worker: applies the recorded changes, and returns the response to send. The changes may panic, as handlers may.
     pub(crate) fn take(&mut self) -> Response {
         let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
         let answer = mem::replace(&mut self.response, nothing);

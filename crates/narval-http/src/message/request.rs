@@ -25,12 +25,12 @@ pub struct Request {
 }
 
 impl Request {
-    /// Makes a request of its parts: the bytes of the head, the result of parsing them, the peer and the body.
+    /// Creates a request from its parts: the bytes of the head, the result of parsing them, the peer and the body.
     pub fn new(head: Bytes, parts: HeadParts, peer: Peer, body: RequestBody) -> Self {
         Self { head, parts, peer, body, params: PathParams::default(), id: RequestId::NONE }
     }
 
-    /// Makes a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
+    /// Creates a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
     /// without sockets.
     ///
     /// ```
@@ -69,7 +69,7 @@ impl Request {
         HeadRef::new(&self.head, &self.parts, &self.peer)
     }
 
-    /// Copies what a [`HeadRef`] needs, for when the request itself has been passed on.
+    /// Copies what a [`HeadRef`] needs, so that the head can be used after the request was passed on.
     pub(crate) fn head_parts(&self) -> (Bytes, HeadParts, Peer) {
         (self.head.clone(), self.parts.clone(), self.peer.clone())
     }
@@ -167,7 +167,7 @@ impl Request {
 /// The body of a request, read with [`io::Read`].
 ///
 /// A body of up to [`Limits::body_buffer_max`](crate::Limits::body_buffer_max) is in memory before the handler runs. A
-/// larger one is received while the handler reads, no faster than that. A client that expects `100 Continue` gets it at
+/// larger one is received as the handler reads it. A client that expects `100 Continue` gets it at
 /// the first read, or earlier if many bodies are being received.
 #[derive(Debug, Default)]
 pub struct RequestBody {

@@ -40,7 +40,7 @@ impl Response {
     /// ```
     ///
     /// [`header`](Self::header), [`replace_header`](Self::replace_header), [`body`](Self::body) and [`map`](Self::map)
-    /// change the answer once it is there; until then, the status is not known.
+    /// change the answer once it has arrived. Until then, its status is unknown.
     /// [`Handler::inline`](crate::Handler::inline) may return one, too.
     pub fn later() -> (Self, Responder) {
         let late = Arc::new(Late::default());
@@ -49,7 +49,7 @@ impl Response {
         (response, Responder { late: Some(late) })
     }
 
-    /// Changes the answer: immediately, or, if it [follows later](Self::later), on a worker once it is there.
+    /// Changes the answer: immediately, or, if it [follows later](Self::later), on a worker once it has arrived.
     ///
     /// ```
     /// use narval_http::{Next, Request, Response};

@@ -86,7 +86,7 @@ pub(crate) struct LogQueue {
 }
 
 impl LogQueue {
-    /// Starts the thread that writes to `log`. It ends with the queue, or before that by [`end`](Self::end).
+    /// Starts the thread that writes to `log`. It ends when the queue is dropped, or earlier by [`end`](Self::end).
     pub(crate) fn start(log: Box<dyn AccessLog>) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
         let (sender, receiver) = sync_channel(QUEUE_MAX);
         let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(log, &receiver))?;
@@ -114,7 +114,7 @@ impl LogQueue {
     }
 }
 
-/// A panic at one line must not lose all that follow.
+/// A panic while writing one line must not lose all later ones.
 fn guarded(method: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(method)).is_err() {
         tracing::error!("the access log panicked: lines may be missing");

@@ -187,7 +187,7 @@ pub struct Snapshot {
     pub handshakes_refused: u64,
     /// Connections whose clients have chosen HTTP/2.
     pub connections_http2: u64,
-    /// Responses on these, which count among all others as well.
+    /// Responses on these connections. The other counters include them.
     pub answers_http2: u64,
     /// Failures to accept, for example for lack of file descriptors.
     pub accept_errors: u64,

@@ -10,7 +10,7 @@ use crate::observe::access_log::{AccessLog, Entry};
 use crate::observe::logfmt::push_logfmt;
 use crate::{Peer, http1};
 
-/// Bytes of a field that a line contains at most.
+/// The maximum number of bytes of one field in a line.
 const FIELD_BYTES_MAX: usize = 2048;
 /// Bytes buffered before they are written, unless flushed earlier.
 const BUFFER: usize = 64 * 1024;
@@ -58,7 +58,7 @@ impl<W: Write> LogWriter<W> {
         Self { format, out: io::BufWriter::with_capacity(BUFFER, out), failed: false }
     }
 
-    /// Logged once per failure: a full disk must not fill the other log, too.
+    /// Whether the current failure was logged: a full disk must not fill the other log, too.
     fn note(&mut self, result: io::Result<()>) {
         match result {
             Ok(()) => self.failed = false,
@@ -159,7 +159,7 @@ fn logfmt(entry: &Entry) -> String {
     line
 }
 
-/// What a client may have sent.
+/// A field that the client may have sent.
 fn sent(entry: &Entry) -> [(&'static str, &Option<String>); 3] {
     [("referer", &entry.referer), ("user_agent", &entry.user_agent), ("forwarded_for", &entry.forwarded_for)]
 }
@@ -195,7 +195,7 @@ fn push(out: &mut String, text: &str) {
     }
 }
 
-/// As much of a text as a line contains.
+/// Truncates a text to the maximum length of a field.
 fn short(text: &str) -> &str {
     text.get(..text.floor_char_boundary(FIELD_BYTES_MAX)).unwrap_or_default()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::HeadRef;
 
-/// Characters that an id from a proxy has at most.
+/// The maximum length of an id from a proxy.
 const GIVEN_LEN_MAX: usize = 64;
 /// The field in which proxies pass ids on.
 const FIELD: &str = "x-request-id";
@@ -41,7 +41,7 @@ enum Kind {
 }
 
 impl RequestId {
-    /// For requests that came over no connection.
+    /// The id of requests that arrived over no connection.
     pub(crate) const NONE: Self = Self(Kind::Made(0));
 
     /// The id of the request that this thread is working on: while a handler runs, and while the body of its response is
@@ -50,7 +50,7 @@ impl RequestId {
         CURRENT.with_borrow(Clone::clone)
     }
 
-    /// Makes it this thread's current one until the result is dropped.
+    /// Makes this the thread's current id until the result is dropped.
     pub(crate) fn enter(self) -> Entered {
         Entered(CURRENT.replace(Some(self)))
     }
@@ -71,7 +71,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Restores the thread's id from before.
+/// Restores the thread's previous id.
 pub(crate) struct Entered(Option<RequestId>);
 
 impl Drop for Entered {
@@ -80,7 +80,8 @@ impl Drop for Entered {
     }
 }
 
-/// Numbers the requests of one shard. Each starts anywhere in 2⁶⁴, so that neither shards nor servers share ids.
+/// Generates the ids of one shard. It starts at a random number of 64 bits, so ids of different shards and servers do not
+/// collide in practice.
 #[derive(Debug)]
 pub(crate) struct RequestIds {
     last: u64,
@@ -88,7 +89,7 @@ pub(crate) struct RequestIds {
 }
 
 impl RequestIds {
-    /// `from_proxy`: ids that clients send are used.
+    /// With `from_proxy`, ids that clients send are used.
     pub(crate) fn new(from_proxy: bool) -> Self {
         Self { last: RandomState::new().hash_one(STEP), from_proxy }
     }

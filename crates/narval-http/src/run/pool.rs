@@ -16,7 +16,7 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    /// For the current thread.
+    /// A handle for the current thread.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { thread: thread::current(), woken: AtomicBool::new(false) })
     }
@@ -38,7 +38,7 @@ impl Sleeper {
 pub(crate) struct Pool {
     state: Mutex<State>,
     requests_max: usize,
-    /// The most threads to start on demand.
+    /// The maximum number of threads started on demand.
     threads_max: usize,
 }
 

@@ -179,7 +179,7 @@ impl Builder {
     }
 
     /// Uses the `X-Request-Id` that a client sends as the [id](crate::RequestId) of its request. Only behind a proxy that
-    /// sets it: otherwise, clients could give their requests the ids of others.
+    /// sets it: otherwise clients could choose the id of another request.
     #[must_use]
     pub fn trust_request_ids(mut self, trust: bool) -> Self {
         self.request_ids_from_proxy = trust;
@@ -210,7 +210,7 @@ impl Builder {
         self
     }
 
-    /// Opens the sockets. Clients can connect from now on, and are served once the server is started.
+    /// Opens the sockets. Clients can connect immediately, and are served once the server is started.
     ///
     /// # Errors
     /// Listening on an address failed, or no address was given.

@@ -352,7 +352,7 @@ mod tests {
     use crate::tls::{PemPair, TlsConfig};
     use crate::{BodySource, Fill, Peer, SegmentBuf};
 
-    /// A connection that believes it uses kTLS, and its peer.
+    /// A connection in the state of one with kTLS, and its peer.
     fn by_the_kernel(records: u64) -> (Connection, UnixStream) {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];

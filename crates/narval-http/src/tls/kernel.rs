@@ -85,7 +85,7 @@ impl std::fmt::Debug for KernelTx {
     }
 }
 
-/// How much a call with this many bytes counts against the limit.
+/// The records that a call with this many bytes counts as, at full size.
 fn charge(bytes: u64) -> u64 {
     bytes.max(1).div_ceil(RECORD_BYTES).saturating_mul(RECORD_BYTES)
 }
@@ -118,13 +118,13 @@ pub fn probe() -> io::Result<()> {
 
 #[cfg(test)]
 impl KernelTx {
-    /// A sender without a kernel, whose key is good for this many records.
+    /// A sender that does not use the kernel, with a key for this many records.
     pub(crate) fn counting(records: u64) -> Self {
         let secret = TrafficSecret::new(rustls::CipherSuite::TLS13_AES_128_GCM_SHA256, vec![7; 32].into());
         Self { secret: secret.expect("a suite of the kernel's"), bytes_left: records * RECORD_BYTES }
     }
 
-    /// How many records the key is still good for.
+    /// The number of records that the key may still be used for.
     pub(crate) fn records_left(&self) -> u64 {
         self.bytes_left / RECORD_BYTES
     }

@@ -365,7 +365,7 @@ mod tests {
         ClientConnection::new(config.clone(), ServerName::try_from(name.to_owned()).unwrap()).unwrap()
     }
 
-    /// Exchanges everything both have to say; the client's bytes reach the session in pieces of `step`.
+    /// Exchanges all pending data in both directions; the client's bytes reach the session in pieces of `step`.
     fn converse(client: &mut ClientConnection, session: &mut TlsSession, step: usize) -> Result<Vec<u8>, String> {
         let mut plaintext = Vec::new();
         loop {
@@ -390,7 +390,7 @@ mod tests {
 
     const BOTH: &[&rustls::SupportedProtocolVersion] = rustls::ALL_VERSIONS;
 
-    /// What the client makes of all these records.
+    /// The plaintext that the client decrypts from these records.
     fn read_all(client: &mut ClientConnection, mut records: &[u8]) -> Vec<u8> {
         let mut got = Vec::new();
         while !records.is_empty() {

@@ -1,8 +1,8 @@
 //! WebSockets: RFC 6455, with compressed messages (RFC 7692), also over HTTP/2 (RFC 8441).
 //!
-//! A handler makes the connection of a request (with HTTP/2: its stream) a WebSocket by returning the response of [`Upgrade::accept`]. From then on a
-//! [`WsHandler`] is called with the events of the connection, one after the other, on worker threads, and any thread that holds
-//! a [`WebSocket`] may send. An idle connection holds no buffer and no thread.
+//! A handler turns the connection of a request (over HTTP/2: its stream) into a WebSocket by returning the response of
+//! [`Upgrade::accept`]. From then on, worker threads call a [`WsHandler`] with the events of the connection, one at a time,
+//! and any thread that holds a [`WebSocket`] may send. An idle connection holds no buffer and no thread.
 //!
 //! ```
 //! use narval_http::ws::{CloseCode, SendStatus, Upgrade, UpgradeError, WebSocket, WsEvent};

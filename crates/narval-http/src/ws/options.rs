@@ -19,7 +19,7 @@ pub struct Options {
     /// A Ping is sent after this time without a byte from the client, and the connection is closed after the same time
     /// without an answer. `None`: never.
     pub ping_interval: Option<Duration>,
-    /// How long a client may read nothing of the queued data.
+    /// How long a client may go without reading any of the queued data.
     pub write_timeout: Duration,
     /// How long the closing handshake may take.
     pub close_timeout: Duration,

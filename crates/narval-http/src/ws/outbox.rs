@@ -16,12 +16,12 @@ use super::options::Options;
 use crate::io::out_buf::OutBuf;
 use crate::run::link::Link;
 
-/// Payloads up to this size are copied after their header, so that a frame is one run of bytes.
+/// Payloads up to this size are copied after their header, so that a frame is one buffer.
 const COPY_PAYLOAD_MAX: usize = 4096;
-/// How many runs of bytes are passed to one system call.
+/// The number of buffers passed to one system call.
 const SLICES_MAX: usize = 32;
 
-/// One frame as at most two runs of bytes.
+/// One frame as at most two buffers.
 pub(super) struct Encoded {
     head: Bytes,
     tail: Bytes,
@@ -49,10 +49,10 @@ impl From<Frame> for Encoded {
 
 /// The connection that carries a WebSocket, or the stream of one.
 pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
-    /// What is sent on at once, by any thread. `None`: only the shard sends.
+    /// The socket that any thread may send on immediately. `None` if only the shard sends.
     fn link(&self) -> Option<&Link>;
 
-    /// Tells its shard that there is something to look at.
+    /// Notifies the shard of a change.
     fn tell(&self);
 }
 
@@ -124,7 +124,7 @@ impl Outbox {
         // The shard sends the rest when it is told of the upgrade.
     }
 
-    /// The head of the response is sent: what was and is queued, the shard [takes](Self::take).
+    /// Called when the head of the response is sent: from now on the shard [takes](Self::take) what is queued.
     pub(super) fn start_on_stream(&mut self, stream: Arc<dyn Carrier>) {
         self.carrier = Some(stream);
     }
@@ -209,7 +209,7 @@ impl Outbox {
         true
     }
 
-    /// Answers the client's Close frame, unless it is an answer itself, and lets the connection end.
+    /// Answers the client's Close frame, unless that is an answer to ours, and lets the connection end.
     pub(super) fn answer_close(&mut self, code: Option<CloseCode>) {
         self.close(match code {
             Some(code) => close::encode(code, ""),

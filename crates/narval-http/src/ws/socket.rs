@@ -21,7 +21,7 @@ use crate::Peer;
 /// The largest window, as a power of two.
 const WINDOW_BITS_FULL: u8 = 15;
 
-/// A handle on a WebSocket: cheap to clone, and usable from any thread for any time. Handles of the same connection are
+/// A handle to a WebSocket: cheap to clone, and usable from any thread, even after the connection has ended. Handles of the same connection are
 /// equal.
 ///
 /// Sending never blocks; data that the connection does not take at once is queued, within the limits of

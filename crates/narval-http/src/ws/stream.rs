@@ -62,12 +62,12 @@ impl Stream {
         Self { shared, decoder, heard_at: now, pinged: false, stalled: None, close_by: None, input_ended: false }
     }
 
-    /// On a stream of an HTTP/2 connection, whose shard sends what is queued: bytes that are.
+    /// The number of queued bytes, for a stream of an HTTP/2 connection, whose shard sends them.
     pub(crate) fn ready(&self) -> usize {
         self.shared.out().queued_bytes()
     }
 
-    /// The same: takes some of them; returns how many.
+    /// Takes some of these bytes, and returns how many.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
         self.shared.out().take(into)
     }
@@ -98,7 +98,7 @@ impl Stream {
         }
     }
 
-    /// Answers consecutive Pings: one system call each would be more work than they were for the client.
+    /// Answers consecutive Pings with one system call. One call per Ping would cost the server more than the client.
     fn answer(&mut self, pings: &mut Vec<Bytes>, pool: &impl Runs) {
         if pings.is_empty() {
             return;

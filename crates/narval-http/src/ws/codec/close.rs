@@ -10,7 +10,7 @@ pub struct CloseCode(u16);
 impl CloseCode {
     /// Normal closure.
     pub const NORMAL: Self = Self(1000);
-    /// The server is shutting down, or the page was left.
+    /// The server is shutting down, or the user has left the page.
     pub const GOING_AWAY: Self = Self(1001);
     /// A protocol error.
     pub const PROTOCOL_ERROR: Self = Self(1002);
@@ -60,7 +60,7 @@ pub struct CloseFrame {
 }
 
 impl CloseFrame {
-    /// The largest reason in octets: what a control frame holds after the code.
+    /// The maximum length of a reason in octets: a control frame's payload without the code.
     pub const REASON_MAX: usize = CONTROL_PAYLOAD_MAX - 2;
 
     /// Parses the payload of a Close frame; an empty one is `None`.

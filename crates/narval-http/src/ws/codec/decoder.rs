@@ -145,7 +145,7 @@ struct OpenFrame {
     control: Vec<u8>,
 }
 
-/// The message that is being put together.
+/// The message that is being assembled.
 #[derive(Debug)]
 struct OpenMessage {
     text: bool,
@@ -161,11 +161,11 @@ impl Decoder {
         Self { limits, compression, ended: None, header_len: 0, header, frame: None, message: None }
     }
 
-    /// Takes bytes from the front of `input` up to the end of the next message or control frame; `None` when `input` is
-    /// used up. After a Close frame or an error all further input is thrown away.
+    /// Consumes bytes from the front of `input` up to the end of the next message or control frame. Returns `None` when
+    /// `input` is consumed. After a Close frame or an error all further input is discarded.
     ///
     /// # Errors
-    /// A breach of the protocol.
+    /// The client violated the protocol.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, ProtocolError> {
         let result = self.advance(input);
         self.ended = match result {
@@ -178,7 +178,7 @@ impl Decoder {
         result
     }
 
-    /// Whether a Close frame or an error ended what is read.
+    /// Whether a Close frame or an error has ended the input.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
@@ -193,7 +193,7 @@ impl Decoder {
         self.header_len > 0 || self.frame.is_some() || self.message.is_some()
     }
 
-    /// How many bytes the decoder holds on the heap.
+    /// The number of bytes that the decoder holds on the heap.
     pub fn buffered(&self) -> usize {
         self.message.as_ref().map_or(0, |message| size_of::<OpenMessage>() + message.data.capacity())
             + self.frame.as_ref().map_or(0, |frame| frame.control.capacity())
@@ -353,8 +353,8 @@ fn append_unmasked(data: &mut Vec<u8>, piece: &[u8], key: [u8; 4], received: u64
     mask::apply(data.get_mut(start..).unwrap_or_default(), key, (received % 4) as usize);
 }
 
-/// Reserves room for `piece` more bytes: by doubling, but never for more than `most`, the bytes that may follow. A
-/// length that a client merely announces reserves nothing.
+/// Reserves capacity for `piece` more bytes: by doubling, but never for more than `most`, the bytes that may follow. An
+/// announced length alone reserves nothing.
 fn grow(data: &mut Vec<u8>, piece: usize, most: usize) {
     if data.capacity() - data.len() < piece {
         data.reserve_exact(data.capacity().max(piece).min(most));
@@ -366,7 +366,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A frame as a client sends it.
+    /// A masked frame, as from a client.
     fn client_frame(first: u8, payload: &[u8], key: [u8; 4]) -> Vec<u8> {
         let mut frame = vec![first];
         match payload.len() {

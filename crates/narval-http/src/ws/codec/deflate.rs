@@ -12,7 +12,7 @@ use super::ProtocolError;
 
 /// The end of every flushed deflate stream, which is not sent (RFC 7692 section 7.2.1).
 const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
-/// How much room is reserved for output at a time.
+/// The capacity reserved for output at a time, in bytes.
 const STEP: usize = 16 * 1024;
 /// The largest window, which any client may use.
 const WINDOW_BITS_DEFAULT: u8 = 15;
@@ -25,7 +25,7 @@ thread_local! {
 /// Settings of a compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The level, 0 to 9: how much time is spent.
+    /// The compression level, 0 (none) to 9 (best).
     pub level: u8,
     /// The window as a power of two, 9 to 15.
     pub window_bits: u8,
@@ -72,7 +72,7 @@ impl Inflater {
     /// Decompresses the next message, to at most `limit` bytes.
     ///
     /// # Errors
-    /// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] for anything zlib refuses.
+    /// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] if zlib rejects the data.
     pub fn message(&mut self, compressed: &[u8], limit: usize) -> Result<Vec<u8>, ProtocolError> {
         inflate_into(&mut self.inflate, compressed, limit)
     }
@@ -95,7 +95,7 @@ pub fn compress(settings: Settings, message: &[u8]) -> Bytes {
 /// Decompresses an independent message, to at most `limit` bytes.
 ///
 /// # Errors
-/// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] for anything zlib refuses.
+/// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] if zlib rejects the data.
 pub fn decompress(compressed: &[u8], limit: usize) -> Result<Vec<u8>, ProtocolError> {
     INFLATE.with_borrow_mut(|inflate| {
         inflate.reset(false);

@@ -30,7 +30,7 @@ pub enum Opcode {
     Close = 8,
     /// Must be answered by a Pong with the same payload.
     Ping = 9,
-    /// The answer to a Ping, or an unsolicited sign of life.
+    /// The answer to a Ping, or an unsolicited heartbeat.
     Pong = 10,
 }
 
@@ -99,7 +99,7 @@ impl ClientHeader {
     }
 }
 
-/// The payload length, and how many octets after the second of the header it took.
+/// The payload length, and the number of octets of the extended length field.
 fn payload_len(short: u8, rest: &[u8]) -> Result<Option<(u64, usize)>, ProtocolError> {
     let (length, length_len, longest_shorter_form) = match short {
         LENGTH_16 => match rest.first_chunk() {

@@ -1,6 +1,6 @@
 //! Masking of payloads (RFC 6455 section 5.3).
 
-/// How many bytes one step handles: two vector registers of AVX2, or four of SSE2 or NEON.
+/// The number of bytes per step: two vector registers of AVX2, or four of SSE2 or NEON.
 const STEP: usize = 64;
 
 /// XORs `payload` with the masking key, whose first byte to use is `key[offset % 4]`. Masking twice gives the original.

@@ -79,8 +79,8 @@ impl From<Vec<u8>> for Message {
     }
 }
 
-/// A frame from the server, header and payload in one run of bytes. It is not masked, so the same bytes can be sent to
-/// any number of connections: cloning it copies nothing.
+/// A frame from the server: header and payload in one buffer. It is not masked, so the same bytes can be sent to any
+/// number of connections, and a clone shares them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     bytes: Bytes,

@@ -71,7 +71,7 @@ mod tests {
         check.finish()
     }
 
-    /// Octets that come near UTF-8 more often than random ones do.
+    /// Octets that are almost UTF-8 more often than random ones are.
     fn nearly_text() -> impl Strategy<Value = Vec<u8>> {
         let octet = prop_oneof![
             Just(0xe2u8),
