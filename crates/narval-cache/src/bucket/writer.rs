@@ -1,6 +1,6 @@
-//! Stores an object while its bytes arrive: in parts, some of which are sent while the next one is filled.
+//! Stores an object while its bytes arrive: parts are sent while the next one is filled.
 //!
-//! Nothing is visible before [`ObjectWriter::finish`]. What is dropped before is aborted.
+//! Nothing is visible before [`ObjectWriter::finish`]. Dropping a writer before that aborts the upload.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -23,7 +23,7 @@ const PARTS_MAX: u64 = 10_000;
 /// [`PART_LEN`].
 const IN_FLIGHT_MAX: usize = 2;
 
-/// An object that is being stored.
+/// An object that is being written.
 pub(crate) struct ObjectWriter {
     objects: Arc<Objects>,
     url: Url,
@@ -46,14 +46,14 @@ struct Parts {
 }
 
 impl ObjectWriter {
-    /// An object with this key, which will have at most so many bytes.
+    /// Starts an object with this key and at most `len_max` bytes.
     pub(crate) fn new(objects: &Arc<Objects>, key: String, len_max: u64) -> io::Result<Self> {
         let url = objects.object(&key).map_err(io::Error::other)?;
         let part_len = usize::try_from(len_max.div_ceil(PARTS_MAX)).unwrap_or(usize::MAX).max(PART_LEN);
         Ok(Self { objects: Arc::clone(objects), url, key, part_len, buffer: Vec::new(), parts: None })
     }
 
-    /// Makes the object appear. `hash` is that of all its bytes.
+    /// Completes the upload: the object appears. `hash` is the SHA-256 of all bytes.
     pub(crate) fn finish(mut self, hash: Sha256) -> io::Result<()> {
         let Some(mut parts) = self.parts.take() else {
             return self.objects.put(&self.key, "application/x-nix-nar", Payload::Bytes(&self.buffer), hash);
@@ -111,7 +111,7 @@ impl Write for ObjectWriter {
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
         if let Some(mut parts) = self.parts.take() {
-            // It is aborted whatever became of its parts, after those on their way.
+            // Parts that are still being sent end first.
             parts.end().ok();
             self.objects.storing(&self.url).abort(&parts.upload);
         }
@@ -120,7 +120,7 @@ impl Drop for ObjectWriter {
 
 impl Parts {
     fn start(objects: &Arc<Objects>, url: &Url, upload: String) -> io::Result<Self> {
-        // Without room: a part in the queue is in memory, too.
+        // No queue: a part in a queue would take memory, too.
         let (queue, receiver) = sync_channel(0);
         let receiver = Arc::new(Mutex::new(receiver));
         let mut senders = Vec::new();

@@ -28,7 +28,7 @@ pub struct Database(String);
 impl FromStr for Database {
     type Err = IndexError;
 
-    /// `postgres://USER@HOST/DATABASE`, with the parameters that libpq's addresses have.
+    /// `postgres://USER@HOST/DATABASE`, with libpq's parameters.
     fn from_str(text: &str) -> Result<Self, IndexError> {
         #[cfg(feature = "postgres")]
         super::index::check_address(text)?;
@@ -139,7 +139,7 @@ pub(super) fn open_of_bucket(
     Ok(index)
 }
 
-/// Before an index is made again: it will be the one of this bucket.
+/// Makes a rebuilt index that of this bucket.
 pub(super) fn take_over(place: &Place, database: Option<&Database>) -> Result<(), DataError> {
     let Place::Bucket { url, folder, .. } = place else { return Ok(()) };
     if database.is_some() {
@@ -163,7 +163,7 @@ fn random_id() -> io::Result<String> {
     Ok(narval_nix::nix32::encode(&id))
 }
 
-/// Opens a database as that of this id; returns the id that it has.
+/// Opens a database for the index with this id; returns the id that it has.
 #[cfg(feature = "postgres")]
 fn connect_as(database: &Database, id: &str) -> Result<(Box<dyn Index>, String), DataError> {
     let index = super::index::Postgres::open(&database.0)?;

@@ -1,9 +1,9 @@
-//! Publishes what the index has: narinfos in the standard layout, for those who read the storage without a server.
+//! Publishes committed narinfos in the standard layout, for clients that read the storage without a server.
 //!
-//! In a bucket, several nodes publish. Each change of a path leaves a pending entry in its transaction. Whoever made the change
-//! carries it out, and removes the entry if there is no other one for the same path. Entries that stay are carried out by any node
-//! after [`TAKEOVER`], when no request of another node can take effect any more. So the last one to write a narinfo has read
-//! the state after all changes.
+//! In a bucket, several servers publish. Each change of a path adds a pending row in its transaction. The server that made the change
+//! carries it out, and removes the row unless there is another one for the same path. Rows that stay are carried out by any server
+//! after [`TAKEOVER`], when no request of another server can take effect any more. So the last server to write a narinfo has read the
+//! state after all changes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,14 +19,14 @@ use super::{Cache, Data, DataError};
 /// Threads that write narinfos of one commit to a bucket.
 const THREADS_MAX: usize = 16;
 
-/// Uploads in parts that were begun so many seconds ago are ended.
+/// The age at which unfinished uploads in parts are aborted, in seconds.
 const UNFINISHED_FOR: u64 = 2 * 24 * 60 * 60;
 
-/// When this process has first seen pending entries, and whether it has carried them out since.
+/// When this process first saw each pending row, and whether it has carried it out.
 #[derive(Default)]
 pub(super) struct SeenPending(Mutex<HashMap<i64, (Instant, bool)>>);
 
-/// Which pending entries to carry out.
+/// Which pending rows to carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhichPending {
     /// All: another process may have been killed.
@@ -66,7 +66,7 @@ impl Cache {
             };
             let threads: Vec<_> = (1..records.len().min(THREADS_MAX)).map(|_| scope.spawn(publish)).collect();
             let mut done = publish();
-            // A thread that panicked has published nothing for certain.
+            // What a thread that panicked has published is unknown.
             done.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
             done
         });
@@ -99,7 +99,7 @@ impl Data {
             let cache = caches.iter().find(|cache| cache.id() == id);
             let is_wanted = match (which, &what, cache) {
                 (WhichPending::All, ..) => true,
-                // What others have just committed, they publish.
+                // Other servers publish what they have just committed.
                 (WhichPending::Removed, Pending::Path(part), Some(cache)) => {
                     !*is_done && shared.index.present(cache.id(), &[*part])? == [false]
                 }
@@ -126,7 +126,7 @@ impl Data {
         Ok(())
     }
 
-    /// Ends uploads in parts that nobody completes.
+    /// Aborts uploads in parts that nobody will complete.
     pub(super) fn end_unfinished(&self) {
         let before = super::now().saturating_sub(UNFINISHED_FOR);
         match self.shared().storage.end_unfinished(before) {
@@ -141,7 +141,7 @@ impl Cache {
     fn carry_out(&self, pending: &Pending, is_due: bool) -> Result<(), DataError> {
         match pending {
             Pending::Path(_) => self.reconcile(pending),
-            // Before that, the upload may be on its way. What a collection has condemned, it removes itself.
+            // Before that, the upload may be in progress. A collection removes what it has condemned itself.
             Pending::File(name) if is_due && self.index().file(self.id(), name)?.is_some() => self.reconcile(pending),
             Pending::File(_) | Pending::Blob(..) => Ok(()),
         }

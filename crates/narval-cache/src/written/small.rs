@@ -9,22 +9,22 @@ use narval_nix::{HashPart, StorePath};
 use super::storage::Below;
 use super::{Cache, Grant, Refusal, RefusalKind, Scope};
 
-/// The longest build log that is taken, in bytes.
+/// The maximum size of a build log, in bytes.
 const LOG_LEN_MAX: u64 = 256 << 20;
 
-/// The longest file of the kinds that are JSON.
+/// The maximum size of a JSON file, in bytes.
 pub(super) const JSON_LEN_MAX: u64 = 1 << 20;
 
-/// The longest file of a kind that is not known.
+/// The maximum size of a file of an unknown kind, in bytes.
 const OTHER_LEN_MAX: u64 = 16 << 20;
 
-/// The most bytes of files of kinds that are not known, in one cache.
+/// The maximum size of all files of unknown kinds in one cache, in bytes.
 const OTHER_BYTES_MAX: u64 = 256 << 20;
 
-/// The longest name of a file of a kind that is not known, in bytes.
+/// The maximum length of the name of a file of an unknown kind, in bytes.
 const OTHER_NAME_LEN_MAX: usize = 512;
 
-/// Where files of kinds that are not known are.
+/// The folder for files of unknown kinds.
 const OTHER_FOLDER: &str = "other";
 
 /// The kinds of small files.
@@ -48,7 +48,7 @@ pub enum SmallKind {
     Other,
 }
 
-/// What became of an uploaded small file.
+/// The result of uploading a small file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Put {
     /// It is new, or has replaced another.
@@ -117,7 +117,7 @@ impl Cache {
         Ok(Some((file, len)))
     }
 
-    /// Keeps a small file. One that is there stays, unless the token may replace, or it is a realisation of the same path
+    /// Stores a small file. An existing one is kept, unless the token may replace it, or it is a realisation of the same path
     /// (signatures may have been added to it).
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl Cache {
                 if kind == SmallKind::Other =>
             {
                 tracing::warn!("cache '{}': a file of an unknown type is dropped: {message}", self.name());
-                // A client that is not listened to takes it for a failure. How fast it must send is for the server to say.
+                // A client whose body is not read reports a failure. The server limits how slowly it may send.
                 io::copy(body, &mut io::sink()).ok();
                 Ok(Put::Dropped)
             }
@@ -195,7 +195,7 @@ impl Cache {
 }
 
 impl Cache {
-    /// Refuses more files of kinds that are not known than there may be.
+    /// Checks the limits on files of unknown kinds.
     fn check_others(&self, path: &str, more: u64) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", OTHER_FOLDER, &error);
         let bytes = self.bytes_below(OTHER_FOLDER).map_err(fail)?;
@@ -206,7 +206,7 @@ impl Cache {
         Err(Refusal::new(RefusalKind::TooLarge, message))
     }
 
-    /// Bytes of logs, realisations, debug information and files of kinds that are not known: they count to the quota.
+    /// Bytes of logs, realisations, debug information and files of unknown kinds. They count towards the quota.
     pub(super) fn bytes_of_small_files(&self) -> Result<u64, Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
         self.small_bytes().get(|| self.count_small_files()).map_err(fail)
@@ -221,7 +221,7 @@ impl Cache {
         Ok(self.files().list(Below::Folder(folder))?.iter().map(|file| file.len).sum())
     }
 
-    /// What a stored realisation is a realisation of.
+    /// The output that a stored realisation is of.
     fn out_path(&self, path: &str) -> Option<String> {
         let (file, _) = self.files().open(path).ok()??;
         let mut text = Vec::new();
@@ -233,7 +233,7 @@ impl Cache {
 /// Folders of a cache whose files no narinfo names.
 pub(super) const SMALL_FOLDERS: [&str; 5] = ["log", "realisations", "build-trace-v2", "debuginfo", OTHER_FOLDER];
 
-/// What to report if a small file cannot be written.
+/// The refusal for a small file that cannot be written.
 fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Refusal {
     move |error| match (kind, error.kind()) {
         // A file is where this one needs a folder, or the reverse.
@@ -245,7 +245,7 @@ fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Refusal {
     }
 }
 
-/// What a realisation is a realisation of.
+/// The output that a realisation is of.
 fn out_path(text: &[u8]) -> Option<String> {
     let json: serde_json::Value = serde_json::from_slice(text).ok()?;
     json.get("outPath")?.as_str().map(ToOwned::to_owned)

@@ -81,7 +81,7 @@ impl Cache {
         let retention = self.cutoff(now);
         let collection = if options.dry_run { None } else { Some(Collection::begin(self)?.ok_or_else(busy)?) };
         if collection.is_some() {
-            // First, because they use part of the maximum size.
+            // First, because they count towards the maximum size.
             self.sweep_small(retention)?;
         }
         let keeper = collection.as_ref();
@@ -111,7 +111,7 @@ impl Cache {
                     let used = u64::from(marks.time(at));
                     collected.forgotten.push(Forgotten { path, used, file_size, for_size: used >= retention });
                 } else {
-                    // It was requested since.
+                    // It has been requested since the snapshot.
                     collected.kept += 1;
                 }
             }
@@ -137,10 +137,10 @@ impl Cache {
         Ok((snapshot.len() - forgotten, forgotten))
     }
 
-    /// As [`Cache::collect_in_background`], unless another server has done it within this time.
+    /// Like [`Cache::collect_in_background`], unless another server has collected within this time.
     pub(in crate::written) fn collect_in_turn(&self, every: Duration) {
         match self.index().collected(self.id()) {
-            // A little less, because servers do not look at the same moment.
+            // A little less, because servers do not check at the same moment.
             Ok(Some(ago)) if self.is_shared() && ago < every - every / 10 => {}
             Ok(_) => self.collect_in_background(),
             Err(error) => tracing::error!("cache '{}': the collection is put off: {error}", self.name()),
@@ -206,8 +206,8 @@ impl Cache {
         Ok(hidden)
     }
 
-    /// Removes logs, realisations, debug information and files of kinds that are not known that were written before this, and
-    /// the oldest ones where there are too many for the cache's largest size. Those of outputs that are here stay.
+    /// Removes logs, realisations, debug information and files of unknown kinds that were written before `before`, and then the
+    /// oldest ones that exceed their share of the cache's maximum size. Those of outputs that the cache has are kept.
     fn sweep_small(&self, before: u64) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
         let mut kept = Vec::new();
@@ -238,7 +238,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether a realisation or debug information is of something that is here. Logs are of derivations, which nobody pushes.
+    /// Whether a realisation or debug information belongs to a path in this cache. Logs belong to derivations, which nobody pushes.
     fn is_of_a_path(&self, name: &str) -> Result<bool, Refusal> {
         if name.starts_with("log/") {
             return Ok(false);

@@ -11,12 +11,12 @@ pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
 /// immediately.
 pub const UNFINISHED_GRACE: u64 = 10 * 60;
 
-/// How long a name is doomed, in seconds: longer than it takes until all servers have noticed, have recorded uses, and clients that
-/// were told that the NAR is here have sent its narinfo.
+/// How long a name stays doomed, in seconds. Within this time all servers have noticed it and recorded their uses, and clients that
+/// were told that the cache has the NAR have sent its narinfo.
 const DOOMED: u64 = UNFINISHED_GRACE;
 
-/// The cutoff for this grace period. A client that was told that the cache has a NAR has some time to send its narinfo,
-/// whenever the NAR was uploaded.
+/// The cutoff for this grace period. A client that was told that the cache has a NAR has [`UNFINISHED_GRACE`] to send its narinfo,
+/// however old the NAR is.
 pub(super) fn cutoff(grace: u64, now: u64) -> Cutoff {
     Cutoff {
         orphaned: now.saturating_sub(grace),

@@ -1,4 +1,4 @@
-//! When there was no room.
+//! Remembers when the disk or a quota was full.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// How long a shortage counts as recent: long enough for files that were in use then.
 const RECENT: Duration = Duration::from_secs(2 * UNFINISHED_GRACE);
 
-/// When there was no room. Times are seconds since 1970.
+/// When the disk or a quota was last full. Times are seconds since 1970.
 #[derive(Debug, Default)]
 pub(in crate::written) struct Shortage {
     pub(super) noticed: AtomicU64,

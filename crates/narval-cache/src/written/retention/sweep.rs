@@ -1,9 +1,9 @@
-//! Removes NARs that no path has.
+//! Removes NARs that no path refers to.
 //!
-//! A name that was orphaned long ago is doomed first. Whoever uploads, commits or asks for the NAR in the next minutes keeps it, on
-//! whichever server. After that it is condemned in one transaction: from then on it is absent for everybody, and no upload can use
-//! the name. Then its bytes are removed, and last its row. A process that is killed in between leaves a condemned name, which the
-//! next collection, or the next upload of this NAR, finishes.
+//! A name that has been orphaned for long enough is first doomed. Any upload, commit or request of the NAR in the following minutes, on any
+//! server, keeps it. After that it is condemned in one transaction: from then on it is absent on every server, and no upload can use
+//! the name. Then its bytes are removed, and finally its row. If the process is killed in between, the name stays condemned until the
+//! next collection, or the next upload of this NAR, removes it.
 
 use std::io;
 
@@ -16,8 +16,9 @@ use crate::written::{Cache, Refusal, RefusalKind};
 const STEP: usize = 256;
 
 impl Cache {
-    /// Removes the NARs that have had no narinfo for this many seconds. With less than [`COLLECT_GRACE`](super::COLLECT_GRACE) they are removed at once,
-    /// else after they were doomed by an earlier collection. Returns how many files, and their bytes.
+    /// Removes the NARs that have had no narinfo for this many seconds: immediately if it is less than
+    /// [`COLLECT_GRACE`](super::COLLECT_GRACE), otherwise after an earlier collection has doomed them. Returns the number of files, and
+    /// their bytes.
     pub(in crate::written) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
         match Collection::begin(self)? {
             Some(collection) => self.sweep_in(&collection, grace, now),
@@ -33,7 +34,7 @@ impl Cache {
         Ok(swept)
     }
 
-    /// Removes the NARs of deleted paths, and what interrupted collections have left.
+    /// Removes the NARs of deleted paths, and names that interrupted collections have condemned.
     pub(super) fn sweep_deleted(&self, collection: &Collection<'_>) -> Result<(usize, u64), Refusal> {
         self.remove_condemned(collection, None)
     }
@@ -62,8 +63,8 @@ impl Cache {
         Ok((condemned.names.len(), condemned.names.iter().map(|(_, bytes)| bytes).sum()))
     }
 
-    /// Removes at once what an interrupted collection or deletion has left. Who collects has the folder's lock meanwhile; so if there is
-    /// something while this process has the lock, that one has ended.
+    /// Removes immediately what an interrupted collection or deletion has condemned. A collection holds the folder's lock while it removes
+    /// files, so if this process gets the lock, no collection is running.
     pub(in crate::written) fn finish_interrupted(&self) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let _alone = self.storage().lock_exclusive().map_err(fail)?;
@@ -72,7 +73,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The index has none of these: so their files are removed.
+    /// Removes the files of condemned names.
     fn remove_bytes(&self, collection: &Collection<'_>, condemned: &Condemned) -> Result<(), Refusal> {
         let names = condemned.names.iter().map(|(name, _)| Pending::File(name.clone()));
         let blobs = condemned.blobs.iter().map(|(nar_hash, compression)| Pending::Blob(*nar_hash, *compression));

@@ -1,8 +1,8 @@
 //! Where the bytes of caches are: in a folder ([`Folder`]) or in a bucket ([`Bucket`]).
 //!
 //! [`Storage`] is what all caches share, [`CacheStorage`] the files of one of them. Names of files are those of the standard layout,
-//! relative to the cache: `nar/<FileHash>.nar.xz`, `<hash part>.narinfo`, `log/…`. What is visible is for the index to say; a storage
-//! decides in which order bytes and rows come to be.
+//! relative to the cache: `nar/<FileHash>.nar.xz`, `<hash part>.narinfo`, `log/…`. The index decides what is visible; a storage
+//! decides in which order bytes and rows are written.
 
 mod bucket;
 mod folder;
@@ -25,7 +25,7 @@ use crate::disk::Fill;
 pub(crate) use bucket::{Bucket, BucketOptions};
 pub(crate) use folder::Folder;
 
-/// What names of files that are being written begin with.
+/// The prefix of the names of files that are being written.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
 /// Size of the buffer for reading files that are hashed.
@@ -34,7 +34,7 @@ const BUFFER_LEN: usize = 256 * 1024;
 /// Folders in each cache: those of the standard layout.
 const CACHE_FOLDERS: [&str; 5] = ["nar", "log", "realisations", "build-trace-v2", "debuginfo"];
 
-/// Held while files come to be, or, exclusively, while they are removed, in whichever process. Ends when dropped.
+/// A lock between processes: shared while files are added, exclusive while they are removed. Released when dropped.
 pub(crate) struct StorageLock {
     _file: Option<File>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct StorageLock {
 pub(crate) trait Storage: Send + Sync {
     /// Where it is, for messages.
     fn place(&self) -> &Path;
-    /// Removes what killed processes have left of uploads.
+    /// Removes partial uploads of killed processes.
     fn clear_up(&self) -> io::Result<()>;
     /// The files of a cache, which need not have any yet.
     fn open_cache(&self, name: &CacheName) -> io::Result<Box<dyn CacheStorage>>;
@@ -59,13 +59,13 @@ pub(crate) trait Storage: Send + Sync {
     fn check_writable(&self) -> io::Result<()>;
     /// The bytes that are free; `None` if there is no limit.
     fn free_bytes(&self) -> Option<u64>;
-    /// Whether narinfos are published one by one, and not all consistent with the index when nobody is writing.
+    /// Whether narinfos are published after their commit, one by one, so that they may lag behind the index.
     fn publishes_later(&self) -> bool;
-    /// Ends what killed processes have begun before this time, in seconds since 1970, and will not end.
+    /// Aborts uploads in parts that were begun before this time, in seconds since 1970. Returns their number.
     fn end_unfinished(&self, before: u64) -> io::Result<usize>;
-    /// Makes everything durable that was written so far.
+    /// Makes all previous writes durable.
     fn sync(&self) -> io::Result<()>;
-    /// Removes the file of a NAR that no cache has, and its listing.
+    /// Removes the file of a NAR that no cache has any more, and its listing.
     fn remove_nar(&self, nar_hash: &NarHash, compression: Compression) -> io::Result<()>;
     /// Files that all caches share.
     fn shared_files(&self) -> io::Result<Vec<SharedFile>>;
@@ -77,7 +77,7 @@ pub(crate) trait Storage: Send + Sync {
 pub(crate) struct SharedFile {
     pub(crate) path: PathBuf,
     pub(crate) nar_hash: NarHash,
-    /// The file is in use if the index has the NAR in one of these forms.
+    /// The file is in use if the index has the NAR with one of these compressions.
     pub(crate) forms: Vec<Compression>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) enum Below<'a> {
     Folder(&'a str),
 }
 
-/// A verified NAR that is to be kept.
+/// A verified NAR to store.
 pub(crate) struct Keep<'a> {
     pub(crate) index: &'a dyn Index,
     pub(crate) cache: CacheId,
@@ -108,16 +108,16 @@ pub(crate) struct Keep<'a> {
     pub(crate) now: u64,
     /// Whether it need not be durable.
     pub(crate) is_unverified: bool,
-    /// Checks that so many more bytes are within the quota.
+    /// Checks that this many more bytes fit into the quota.
     pub(crate) check_quota: &'a dyn Fn(u64) -> Result<(), Refusal>,
-    /// Uploads of the same NAR in this process come one after another.
+    /// Serialises uploads of the same NAR in this process.
     pub(crate) one_by_one: &'a Mutex<()>,
 }
 
-/// A narinfo that was written, and does not have its name yet.
+/// A narinfo that was written, but does not have its name yet.
 pub(crate) struct WrittenNarinfo(Option<TemporaryFile>);
 
-/// An upload on its way. Dropped, it leaves nothing.
+/// An upload in progress. Dropping it removes what was written.
 pub(crate) enum Incoming {
     /// A local file.
     File(TemporaryFile),
@@ -143,7 +143,7 @@ impl Write for Incoming {
 pub enum NarBytes {
     /// All of them.
     File(File),
-    /// It is being fetched: its readers follow. The whole file will be verified.
+    /// A file that is still being fetched. Readers follow it, and it is verified before its last byte.
     Growing(Arc<Fill>),
     /// They are at this address, which is valid for [`REDIRECT_VALID_FOR`], and a secret.
     Elsewhere(String),
@@ -167,8 +167,8 @@ pub(crate) const REDIRECT_LEN_MIN: u64 = 8 << 20;
 /// For how long a client can begin to read at an address that it was sent to.
 pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
 
-/// A change of a narinfo that its process has not carried out is left to others after this time. Requests that are sent for it are
-/// signed for a third of this time, so none of them arrives later.
+/// After this time, any server may carry out a change of a narinfo that another one has committed. Requests for such a change are
+/// signed for a third of this time, so none of them takes effect later.
 pub(crate) const TAKEOVER: Duration = Duration::from_secs(90);
 
 /// The files of one cache.
@@ -178,40 +178,40 @@ pub(crate) trait CacheStorage: Send + Sync {
 
     /// Opens a file and returns its length; `None` if there is none, or its name leads elsewhere.
     fn open(&self, name: &str) -> io::Result<Option<(File, u64)>>;
-    /// Bytes in a file; `None` if there is none.
+    /// The length of a file; `None` if there is none.
     fn len(&self, name: &str) -> io::Result<Option<u64>>;
-    /// Gives a received file its name, in place of what may have it.
+    /// Gives a received file its name, replacing any file that has it.
     fn write(&self, name: &str, file: TemporaryFile) -> io::Result<()>;
-    /// Removes a file, which may be gone.
+    /// Removes a file if it exists.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Lists files.
     fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>>;
 
     /// The name by which narinfos refer to a NAR that was uploaded under this one.
     fn served_name(&self, name: &str, nar: &NarRecord) -> String;
-    /// Whether the file of a NAR exists with its recorded length, as far as can be told at once.
+    /// Whether the file of a NAR exists with its recorded length. A bucket trusts the index here.
     fn has_nar(&self, name: &str, file_size: u64) -> io::Result<bool>;
-    /// The same, for certain.
+    /// Like [`has_nar`](Self::has_nar), but a bucket is asked.
     fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
-    /// Whether an upload of this name is complete: others may have recorded it, and be about to store it.
+    /// Whether an upload of this name is complete. Another server may have recorded it and still be storing it.
     fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
     /// Where else a client may read a NAR now, if it may.
     fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
-    /// Like [`nar`](Self::nar), and waits until all of it is there.
+    /// Like [`nar`](Self::nar), but waits for the complete file.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
-    /// Opens the stored file of a NAR, whatever names it has.
+    /// Opens the stored file of a NAR, under any of its names.
     fn open_stored(&self, nar: &NarRecord) -> io::Result<File>;
-    /// Reads a stored file, and no copy of it; `None` if there is none.
+    /// Reads a file from the storage itself, bypassing the disk cache; `None` if there is none.
     fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>>;
     /// Where the bytes of an upload go.
     fn receive(&self, target: &NarTarget, len_max: u64) -> io::Result<Incoming>;
     /// Where the listing of an upload goes, if listings are stored.
     fn listing(&self) -> io::Result<Option<TemporaryFile>>;
-    /// Stores a NAR and records it, or gives the stored one another name. Returns what is stored, and its name.
+    /// Stores a NAR and records it, or records another name of the stored one. Returns the name, and what is stored.
     fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal>;
-    /// Records a verified NAR that has its name already. Returns what the index is to have.
+    /// Adopts a verified NAR that has its name already. Returns the record for the index.
     fn import(
         &self,
         name: &str,
@@ -219,18 +219,19 @@ pub(crate) trait CacheStorage: Send + Sync {
         kept: Option<NarRecord>,
         listing: Option<TemporaryFile>,
     ) -> io::Result<NarRecord>;
-    /// Makes a name below `nar/` lead to the stored NAR again. Returns `false` if that is lost.
+    /// Restores a name below `nar/` of a stored NAR. Returns `false` if the NAR is lost.
     fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
-    /// Removes a name below `nar/`, which may be gone.
+    /// Removes a name below `nar/` if it exists.
     fn unlink_nar(&self, name: &str) -> io::Result<()>;
-    /// Replaces a damaged file of a NAR by the one that all caches share, if that is good; else removes both. Returns whether it was.
+    /// Replaces a damaged file of a NAR by the one that all caches share and returns `true`, if that one is good; otherwise removes
+    /// both.
     fn repair_nar(
         &self,
         name: &str,
         nar: &NarRecord,
         is_good: &dyn Fn(&mut dyn Read) -> io::Result<bool>,
     ) -> io::Result<bool>;
-    /// Makes all names below `nar/` durable that were added so far.
+    /// Makes all names added below `nar/` durable.
     fn sync_nars(&self) -> io::Result<()>;
 
     /// Writes a narinfo ahead of its commit.

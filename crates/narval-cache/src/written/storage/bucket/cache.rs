@@ -18,7 +18,7 @@ use crate::written::storage::{
 };
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 
-/// How long an upload waits for another one of the same NAR in another encoding, and how often it looks.
+/// How long an upload waits for another upload of the same NAR in another encoding, and how often it checks.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -28,7 +28,7 @@ const SMALL_LEN_MAX: u64 = 256 << 20;
 pub(super) struct CacheInBucket {
     shared: Arc<Shared>,
     place: PathBuf,
-    /// Before the names of its files.
+    /// The prefix of its keys.
     prefix: String,
 }
 
@@ -41,7 +41,7 @@ impl CacheInBucket {
     }
 
     fn key(&self, name: &str) -> String {
-        // No cache can have a name that begins so.
+        // No cache's name can begin with this.
         let apart = if name.starts_with(OTHER) { APART } else { "" };
         format!("{}{apart}{name}", self.prefix)
     }
@@ -50,7 +50,7 @@ impl CacheInBucket {
         self.key(&format!("nar/{name}"))
     }
 
-    /// The NAR that is stored in this cache, if it is.
+    /// The record of the NAR, if this cache has it already.
     fn kept(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
         let until = Instant::now() + WAIT_MAX;
         loop {
@@ -70,7 +70,7 @@ impl CacheInBucket {
         }
     }
 
-    /// Copies the object of another cache that has this NAR in another encoding: the index has one for all caches.
+    /// Copies the object of another cache that has this NAR in another encoding: the index has one encoding for all caches.
     fn copy_from_others(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
         let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
         if kept.file_hash == keep.nar.file_hash {
@@ -158,7 +158,7 @@ impl CacheStorage for CacheInBucket {
         object_name(nar)
     }
 
-    /// What the index has was stored.
+    /// Trusts the index, because asking the bucket takes a request.
     fn has_nar(&self, _: &str, _: u64) -> io::Result<bool> {
         Ok(true)
     }
@@ -173,7 +173,7 @@ impl CacheStorage for CacheInBucket {
         if own != name && index.file(cache, &own)?.is_none() {
             return Ok(false);
         }
-        // Whoever stores it again does not make it absent.
+        // It may be an upload of an object that exists already.
         Ok(!index.is_unplaced(cache, &own)?
             || self.check_nar(name, nar).map_err(|error| Refusal::of_file("look at", name, &error))?)
     }
@@ -212,7 +212,8 @@ impl CacheStorage for CacheInBucket {
         Ok(body.map(|body| Box::new(ObjectReader(body)) as Box<dyn Read>))
     }
 
-    /// An upload that is named by the hash of its file goes to the bucket while it arrives; another one is named when it is complete.
+    /// An upload whose name is the hash of its file is sent to the bucket while it arrives. The name of any other one is known only at
+    /// its end.
     fn receive(&self, target: &NarTarget, len_max: u64) -> io::Result<Incoming> {
         match target {
             NarTarget::File(name) => {
@@ -258,7 +259,7 @@ impl CacheStorage for CacheInBucket {
                 }
             }
         };
-        // What is recorded and not stored is removed by the next pass over what is pending.
+        // If storing fails, the row is removed by the next pass over pending rows.
         let name = recorded.to_string();
         match received {
             Incoming::Object(writer) => writer.finish(keep.nar.file_hash).map_err(failed)?,
@@ -299,7 +300,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn repair_nar(&self, _: &str, _: &NarRecord, _: &dyn Fn(&mut dyn Read) -> io::Result<bool>) -> io::Result<bool> {
-        // Nothing is in the way of another upload, which replaces the object.
+        // Another upload replaces the object.
         Ok(false)
     }
 

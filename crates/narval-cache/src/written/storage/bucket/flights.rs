@@ -1,4 +1,5 @@
-//! NARs on their way from the bucket to this machine's disk: one request however many ask, and verified while they are passed on.
+//! In-flight fetches of NARs from the bucket to the disk cache: one per NAR, however many requests wait for it. NARs are verified
+//! while they are passed on.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -17,16 +18,16 @@ use crate::disk::{Fill, FillEnd, Kept, Permit, Permits, Start, Trouble};
 use crate::written::index::NarRecord;
 use crate::written::storage::{NarBytes, TEMPORARY};
 
-/// The maximum number of NARs that are fetched at the same time. Each has a thread and a buffer.
+/// The maximum number of concurrent fetches. Each has a thread and a buffer.
 const FETCHES_MAX: usize = 64;
 
-/// The maximum number of requests that wait for first bytes. Others fail at once: threads must stay free for what is here.
+/// The maximum number of requests that wait for a first byte. Others fail immediately: threads must stay free for NARs on disk.
 const WAITING_MAX: usize = 64;
 
 /// How long a request waits for the first byte.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long the whole file is waited for.
+/// How long a caller waits for the whole file.
 const WHOLE_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// A damaged object is not fetched again for this long.
@@ -38,7 +39,7 @@ const DAMAGED_MAX: usize = 4096;
 /// The maximum number of NARs that are remembered because clients were sent to the store for them; then all are forgotten.
 const SENT_AWAY_MAX: usize = 16_384;
 
-/// How often an object is fetched whose bytes are not those that were stored.
+/// How often a damaged object is fetched before it is given up.
 const ATTEMPTS_MAX: u32 = 2;
 
 const BUFFER_LEN: usize = 256 * 1024;
@@ -62,7 +63,7 @@ impl Flights {
         Self { objects, kept, incoming, fills, fetches, waiting, damaged, sent_away: Mutex::default() }
     }
 
-    /// The file of a NAR: from the disk, or while it is fetched. `None` if there is no such object.
+    /// The file of a NAR: complete, or still growing. `None` if there is no such object.
     pub(super) fn nar(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
         let name = format!("nar/{name}");
         let fill = {
@@ -104,7 +105,7 @@ impl Flights {
         sent_away.insert(name)
     }
 
-    /// Like [`nar`](Self::nar), and waits for the whole file.
+    /// Like [`nar`](Self::nar), but waits for the whole file.
     pub(super) fn whole(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {
         match self.nar(key, name, nar)? {
             None => Ok(None),
@@ -202,7 +203,7 @@ impl Flights {
                 Some((created, fill))
             });
             if let Some((_, next)) = &again {
-                // Whoever comes back after the first one has failed finds this one.
+                // Clients that retry after the first fetch has failed follow this one.
                 lock(&self.fills).insert(name.to_owned(), Arc::clone(next));
             } else if is_wrong {
                 let mut damaged = lock(&self.damaged);
@@ -221,7 +222,7 @@ impl Flights {
         lock(&self.fills).remove(name);
     }
 
-    /// Fetches an object into a file, whose readers follow. The last byte is given to them when all of it is verified.
+    /// Fetches an object into a file while its readers follow. They get the last byte once the whole file is verified.
     fn fetch(&self, key: &str, nar: &NarRecord, mut file: &File, fill: &Fill) -> Result<(), Trouble> {
         let mut body = self.objects.get(key).map_err(Trouble::Unavailable)?.ok_or(Trouble::Absent)?;
         let differs = |len: u64| Trouble::Wrong(format!("it has {len} bytes instead of {}", nar.file_size));
@@ -257,7 +258,7 @@ impl Flights {
     }
 }
 
-/// An error that passes.
+/// A temporary error.
 pub(super) fn away(message: String) -> io::Error {
     io::Error::other(HttpError::Bucket { status: 503, message, retry_after: None, is_retryable: true })
 }

@@ -1,17 +1,17 @@
-//! A bucket: each cache in the standard layout, so that Nix, a CDN and Narval read it with no server running.
+//! A bucket: each cache has the standard layout, so Nix, a CDN and Narval can read it while no server runs.
 //!
 //! ```text
 //! PREFIX/nix-cache-info  PREFIX/<hash part>.narinfo  PREFIX/nar/<FileHash>.nar[.ext]   the cache at /
 //! PREFIX/<name>/…                                                                     the others
-//! PREFIX/_narval/index.id                                                             which index is of this bucket
+//! PREFIX/_narval/index.id                                                             the id of its index
 //! DIR/nar/  DIR/incoming/                                                             the disk cache, and uploads, on this machine
 //! ```
 //! A NAR is one object for each cache and compression, named by the hash of its file. Uploads of the same NAR in another encoding get
-//! names in the index only, and narinfos refer to the object. There are no listings: they are made from the NAR when asked for.
+//! names in the index only, and narinfos refer to the object. Listings are not stored; they are made from the NAR on request.
 //!
-//! An upload is recorded before its object appears, and marked as placed after it. So whoever removes objects knows all that may
-//! appear. Requests that remove or replace something are signed for a short time only ([`TAKEOVER`]): those of a node that was paused
-//! do not take effect after others have taken over.
+//! An upload is recorded before its object appears, and marked as placed afterwards. So a collection knows every object that may
+//! appear. Requests that remove or replace an object are signed for a short time only ([`TAKEOVER`]): those of a server that was
+//! paused do not take effect after another one has taken over.
 
 mod cache;
 mod flights;
@@ -34,19 +34,19 @@ use crate::disk::Kept;
 use crate::written::CacheName;
 use crate::written::index::COLLECTION_LEASE;
 
-/// The object with the id of the index.
+/// The object that holds the id of the index.
 const ID: &str = "_narval/index.id";
 
-/// The object that a check writes.
+/// The object that [`check_writable`](Storage::check_writable) writes.
 const CHECKED: &str = "_narval/writable";
 
-/// Files of unknown kinds are in a folder of this name, below [`APART`]: a cache may have the same name.
+/// The folder for files of unknown kinds. It is below [`APART`], because a cache may have the same name.
 const OTHER: &str = "other/";
 
-/// What is not in the standard layout.
+/// The prefix of objects outside the standard layout.
 const APART: &str = "_narval/";
 
-/// For how long a request that removes or replaces something is valid.
+/// How long a request that removes or replaces an object is valid.
 const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
 
 /// For how long a request is valid by which a collection removes a file. A collection begins none after half of its lease.
@@ -55,12 +55,12 @@ const REMOVAL_VALID_FOR: Duration = Duration::from_secs(COLLECTION_LEASE.as_secs
 /// The maximum length of an id.
 const ID_LEN_MAX: u64 = 256;
 
-/// Where a bucket is, and what is kept of it on this machine.
+/// The address of a bucket, and its disk cache on this machine.
 pub(crate) struct BucketOptions<'a> {
     pub(crate) url: &'a Url,
     /// The local folder.
     pub(crate) folder: &'a Path,
-    /// The size of the disk cache in bytes, for servers; no other process may use the folder for one.
+    /// The size of the disk cache in bytes; `None` for processes that are not servers. Only one process at a time can have one.
     pub(crate) cache_size: Option<u64>,
 }
 
@@ -91,13 +91,13 @@ impl Bucket {
         Ok(Self { place, local: options.folder.to_owned(), shared: Arc::new(Shared { objects, flights, incoming }) })
     }
 
-    /// The id of the index of this bucket, if it has one.
+    /// The id of this bucket's index, if it has one.
     pub(crate) fn id(&self) -> io::Result<Option<String>> {
         let id = self.shared.objects.read(ID, ID_LEN_MAX).map_err(io::Error::other)?;
         Ok(id.map(|id| String::from_utf8_lossy(&id).trim_end().to_owned()))
     }
 
-    /// Names the index of this bucket. Of two at the same time, one finds out.
+    /// Sets the id of this bucket's index. If two servers do so at the same time, one of them gets an error.
     pub(crate) fn set_id(&self, id: &str) -> io::Result<()> {
         let put = self.shared.objects.put_within(ID, "text/plain", format!("{id}\n").as_bytes(), VALID_FOR);
         put.map_err(io::Error::other)?;
@@ -144,7 +144,7 @@ impl Storage for Bucket {
         Ok(names)
     }
 
-    /// The index decides: nobody waits for other nodes.
+    /// No lock: the index orders changes.
     fn lock_shared(&self) -> io::Result<StorageLock> {
         Ok(StorageLock { _file: None })
     }
@@ -182,7 +182,7 @@ impl Storage for Bucket {
         Ok(ended)
     }
 
-    /// An object is durable when the store has answered.
+    /// Nothing to do: an object is durable when the store has answered.
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
@@ -226,7 +226,7 @@ fn content_type(key: &str) -> &'static str {
     }
 }
 
-/// Reads an object's bytes, for those who expect errors of files.
+/// Reads an object with [`Read`].
 struct ObjectReader(narval_client::ResumingBody);
 
 impl Read for ObjectReader {
