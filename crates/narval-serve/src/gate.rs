@@ -122,7 +122,7 @@ impl Gate<'_> {
         }
     }
 
-    /// Signing in and out. Only pages of this server may: another site could sign its visitors in with its own token.
+    /// Signing in and out. Only allowed to pages of this server: another site could sign its visitors in with its own token.
     fn session<'r>(&self, request: &Request) -> Result<Allowed<'r>, ServeError> {
         let head = request.head();
         match *request.method() {
@@ -149,8 +149,8 @@ impl Gate<'_> {
         self.auth.session(head)?.ok_or_else(|| unauthorized("sign in first"))
     }
 
-    /// The session of a request that changes something. Cookies come with requests of any site, so they prove nothing: the request must come
-    /// from our page, and have the session's proof.
+    /// The session of a request that changes something. Browsers add cookies to requests from any site, so the request must also come
+    /// from our page and have the session's proof.
     fn writing_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
         let session = self.any_session(head)?;
         from_own_page(head)?;

@@ -1,7 +1,7 @@
-//! Where the frames of a zstd file begin, so that a part of its contents can be decoded without what comes before.
+//! The offsets of the frames in a zstd file, so that a part of its contents can be decoded without the data before it.
 //!
-//! Frames are found by their headers and those of their blocks (RFC 8878, 3.1.1): nothing is decompressed. A frame that does not say how long
-//! its contents are ends the search, because nothing after it has a known place.
+//! Frames are found by their headers and those of their blocks (RFC 8878, 3.1.1): nothing is decompressed. A frame without a contents
+//! size ends the search, because the offsets after it are unknown.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use super::zstd_frames::{BLOCK_HEADER_LEN, CHECKSUM_LEN, Header, MAGIC, PREFIX_LEN, SKIPPABLE_MAGIC, little_endian};
 
-/// Frames whose contents begin closer than this to the last one that was noted are not noted: they are quickly decoded.
+/// The minimum distance between recorded frames, in decompressed bytes.
 const DISTANCE_MIN: u64 = 1024 * 1024;
 /// The maximum number of headers that are read. A NAR of 100 GB has this many blocks.
 const HEADERS_MAX: usize = 1 << 20;
@@ -63,7 +63,7 @@ impl FrameIndex {
         Ok(Self { starts })
     }
 
-    /// The last noted frame whose contents begin at or before this offset.
+    /// The last recorded frame whose contents begin at or before this offset.
     pub fn before(&self, contents: u64) -> FrameStart {
         let after = self.starts.partition_point(|start| start.contents <= contents);
         self.starts.get(after.saturating_sub(1)).copied().unwrap_or(FrameStart { file: 0, contents: 0 })
@@ -121,7 +121,7 @@ impl Headers<'_> {
         Ok(contents.filter(|_| end <= self.len).map(|contents| FrameStart { file: end, contents }))
     }
 
-    /// Reads as many bytes as there are; none once too many headers were read.
+    /// Reads up to the length of the buffer; nothing once too many headers were read.
     fn read(&mut self, at: u64, to: &mut [u8]) -> io::Result<usize> {
         if self.left == 0 {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! The memory that undoing deltas takes.
+//! The memory for decoding deltas.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -19,8 +19,8 @@ pub struct Reserved<'a> {
 }
 
 impl DeltaMemory {
-    /// Waits until so much is free; `None` if it is more than there ever is. The caller must hold no core: others need
-    /// one to free theirs.
+    /// Waits until this much is free; `None` if it exceeds the limit. The caller must not hold a permit for a core: others need
+    /// one to finish and free their memory.
     pub fn reserve(&self, bytes: u64) -> Option<Reserved<'_>> {
         if bytes > DELTA_MEMORY_MAX {
             return None;

@@ -20,7 +20,7 @@ pub(super) struct KeptNar {
 
 type ByPackage = HashMap<(Box<str>, Box<str>), Vec<KeptNar>>;
 
-/// The kept NARs by package and output. NARs that were evicted since are found out when they are opened.
+/// The kept NARs by package and output. Evicted ones are detected when they are opened.
 #[derive(Debug, Default)]
 pub(super) struct Bases {
     kept: OnceLock<Mutex<ByPackage>>,
@@ -41,7 +41,7 @@ fn key(path: &StorePath) -> (Box<str>, Box<str>) {
 }
 
 impl Bases {
-    /// All of them; `narinfos` are those of the kept paths, and read only the first time.
+    /// All kept NARs. `narinfos` are those of the kept paths, and are read only the first time.
     fn all(&self, narinfos: impl FnOnce() -> Vec<NarInfo>) -> &Mutex<ByPackage> {
         self.kept.get_or_init(|| {
             let mut all = ByPackage::new();

@@ -1,4 +1,4 @@
-//! Paths by package: which of them is the best base for the delta of another path.
+//! Paths by package, to find the best base for the delta of another path.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ pub struct DeltaBases {
 }
 
 impl DeltaBases {
-    /// The bases among these paths. Derivations are none.
+    /// Indexes these paths. Derivations are left out.
     pub fn of(paths: Vec<StorePath>) -> Self {
         let mut bases: HashMap<_, Vec<_>> = HashMap::new();
         for path in paths.into_iter().filter(|path| !path.is_derivation()) {

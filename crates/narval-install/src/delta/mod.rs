@@ -18,7 +18,7 @@ pub(crate) use pace::Pace;
 pub use prospects::PlannedDelta;
 pub(crate) use prospects::prospects;
 
-/// Bytes of a base that are read before they are hashed.
+/// The number of bytes of a base that are read and hashed at a time.
 const PIECE_LEN: usize = 256 * 1024;
 
 /// Whether deltas are asked for.
@@ -26,7 +26,7 @@ const PIECE_LEN: usize = 256 * 1024;
 pub enum DeltaUse {
     /// Never.
     Never,
-    /// Where the connection is so slow that they save time.
+    /// If the connection is so slow that they save time.
     #[default]
     Adaptive,
     /// Always.
@@ -96,7 +96,7 @@ impl<'a> Deltas<'a> {
 }
 
 impl<'a> Base<'a> {
-    /// Waits for the base. `None` if its files are not what was registered, or cannot be read.
+    /// Waits for the base. `None` if its files have changed since they were registered, or cannot be read.
     pub(crate) fn finish(self) -> Option<(Vec<u8>, PathInfo, Reserved<'a>)> {
         let Self { info, memory, reading } = self;
         match reading.join() {

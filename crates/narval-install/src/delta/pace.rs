@@ -1,4 +1,4 @@
-//! How fast a cache sends: a delta saves bytes, but costs processor time. Over a fast connection, the whole NAR is there earlier.
+//! Measures how fast a cache sends. A delta saves bytes, but costs processor time: over a fast connection, the whole NAR takes less time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 /// Below this rate (bytes per second of waiting for one download), a delta is worth its processor time: the base has to be read and
 /// hashed, and the delta undone, which takes about 4 ns per byte of the NAR; the compressed NAR is a quarter of it.
 const FAST_BYTES_PER_S: u64 = 64 * 1024 * 1024;
-/// How much must have been received before its rate counts.
+/// The number of bytes that must have been received before the rate is used.
 const MEASURED_BYTES_MIN: u64 = 1024 * 1024;
 /// Until then, a cache is slow if its `nix-cache-info` took this long, connection included: two round trips of 10 ms. Less would
 /// take a busy machine for a slow line.
 const SLOW_START: Duration = Duration::from_millis(20);
 
-/// What was received, and how long it was waited for.
+/// The bytes received, and the time spent waiting for them.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     bytes: AtomicU64,

@@ -1,7 +1,7 @@
-//! Sessions of browsers: a token that was verified once, under a random secret in a cookie.
+//! Sessions of browsers. A session stands for a token that was verified at sign-in; its cookie holds a random secret.
 //!
-//! Only the SHA-256 of the secret is kept, in memory: sessions end with the process. A session allows what its token allows at the moment, and
-//! ends with it.
+//! Only the SHA-256 of the secret is kept, in memory: sessions end with the process. A session has the current scopes of its token,
+//! and ends with it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,24 +17,24 @@ const COOKIE: &str = "narval-session";
 const SECRET_LEN: usize = 32;
 /// How long a session lasts.
 pub(crate) const LASTS_MAX: Duration = Duration::from_secs(8 * 60 * 60);
-/// How long it lasts without a request.
+/// How long a session lasts without a request.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// The maximum number of sessions, of all tokens and of one. Beyond that, the one that is unused for longest ends.
+/// The maximum number of sessions, in total and for one token. Beyond that, the least recently used one ends.
 const SESSIONS_MAX: usize = 1024;
 const OF_TOKEN_MAX: usize = 16;
-/// The most cookies with this name that are tried: browsers send one for each path.
+/// The maximum number of cookies with this name that are tried: browsers send one for each matching path.
 const COOKIES_MAX: usize = 4;
-/// The longest `Cookie` field that is read, in bytes.
+/// The maximum length of a `Cookie` field, in bytes; longer ones are ignored.
 const COOKIES_LEN_MAX: usize = 8192;
-/// The field with the proof that a write comes from the page, which other sites cannot send.
+/// The field with the proof that a write comes from our page. Other sites cannot send it.
 const PROOF_FIELD: &str = "x-narval-csrf";
 
 /// A session that a request belongs to.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// What its token allows.
+    /// The grant of its token.
     pub(crate) grant: Arc<Grant>,
-    /// What its writes must present in [`PROOF_FIELD`].
+    /// The value that its writes must send in [`PROOF_FIELD`].
     pub(crate) proof: String,
     /// SHA-256 of its secret.
     pub(super) id: Sha256,
@@ -116,7 +116,7 @@ impl Sessions {
         }
     }
 
-    /// Whether a session is still open. This is no use of it.
+    /// Whether a session is still open. This does not count as a use.
     pub(super) fn is_open(&self, id: &Sha256) -> bool {
         self.lock().get(id).is_some_and(|session| !session.is_over())
     }

@@ -1,4 +1,4 @@
-//! NARs that grow while they are sent.
+//! NARs that are sent while they are fetched.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 
 /// Pieces of at least this size are sent from the file with `sendfile(2)`.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
-/// How long a connection waits at most before it looks whether there is more, without having been told.
+/// The maximum time until a waiting connection checks for more data, even without a notification.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Answers with a growing NAR of a known length, or with one range of it.
@@ -48,11 +48,11 @@ impl BodySource for Nothing {
     }
 }
 
-/// Reads behind the thread that fetches.
+/// Follows the thread that fetches.
 pub(crate) struct Follower {
     growing: Arc<Growing>,
     sent: u64,
-    /// Where to stop; `None`: at the end.
+    /// Where to stop; `None` for the end of the NAR.
     to: Option<u64>,
     metrics: Arc<Metrics>,
 }

@@ -1,4 +1,4 @@
-//! Two paths compared: their files, by their listings and where that is cheap by their contents, and their closures.
+//! Compares two paths: their files (by their listings, and by their contents where that is cheap), and their closures.
 
 use std::collections::HashSet;
 use std::io;
@@ -25,7 +25,7 @@ const READ_FILES_MAX: usize = 20_000;
 pub(super) struct Comparison {
     before: Side,
     after: Side,
-    /// `None`: one of them has no listing.
+    /// `None` if one of them has no listing.
     files: Option<Files>,
     closure: Closures,
 }
@@ -57,7 +57,7 @@ struct Files {
 struct File {
     path: String,
     change: Change,
-    /// What it was and is: `file`, `executable`, `symlink` or `directory`, and its size in bytes or its target.
+    /// Before and after: `file`, `executable`, `symlink` or `directory`, and its size in bytes or its target.
     before: Option<Entry>,
     after: Option<Entry>,
 }
@@ -185,7 +185,7 @@ struct Walk {
 
 impl Walk {
     fn nodes(&mut self, path: &str, before: Option<&Node>, after: Option<&Node>) {
-        // Not by recursion: who made the NAR has chosen how deep it is.
+        // Not recursive: the depth is chosen by whoever made the NAR.
         let mut open = vec![(path.to_owned(), before, after)];
         while let Some((path, before, after)) = open.pop() {
             let children = |node: Option<&'_ Node>| match node {
@@ -258,7 +258,7 @@ fn entry(node: &Node) -> Entry {
     }
 }
 
-/// Hashes the contents of files, until too much was read.
+/// Hashes the contents of files, up to a limit on what is read.
 struct Contents {
     reader: Option<Reader>,
     bytes_left: u64,
@@ -281,7 +281,7 @@ impl Contents {
         self.position = self.position.map(|_| end);
         let hashed = hash(self.reader.as_mut()?, offset, size);
         if hashed.is_err() {
-            // It cannot be read: the rest is not, either.
+            // After an error, the rest is not read, either.
             self.reader = None;
         }
         hashed.ok()

@@ -1,4 +1,4 @@
-//! One file of a NAR, by its offset in the listing: the rest is not unpacked.
+//! One file of a NAR, read at its offset in the listing, without unpacking the NAR.
 
 use std::io;
 
@@ -41,7 +41,7 @@ pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result
             return Ok(Response::new(StatusCode::RANGE_NOT_SATISFIABLE)
                 .header(header::CONTENT_RANGE, unsatisfied_content_range(size)));
         }
-        // A server may answer several ranges with everything.
+        // A server may answer a request for several ranges with the whole file (RFC 9110 section 14.2).
         Selection::Whole | Selection::Several(_) => {
             (ByteRange { start: 0, length: size }, Response::new(StatusCode::OK))
         }
@@ -56,7 +56,7 @@ pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result
         .body(Body::source(OneFile(reader), Some(range.length))))
 }
 
-/// Adds the fields of everything that a package's builder chose.
+/// Adds the fields that every answer with a package's contents has.
 pub(super) fn guarded(response: Response) -> Response {
     response
         .header(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY))

@@ -104,7 +104,7 @@ impl Inside {
         Ok(Self { path: info.path, nar_hash: nar.nar_hash, listing, place })
     }
 
-    /// Whether reading a file decodes what is before it, at least a part of that.
+    /// Whether reading a file means decoding data before it.
     pub(super) fn is_decoded(&self) -> bool {
         matches!(&self.place, Place::Stored(_, compression, _) if *compression != Compression::None)
     }
@@ -184,7 +184,7 @@ impl Reader {
         }
     }
 
-    /// Appends a piece of the range, or nothing. [`Fill::Done`]: it is complete.
+    /// Appends a piece of the range, or nothing. Returns [`Fill::Done`] once the range is complete.
     pub(super) fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         match self {
             Self::Live { stream: None, .. } => Ok(Fill::Done),
@@ -222,7 +222,7 @@ pub(super) struct Stored {
 
 impl Stored {
     fn begin(&mut self, offset: u64, size: u64) -> io::Result<()> {
-        // A listing in another order is damaged, and would have everything decoded again and again.
+        // A listing in another order is damaged. Following it would decode the NAR many times.
         if offset < self.end {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -248,7 +248,7 @@ impl Stored {
     fn read(&mut self, out: &mut Vec<u8>, room: u64) -> io::Result<Fill> {
         let Some(decoder) = &mut self.decoder else { return Ok(Fill::Done) };
         if self.position < self.start {
-            // In pieces, because other requests wait for this thread.
+            // In pieces, because other requests are waiting for this thread.
             let piece = (self.start - self.position).min(SKIP_BYTES);
             let skipped = io::copy(&mut decoder.take(piece), &mut io::sink())?;
             if skipped < piece {
@@ -267,7 +267,7 @@ impl Stored {
     }
 }
 
-/// Reads a file from an offset, whoever else reads it.
+/// Reads a shared file from an offset, without using the file's own position.
 struct FileAt {
     file: Arc<File>,
     offset: u64,

@@ -1,4 +1,5 @@
-//! What browsers that have signed in can do: the same as `narval token`, `pin` and `cache` on the server's machine, as far as their token allows it.
+//! Management of a cache by browsers that have signed in. It does what the commands `narval token`, `pin` and `cache` do, within the
+//! scopes of the token.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -41,7 +42,7 @@ pub(crate) enum Managing<'a> {
     Unpin(HashPart, &'a str),
     /// `DELETE paths/<hash part>`, with `?referrers=1` also what refers to it
     Delete(HashPart, bool),
-    /// `GET collection`: what it would remove. `POST`: run it
+    /// `GET collection`: what a collection would remove. `POST`: run one
     Collect {
         /// Whether only to report.
         dry_run: bool,
@@ -131,7 +132,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs it with a grant that has its scope.
+    /// Runs the request with a grant that has its scope.
     pub(crate) fn run(
         self,
         data: &Data,
@@ -189,7 +190,7 @@ struct Token {
     expires: Option<u64>,
     last_used: Option<u64>,
     revoked: Option<u64>,
-    /// Whether it is the one of this session.
+    /// Whether this session was opened with it.
     is_own: bool,
 }
 
@@ -204,7 +205,7 @@ impl Token {
 #[derive(Debug, Serialize)]
 struct Tokens {
     tokens: Vec<Token>,
-    /// The number of all tokens that this one may see.
+    /// The total number of tokens that the caller may see.
     total: usize,
 }
 
@@ -215,7 +216,7 @@ struct TokenWanted {
     label: String,
     scopes: Vec<String>,
     caches: Vec<String>,
-    /// How long it is valid. Without: for ever.
+    /// How long it is valid; without a value, forever.
     days: Option<u32>,
 }
 
@@ -226,12 +227,12 @@ struct Created {
     token: String,
 }
 
-/// An administrator of some caches may manage the tokens that are only for these.
+/// An administrator of some caches may manage only tokens that are limited to these.
 fn governs(grant: &Grant, caches: &[String]) -> bool {
     caches.iter().all(|pattern| grant.caches.cover(pattern))
 }
 
-/// The newest first; those that are no longer valid come last.
+/// Sorts tokens: valid ones first, then the newest first.
 fn tokens(data: &Data, grant: &Grant) -> Result<Response, ServeError> {
     let mut tokens = data.tokens().list().map_err(of_tokens)?;
     tokens.retain(|token| governs(grant, &token.caches));

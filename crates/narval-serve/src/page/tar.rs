@@ -13,7 +13,7 @@ use super::inside::{Inside, Reader};
 use crate::error::ServeError;
 
 const BLOCK_LEN: usize = 512;
-/// The longest name in a header; a longer one has an entry of its own before it.
+/// The maximum length of a name in a header. A longer one is in a separate entry before it.
 const NAME_LEN_MAX: usize = 100;
 /// The largest number in 11 octal digits.
 const OCTAL_MAX: u64 = 0o777_7777_7777;
@@ -30,7 +30,7 @@ pub(super) fn answer(inside: &Inside, path: &[u8]) -> Result<Response, ServeErro
     let mut entries = Entries { list: Vec::new(), names_len: 0 };
     entries.add(top.to_vec(), node).map_err(ServeError::Upload)?;
     let length = entries.list.iter().map(Entry::length).sum::<u64>() + 2 * BLOCK_LEN as u64;
-    // It is only a suggestion, and any other byte would have to be quoted.
+    // The name is only a suggestion, and all other bytes would have to be quoted.
     let safe = |byte: &u8| if byte.is_ascii_alphanumeric() || b"-._+".contains(byte) { char::from(*byte) } else { '_' };
     let file = top.iter().map(safe).collect::<String>();
     let disposition = format!("attachment; filename=\"{}.tar\"", file.trim_start_matches('.'));
@@ -130,13 +130,13 @@ impl Entry {
     }
 }
 
-/// How many bytes are missing to a whole block.
+/// The number of padding bytes up to the next block.
 fn padding(len: u64) -> usize {
     let over = usize::try_from(len % BLOCK_LEN as u64).unwrap_or_default();
     if over == 0 { 0 } else { BLOCK_LEN - over }
 }
 
-/// A header block. Longer names are cut off.
+/// A header block. Longer names are truncated.
 fn block(name: &[u8], kind: u8, mode: u64, size: u64, target: &[u8]) -> [u8; BLOCK_LEN] {
     let mut block = [0; BLOCK_LEN];
     let mut put = |at: usize, bytes: &[u8]| {
@@ -152,7 +152,7 @@ fn block(name: &[u8], kind: u8, mode: u64, size: u64, target: &[u8]) -> [u8; BLO
     if size <= OCTAL_MAX {
         put(124, format!("{size:011o}").as_bytes());
     } else {
-        // In base 256, which the highest bit says.
+        // In base 256, as marked by the highest bit.
         put(124, &[0x80, 0, 0, 0]);
         put(128, &size.to_be_bytes());
     }
@@ -160,7 +160,7 @@ fn block(name: &[u8], kind: u8, mode: u64, size: u64, target: &[u8]) -> [u8; BLO
     put(156, &[kind]);
     put(157, target.get(..NAME_LEN_MAX).unwrap_or(target));
     put(257, b"ustar  ");
-    // The checksum is over the block with blanks in its own place.
+    // The checksum covers the block with spaces in place of the checksum.
     put(148, b"        ");
     let sum: u64 = block.iter().map(|byte| u64::from(*byte)).sum();
     if let Some(place) = block.get_mut(148..156) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::error::ServeError;
 
-/// The maximum number of names in the answer; the rest is summed up.
+/// The maximum number of names in the answer; the others are added up.
 const NAMES_MAX: usize = 100;
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 /// The age groups: upper bounds in days. Older paths are in the last group.

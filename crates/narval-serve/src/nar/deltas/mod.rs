@@ -1,6 +1,6 @@
 //! Deltas of NARs: made once, however many clients ask, and kept in the folder of compressed NARs.
 //!
-//! A delta is made from two verified NARs in memory, undone, and kept only if that gives the NAR again. Processors and memory are
+//! A delta is made from two verified NARs in memory, and kept only if decoding it gives the NAR again. Processors and memory are
 //! bounded by permits ([`permits`]). A request that would have to wait for long gets the whole NAR instead.
 
 mod asked;
@@ -30,11 +30,11 @@ use permits::{Permit, WAIT_MAX, Waiting};
 /// The level of zstd. A security release of git (45 MB): 1.2 MB in 0.24 s at level 3, 0.26 MB in 1.0 s at this one, 0.18 MB in 27 s
 /// at level 19.
 const LEVEL: i32 = 9;
-/// What zstd takes at this level, besides the two NARs and the delta.
+/// The memory that zstd takes at this level, besides the two NARs and the delta.
 const CONTEXT_BYTES: u64 = 64 * 1024 * 1024;
-/// The end of a file's name.
+/// The suffix of a delta's file name.
 const EXTENSION: &str = ".dcz";
-/// The most pairs of NARs whose delta's file is remembered, or that none is worth it.
+/// The maximum number of remembered pairs of NARs.
 const KNOWN_MAX: usize = 16 * 1024;
 /// How long a verified file is trusted.
 const CHECK_AGAIN_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -65,7 +65,7 @@ impl Pair {
     }
 }
 
-/// What is known of a pair.
+/// What is remembered of a pair.
 #[derive(Clone, Debug)]
 enum Known {
     /// Its delta's file, and when its contents were verified.
@@ -74,12 +74,12 @@ enum Known {
     NotWorthIt,
 }
 
-/// What became of a delta.
+/// The result of making a delta in advance.
 #[derive(Debug)]
 pub(crate) enum Delta {
-    /// It was there.
+    /// It existed already.
     Kept(Stored, Arc<File>),
-    /// It was made now.
+    /// It was made.
     Made(Stored, Arc<File>),
     /// There is none: the whole NAR is to be sent.
     None,
@@ -107,7 +107,7 @@ pub(crate) struct Deltas {
     metrics: Arc<Metrics>,
 }
 
-/// A delta that a request is making, and others wait for.
+/// An in-flight delta: one request makes it, others wait.
 #[derive(Debug, Default)]
 struct Making {
     is_done: Mutex<bool>,
@@ -236,7 +236,7 @@ impl Deltas {
     /// Registers this request as the one that makes a delta.
     ///
     /// # Errors
-    /// The making by another request.
+    /// The in-flight delta of another request.
     fn begin<'a>(&'a self, pair: &Pair) -> Result<Begun<'a>, Arc<Making>> {
         let mut all = self.all_making();
         if let Some(other) = all.get(pair) {
@@ -289,7 +289,7 @@ impl Deltas {
 }
 
 impl Making {
-    /// Waits until it is done, but not for long.
+    /// Waits until it is done, for a limited time.
     fn wait(&self) {
         let Some(_waiting) = Waiting::begin() else { return };
         let is_done = self.is_done.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,7 +298,7 @@ impl Making {
     }
 }
 
-/// Ends the making when dropped, also by a panic.
+/// Removes the in-flight delta when dropped, also after a panic.
 struct Begun<'a> {
     deltas: &'a Deltas,
     pair: Pair,
@@ -313,7 +313,7 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// A delta as it is sent. Decoded, it is the NAR, also where the URL is that of a compressed NAR.
+/// A delta as the representation of a NAR. It decodes to the NAR, also at the URL of a compressed NAR.
 fn representation(stored: &Stored, nar: &NarHash, base: &NarHash) -> Representation {
     let tag = etag(&format!("{}.{}", nar.to_nix32(), base.to_nix32()), &stored.encoding);
     Representation {

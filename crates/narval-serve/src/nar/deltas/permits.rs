@@ -1,13 +1,13 @@
-//! Permits to make deltas: they bound the processors and the memory that all caches of this process use for that.
+//! Permits to make deltas. They bound the processors and the memory that all caches of this process use for deltas.
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most deltas that are made at once: a processor each, but at most this many.
+/// The maximum number of deltas that are made at once; each takes a processor.
 const MAKERS_MAX: usize = 4;
-/// The memory in bytes that making deltas takes at most.
+/// The maximum memory for making deltas, in bytes.
 pub(crate) const MEMORY_MAX: u64 = 512 * 1024 * 1024;
-/// The most requests that wait for a delta; each holds a worker.
+/// The maximum number of requests that wait for a delta; each holds a worker.
 const WAITING_MAX: usize = 8;
 /// How long a request waits for a permit, or for a delta that another request makes. Then it gets the whole NAR.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ fn state() -> MutexGuard<'static, State> {
 
 /// Half of the processors: the others answer requests.
 fn makers_max() -> usize {
-    // Finding out reads files.
+    // Cached: the standard library reads files to find out.
     static MAKERS: OnceLock<usize> = OnceLock::new();
     *MAKERS.get_or_init(|| (std::thread::available_parallelism().map_or(2, usize::from) / 2).clamp(1, MAKERS_MAX))
 }
@@ -40,7 +40,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// A permit that includes this memory, in bytes. `None` if there is none in time, or too many wait.
+    /// Waits for a permit that includes this memory, in bytes. `None` if none is free in time, or too many requests are waiting.
     pub(super) fn take(memory: u64) -> Option<Self> {
         let waits = Waiting::begin()?;
         let until = Instant::now() + WAIT_MAX;
@@ -75,7 +75,7 @@ impl Drop for Permit {
 pub(super) struct Waiting(());
 
 impl Waiting {
-    /// `None` if too many wait already.
+    /// `None` if too many are waiting already.
     pub(super) fn begin() -> Option<Self> {
         let mut state = state();
         (state.waiting < WAITING_MAX).then(|| {

@@ -1,14 +1,14 @@
-//! What `/metrics` counts, read from its text, and the rates between two readings.
+//! Parses `/metrics`, and computes rates from two readings.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Buckets of a histogram that are read at most.
+/// The maximum number of buckets read of a histogram.
 const BUCKETS_MAX: usize = 256;
 
-/// The totals that are read: what they are called here, the family's sample, and the label it must have.
+/// The totals that are read: the name here, the name of the sample, and the label it must have.
 const SERIES: [(Series, &str, &str); 24] = [
     (Series::Requests, "narval_http_requests_total", ""),
     (Series::CacheRequests, "narval_requests_total", ""),
@@ -35,7 +35,7 @@ const SERIES: [(Series, &str, &str); 24] = [
     (Series::Refused, "narval_uploads_refused_total", ""),
     (Series::StoreErrors, "narval_store_errors_total", ""),
 ];
-/// The histogram of what clients wait for.
+/// The histogram of request durations.
 const LATENCY: &str = "narval_http_request_seconds_bucket";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,12 +69,12 @@ enum Series {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Totals {
     series: BTreeMap<Series, f64>,
-    /// Upper bounds in seconds, and how many requests took no longer.
+    /// Upper bounds in seconds, with the number of requests up to each.
     buckets: Vec<(f64, f64)>,
 }
 
 impl Totals {
-    /// Reads the OpenMetrics text of a server. `None` if it has none of its counters.
+    /// Parses the OpenMetrics text of a server. `None` if it has none of our counters.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut totals = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -101,8 +101,8 @@ impl Totals {
     }
 }
 
-/// The figures of the time between two readings: counts and bytes per second, unless stated otherwise. `None` is what the
-/// server does not tell.
+/// The figures between two readings: counts and bytes per second, unless stated otherwise. `None` if the server does not
+/// report it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     pub(super) requests: Option<f64>,
@@ -173,7 +173,7 @@ impl Figures {
         })
     }
 
-    /// As JSON; what the server does not tell is `null`.
+    /// As JSON; what the server does not report is `null`.
     pub(super) fn json(&self) -> Value {
         // Three decimals are enough for rates.
         let short = |value: Option<f64>| value.map(|value| (value * 1000.0).round() / 1000.0);
@@ -203,7 +203,7 @@ impl Figures {
     }
 }
 
-/// The first bound that this share of the requests in between did not exceed.
+/// The first bound that this share of the requests between the readings did not exceed.
 fn quantile(before: &[(f64, f64)], now: &[(f64, f64)], share: f64) -> Option<f64> {
     let grown = now.iter().enumerate().map(|(at, (bound, count))| {
         let old = before.get(at).filter(|(same, _)| same == bound).map_or(0.0, |(_, count)| *count);

@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::on_signal();
     let readings = read_every_second(client, metrics)
         .map_err(|error| Failure::runtime(format!("cannot start a thread: {error}")))?;
-    // A server that is not there is rather a mistake than one that will come.
+    // If the first reading fails, the address is probably wrong.
     if let Ok(Reading::Failed(trouble)) = readings.recv() {
         return Err(Failure::runtime(trouble));
     }
@@ -89,7 +89,7 @@ fn print(args: &Args, readings: &Receiver<Reading>, interrupt: &Interrupt) -> Re
             }
             Ok(Reading::First) => said.clear(),
             Ok(Reading::Failed(trouble)) if args.once => return Err(Failure::runtime(trouble)),
-            // Once, however long it lasts.
+            // One message per outage.
             Ok(Reading::Failed(trouble)) if trouble != said => {
                 note!("narval: {trouble}; trying again every second");
                 said = trouble;

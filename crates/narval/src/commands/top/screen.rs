@@ -18,16 +18,16 @@ use super::text;
 use crate::Failure;
 use crate::ui::signals::Interrupt;
 
-/// Readings that are kept for the charts: five minutes, and as wide as terminals are.
+/// The number of readings kept for the charts: five minutes, which is wider than terminals are.
 const HISTORY_MAX: usize = 300;
-/// How soon a key has an effect.
+/// The maximum delay until a key takes effect.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The width of a figure in the table: its name and its value.
 const CELL_WIDTH: u16 = 20;
-/// Narrower terminals have the charts below each other.
+/// In narrower terminals the charts are below each other.
 const TWO_CHARTS_WIDTH: u16 = 70;
 
-/// A line of the table: its name, its text, and whether it is trouble.
+/// An entry of the table: its name, its text, and whether it is a problem.
 type Cell = (&'static str, fn(&Figures) -> String, fn(&Figures) -> bool);
 
 const CELLS: [Cell; 20] = [
@@ -192,7 +192,7 @@ impl Screen<'_> {
         let cells = Layout::horizontal(vec![Constraint::Fill(1); usize::from(columns)]).spacing(1).split(area);
         for (column, cells) in cells.iter().zip(CELLS.chunks(usize::from(area.height.max(1)))) {
             let lines = cells.iter().map(|(name, shown, is_trouble)| {
-                // Not by its colour alone.
+                // Not marked by colour alone.
                 let (mark, style) = if is_trouble(&now) { ("!", alarm()) } else { (" ", Style::new()) };
                 let room = usize::from(column.width).saturating_sub(name.len() + 2);
                 Line::from(vec![

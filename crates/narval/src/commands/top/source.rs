@@ -9,19 +9,19 @@ use narval_client::{Client, Url};
 
 use super::metrics::{Figures, Totals};
 
-/// Between two readings.
+/// The interval between readings.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
-/// The longest text that is read.
+/// The maximum size of `/metrics`, in bytes.
 const TEXT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// What a reading brought.
+/// The result of a reading.
 #[derive(Clone, Debug)]
 pub(super) enum Reading {
-    /// The figures since the one before.
+    /// The figures since the previous reading.
     Figures(Box<Figures>),
     /// The first one, or the first after a restart: there is nothing to compare it with.
     First,
-    /// The server cannot be read. It is tried again.
+    /// The server could not be read. The next reading tries again.
     Failed(String),
 }
 

@@ -3,7 +3,7 @@
 use super::metrics::Figures;
 use crate::args::client::human_bytes;
 
-/// What the server does not tell.
+/// Shown for what the server does not report.
 const UNKNOWN: &str = "-";
 
 pub(super) fn count(value: Option<f64>) -> String {
