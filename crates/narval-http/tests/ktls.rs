@@ -1,5 +1,5 @@
 //! Kernel TLS. On a kernel that has it, the kernel must have made the records (`/proc/net/tls_stat` says so); on one that
-//! has not, the connection must go on in user space. `tools/ktls-tests` runs this under kernels of the first kind.
+//! does not, the connection must continue in user space. `tools/ktls-tests` runs this under kernels of the first kind.
 
 #![allow(
     clippy::unwrap_used,

@@ -294,7 +294,7 @@ fn request_bodies_and_pipelined_requests() {
     }
 }
 
-/// Two threads send ahead of an answer: records must go out in the order in which they were sealed, and heads whole.
+/// Two threads send before an answer: records must be sent in the order in which they were sealed, and heads completely.
 #[test]
 fn early_hints_and_100_continue_from_two_threads() {
     let server = Running::start(false, Limits::default());
@@ -335,8 +335,8 @@ fn a_connection_ends_with_a_close_notify() {
     assert!(all.ends_with(b"small\n"));
 }
 
-/// A client that has nothing more to say and ends its side, in all the ways and at all the times there are: it gets its answers, and
-/// an end that is told from a truncation.
+/// A client that half-closes the connection, in every way and at every stage: it gets its answers, and an end that can be
+/// distinguished from a truncation.
 #[test]
 fn a_client_that_half_closes_gets_its_answer_and_a_close_notify() {
     let server = Running::start(false, Limits::default());

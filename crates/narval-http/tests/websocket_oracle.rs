@@ -1,5 +1,5 @@
-//! The WebSocket codec against tungstenite: the same bytes must give the same messages, and what one writes the other
-//! must read.
+//! The WebSocket codec against tungstenite: both must decode the same bytes to the same messages, and each must decode what the
+//! other encodes.
 #![allow(clippy::unwrap_used, reason = "a test fails so")]
 
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use tungstenite::protocol::{Role, WebSocket, WebSocketConfig};
 
 const MESSAGE_BYTES_MAX: usize = 70_000;
 
-/// A stream that has been recorded: it reads `input` and then ends, and keeps what is written.
+/// A recorded stream: it reads `input` and then ends, and records what is written.
 #[derive(Default)]
 struct Recorded {
     input: io::Cursor<Vec<u8>>,
@@ -35,14 +35,14 @@ impl Write for Recorded {
     }
 }
 
-/// What a stream held, in words both sides share.
+/// The decoded contents of a stream, in a form that both sides share.
 #[derive(Debug, PartialEq)]
 enum Seen {
     Text(String),
     Binary(Bytes),
     Ping(Bytes),
     Pong(Bytes),
-    /// A Close frame or a breach of the protocol.
+    /// A Close frame or a protocol violation.
     End,
 }
 
@@ -78,7 +78,7 @@ fn by_tungstenite(bytes: &[u8], role: Role) -> Vec<Seen> {
             Ok(tungstenite::Message::Ping(payload)) => Seen::Ping(payload),
             Ok(tungstenite::Message::Pong(payload)) => Seen::Pong(payload),
             Ok(tungstenite::Message::Frame(_)) => unreachable!("a raw frame was read"),
-            // The recording is at its end.
+            // The end of the recording.
             Err(tungstenite::Error::Protocol(tungstenite::error::ProtocolError::ResetWithoutClosingHandshake)) => {
                 return seen;
             }

@@ -243,7 +243,7 @@ fn malformed_bodies() {
             assert_eq!((answer.status, answer.header("connection")), (status, Some("close")), "{request:?}");
             assert!(client.rest().is_empty());
         }
-        // Too large by the chunk: a handler that reads it hears of it.
+        // Too large as chunks arrive: the handler that reads it gets an error.
         for (body_buffer_max, status) in [(2_000_000, 413), (100_000, 400)] {
             let limits = Limits { body_max: 1_000_000, body_buffer_max, ..Limits::default() };
             let server = TestServer::with(driver, sum, limits, |builder| builder);
@@ -308,7 +308,7 @@ fn a_handler_gets_an_error_if_its_client_disconnects() {
     });
 }
 
-/// A handler that takes what comes is not led to take gigabytes by the defaults.
+/// By default, a handler that reads a whole body cannot be made to read gigabytes.
 #[test]
 fn bodies_read_whole_have_a_limit() {
     on_each_driver(|driver| {

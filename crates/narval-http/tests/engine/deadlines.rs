@@ -25,7 +25,7 @@ fn a_head_has_an_absolute_deadline() {
         let server = TestServer::with(driver, hello, limits, |builder| builder);
         let mut silent = server.connect();
         assert_about(silent.wait_for_end());
-        // Bytes that trickle in don't move it.
+        // Single bytes do not postpone it.
         let mut client = server.connect();
         assert_eq!(client.get("/").status, 200);
         let started = Instant::now();

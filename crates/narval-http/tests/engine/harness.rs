@@ -133,7 +133,7 @@ impl Client {
         }
     }
 
-    /// Drops what was received behind what was asked for; returns how much that was.
+    /// Drops received bytes that were not asked for; returns their number.
     pub(crate) fn take_received(&mut self) -> usize {
         std::mem::take(&mut self.received).len()
     }
@@ -170,7 +170,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// What comes up to and with `end`, as it is on the wire.
+    /// Everything up to and including `end`, as sent.
     pub(crate) fn until(&mut self, end: &str) -> String {
         let mut from = 0;
         loop {

@@ -55,7 +55,7 @@ fn check(request: Request, next: Next<'_>) -> Response {
     })
 }
 
-/// What middlewares and error handlers do to an answer they do to one that comes later.
+/// Middlewares and error handlers change late answers as they change others.
 #[test]
 fn late_answers_go_through_the_middlewares() {
     on_each_driver(|driver| {
@@ -108,7 +108,7 @@ fn late_answers_go_through_the_middlewares() {
     });
 }
 
-/// Answers later what is asked for inline.
+/// Answers inline requests later.
 struct LateInline(Arc<Mutex<Vec<Responder>>>);
 
 impl Handler for LateInline {

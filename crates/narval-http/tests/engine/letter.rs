@@ -1,4 +1,4 @@
-//! What the RFCs want of a server beside answering requests.
+//! Requirements of the RFCs beyond answering requests.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -99,7 +99,7 @@ fn a_stopping_server_does_not_wait_for_a_client_that_has_its_answer() {
         for client in &mut clients {
             assert_eq!(client.get("/big").body.len(), 3_000_000);
         }
-        // One that the server has told to go, and that does not go.
+        // A client that keeps its connection although the server has asked it to close.
         let mut told = server.connect();
         told.send("GET /big HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         assert_eq!(told.answer().body.len(), 3_000_000);

@@ -1,5 +1,5 @@
-//! More uploads at the same time than a server has threads and memory for. None is refused: those that wait are not received
-//! meanwhile, and reads go on. `NARVAL_UPLOADS` changes their number.
+//! More uploads at the same time than a server has threads and memory for. None is refused: bodies that wait are not received
+//! meanwhile, and other requests are served. `NARVAL_UPLOADS` changes their number.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -29,7 +29,7 @@ pub(crate) fn small(count: usize) -> Limits {
     }
 }
 
-/// Tells the length of the body.
+/// Answers with the length of the body.
 pub(crate) fn measure(mut request: Request) -> Response {
     match io::copy(request.body(), &mut io::sink()) {
         Ok(length) => Response::text(StatusCode::OK, length.to_string()),
@@ -59,10 +59,10 @@ pub(crate) fn beside_reads(server: &TestServer, limits: &Limits, uploads: impl F
     assert!(slowest < Duration::from_secs(5), "a read took {slowest:?}");
 }
 
-/// Sends a body slowly, and returns the answer. It goes on once all others have begun.
+/// Sends a body slowly, and returns the answer. It continues once all others have begun.
 fn upload(address: std::net::SocketAddr, is_chunked: bool, all_have_begun: &Barrier) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    // Those at the end of the queue wait for all others.
+    // Uploads at the end of the queue wait for all others.
     stream.set_write_timeout(None).unwrap();
     let framing = if is_chunked { "Transfer-Encoding: chunked" } else { "Content-Length: 200000" };
     stream.write_all(format!("PUT / HTTP/1.1\r\nHost: t\r\n{framing}\r\n\r\n").as_bytes()).unwrap();

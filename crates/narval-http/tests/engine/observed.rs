@@ -1,4 +1,4 @@
-//! What the engine says about itself: histograms, OpenMetrics, the access log.
+//! Observability: histograms, OpenMetrics, the access log.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, channel};
@@ -23,7 +23,7 @@ impl Handler for Both {
     }
 }
 
-/// A file that a test can look into.
+/// An in-memory file that a test can read.
 #[derive(Clone, Default)]
 struct Page(Arc<Mutex<Vec<u8>>>);
 
@@ -49,7 +49,7 @@ fn histograms_have_a_sample_of_every_kind() {
         }
         let counters = || server.handle.counters();
         eventually("the last job has ended", || counters().job_time.count() == 64);
-        // The shard takes it down after it has given the job away.
+        // The shard records it after it has dispatched the job.
         eventually("the last depth is told", || counters().queue_depths.count() == 4);
         let snapshot = source();
         assert_eq!((snapshot.workers, snapshot.requests()), (4, 128));

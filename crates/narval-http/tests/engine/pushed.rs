@@ -1,4 +1,4 @@
-//! Answers that are written while they are sent, event streams, trailers, and what comes ahead of an answer.
+//! Bodies that are written while they are sent, event streams, trailers, and informational responses.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Mutex;
@@ -180,14 +180,14 @@ fn trailers_of_writers_and_sources() {
         for path in ["/source", "/writer"] {
             client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
             client.head();
-            // Fields about the framing are no trailers.
+            // Framing fields are not allowed as trailers.
             assert_eq!(client.until("\r\n\r\n"), "4\r\nbody\r\n0\r\nx-sum: a5\r\n\r\n", "{path}");
         }
         assert_eq!(client.get("/length").body, b"body", "no chunks, no trailers");
     });
 }
 
-/// Streams without a heartbeat in sight.
+/// Streams whose heartbeat is longer than the test.
 fn quiet() -> EventOptions {
     EventOptions::default().heartbeat(Duration::from_secs(3600))
 }
@@ -251,7 +251,7 @@ fn idle_streams_send_heartbeats_and_notice_disconnects_at_once() {
         eventually("the stream is closed", || !stream.is_open());
         eventually("the connection, too", || server.handle.counters().connections_open == 0);
 
-        // Without a heartbeat in sight, as well.
+        // Also with a heartbeat that is longer than the test.
         let (server, streams) = event_server(driver, quiet());
         let mut client = server.connect();
         client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
@@ -357,7 +357,7 @@ fn informational_responses_before_a_late_answer() {
     });
 }
 
-/// A handler that panics while it holds the right to write leaves it where it belongs.
+/// A handler that panics while it holds the lease returns the lease.
 #[test]
 fn a_panic_after_an_informational_response_is_a_500() {
     struct Panics;

@@ -1,5 +1,4 @@
-//! What becomes of a server whose threads meet trouble. Each server is a process of its own: this test program, started
-//! again.
+//! Failures of a server's threads. Each server is a separate process: this test program, started again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! What a site of files asks the kernel for, and which thread does.
+//! Which system calls a static site makes, and on which thread.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use narval_http::{Listen, Server};
 use crate::harness::Client;
 use crate::stopping::Process;
 
-/// How long what was found out about a file holds in these tests.
+/// How long cached metadata of a file is trusted in these tests.
 const REVALIDATE_AFTER: Duration = Duration::from_millis(50);
 
 /// The server of the test below.

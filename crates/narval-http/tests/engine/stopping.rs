@@ -41,7 +41,7 @@ fn running_requests_finish_and_idle_connections_are_closed() {
     });
 }
 
-/// A client that has connected does not know that the server stops. Its first request is answered if it comes soon.
+/// A client that has connected does not know that the server stops. Its first request is answered if it arrives soon.
 #[test]
 fn a_new_connection_may_send_its_first_request() {
     on_each_driver(|driver| {
@@ -118,8 +118,8 @@ impl Drop for Process {
     }
 }
 
-/// An example. `cargo test` builds them all, `cargo test --test engine` none: one that is missing, or older than the sources,
-/// is built here.
+/// The path of an example. `cargo test` builds all of them, `cargo test --test engine` none, so one that is missing or older than the
+/// sources is built here.
 pub(crate) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let profile_dir = test.parent().unwrap().parent().unwrap();
@@ -161,7 +161,7 @@ fn sigterm_stops_the_process() {
         let address = line.trim().rsplit('/').next().unwrap().to_owned();
         let mut client = Client::new(TcpStream::connect(address).unwrap());
         assert_eq!(client.get("/").status, 200);
-        // It serves a moment before it handles signals.
+        // It serves requests shortly before it handles signals.
         std::thread::sleep(Duration::from_millis(300));
         let pid = process.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());

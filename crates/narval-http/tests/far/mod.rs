@@ -1,4 +1,4 @@
-//! A relay that puts the server behind a long line: 1 Gbit/s, and as far away as a round trip takes.
+//! A relay that simulates a long line: 1 Gbit/s with a given round-trip time.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

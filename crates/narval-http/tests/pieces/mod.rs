@@ -10,7 +10,7 @@ use narval_http::{Body, BodySource, Event, EventOptions, FileRange, Fill, Respon
 /// The length of the file that the tests serve.
 pub(crate) const FILE_LENGTH: u32 = 3_000_000;
 
-/// Bytes that depend on their place.
+/// Bytes that depend on their offset.
 pub(crate) fn content(length: u32) -> Vec<u8> {
     (0..length).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -42,7 +42,7 @@ pub(crate) fn pushed() -> Body {
     let (body, mut writer) = Body::writer(None);
     std::thread::spawn(move || {
         for number in 0..3 {
-            // Long enough for the connection to wait, most times; either way is right.
+            // Usually long enough for the connection to wait. The result is the same if it does not.
             std::thread::sleep(Duration::from_millis(20));
             writer.write_all(&vec![b'0' + number; 100_000]).unwrap();
             writer.flush().unwrap();

@@ -1,5 +1,5 @@
-//! Clients that make the server work for nothing. Each is disconnected with ENHANCE_YOUR_CALM or the error of the rule it broke,
-//! before it has cost much. Where a test is named after a published attack, its comment cites it.
+//! Clients that cause work without a purpose. Each is disconnected with ENHANCE_YOUR_CALM, or with the error for its violation, before
+//! it has cost much. Where a test is named after a published attack, its comment cites it.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use super::client::*;
 use super::server::Site;
 use crate::harness::{eventually, on_each_driver};
 
-/// What a client may send of an attack at most before the connection ends.
+/// The maximum that an attack may send before the connection ends.
 const TIMES_MAX: usize = 4000;
 
 /// Starts a server for each driver, and lets `attack` send frames until the connection ends with `code`. Others are served
@@ -46,7 +46,7 @@ fn reset(stream: u32) -> Vec<u8> {
     frame(RST_STREAM, 0, stream, code::CANCEL.to_be_bytes())
 }
 
-/// CVE-2023-44487: requests that are given up at once cost the server all, and the client nothing.
+/// CVE-2023-44487: requests that are reset immediately cost the server the full work, and the client almost nothing.
 #[test]
 fn rapid_reset() {
     on_each_driver_mut(|site, address| {
@@ -60,7 +60,7 @@ fn rapid_reset() {
     });
 }
 
-/// The same with handlers that take their time: a stream that was reset counts as long as its handler runs.
+/// The same with slow handlers: a stream that was reset counts as long as its handler runs.
 #[test]
 fn reset_streams_count_until_their_handlers_end() {
     on_each_driver_mut(|site, address| {
@@ -83,7 +83,7 @@ fn reset_streams_count_until_their_handlers_end() {
     });
 }
 
-/// CVE-2025-8671 (MadeYouReset): the client has the server reset its streams, in each way that there is.
+/// CVE-2025-8671 (MadeYouReset): the client provokes the server into resetting its streams, in every known way.
 #[test]
 fn made_you_reset_by_zero_window_updates() {
     ends_with(code::ENHANCE_YOUR_CALM, |client| {
@@ -129,7 +129,7 @@ fn priorities_of_a_stream_on_itself() {
     });
 }
 
-/// CVE-2024-27316 and others of 2024 (CONTINUATION flood): a header block that does not end.
+/// CVE-2024-27316 and others of 2024 (CONTINUATION flood): a header block without an end.
 #[test]
 fn continuation_flood() {
     for fragment in [0, 1, 16_384] {
@@ -172,7 +172,7 @@ fn header_bombs() {
                 }
             }
             assert_eq!(site.handled(), 0);
-            // The decoder's table is in step.
+            // The decoder's table is still synchronised.
             client.still_serves();
         });
     }
@@ -200,7 +200,7 @@ fn cookie_crumbs() {
     });
 }
 
-/// A block that is no valid HPACK leaves the tables unknown: nothing can follow.
+/// After an invalid HPACK block the state of the table is unknown, so the connection must end.
 #[test]
 fn invalid_header_compression() {
     for broken in
@@ -215,7 +215,7 @@ fn invalid_header_compression() {
     }
 }
 
-/// CVE-2019-9518 and RUSTSEC-2026-0258: DATA frames that bring nothing.
+/// CVE-2019-9518 and RUSTSEC-2026-0258: empty DATA frames.
 #[test]
 fn empty_data() {
     let padding = [&[255_u8][..], &[0; 255]].concat();
@@ -234,7 +234,7 @@ fn empty_data() {
     }
 }
 
-/// A body in frames of one octet is slow, but it is a body.
+/// A body in frames of one octet is slow, but valid.
 #[test]
 fn a_body_in_small_pieces_is_accepted() {
     on_each_driver_mut(|_, address| {
@@ -294,7 +294,7 @@ fn window_update_flood() {
     ends_with(code::ENHANCE_YOUR_CALM, |_| frame(WINDOW_UPDATE, 0, 0, 1_u32.to_be_bytes()));
 }
 
-/// Frames for a stream that was reset are ignored, but not for ever.
+/// Frames on a stream that was reset are ignored, up to a limit.
 #[test]
 fn flood_on_a_reset_stream() {
     let mut stream = 0;
@@ -308,8 +308,8 @@ fn flood_on_a_reset_stream() {
     });
 }
 
-/// CVE-2019-9517 and others: a client that asks and never reads. What is owed to it is bounded, and it is not read from
-/// beyond that; so at some point the server takes no more, or has ended the connection.
+/// CVE-2019-9517 and others: a client that sends requests and never reads. Pending output is bounded, and beyond that nothing is received;
+/// so at some point the server stops reading, or ends the connection.
 #[test]
 fn floods_without_reading() {
     for flood in [frame(PING, 0, 0, [7; 8]), frame(SETTINGS, 0, 0, [])] {

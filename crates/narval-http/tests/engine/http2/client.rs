@@ -58,7 +58,7 @@ impl Frame {
     }
 }
 
-/// What came for a stream.
+/// What was received on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Response(Response),
@@ -138,7 +138,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A TLS connection on which nothing was said yet.
+    /// A TLS connection on which nothing has been sent yet.
     pub(crate) fn silent(address: SocketAddr) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(certificate().der.clone()).unwrap();
@@ -195,7 +195,7 @@ impl Client {
         self.try_send(bytes).expect("the server takes it");
     }
 
-    /// An error where the server has closed the connection.
+    /// Fails if the server has closed the connection.
     pub(crate) fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.tls.write_all(bytes.as_ref())?;
         self.tls.flush()
@@ -255,7 +255,7 @@ impl Client {
         self.try_frame().expect("a frame, and not the end")
     }
 
-    /// The next frame for which `wanted` holds; others are dropped, but their header blocks decoded.
+    /// The next frame for which `wanted` holds. Others are dropped, but their header blocks are decoded.
     pub(crate) fn until(&mut self, wanted: impl Fn(&Frame) -> bool) -> Frame {
         loop {
             let next = self.frame();
@@ -276,7 +276,7 @@ impl Client {
         fields.into_iter().map(|(name, value)| (text(name), text(value))).collect()
     }
 
-    /// What comes for a stream up to its end; the windows are widened by what comes. Frames of other streams are dropped.
+    /// Everything received on a stream up to its end. The windows are opened again; frames of other streams are dropped.
     pub(crate) fn outcome(&mut self, stream: u32) -> Outcome {
         let mut response = Response { status: 0, fields: Vec::new(), body: Vec::new() };
         loop {
@@ -322,8 +322,7 @@ impl Client {
         }
     }
 
-    /// Sends until the server ends the connection, and returns the error code that it gave for that: that of its GOAWAY.
-    /// `more` is sent `times` times at most.
+    /// Sends `more`, at most `times` times, until the server ends the connection. Returns the error code of its GOAWAY.
     pub(crate) fn until_goaway(&mut self, times: usize, mut more: impl FnMut(&mut Self) -> Vec<u8>) -> u32 {
         let started = Instant::now();
         for time in 0..times {
@@ -336,7 +335,7 @@ impl Client {
         self.goaway()
     }
 
-    /// Whether the server has ended the connection or a stream by now; reads what is there.
+    /// Whether the server has ended the connection or a stream by now. Reads what is available.
     pub(super) fn ended_meanwhile(&mut self) -> bool {
         self.read_what_is_there() || self.frames_received().iter().any(|kind| matches!(*kind, GOAWAY | RST_STREAM))
     }
@@ -369,7 +368,7 @@ impl Client {
         kinds
     }
 
-    /// The error code of the GOAWAY that comes, behind which the connection is closed.
+    /// The error code of the next GOAWAY, after which the connection is closed.
     pub(crate) fn goaway(&mut self) -> u32 {
         let goaway = self.until(|frame| frame.kind == GOAWAY);
         while self.try_frame().is_some() {}
@@ -383,7 +382,7 @@ impl Client {
         started.elapsed()
     }
 
-    /// The connection works: another request is answered.
+    /// Asserts that the connection still works: another request is answered.
     pub(crate) fn still_serves(&mut self) {
         let stream = self.get("/");
         assert_eq!(self.response(stream).text(), "hello\n");

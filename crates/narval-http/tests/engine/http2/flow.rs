@@ -1,4 +1,4 @@
-//! Flow control (RFC 9113 §5.2 and §6.9): windows are kept, from both sides, and no stream stops another.
+//! Flow control (RFC 9113 §5.2 and §6.9): both sides respect the windows, and no stream blocks another.
 
 use std::sync::atomic::Ordering;
 

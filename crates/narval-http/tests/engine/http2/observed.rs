@@ -1,4 +1,4 @@
-//! What the counters say of HTTP/2.
+//! The counters of HTTP/2.
 
 use narval_http::Limits;
 

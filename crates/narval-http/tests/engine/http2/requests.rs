@@ -1,4 +1,4 @@
-//! What is a request, and what is not (RFC 9113 §8): requests that another party could read differently never reach a handler.
+//! Malformed requests (RFC 9113 §8): a request that another implementation could interpret differently never reaches a handler.
 
 use narval_http::Limits;
 
@@ -20,12 +20,12 @@ fn bytes<'a>(fields: &[(&'a str, &'a str)]) -> Fields<'a> {
     fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect()
 }
 
-/// A GET with these fields behind its own.
+/// A GET with these additional fields.
 fn with<'a>(fields: &[(&'a str, &'a str)]) -> Fields<'a> {
     bytes(&[get("/").as_slice(), fields].concat())
 }
 
-/// A GET that lacks a pseudo-field, or has another value for it.
+/// A GET without a pseudo-field, or with another value for it.
 fn but<'a>(name: &str, value: Option<&'a str>) -> Fields<'a> {
     let mut fields = get("/");
     match value {
@@ -117,7 +117,7 @@ fn unusual_requests_are_answered() {
     });
 }
 
-/// The length of a body is what its Content-Length says (§8.1.1).
+/// The length of a body must match its Content-Length (§8.1.1).
 #[test]
 fn content_length_must_match_the_data() {
     with_client(|client, site| {
@@ -135,7 +135,7 @@ fn content_length_must_match_the_data() {
     });
 }
 
-/// Trailers (§8.1): one more list, which ends the stream and has no pseudo-fields.
+/// Trailers (§8.1): another field section, which ends the stream and has no pseudo-fields.
 #[test]
 fn trailers() {
     with_client(|client, site| {
@@ -160,7 +160,7 @@ fn trailers() {
     });
 }
 
-/// More streams than were announced are refused, and can be asked again.
+/// Streams beyond the announced limit are refused, and can be retried.
 #[test]
 fn streams_beyond_the_limit_are_refused() {
     with_client(|client, site| {
@@ -169,7 +169,7 @@ fn streams_beyond_the_limit_are_refused() {
         assert_eq!(client.outcome(refused), Outcome::Reset(code::REFUSED_STREAM));
         site.open_gate();
         for stream in waiting {
-            // its frames may have come while another was waited for
+            // its frames may have arrived while the client waited for another stream
             client.send(frame(RST_STREAM, 0, stream, code::CANCEL.to_be_bytes()));
         }
         crate::harness::eventually("there is room again", || {
@@ -179,7 +179,7 @@ fn streams_beyond_the_limit_are_refused() {
     });
 }
 
-/// §5.1: what a client sends on a stream that it has ended.
+/// §5.1: frames that a client sends on a stream that it has ended.
 #[test]
 fn data_after_the_end_is_a_stream_error() {
     with_client(|client, _| {

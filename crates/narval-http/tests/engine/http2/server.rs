@@ -44,14 +44,14 @@ pub(crate) fn serve(driver: DriverChoice, limits: Limits, handler: impl Handler)
     TestServer::with(driver, handler, limits, |builder| builder.tls(Arc::new(acceptor)).http2(true))
 }
 
-/// What the handlers of a server have to do.
+/// The state of a server's handlers.
 #[derive(Default)]
 pub(crate) struct Site {
     gate: Mutex<bool>,
     opened: Condvar,
-    /// Requests that got to the handler.
+    /// Requests that reached the handler.
     pub(crate) requests: AtomicUsize,
-    /// Handlers that run, and the most that ran at a time.
+    /// Running handlers, and their maximum.
     pub(crate) running: AtomicUsize,
     pub(crate) running_max: AtomicUsize,
 }
@@ -64,7 +64,7 @@ impl Site {
         (site, serve(driver, limits, move |request: Request| handled.handle(request)))
     }
 
-    /// Lets the handlers of `/wait` and `/later` go on, those that come later as well.
+    /// Lets the handlers of `/wait` and `/later` continue, including later ones.
     pub(crate) fn open_gate(&self) {
         *self.gate.lock().unwrap() = true;
         self.opened.notify_all();
@@ -96,7 +96,7 @@ impl Site {
             "/large" => Body::source(Numbers { at: 0, end: LARGE }, Some(LARGE)),
             // does not end before the client ends it
             "/endless" => Body::source(Numbers { at: 0, end: u64::MAX }, None),
-            // never has anything, and is asked every 20 ms
+            // never has data, and is polled every 20 ms
             "/ticks" => Body::source(Ticks, None),
             "/wait" => {
                 self.wait_for_gate();
@@ -140,13 +140,13 @@ impl BodySource for Ticks {
     }
 }
 
-/// Octets that depend on where they stand.
+/// Octets that depend on their offset.
 struct Numbers {
     at: u64,
     end: u64,
 }
 
-/// The octet of `/large` at this place.
+/// The octet of `/large` at this offset.
 pub(crate) fn octet(at: u64) -> u8 {
     (at.wrapping_mul(2_654_435_761) >> 24) as u8
 }

@@ -1,4 +1,4 @@
-//! Clients that are slow, or say nothing, on HTTP/2: the deadlines of HTTP/1 hold, and memory is bounded.
+//! Slow and silent clients on HTTP/2: the deadlines of HTTP/1 apply, and memory is bounded.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -57,7 +57,7 @@ fn a_connection_without_streams() {
     is_disconnected(limits, Client::still_serves, Client::start);
 }
 
-/// PING keeps no connection open (the deadline is one of requests).
+/// PING does not keep a connection open: the idle deadline is about requests.
 #[test]
 fn a_connection_that_only_pings() {
     let limits = Limits { keep_alive_timeout: SOON, ..Limits::default() };
@@ -72,7 +72,7 @@ fn a_connection_that_only_pings() {
     });
 }
 
-/// A window that stays shut: the deadline for responses holds as it does for a socket that is full.
+/// A window that is never opened: the deadline for responses applies as for a full socket.
 #[test]
 fn a_window_that_is_never_opened() {
     let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
@@ -85,7 +85,7 @@ fn a_window_that_is_never_opened() {
     });
 }
 
-/// The same with updates that are far too small.
+/// The same with updates that are much too small.
 #[test]
 fn a_window_that_is_opened_one_byte_at_a_time() {
     let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
@@ -104,7 +104,7 @@ fn a_window_that_is_opened_one_byte_at_a_time() {
     });
 }
 
-/// A request body that stops: its stream is answered or reset, others go on.
+/// A stalled request body: its stream is answered or reset, others continue.
 #[test]
 fn a_body_that_never_arrives() {
     let limits = Limits { body_stall_timeout: SOON, body_busy_timeout: SOON, ..Limits::default() };
@@ -121,8 +121,8 @@ fn a_body_that_never_arrives() {
     });
 }
 
-/// Where bodies wait for a thread, a client must send more in each `body_busy_timeout`. It has that time although the connection ticks
-/// more often for another stream.
+/// While bodies wait for a thread, a client must make progress in each `body_busy_timeout`. It has all of that time even if the
+/// connection's timer fires earlier for another stream.
 #[test]
 fn a_body_keeps_its_deadline_while_other_streams_wait() {
     on_each_driver(|driver| {
@@ -147,8 +147,8 @@ fn a_body_keeps_its_deadline_while_other_streams_wait() {
     });
 }
 
-/// Connections that ask for much on all their streams, and read nothing: memory is bounded, and stated. It is what
-/// `docs/engine.md` says, which leaves room for allocators: 2 MiB a connection, and 20 MiB for the process. `NARVAL_CONNECTIONS` changes
+/// Connections that request much on all their streams, and read nothing: memory is bounded as `docs/http2.md` says, with room for the
+/// allocator: 2 MiB per connection, and 20 MiB for the process. `NARVAL_CONNECTIONS` changes
 /// their number.
 #[test]
 fn slow_readers_with_many_streams_take_bounded_memory() {
@@ -176,7 +176,7 @@ fn slow_readers_with_many_streams_take_bounded_memory() {
             client
         })
         .collect();
-    // Each has been sent something, so all of their requests were taken.
+    // Each has received something, so all of their requests were read.
     for client in &mut clients {
         client.until(|frame| frame.kind == DATA);
     }

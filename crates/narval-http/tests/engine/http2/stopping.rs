@@ -1,4 +1,4 @@
-//! The server stops: clients are told, and what they have asked is still answered.
+//! The server stops: clients get a GOAWAY, and requests that they have sent are still answered.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ fn requests_sent_before_the_goaway_arrives_are_answered() {
         let (site, server) = Site::start(driver, Limits::default());
         let mut client = Client::start(server.address);
         let first = client.get("/wait");
-        // It is with a handler before the server stops.
+        // A handler has it before the server stops.
         let started = Instant::now();
         while site.handled() == 0 {
             assert!(started.elapsed() < PATIENCE, "the request got to no handler");
@@ -30,7 +30,7 @@ fn requests_sent_before_the_goaway_arrives_are_answered() {
             let warning = client.until(|frame| frame.kind == GOAWAY);
             assert_eq!((warning.code(), last_stream(&warning)), (0, (1 << 31) - 1));
             let ping = client.until(|frame| frame.kind == PING && frame.flags & ACK == 0);
-            // The client has not read that yet when it sends this.
+            // The client sends this before it has read the GOAWAY.
             let second = client.get("/");
             assert_eq!(client.response(second).text(), "hello\n");
             client.send(frame(PING, ACK, 0, ping.payload));

@@ -1,4 +1,4 @@
-//! WebSockets over HTTP/2 (RFC 8441): the handler of HTTP/1.1's, on a stream.
+//! WebSockets over HTTP/2 (RFC 8441): the same handlers as over HTTP/1.1, on a stream.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -73,7 +73,7 @@ fn connect(path: &str) -> Vec<(&str, &str)> {
     ]
 }
 
-/// A WebSocket that was accepted, as the client has it.
+/// The client's side of an accepted WebSocket.
 struct Socket {
     stream: u32,
     fields: Vec<(String, String)>,
@@ -99,7 +99,7 @@ impl Socket {
         Self { stream, fields, received: Vec::new(), has_ended: false }
     }
 
-    /// The next frame: its first octet, and its payload. Windows are widened by what comes.
+    /// The next frame: its first octet, and its payload. Windows are opened again by what is received.
     fn frame(&mut self, client: &mut Client) -> (u8, Vec<u8>) {
         loop {
             if let Some((head, length)) = self.head()
@@ -145,7 +145,7 @@ impl Socket {
         u16::from_be_bytes([payload[0], payload[1]])
     }
 
-    /// The server ends the stream in order.
+    /// The server ends the stream cleanly.
     fn ends(&mut self, client: &mut Client) {
         let stream = self.stream;
         if !self.has_ended {
@@ -154,7 +154,7 @@ impl Socket {
         }
     }
 
-    /// The code that the server resets it with.
+    /// The error code of the server's RST_STREAM.
     fn is_reset(&mut self, client: &mut Client) -> u32 {
         let stream = self.stream;
         client.until(|frame| frame.kind == RST_STREAM && frame.stream == stream).code()
@@ -205,7 +205,7 @@ fn messages_in_both_directions_alongside_requests() {
             socket.send(&mut client, masked(0x81, format!("hällo {at}").as_bytes()));
         }
         client.still_serves();
-        // What came for the others meanwhile is lost to this client: each is asked by itself.
+        // This client drops frames of other streams while it waits, so it makes one request at a time.
         let socket = sockets.last_mut().unwrap();
         socket.send(&mut client, masked(0x81, b"again"));
         while socket.text(&mut client) != "again" {}
@@ -339,7 +339,7 @@ fn dropping_the_response_closes_the_socket() {
             assert!(started.elapsed() < PATIENCE);
             thread::yield_now();
         }
-        // The client gives up before it has its answer.
+        // The client resets the stream before it has the answer.
         client.send(frame(RST_STREAM, 0, stream, code::CANCEL.to_be_bytes()));
         client.send(frame(PING, 0, 0, *b"ordered?"));
         client.until(|frame| frame.kind == PING);
@@ -365,7 +365,7 @@ fn frames_sent_before_the_handshake_is_answered() {
         let mut socket = Socket::accepted(&mut client, stream);
         assert_eq!(socket.text(&mut client), "early");
 
-        // More than a frame of that is refused, where the handler has not answered.
+        // More than one frame is refused before the handler has answered.
         let (site, server) = Site::start(driver, Limits::default());
         let mut client = Client::start(server.address);
         let stream = client.open(&connect("/wait"), false);
@@ -420,7 +420,7 @@ fn a_client_that_opens_no_window_reaches_the_watermarks_and_blocks_nobody() {
         assert!(pressed);
         client.still_serves();
         client.window(socket.stream, 10_000_000);
-        // A thousand bytes of the first came before, and were dropped while the answer was awaited.
+        // A thousand bytes of the first arrived earlier, and were dropped while the client waited for the answer.
         let mut left = accepted * 50_010 - 1000;
         while left > 0 {
             let stream = socket.stream;
@@ -460,7 +460,7 @@ fn a_slow_handler_closes_only_the_window_of_its_stream() {
         let message = masked(0x82, &[5; 10_000]);
         let window = client.initial_window as usize;
         let (mut sent, mut widened) = (0, 0);
-        // As much as the window allows: it is widened until the handler's queue is full, and then not.
+        // As much as the window allows: it is opened again until the handler's queue is full.
         loop {
             while sent + message.len() <= window + widened {
                 socket.send(&mut client, &message);
@@ -517,7 +517,7 @@ fn an_aborted_stream_ends_with_error_and_close_and_the_connection_stays() {
             assert_eq!(ours.send("x"), SendStatus::Closed);
             client.still_serves();
         }
-        // Trailers are no frames of a WebSocket (RFC 9113 section 8.5).
+        // Trailers are not allowed on a WebSocket's stream (RFC 9113 section 8.5).
         let mut socket = Socket::open(&mut client, &connect("/socket"));
         fixture.opened();
         client.send(frame(HEADERS, END_HEADERS | END_STREAM, socket.stream, block(&[("x-a", "b")])));
