@@ -10,12 +10,11 @@
 //! ```
 //!
 //! `folder` opens names beneath the root; `resource` is a file of the site with all its encodings; `cache` keeps
-//! resources for a moment; `answer` makes responses from them without accessing the disk. `precompress` and `delta` make
-//! encodings in advance; `dictionary` is what browsers and the server say about previous versions.
+//! resources for a moment; `answer` makes responses from them without accessing the disk. `precompress` makes
+//! encodings and deltas in advance; `dictionary` is what browsers and the server say about previous versions.
 
 mod answer;
 mod cache;
-mod delta;
 mod dictionary;
 mod family;
 mod folder;

@@ -1,30 +1,28 @@
-use std::ffi::OsString;
-use std::fs::{self, File, FileTimes, OpenOptions};
+//! Makes the encodings of a site in advance: compressed files, and deltas from previous releases.
+
+mod delta;
+mod options;
+mod place;
+mod source;
+
+use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
-use std::num::NonZero;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::sync::{Mutex, PoisonError};
 
 use flate2::write::GzEncoder;
-use rustix::fs::{FlockOperation, OFlags, flock};
-use rustix::io::Errno;
 
-use super::delta::Deltas;
-use super::mime;
+pub use self::options::{PrecompressOptions, Precompressed};
+
+use self::delta::Deltas;
+use self::place::{Limited, place, with_ending};
+use self::source::{DEPTH_MAX, Source, collect, named};
+use super::resource::sidecar_ending;
 use crate::http1::accept::Coding;
 
-/// Smaller files gain nothing: head and framing outweigh the savings.
-const FILE_BYTES_MIN: u64 = 256;
-/// The most previous releases, and so the most deltas of a file.
+/// The maximum number of previous releases, and so of deltas per file.
 pub const PREVIOUS_MAX: usize = 8;
-/// The deepest folder that is visited.
-pub(super) const DEPTH_MAX: usize = 64;
-/// How often creating a file is retried while other processes write or remove it.
-const ATTEMPTS_MAX: usize = 100;
 /// brotli's highest level, and the window that browsers must support (RFC 7932 section 9.1).
 #[cfg(feature = "brotli")]
 const BROTLI_QUALITY: u32 = 11;
@@ -32,41 +30,6 @@ const BROTLI_QUALITY: u32 = 11;
 const BROTLI_WINDOW_BITS: u32 = 22;
 /// zstd's highest level whose window every browser must support (RFC 8878 section 3.1.1.1.2: 8 MiB).
 const ZSTD_LEVEL: i32 = 19;
-
-/// Options of [`precompress`].
-#[derive(Clone, Debug)]
-pub struct PrecompressOptions {
-    /// The folder for the encodings; `None` puts them beside the files.
-    pub into: Option<PathBuf>,
-    /// Which encodings to make; see [`SiteOptions::sidecars`](super::SiteOptions::sidecars).
-    pub codings: Vec<Coding>,
-    /// How many files are compressed at the same time.
-    pub threads: NonZero<usize>,
-    /// The folders of previous releases: deltas are made from their files to those that differ, for clients that have them
-    /// (RFC 9842). At most [`PREVIOUS_MAX`].
-    pub previous: Vec<PathBuf>,
-}
-
-/// The counters of [`precompress`].
-#[derive(Debug, Default)]
-pub struct Precompressed {
-    /// Files of a compressible type.
-    pub files: AtomicU64,
-    /// Their size together, in bytes.
-    pub file_bytes: AtomicU64,
-    /// Encodings that were written.
-    pub made: AtomicU64,
-    /// Their size together, in bytes.
-    pub made_bytes: AtomicU64,
-    /// Deltas that were written.
-    pub deltas: AtomicU64,
-    /// Their size together, in bytes.
-    pub delta_bytes: AtomicU64,
-    /// Encodings that existed already and are as new as the file.
-    pub fresh: AtomicU64,
-    /// Encodings that would not have been smaller.
-    pub larger: AtomicU64,
-}
 
 /// Writes the encodings of all compressible files of a folder, if they are smaller, each with the modification time of
 /// its source. `progress` is called after each file with the number of files done and the total.
@@ -110,40 +73,6 @@ pub fn precompress(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(summary), Err)
 }
 
-/// A file to compress.
-pub(super) struct Source {
-    /// Relative to the root.
-    pub(super) path: PathBuf,
-    pub(super) size: u64,
-    pub(super) modified: SystemTime,
-    mode: u32,
-}
-
-/// Finds the compressible files below a folder.
-pub(super) fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec<Source>) -> io::Result<()> {
-    let folder = root.join(below);
-    let named = |error: io::Error| named("cannot read", &folder, &error);
-    for entry in fs::read_dir(&folder).map_err(named)? {
-        let entry = entry.map_err(named)?;
-        let path = below.join(entry.file_name());
-        // Of the entry itself: links are not followed, so nothing outside is read and there are no loops.
-        let meta = entry.metadata().map_err(named)?;
-        if meta.is_dir() && depth > 0 {
-            collect(root, &path, depth - 1, sources)?;
-        }
-        let compressible = mime::of(&path).to_str().is_ok_and(mime::is_compressible);
-        if meta.is_file() && meta.len() >= FILE_BYTES_MIN && compressible {
-            sources.push(Source {
-                path,
-                size: meta.len(),
-                modified: meta.modified()?,
-                mode: meta.permissions().mode() & 0o777,
-            });
-        }
-    }
-    Ok(())
-}
-
 fn encode_all(
     root: &Path,
     source: &Source,
@@ -155,7 +84,7 @@ fn encode_all(
     summary.file_bytes.fetch_add(source.size, Ordering::Relaxed);
     let base = options.into.as_deref().unwrap_or(root).join(&source.path);
     for &coding in &options.codings {
-        let Some(ending) = super::resource::sidecar_ending(coding) else { continue };
+        let Some(ending) = sidecar_ending(coding) else { continue };
         let target = with_ending(&base, ending);
         if fs::metadata(&target).and_then(|meta| meta.modified()).is_ok_and(|time| time == source.modified) {
             summary.fresh.fetch_add(1, Ordering::Relaxed);
@@ -187,99 +116,6 @@ fn make_folder(options: &PrecompressOptions, target: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes one encoding to a temporary name, and renames it when it is complete. `None` if it is not smaller; an older
-/// encoding is then removed, because it has other contents.
-pub(super) fn place(
-    source: &Source,
-    target: &Path,
-    write: impl FnOnce(&mut Limited<'_>) -> io::Result<()>,
-) -> io::Result<Option<u64>> {
-    let partial = with_ending(target, ".tmp");
-    // Locked until it is renamed or removed.
-    let file = create_partial(&partial, source.mode).map_err(|error| named("cannot write", &partial, &error))?;
-    let mut limited = Limited { file: &file, left: source.size.saturating_sub(1), over: false };
-    let made = (|| {
-        let outcome = write(&mut limited);
-        if limited.over {
-            return Ok(None);
-        }
-        outcome?;
-        file.set_times(FileTimes::new().set_modified(source.modified))?;
-        Ok(Some(file.metadata()?.len()))
-    })();
-    match made {
-        Ok(Some(size)) => fs::rename(&partial, target).map(|()| Some(size)),
-        other => {
-            remove_if_there(&partial)?;
-            if other.is_ok() {
-                remove_if_there(target)?;
-            }
-            other
-        }
-    }
-}
-
-/// Creates a new file and locks it. Waits for another process that is writing it; leftovers of a killed process are
-/// removed.
-fn create_partial(path: &Path, mode: u32) -> io::Result<File> {
-    for _ in 0..ATTEMPTS_MAX {
-        match OpenOptions::new().write(true).create_new(true).mode(mode).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => remove_left_over(path)?,
-            file => {
-                let file = file?;
-                // Before it was locked, another process may have taken it for a leftover.
-                if lock(&file, FlockOperation::NonBlockingLockExclusive)? && has_name(path, &file)? {
-                    return Ok(file);
-                }
-            }
-        }
-    }
-    Err(io::Error::other("other processes write it again and again"))
-}
-
-fn remove_left_over(path: &Path) -> io::Result<()> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        file => file?,
-    };
-    lock(&file, FlockOperation::LockExclusive)?;
-    // The process that held the lock has renamed or removed it.
-    if has_name(path, &file)? { remove_if_there(path) } else { Ok(()) }
-}
-
-/// Whether the lock was taken, or the file system has no locks.
-fn lock(file: &File, operation: FlockOperation) -> io::Result<bool> {
-    loop {
-        return match flock(file, operation) {
-            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(Errno::INTR) => continue,
-            Err(error) => Err(error.into()),
-        };
-    }
-}
-
-fn has_name(path: &Path, file: &File) -> io::Result<bool> {
-    let named = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        named => named?,
-    };
-    let open = file.metadata()?;
-    Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
-}
-
-pub(super) fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{what} '{}': {error}", path.display()))
-}
-
-pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 fn compress(mut source: impl Read, coding: Coding, target: &mut Limited<'_>) -> io::Result<()> {
     match coding {
         Coding::Zstd => {
@@ -306,42 +142,14 @@ fn compress(mut source: impl Read, coding: Coding, target: &mut Limited<'_>) -> 
     Ok(())
 }
 
-/// A file with a size limit: an encoding that is not smaller is abandoned at once.
-pub(super) struct Limited<'a> {
-    file: &'a File,
-    left: u64,
-    over: bool,
-}
-
-impl Write for Limited<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.left.checked_sub(bytes.len() as u64) {
-            Some(left) if !self.over => {
-                self.left = left;
-                self.file.write_all(bytes)?;
-                Ok(bytes.len())
-            }
-            _ => {
-                self.over = true;
-                Err(io::Error::other("the encoding is not smaller"))
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-pub(super) fn with_ending(path: &Path, ending: &str) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(ending);
-    name.into()
-}
-
 #[cfg(test)]
 #[cfg(feature = "brotli")]
 mod tests {
+    use std::num::NonZero;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::time::SystemTime;
+
     use super::*;
 
     const ALL: [Coding; 3] = [Coding::Zstd, Coding::Brotli, Coding::Gzip];
@@ -412,7 +220,7 @@ mod tests {
             });
             for (number, path) in paths.iter().enumerate() {
                 for coding in ALL {
-                    let encoding = with_ending(path, super::super::resource::sidecar_ending(coding).unwrap());
+                    let encoding = with_ending(path, sidecar_ending(coding).unwrap());
                     assert_eq!(decoded(&encoding, coding), text(number + round).as_bytes(), "{}", encoding.display());
                 }
             }

@@ -11,12 +11,12 @@ use std::time::SystemTime;
 use sha2::{Digest, Sha256};
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, DParameter, get_error_name};
 
-use super::dictionary::{DCZ_ENDING, DCZ_HEADER_LEN, DictionaryHash, dcz_header, delta_ending};
-use super::family::family;
-use super::precompress::{
-    DEPTH_MAX, PrecompressOptions, Precompressed, Source, collect, named, place, remove_if_there, with_ending,
-};
-use super::resource::SIDECARS;
+use super::options::{PrecompressOptions, Precompressed};
+use super::place::{place, remove_if_there, with_ending};
+use super::source::{DEPTH_MAX, Source, collect, named};
+use crate::files::dictionary::{DCZ_ENDING, DCZ_HEADER_LEN, DictionaryHash, dcz_header, delta_ending};
+use crate::files::family::family;
+use crate::files::resource::SIDECARS;
 
 /// The largest file and the largest dictionary, in bytes: one of each is in memory for each thread.
 const DELTA_FILE_BYTES_MAX: u64 = 32 << 20;
