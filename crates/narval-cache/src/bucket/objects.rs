@@ -1,7 +1,7 @@
-//! The objects of a bucket below a prefix, for a cache that is written there.
+//! The objects of a bucket below a prefix, where a writable cache stores its files.
 //!
-//! Every request is tried again after errors that pass, with random delays. After several failures in a row, requests fail at once
-//! for a while.
+//! Requests are retried after transient errors, with random delays. After several failures in a row, all requests fail at once for
+//! a while.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::breaker::Breaker;
 /// The maximum number of pages of a list.
 const PAGES_MAX: usize = 1 << 20;
 
-/// How often a request is tried, and after how long again.
+/// How often and how fast requests are retried.
 const RETRY: RetryPolicy = RetryPolicy {
     attempts: 4,
     base: Duration::from_millis(100),
@@ -38,7 +38,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The objects below a prefix.
 pub(crate) struct Objects {
     client: Arc<Client>,
-    /// Makes one attempt for each request.
+    /// Never retries.
     once: Client,
     url: Url,
     breaker: Breaker,
@@ -84,12 +84,12 @@ impl Objects {
         let url = self.object(key)?;
         self.counted(|| match ResumingBody::open(&self.client, &url)? {
             Some(body) => Ok(Some(body)),
-            // Only now is it known whether it is absent, or access is denied.
+            // The body does not tell an absent object from denied access.
             None => self.is_absent(&url).map(|()| None),
         })
     }
 
-    /// The address at which whoever has it can read an object for a while.
+    /// A presigned URL: whoever has it can read the object until it expires.
     ///
     /// # Errors
     /// If there are no usable credentials, or the store has just failed.
@@ -149,7 +149,7 @@ impl Objects {
         self.counted_io(|| super::put_object(&self.client, &url, content_type, (payload, hash), &|_| {}))
     }
 
-    /// Stores a small object. No attempt takes effect later than `lasts` from now: the store refuses it by then.
+    /// Stores a small object. No attempt takes effect later than `lasts` from now, because its signature has expired by then.
     pub(crate) fn put_within(
         &self,
         key: &str,
@@ -173,7 +173,7 @@ impl Objects {
         })
     }
 
-    /// Removes an object, which may be gone. No attempt takes effect later than `lasts` from now: the store refuses it by then.
+    /// Removes an object if it exists. No attempt takes effect later than `lasts` from now, because its signature has expired by then.
     pub(crate) fn remove_within(&self, key: &str, lasts: Duration) -> Result<(), HttpError> {
         let url = self.object(key)?;
         self.within(lasts, |valid_seconds| {
@@ -209,7 +209,7 @@ impl Objects {
         })
     }
 
-    /// Lists objects in the order of their keys: all below `prefix`, or with `is_flat` only those in no further folder.
+    /// Lists objects in the order of their keys: all below `prefix`, or with `is_flat` only those directly in it.
     pub(crate) fn list(
         &self,
         prefix: &str,
@@ -248,7 +248,7 @@ impl Objects {
         Err(HttpError::Malformed("the list of uploads has no end"))
     }
 
-    /// Drops an upload in parts.
+    /// Aborts an upload in parts.
     pub(crate) fn abort(&self, unfinished: &Unfinished) -> Result<(), HttpError> {
         let url = self.object(&unfinished.key)?;
         let query = [("uploadId", unfinished.id.as_str())];

@@ -22,18 +22,18 @@ pub struct Progress {
     pub end: Option<FillEnd>,
 }
 
-/// The upstream's response before the first byte.
+/// How a fetch starts: known before the first byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// The file follows; its length, if known.
     Comes(Option<u64>),
-    /// The upstream does not have it.
+    /// There is no such file.
     Absent,
     /// It cannot be reached.
     Unavailable(String),
 }
 
-/// A NAR being fetched from an upstream, shared by all its readers. Only the fetch itself holds a thread.
+/// A file that is being fetched, shared by all its readers. Only the fetch itself holds a thread.
 pub struct Fill {
     file: Arc<File>,
     state: Mutex<State>,
@@ -80,7 +80,7 @@ impl Fill {
         }
     }
 
-    /// Waits for the upstream's response.
+    /// Waits until the fetch has started.
     pub(crate) fn start(&self, patience: Duration) -> Option<Start> {
         let state = self.changed.wait_timeout_while(self.lock(), patience, |state| state.start.is_none());
         state.unwrap_or_else(PoisonError::into_inner).0.start.clone()
@@ -92,7 +92,7 @@ impl Fill {
         drop(self.changed.wait_timeout_while(self.lock(), patience, |state| state.end.is_none()));
     }
 
-    /// Sets the upstream's response.
+    /// Sets how the fetch has started.
     pub(crate) fn starts(&self, start: Start) {
         let mut state = self.lock();
         if let Start::Comes(length) = start {

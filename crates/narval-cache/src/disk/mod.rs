@@ -1,4 +1,4 @@
-//! Files that are kept on this machine's disk within a budget, and files that are read while they grow.
+//! The disk cache: files within a budget, and files that are read while they are fetched.
 
 mod fill;
 mod kept;

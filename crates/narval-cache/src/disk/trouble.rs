@@ -11,7 +11,7 @@ pub(crate) enum Trouble {
     Absent,
     /// The upstream or the bucket could not be reached, or aborted.
     Unavailable(HttpError),
-    /// The data is not what was expected.
+    /// The data does not match the expected size or hash.
     Wrong(String),
     /// The file could not be written.
     Disk(io::Error),

@@ -50,7 +50,7 @@ pub(crate) struct Auth {
     tokens: Tokens,
     /// Its stamp changes when a token is revoked.
     data: Data,
-    /// What tokens allow, by the SHA-256 of the token.
+    /// The grants of verified tokens, by the SHA-256 of the token.
     remembered: Remembered<Sha256, (Stamp, Instant, Arc<Grant>)>,
     throttle: Throttle,
     sessions: Sessions,
@@ -67,13 +67,13 @@ pub(crate) struct Bearer {
 
 /// Why credentials are refused.
 enum Denied {
-    /// They are not credentials that a token can be in.
+    /// The field is neither Basic nor Bearer credentials.
     Malformed,
-    /// Too many wrong tokens came from the address: it was not checked.
+    /// The token was not checked, because too many wrong ones came from this address.
     Throttled,
-    /// It is not a valid token.
+    /// The token is unknown, expired or revoked.
     Wrong,
-    /// It cannot be verified.
+    /// The token cannot be verified.
     Failed(ServeError),
 }
 
@@ -90,11 +90,12 @@ impl From<Denied> for ServeError {
     }
 }
 
-/// The most verified tokens in memory.
+/// The maximum number of verified tokens in memory.
 const REMEMBERED_MAX: usize = 1024;
-/// How long one is remembered: its last use is recorded to the minute.
+/// How long a verified token is remembered: its last use is recorded to the minute.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
-/// How long one is good while the database with the tokens cannot be reached, and nobody can revoke it there for this server.
+/// How long a verified token is accepted while the database cannot be reached. This server does not learn of a revocation
+/// meanwhile.
 const TRUSTED_WHILE_AWAY: Duration = Duration::from_secs(3600);
 
 impl fmt::Debug for Auth {
@@ -110,7 +111,8 @@ impl Auth {
         Self { tokens, data: data.clone(), remembered, throttle: Throttle::default(), sessions }
     }
 
-    /// What the token of a request allows, if that is in memory and no token was revoked since. For the shard: it does not block.
+    /// The grant of a request's token, if it is in memory and no token was revoked since. Does not block: it is called on the
+    /// shard.
     pub(crate) fn remembered(&self, head: &HeadRef<'_>) -> Option<Arc<Grant>> {
         match credentials(head) {
             Credentials::Token(token) => self.recall(self.data.stamp(), &Sha256::of(&token)),
@@ -202,7 +204,8 @@ impl Auth {
         }
     }
 
-    /// Who has sent an accepted request, to be checked again while its answer goes on. `None`: it has neither a token nor a session.
+    /// The sender of an accepted request, to be checked again while a long answer is sent. `None` if the request has neither a
+    /// token nor a session.
     ///
     /// # Errors
     /// If the token cannot be verified.
@@ -215,7 +218,8 @@ impl Auth {
         Ok(session.map(|session| Bearer { grant: session.grant, session: Some(session.id), verified }))
     }
 
-    /// Whether the sender of an earlier request still has a scope: the token is neither revoked nor expired, and the session has not ended.
+    /// Whether the sender of an earlier request still has a scope: its token is neither revoked nor expired, and its session
+    /// has not ended.
     pub(crate) fn still_allows(&self, bearer: &mut Bearer, cache: &CacheName, scope: Scope) -> bool {
         if bearer.session.is_some_and(|id| !self.sessions.is_open(&id)) {
             return false;
@@ -239,7 +243,7 @@ impl Auth {
         bearer.grant.allows(cache, scope)
     }
 
-    /// Signs a browser in: verifies the token of a request like that of any other, and notes it in the audit log.
+    /// Signs a browser in: verifies the token of its request, and records that in the audit log.
     ///
     /// # Errors
     /// As [`caller`](Self::caller); 401 without a token, 403 if it allows nothing in this cache.

@@ -1,6 +1,6 @@
 //! Determines what keeps each path: a pure function of a snapshot.
 //!
-//! It needs 12 bytes for each path beside the snapshot, and 4 for each that is removed.
+//! Besides the snapshot, it needs 12 bytes for each path, and 4 for each that is removed.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -12,9 +12,9 @@ use crate::written::index::Snapshot;
 pub enum Hold {
     /// A pin with this name.
     Pin(String),
-    /// A client was told that it exists; until then, in seconds since 1970.
+    /// A lease until this time, in seconds since 1970: a client was told that the path exists.
     Lease(u64),
-    /// It was pushed or requested at that time.
+    /// It was pushed or requested at this time.
     Used(u64),
 }
 
@@ -25,11 +25,11 @@ pub struct Why {
     pub hold: Hold,
     /// Base names: the first is kept by itself, each refers to the next, and the last is the requested one.
     pub chain: Vec<String>,
-    /// Whether that is sufficient; otherwise the next collection removes it.
+    /// Whether that is sufficient. Otherwise, the next collection removes the path.
     pub kept: bool,
 }
 
-/// The time of paths that are kept for other reasons than their use.
+/// The time of paths that are kept whenever they were used last.
 const HELD: u32 = u32::MAX;
 
 /// No path.
@@ -64,7 +64,8 @@ fn own_times(snapshot: &Snapshot, now: u64) -> Vec<u32> {
     times
 }
 
-/// Passes the time of each path on to what it leads to, the latest first, and tells where each path got its time from.
+/// Passes the time of each path on to its references, the latest first. Calls `found` with each path and the one before it
+/// on the way from where its time comes.
 fn walk(snapshot: &Snapshot, times: &mut [u32], mut found: impl FnMut(u32, u32)) {
     let mut order: Vec<u32> = (0..).take(snapshot.len()).collect();
     order.sort_unstable_by_key(|path| Reverse(times.get(*path as usize).copied()));
@@ -93,8 +94,8 @@ fn walk(snapshot: &Snapshot, times: &mut [u32], mut found: impl FnMut(u32, u32))
 }
 
 impl Marks {
-    /// Raises the limit until at most this many bytes of NARs remain. Pinned and leased paths are kept. `sizes` has the ids of paths
-    /// in the order of the snapshot, their NARs, and the bytes of those.
+    /// Raises the cutoff until at most `size_max` bytes of NARs remain. Pinned and leased paths are kept. `sizes` has the id, the NAR
+    /// and the size of that NAR of each path, by id.
     pub(super) fn shrink_to(&mut self, snapshot: &Snapshot, sizes: &[(i64, i64, u64)], size_max: u64) {
         let mut order: Vec<u32> = (0..).take(snapshot.len()).filter(|path| self.is_kept(*path)).collect();
         order.sort_by_key(|path| Reverse(self.time(*path)));
@@ -102,7 +103,7 @@ impl Marks {
         for path in order {
             let id = snapshot.ids.get(path as usize);
             let at = id.and_then(|id| sizes.binary_search_by_key(id, |(id, ..)| *id).ok());
-            // One without a NAR, or that is gone, has no size.
+            // A path that was removed meanwhile has no size.
             let Some((_, nar, size)) = at.and_then(|at| sizes.get(at)) else { continue };
             if seen.insert(*nar) {
                 bytes = bytes.saturating_add(*size);
@@ -116,7 +117,7 @@ impl Marks {
         }
     }
 
-    /// When a path, or one that leads to it, was last used.
+    /// When a path or one of its referrers was last used.
     pub(super) fn time(&self, path: u32) -> u32 {
         self.times.get(path as usize).copied().unwrap_or(HELD)
     }
@@ -135,7 +136,7 @@ impl Marks {
                 *count += 1;
             }
         }
-        // Each is written where it is read later: first those that nothing leads to.
+        // The list is its own queue: it begins with the paths that have no referrers.
         let mut order: Vec<u32> = dead().filter(|path| referrers.get(*path as usize) == Some(&0)).collect();
         let mut next = 0;
         while let Some(path) = order.get(next).copied() {
@@ -154,7 +155,7 @@ impl Marks {
     }
 }
 
-/// The numbers of the paths that lead to the wanted one: the first is kept by itself. With what keeps that.
+/// The paths from one that is kept by itself to the wanted one, and what keeps the first.
 pub(super) fn chain(snapshot: &Snapshot, now: u64) -> Option<(Hold, Vec<u32>)> {
     let (mut times, mut from) = (own_times(snapshot, now), vec![NONE; snapshot.len()]);
     walk(snapshot, &mut times, |path, origin| {

@@ -143,28 +143,28 @@ impl Write for Incoming {
 pub enum NarBytes {
     /// All of them.
     File(File),
-    /// A file that is still being fetched. Readers follow it, and it is verified before its last byte.
+    /// A file that is still being fetched. Its last byte is withheld until all of it is verified.
     Growing(Arc<Fill>),
-    /// They are at this address, which is valid for [`REDIRECT_VALID_FOR`], and a secret.
+    /// A presigned URL, which is a secret. It is valid for [`REDIRECT_VALID_FOR`].
     Elsewhere(String),
 }
 
-/// Whether clients get large NARs from the object store itself.
+/// Whether clients are redirected to the object store for large NARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Redirect {
     /// Never.
     #[default]
     Off,
-    /// The first time that a NAR is asked for which is not in the disk cache. The second time, it is fetched into it.
+    /// Only for the first request of a NAR that is not in the disk cache. The second request fetches it into the disk cache.
     Auto,
     /// Always.
     On,
 }
 
-/// Smaller NARs are sent from here: another request would cost more than it saves.
+/// Smaller NARs are never redirected: the second request would cost more than it saves.
 pub(crate) const REDIRECT_LEN_MIN: u64 = 8 << 20;
 
-/// For how long a client can begin to read at an address that it was sent to.
+/// How long a client may take to follow a redirect.
 pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
 
 /// After this time, any server may carry out a change of a narinfo that another one has committed. Requests for such a change are
@@ -197,7 +197,7 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
-    /// Where else a client may read a NAR now, if it may.
+    /// The address to redirect a client to, if it is to be redirected.
     fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
     /// Like [`nar`](Self::nar), but waits for the complete file.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;

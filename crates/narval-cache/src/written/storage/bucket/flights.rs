@@ -36,7 +36,7 @@ const DAMAGED_FOR: Duration = Duration::from_secs(60);
 /// The maximum number of damaged objects that are remembered.
 const DAMAGED_MAX: usize = 4096;
 
-/// The maximum number of NARs that are remembered because clients were sent to the store for them; then all are forgotten.
+/// The maximum number of NARs that are remembered as redirected. Beyond it, all are forgotten.
 const SENT_AWAY_MAX: usize = 16_384;
 
 /// How often a damaged object is fetched before it is given up.
@@ -92,7 +92,7 @@ impl Flights {
         }
     }
 
-    /// Whether a NAR is neither here nor on its way, and this is the first time that somebody asks for it.
+    /// Whether a NAR is neither in the disk cache nor being fetched, and this is the first request for it.
     pub(super) fn is_first(&self, name: &str, nar: &NarRecord) -> bool {
         let name = format!("nar/{name}");
         if lock(&self.fills).contains_key(&name) || self.kept_file(&name, nar).is_some() {
