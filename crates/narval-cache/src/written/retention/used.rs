@@ -9,24 +9,27 @@ use narval_nix::HashPart;
 use crate::written::index::{CacheId, Used};
 use crate::written::name::NarFileName;
 
-/// The most uses that wait to be recorded, in each part. More within one period are not noted.
+/// The maximum number of unrecorded uses in each part. Further ones are dropped.
 const WAITING_MAX: usize = 1 << 14;
 
-/// Parts, each with its lock, so that requests for different paths rarely wait for each other.
+/// The number of parts. Each has its own lock, so that requests for different paths rarely wait for each other.
 const PARTS: usize = 16;
 
-/// A use is recorded to the minute: of many within one, the first is noted.
+/// Times are rounded down to this: of several uses within a minute, only the first is noted.
 const RESOLUTION_SECONDS: u64 = 60;
 
-/// Paths and NARs whose last use is remembered, so that another one within the same minute takes one load: 64 KiB in all. Two that
-/// share a place displace each other, which costs the lock of a part.
+/// The number of recent uses that are remembered (64 KiB). Another use of the same path within the minute then costs one load
+/// instead of a lock. Two paths that share an entry displace each other, which costs only the lock.
 const RECENT: usize = 8192;
+
+/// Spreads the bits of a hash: 2^64 divided by the golden ratio.
+const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Uses that are not recorded yet.
 pub(in crate::written) struct Uses {
     parts: [Mutex<HashMap<(CacheId, Subject), u64>>; PARTS],
-    /// Each is a hash of a path or a NAR and of the minute of its last use. Should two be the same, a use is not noted, and the next one
-    /// a minute later is.
+    /// Hashes of a path or NAR and of the minute of its last use. If two collide, a use is missed; the next one, a minute later,
+    /// is not.
     recent: Box<[AtomicU64]>,
 }
 
@@ -43,22 +46,22 @@ enum Subject {
 }
 
 impl Uses {
-    /// Notes that a path was used. Cheap for one that was used within the same minute: narinfos are answered from memory.
+    /// Notes that a path was used. It must be cheap: narinfos are answered from memory.
     pub(in crate::written) fn note_path(&self, cache: CacheId, part: &HashPart, now: u64) {
-        // Half of the hash part will do, which is a hash already: 5 of 8 bits are random.
+        // A hash already: 5 of 8 bits are random, so half of it is enough.
         if self.is_first(cache, part.as_bytes(), now) {
             self.note(cache, Subject::Path(*part), now);
         }
     }
 
-    /// As [`note_path`](Self::note_path), of a NAR's file: each range of a NAR that is asked for is a use.
+    /// Like [`note_path`](Self::note_path), for the file of a NAR. Each requested range counts as a use.
     pub(in crate::written) fn note_file(&self, cache: CacheId, name: &NarFileName, now: u64) {
         if self.is_first(cache, name.file_hash().as_bytes(), now) {
             self.note(cache, Subject::File(name.to_string()), now);
         }
     }
 
-    /// Whether this is the first use within the minute, as far as is remembered.
+    /// Whether this is the first remembered use within the minute.
     fn is_first(&self, cache: CacheId, hash: &[u8], now: u64) -> bool {
         let (place, name) = recent(cache, hash, now / RESOLUTION_SECONDS);
         let Some(place) = self.recent.get(place) else { return true };
@@ -74,13 +77,14 @@ impl Uses {
     }
 
     fn note_at_least(&self, cache: CacheId, subject: Subject, time: u64) {
-        // Hash parts and hashes of files: any of their characters are spread well.
-        let last = match &subject {
-            Subject::Path(part) => part.as_bytes().last().copied(),
-            Subject::File(name) => name.bytes().next(),
+        let hash: &[u8] = match &subject {
+            Subject::Path(part) => part.as_bytes(),
+            Subject::File(name) => name.as_bytes(),
         };
+        // Mixed: a character of a hash has 32 values, which are unevenly distributed modulo 16, and the first one of a file has two.
+        let mixed = word(hash, 8).wrapping_mul(MULTIPLIER) >> 32;
         let [first, ..] = &self.parts;
-        let part = self.parts.get(usize::from(last.unwrap_or(0)) % PARTS).unwrap_or(first);
+        let part = self.parts.get(mixed as usize % PARTS).unwrap_or(first);
         let mut waiting = part.lock().unwrap_or_else(PoisonError::into_inner);
         let room = waiting.len() < WAITING_MAX;
         let key = (cache, subject);
@@ -90,7 +94,7 @@ impl Uses {
         }
     }
 
-    /// Has uses wait again that could not be recorded. Later ones of the same count.
+    /// Puts back uses that could not be recorded. A later use of the same path takes precedence.
     pub(in crate::written) fn put_back(&self, uses: Vec<Used>) {
         for Used { cache, path, file, time } in uses {
             let subjects = [path.map(Subject::Path), file.map(Subject::File)];
@@ -98,7 +102,7 @@ impl Uses {
         }
     }
 
-    /// Takes all waiting uses, to record them.
+    /// Takes all unrecorded uses.
     pub(in crate::written) fn take(&self) -> Vec<Used> {
         let take = |part: &Mutex<_>| std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
         let used = |((cache, subject), time): ((CacheId, Subject), u64)| match subject {
@@ -109,12 +113,12 @@ impl Uses {
     }
 }
 
-/// Where the last use of what has this hash is remembered, and what stands there after one within `minute`. The first 16 bytes are looked at.
+/// The index of the entry for this hash, of which 16 bytes are used, and the entry's value after a use within `minute`.
 fn recent(cache: CacheId, hash: &[u8], minute: u64) -> (usize, u64) {
     let (a, b) = (word(hash, 0), word(hash, 8));
-    let mixed = (a ^ b.rotate_left(29) ^ cache.0.cast_unsigned().rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (a ^ b.rotate_left(29) ^ cache.0.cast_unsigned().rotate_left(40)).wrapping_mul(MULTIPLIER);
     let name = (mixed ^ mixed >> 32).wrapping_add(minute).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    // Nothing was used at first.
+    // Never zero: that is an empty entry.
     ((mixed >> 51) as usize % RECENT, name | 1)
 }
 
@@ -130,6 +134,12 @@ mod tests {
         HashPart::from_digest(&std::array::from_fn(|at| (number * 7 + at * number) as u8))
     }
 
+    /// The numbers of files and of paths.
+    fn files_in(part: &HashMap<(CacheId, Subject), u64>) -> (usize, usize) {
+        let files = part.keys().filter(|(_, subject)| matches!(subject, Subject::File(_))).count();
+        (files, part.len() - files)
+    }
+
     /// A client that reads a NAR in many ranges, and many clients that read the same one, take no lock.
     #[test]
     fn uses_of_a_nar_within_a_minute_take_no_lock() {
@@ -138,7 +148,7 @@ mod tests {
         uses.note_file(CacheId(1), &nar, 60);
         let locked: Vec<_> = uses.parts.iter().map(|part| part.lock().unwrap()).collect();
         std::thread::scope(|scope| {
-            // On a separate thread: it would deadlock on a lock that this one holds.
+            // On its own thread: it would deadlock if it took a lock that this thread holds.
             let (done, is_done) = std::sync::mpsc::channel();
             let (uses, nar) = (&uses, &nar);
             scope.spawn(move || {
@@ -158,6 +168,24 @@ mod tests {
     }
 
     #[test]
+    fn uses_are_spread_over_all_parts() {
+        let uses = Uses::default();
+        for number in 0_u32..1000 {
+            let hash = narval_nix::Sha256::of(&number.to_le_bytes());
+            if number % 2 == 0 {
+                uses.note_file(CacheId(1), &NarFileName::new(hash, narval_nix::Compression::Zstd), 60);
+            } else {
+                uses.note_path(CacheId(1), &HashPart::from_digest(&std::array::from_fn(|at| hash.as_bytes()[at])), 60);
+            }
+        }
+        let counts: Vec<_> = uses.parts.iter().map(|part| files_in(&part.lock().unwrap())).collect();
+        assert!(
+            counts.iter().all(|(files, paths)| [files, paths].into_iter().all(|count| (10..60).contains(count))),
+            "{counts:?}"
+        );
+    }
+
+    #[test]
     fn a_use_is_noted_once_a_minute_for_each_path_and_cache() {
         let uses = Uses::default();
         let (one, other) = (CacheId(1), CacheId(2));
@@ -171,7 +199,7 @@ mod tests {
         let taken = uses.take();
         assert_eq!(taken.len(), 2 * parts.len());
         assert!(taken.iter().all(|used| used.time == 60));
-        // Those that share a place displace each other, and may come once more; what is taken is not needed again in this minute.
+        // Paths that share an entry displace each other and may be noted twice. The last one is remembered.
         uses.note_path(one, &part(299), 119);
         assert!(uses.take().is_empty());
         uses.note_path(one, &part(299), 120);
