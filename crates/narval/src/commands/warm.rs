@@ -21,7 +21,7 @@ use crate::{Failure, server};
 /// Compress NARs for `narval serve` in advance
 ///
 /// Fills the folder of compressed NARs that `narval serve` uses. The server may be running. With --deltas-from, makes the
-/// differences that clients need which upgrade from the previous generation of a profile to the current one.
+/// deltas with which clients upgrade from the previous generation of a profile to the current one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,13 +29,13 @@ Examples:
   narval warm --all
   narval warm --deltas-from /nix/var/nix/profiles/system")]
 pub struct Args {
-    /// Store paths; their closures are compressed
+    /// Store paths, compressed with their closures
     #[arg(value_name = "PATH", required_unless_present_any = ["all", "deltas_from"])]
     paths: Vec<String>,
     /// Every valid path of the store
     #[arg(long, conflicts_with = "paths")]
     all: bool,
-    /// Make the differences between the previous and the current generation of this profile
+    /// Make the deltas from the previous to the current generation of this profile
     #[arg(long, value_name = "PROFILE", conflicts_with_all = ["paths", "all"])]
     deltas_from: Option<PathBuf>,
     /// Store, as for `narval serve`
