@@ -17,6 +17,8 @@ const INCOMING: &str = "incoming-";
 const FOLDERS: [&str; 3] = ["narinfo", "nar", "small"];
 /// Disk usage of a file is rounded up to this.
 const BLOCK: u64 = 4096;
+/// Bytes that stay free on a disk that has less room than the budget.
+const DISK_RESERVE: u64 = 1 << 20;
 /// The resolution of the time of the last use on disk, in milliseconds: writing every use would cost too much.
 const USE_WRITTEN_AFTER_MS: u64 = 3_600_000;
 /// The number of files that are created before they are needed.
@@ -31,7 +33,7 @@ pub(crate) struct Kept {
     /// Empty files for the next NARs: creating one may wait for the disk, and clients would wait with it.
     spare: Mutex<Vec<TemporaryFile>>,
     /// Locked as long as it is open.
-    _lock: File,
+    lock_file: File,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +81,7 @@ impl Kept {
             bytes_max: AtomicU64::new(bytes_max),
             state: Mutex::new(state),
             spare: Mutex::default(),
-            _lock: lock,
+            lock_file: lock,
         };
         kept.make_room(&mut kept.lock());
         kept.create_spare();
@@ -208,15 +210,31 @@ impl Kept {
     }
 
     fn make_room(&self, state: &mut State) {
-        while state.bytes > self.bytes_max() {
-            let Some((_, name)) = state.by_use.first_key_value() else { return };
-            let name = Arc::clone(name);
-            state.remove(&name);
-            tracing::debug!("disk cache: {name} is removed to free space");
-            if let Err(error) = fs::remove_file(self.folder.join(&*name)) {
-                tracing::warn!("disk cache: cannot remove '{}': {error}", self.folder.join(&*name).display());
-            }
+        while state.bytes > self.bytes_max() && self.remove_oldest(state) {}
+    }
+
+    /// Removes files until so many bytes fit on the disk, which may have less room than the budget.
+    pub(crate) fn make_disk_room(&self, bytes: u64) {
+        let wanted = bytes.saturating_add(DISK_RESERVE);
+        let has_room = || match rustix::fs::fstatvfs(&self.lock_file) {
+            Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize) >= wanted,
+            // Then the write that follows says what is wrong.
+            Err(_) => true,
+        };
+        let mut state = self.lock();
+        while !has_room() && self.remove_oldest(&mut state) {}
+    }
+
+    /// Removes the least recently used file. Returns `false` if there is none.
+    fn remove_oldest(&self, state: &mut State) -> bool {
+        let Some((_, name)) = state.by_use.first_key_value() else { return false };
+        let name = Arc::clone(name);
+        state.remove(&name);
+        tracing::debug!("disk cache: {name} is removed to free space");
+        if let Err(error) = fs::remove_file(self.folder.join(&*name)) {
+            tracing::warn!("disk cache: cannot remove '{}': {error}", self.folder.join(&*name).display());
         }
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

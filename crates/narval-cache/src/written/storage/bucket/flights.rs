@@ -3,8 +3,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -222,8 +223,19 @@ impl Flights {
         lock(&self.fills).remove(name);
     }
 
+    /// Writes a piece of a NAR of this size. If the disk is full, what the disk cache has not needed for longest makes room.
+    fn write_at(&self, file: &File, piece: &[u8], at: u64, size: u64) -> io::Result<()> {
+        match (file.write_all_at(piece, at), &self.kept) {
+            (Err(error), Some(kept)) if error.kind() == io::ErrorKind::StorageFull => {
+                kept.make_disk_room(size.saturating_sub(at));
+                file.write_all_at(piece, at)
+            }
+            (written, _) => written,
+        }
+    }
+
     /// Fetches an object into a file while its readers follow. They get the last byte once the whole file is verified.
-    fn fetch(&self, key: &str, nar: &NarRecord, mut file: &File, fill: &Fill) -> Result<(), Trouble> {
+    fn fetch(&self, key: &str, nar: &NarRecord, file: &File, fill: &Fill) -> Result<(), Trouble> {
         let mut body = self.objects.get(key).map_err(Trouble::Unavailable)?.ok_or(Trouble::Absent)?;
         let differs = |len: u64| Trouble::Wrong(format!("it has {len} bytes instead of {}", nar.file_size));
         if let Some(len) = body.total_len().filter(|len| *len != nar.file_size) {
@@ -243,7 +255,7 @@ impl Flights {
                 return Err(differs(written + len as u64));
             }
             hasher.update(piece);
-            file.write_all(piece).map_err(Trouble::Disk)?;
+            self.write_at(file, piece, written, nar.file_size).map_err(Trouble::Disk)?;
             written += len as u64;
             fill.wrote(written);
         }
