@@ -13,7 +13,7 @@ use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scop
 pub const COMMIT_MAX: usize = 100_000;
 
 /// How often a commit is tried while others change the same paths.
-const ATTEMPTS_MAX: usize = 16;
+pub(super) const ATTEMPTS_MAX: usize = 16;
 
 /// The maximum number of missing references in a message.
 const NAMED_MAX: usize = 3;
@@ -118,12 +118,20 @@ impl Cache {
         let _no_collection = self.storage().lock_shared().map_err(failed)?;
         for _ in 0..ATTEMPTS_MAX {
             let needed = self.check_references(&batch, &settings)?;
-            let (mut prepared, mut known) = (Vec::with_capacity(narinfos.len()), HashMap::new());
-            for info in narinfos.iter().filter_map(|(part, _)| batch.get(part)) {
-                prepared.push(self.prepare(info, &batch, &mut known, &settings, grant)?);
+            let claimed: Vec<&NarInfo> = narinfos.iter().filter_map(|(part, _)| batch.get(part)).collect();
+            let nars = claimed.iter().map(|info| self.nar_of(info)).collect::<Result<Vec<_>, _>>()?;
+            let known = self.known_of_found(&claimed, &nars, &batch)?;
+            let parts: Vec<HashPart> = claimed.iter().map(|info| info.path.hash_part()).collect();
+            let old = self.index().paths(self.id(), &parts)?;
+            let mut prepared = Vec::with_capacity(narinfos.len());
+            for ((info, nar), old) in claimed.into_iter().zip(nars).zip(old) {
+                prepared.push(self.prepare(info, nar, old, &known, &settings, grant)?);
             }
-            let changed: Vec<&Prepared> =
-                prepared.iter().filter(|prepared| prepared.committed.outcome != Outcome::Unchanged).collect();
+            let changed: Vec<PathRecord> = prepared
+                .iter()
+                .filter(|prepared| prepared.committed.outcome != Outcome::Unchanged)
+                .map(|prepared| prepared.record.clone())
+                .collect();
             if changed.is_empty() || self.publish_all(&changed, &needed)? == Commit::Done {
                 // Paths that existed also count as pushed.
                 let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
@@ -135,20 +143,19 @@ impl Cache {
     }
 
     /// Files are written before the commit in the index, and renamed after it.
-    fn publish_all(&self, changed: &[&Prepared], needed: &[HashPart]) -> Result<Commit, Refusal> {
+    pub(super) fn publish_all(&self, changed: &[PathRecord], needed: &[HashPart]) -> Result<Commit, Refusal> {
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         // The files of a large commit are written after it, because each stays open until it is renamed.
         let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
         let mut written = Vec::with_capacity(early.len());
-        for prepared in early {
-            written.push(self.files().write_narinfo(&prepared.record.narinfo).map_err(failed)?);
+        for record in early {
+            written.push(self.files().write_narinfo(&record.narinfo).map_err(failed)?);
         }
         self.files().sync_nars().map_err(failed)?;
-        let records: Vec<_> = changed.iter().map(|prepared| prepared.record.clone()).collect();
-        if self.index().commit(self.id(), records.clone(), needed, self.now())? == Commit::Changed {
+        if self.index().commit(self.id(), changed.to_vec(), needed, self.now())? == Commit::Changed {
             return Ok(Commit::Changed);
         }
-        self.publish_committed(&records, written);
+        self.publish_committed(changed, written);
         Ok(Commit::Done)
     }
 
@@ -198,14 +205,14 @@ impl Cache {
     fn prepare(
         &self,
         claimed: &NarInfo,
-        batch: &HashMap<HashPart, NarInfo>,
-        known: &mut HashMap<HashPart, bool>,
+        (file, nar): (String, NarRecord),
+        old: Option<PathRecord>,
+        known: &HashSet<HashPart>,
         settings: &CacheSettings,
         grant: &Grant,
     ) -> Result<Prepared, Refusal> {
         let part = claimed.path.hash_part();
-        let (file, nar) = self.nar_of(claimed)?;
-        let undeclared = self.undeclared(claimed, &nar, batch, known)?;
+        let undeclared = undeclared(claimed, &nar, known);
         if settings.strict_references
             && let Some(first) = undeclared.first()
         {
@@ -219,7 +226,6 @@ impl Cache {
         let mut info = NarInfo::new(&claimed.path_info(0), format!("nar/{file}"), nar.compression);
         info.file_hash = Some(nar.file_hash.into());
         info.file_size = Some(nar.file_size);
-        let old = self.index().path(self.id(), &part)?;
         let mut outcome = Outcome::Added;
         if let Some(old) = &old {
             let before = NarInfo::parse(&old.narinfo, &settings.store_dir).ok();
@@ -303,25 +309,24 @@ impl Cache {
         Ok((self.files().served_name(&name, &nar), nar))
     }
 
-    /// Paths in this cache or the same commit that the NAR mentions, but the narinfo does not. Each hash part is looked
-    /// up once per commit: many narinfos may share one NAR that mentions thousands.
-    fn undeclared(
+    /// Of the hash parts that NARs mention, those of paths in this cache or the same commit. Each is looked up once: many narinfos may
+    /// share one NAR that mentions thousands.
+    fn known_of_found(
         &self,
-        info: &NarInfo,
-        nar: &NarRecord,
+        claimed: &[&NarInfo],
+        nars: &[(String, NarRecord)],
         batch: &HashMap<HashPart, NarInfo>,
-        known: &mut HashMap<HashPart, bool>,
-    ) -> Result<Vec<HashPart>, Refusal> {
-        // A derivation mentions its outputs, which are not references.
-        if info.path.is_derivation() {
-            return Ok(Vec::new());
+    ) -> Result<HashSet<HashPart>, Refusal> {
+        let mentioning = claimed.iter().zip(nars).filter(|(info, _)| !info.path.is_derivation());
+        let found: BTreeSet<HashPart> = mentioning.flat_map(|(_, (_, nar))| &nar.found).copied().collect();
+        let mut known = HashSet::new();
+        let found: Vec<HashPart> = found.into_iter().collect();
+        for step in found.chunks(FOUND_STEP) {
+            let present = self.index().present(self.id(), step)?;
+            let is_known = |(part, present): &(&HashPart, bool)| *present || batch.contains_key(*part);
+            known.extend(step.iter().zip(present).filter(is_known).map(|(part, _)| *part));
         }
-        let declared: HashSet<HashPart> = info.references.iter().map(StorePath::hash_part).collect();
-        let new: Vec<HashPart> = nar.found.iter().filter(|part| !known.contains_key(*part)).copied().collect();
-        let present = self.index().present(self.id(), &new)?;
-        known.extend(new.into_iter().zip(present).map(|(part, present)| (part, present || batch.contains_key(&part))));
-        let is_undeclared = |part: &&HashPart| known.get(*part) == Some(&true) && !declared.contains(*part);
-        Ok(nar.found.iter().filter(is_undeclared).copied().collect())
+        Ok(known)
     }
 
     /// Signs a path with the cache's keys, if permitted; refuses one without a signature that the cache requires.
@@ -356,6 +361,19 @@ impl Cache {
     }
 }
 
+/// The number of mentioned hash parts that are looked up at a time.
+const FOUND_STEP: usize = 16_384;
+
+/// Paths in this cache or the same commit that the NAR mentions, but the narinfo does not.
+fn undeclared(info: &NarInfo, nar: &NarRecord, known: &HashSet<HashPart>) -> Vec<HashPart> {
+    // A derivation mentions its outputs, which are not references.
+    if info.path.is_derivation() {
+        return Vec::new();
+    }
+    let declared: HashSet<HashPart> = info.references.iter().map(StorePath::hash_part).collect();
+    nar.found.iter().filter(|part| known.contains(*part) && !declared.contains(*part)).copied().collect()
+}
+
 /// The maximum number of files that are written, and open, before their commit.
 const WRITTEN_EARLY_MAX: usize = 128;
 
@@ -376,14 +394,14 @@ fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarIn
 }
 
 /// Whether two narinfos have the same contents and references, which signatures cover.
-fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
+pub(super) fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
     one.path == other.path
         && (one.nar_hash, one.nar_size) == (other.nar_hash, other.nar_size)
         && one.reference_set() == other.reference_set()
 }
 
 /// Adds new signatures, sorted as in Nix.
-fn merge(info: &mut NarInfo, signatures: &[Signature]) {
+pub(super) fn merge(info: &mut NarInfo, signatures: &[Signature]) {
     let mut all: BTreeSet<Signature> = info.signatures.iter().cloned().collect();
     for signature in signatures {
         if all.len() < SIGNATURES_MAX {

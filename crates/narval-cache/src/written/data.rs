@@ -1,13 +1,20 @@
 //! An open data folder, or an open bucket.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
+use super::audit::AUDIT_KEPT_FOR;
 use super::error::{DataError, io_error};
 use super::index::CacheRecord;
 use super::shared::{CacheState, Shared};
-use super::{Audit, Cache, CacheName, CacheSettings, Stamp, Tokens};
+
+use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, Stamp, Tokens};
+
+/// The longest line of an audit log that is read.
+const AUDIT_LINE_MAX: u64 = 64 * 1024;
 
 /// A data folder. Cheap to clone, can be shared between threads, and may be open in other processes at the same time.
 #[derive(Clone)]
@@ -73,6 +80,46 @@ impl Data {
     /// The audit log.
     pub fn audit(&self) -> &Audit {
         &self.shared.audit
+    }
+
+    /// Reads the audit log since a time (seconds since 1970), oldest first: from the database, or else from the file, of which older
+    /// parts may have been rotated away.
+    ///
+    /// # Errors
+    /// If the database or the file cannot be read.
+    pub fn read_audit(&self, since: u64, mut take: impl FnMut(AuditLine)) -> Result<(), DataError> {
+        self.shared.audit.flush(&*self.shared.index);
+        if Audit::read_database(&*self.shared.index, since, &mut take)? {
+            return Ok(());
+        }
+        let path = self.shared.audit.path();
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(io_error("read", path, error)),
+        };
+        let mut file = BufReader::new(file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let read = (&mut file).take(AUDIT_LINE_MAX).read_until(b'\n', &mut line);
+            if read.map_err(|error| io_error("read", path, error))? == 0 {
+                return Ok(());
+            }
+            // A line may be cut off where a disk was full.
+            match serde_json::from_slice::<AuditLine>(&line) {
+                Ok(line) if line.time >= since => take(line),
+                Ok(_) => {}
+                Err(error) => tracing::warn!("a line of '{}' cannot be read: {error}", path.display()),
+            }
+        }
+    }
+
+    /// Removes lines of the audit log from the database that are old.
+    pub(super) fn forget_old_audit(&self) {
+        if let Err(error) = self.shared.index.forget_audit(super::now().saturating_sub(AUDIT_KEPT_FOR)) {
+            tracing::warn!("{error}");
+        }
     }
 
     /// Call this at the end of a command that has changed something: a running server has noticed the change when this

@@ -40,6 +40,7 @@ mod export;
 mod fsck;
 mod grant;
 mod index;
+mod migrate;
 mod name;
 pub mod oidc;
 mod open;
@@ -61,7 +62,7 @@ mod tokens_used;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use audit::Audit;
+pub use audit::{Audit, AuditLine};
 pub use batch::read_commit;
 pub use cache::{Cache, Listed, NarFile, NarHead, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
@@ -73,6 +74,7 @@ pub use export::Imported;
 pub use fsck::{FsckOptions, FsckReport};
 pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
 pub use index::{IndexError, Usage};
+pub use migrate::{MigrateError, Migrated};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };

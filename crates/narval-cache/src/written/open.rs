@@ -17,7 +17,7 @@ use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens_used::TokensUsed;
-use super::{Audit, Place, recompress};
+use super::{Audit, Place, audit, recompress};
 
 /// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -55,8 +55,8 @@ impl Data {
             storage,
             local: path.to_owned(),
             seen_pending: SeenPending::default(),
+            audit: Audit::new(path.join("audit.jsonl"), index.keeps_audit()),
             index,
-            audit: Audit::new(path.join("audit.jsonl")),
             tokens_used: TokensUsed::default(),
             uses: Uses::default(),
             shortage: Shortage::default(),
@@ -121,10 +121,16 @@ fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, D
 }
 
 fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Option<Duration>) {
-    let (mut settled, mut collected) = (Instant::now(), Instant::now());
+    let (mut recorded, mut settled, mut collected) = (Instant::now(), Instant::now(), Instant::now());
     let mut oversized = Oversized::default();
-    while stopped.recv_timeout(RECORD_EVERY) == Err(RecvTimeoutError::Timeout) {
+    while stopped.recv_timeout(audit::WRITE_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
+        shared.audit.flush(&*shared.index);
+        shared.settle_stored_files();
+        if recorded.elapsed() < RECORD_EVERY {
+            continue;
+        }
+        recorded = Instant::now();
         shared.record();
         if shared.storage.publishes_later()
             && let Err(error) = Data::of(Arc::clone(&shared)).publish_pending(WhichPending::Due)
@@ -141,6 +147,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             let data = Data::of(Arc::clone(&shared));
             collect_all(&data, every);
             data.end_unfinished();
+            data.forget_old_audit();
             collected = Instant::now();
         }
         oversized.collect(&Data::of(shared));

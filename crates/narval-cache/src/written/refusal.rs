@@ -28,6 +28,8 @@ pub enum RefusalKind {
     NotAllowed,
     /// 409: it conflicts with the current state.
     Conflict,
+    /// 409: another process is collecting.
+    Busy,
     /// 413: too large.
     TooLarge,
     /// 422: well-formed, but not what it claims to be.
@@ -49,7 +51,7 @@ impl RefusalKind {
             Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::NotAllowed => 405,
-            Self::Conflict => 409,
+            Self::Conflict | Self::Busy => 409,
             Self::TooLarge => 413,
             Self::Unprocessable => 422,
             Self::Failed => 500,

@@ -76,9 +76,19 @@ impl Shared {
             Err(error) if error.is_away() => self.uses.put_back(uses),
             Err(error) => tracing::warn!("{error}"),
         }
+        self.settle_stored_files();
         let used = self.tokens_used.take();
         if !used.is_empty()
             && let Err(error) = self.index.tokens_used(used)
+            && !error.is_away()
+        {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Tells other servers which uploads are complete.
+    pub(super) fn settle_stored_files(&self) {
+        if let Err(error) = self.index.settle_stored_files()
             && !error.is_away()
         {
             tracing::warn!("{error}");
@@ -105,5 +115,6 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.record();
+        self.audit.flush(&*self.index);
     }
 }

@@ -258,6 +258,90 @@ impl PostgresServer {
     }
 }
 
+/// What servers have asked of a database.
+#[derive(Debug, Default)]
+pub struct Asked {
+    /// The statements of each transaction with several.
+    pub transactions: Vec<Vec<String>>,
+    /// Single statements.
+    pub statements: Vec<String>,
+}
+
+impl PostgresServer {
+    /// From now on, all statements are logged.
+    pub fn log_statements(&self) {
+        for set in ["log_statement = 'all'", "log_line_prefix = '%p '"] {
+            self.sql("postgres", &format!("alter system set {set}")).unwrap();
+        }
+        self.sql("postgres", "select pg_reload_conf()").unwrap();
+        let until = Instant::now() + PATIENCE;
+        while self.sql("postgres", "show log_statement").unwrap() != "all" {
+            assert!(Instant::now() < until, "postgres does not log statements");
+        }
+    }
+
+    /// The length of the log.
+    pub fn log_len(&self) -> u64 {
+        fs::metadata(self.folder.path().join("log")).unwrap().len()
+    }
+
+    /// What was asked since the log had this length, but for what servers ask by themselves: about changes by others, and when they note uses
+    /// and the audit log.
+    pub fn asked_since(&self, from: u64) -> Asked {
+        let log = fs::read(self.folder.path().join("log")).unwrap();
+        let log = String::from_utf8_lossy(&log[usize::try_from(from).unwrap()..]).into_owned();
+        let (mut asked, mut open) = (Asked::default(), std::collections::HashMap::new());
+        for line in log.lines() {
+            let Some((process, rest)) = line.split_once(" LOG:  ") else { continue };
+            let text =
+                rest.strip_prefix("statement: ").or_else(|| Some(rest.split_once("execute ")?.1.split_once(": ")?.1));
+            let Some(text) = text.filter(|text| !text.starts_with("SET ")) else { continue };
+            if text.starts_with("begin") {
+                open.insert(process.to_owned(), Vec::new());
+            } else if text == "commit" || text == "rollback" {
+                asked.transactions.extend(open.remove(process));
+            } else if let Some(statements) = open.get_mut(process) {
+                statements.push(text.to_owned());
+            } else {
+                asked.statements.push(text.to_owned());
+            }
+        }
+        let by_itself = [
+            "narval.changes",
+            "narval.audit",
+            "set last_used",
+            "set used = u.time",
+            "p.kind = 'file' and p.name = u.name",
+            "from narval.pending where id >",
+        ];
+        let is_own = |text: &String| by_itself.iter().any(|known| text.contains(known));
+        asked.statements.retain(|text| !is_own(text));
+        asked.transactions.retain(|all| !all.is_empty() && !all.iter().all(is_own));
+        asked
+    }
+
+    /// What `docs/scale-out.md` backs up of a database.
+    pub fn dump(&self, database: &str) -> Vec<u8> {
+        let mut dump = self.command("pg_dump");
+        dump.arg("-h").arg(self.folder.path()).args(["-p", &self.port.to_string(), "-U", "narval", "-d", database]);
+        let said = dump.args(["--schema=narval", "--exclude-table-data=narval.changes"]).output().unwrap();
+        assert!(said.status.success(), "pg_dump: {}", String::from_utf8_lossy(&said.stderr));
+        said.stdout
+    }
+
+    /// Restores a dump into an empty database.
+    pub fn restore(&self, database: &str, dump: &[u8]) {
+        use std::io::Write;
+
+        let mut psql = self.command("psql");
+        psql.arg("-h").arg(self.folder.path()).args(["-p", &self.port.to_string(), "-U", "narval", "-d", database]);
+        psql.args(["-Xq", "-v", "ON_ERROR_STOP=1", "--single-transaction"]).stdin(Stdio::piped());
+        let mut child = psql.stdout(Stdio::null()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(dump).unwrap();
+        assert!(child.wait().unwrap().success(), "psql does not restore the dump");
+    }
+}
+
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         if self.child.lock().is_ok_and(|child| child.is_some()) {

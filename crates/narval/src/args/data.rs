@@ -59,6 +59,11 @@ pub struct CacheArgs {
 }
 
 impl DataArgs {
+    /// As if these were given, and no configuration file.
+    pub fn named_explicitly(data: PathBuf, database: Option<String>, cache_dir: Option<PathBuf>) -> Self {
+        Self { data: Some(data), config: None, database, cache_dir }
+    }
+
     /// The folder, to be worked on: root's new files will belong to its owner.
     ///
     /// # Errors

@@ -125,6 +125,8 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     // A token can be created before the server's first start, so create the cache.
     data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
     let (info, token) = data.tokens().create(&new).map_err(Failure::usage)?;
+    let detail = format!("'{}' allows {} in {}", info.label, info.scopes, info.caches.join(", "));
+    data.audit().note(&crate::args::data::administrator(), None, "create token", &info.id, &Ok(detail));
     out!("{}", token.as_str());
     note!("token {} '{}' allows {} in {}", info.id, info.label, info.scopes, info.caches.join(", "));
     Ok(())

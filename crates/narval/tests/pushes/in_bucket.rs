@@ -19,7 +19,10 @@ struct Place {
 
 impl Place {
     fn new(on_postgres: bool) -> Option<Self> {
-        let s3 = S3Server::versitygw()?;
+        Self::over(S3Server::versitygw()?, on_postgres)
+    }
+
+    fn over(s3: S3Server, on_postgres: bool) -> Option<Self> {
         let postgres = if on_postgres { Some(PostgresServer::new()?) } else { None };
         let database = postgres.as_ref().map(PostgresServer::database);
         let url = s3.bucket("the-cache").replace("the-cache", "the-cache/a/prefix");
@@ -102,8 +105,8 @@ fn noise(len: usize) -> Vec<u8> {
     contents
 }
 
-fn a_push_is_read_back_with_the_server_and_without(on_postgres: bool) {
-    let Some(place) = Place::new(on_postgres) else { return };
+fn a_push_is_read_back_with_the_server_and_without(place: Option<Place>) {
+    let Some(place) = place else { return };
     let mut lab = place.lab();
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
     let mut paths = Vec::new();
@@ -167,12 +170,18 @@ fn a_push_is_read_back_with_the_server_and_without(on_postgres: bool) {
 
 #[test]
 fn a_push_is_read_back_with_the_server_and_without_it() {
-    a_push_is_read_back_with_the_server_and_without(false);
+    a_push_is_read_back_with_the_server_and_without(Place::new(false));
 }
 
 #[test]
 fn a_push_is_read_back_with_the_server_and_without_it_on_postgres() {
-    a_push_is_read_back_with_the_server_and_without(true);
+    a_push_is_read_back_with_the_server_and_without(Place::new(true));
+}
+
+#[test]
+fn a_push_is_read_back_with_the_server_and_without_it_over_seaweedfs() {
+    let Some(s3) = S3Server::seaweedfs() else { return };
+    a_push_is_read_back_with_the_server_and_without(Place::over(s3, false));
 }
 
 #[test]
@@ -229,6 +238,113 @@ fn the_object_store_goes_away_and_comes_back() {
     }
     assert!(matches!(lab.put(&nar.url(), &token, &nar.bytes).status, 200 | 201));
     lab.pull(Nix::Newest, &unread);
+}
+
+/// How often the object store and the database are asked, for a push and for reads that are the first or later ones.
+#[test]
+fn a_push_and_reads_ask_the_object_store_and_the_database_seldom() {
+    const PATHS: usize = 30;
+    let Some(mut place) = Place::new(true) else { return };
+    let proxy = place.put_proxy();
+    let lab = place.lab();
+    let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
+    let contents = |number: usize| [&number.to_le_bytes()[..], &noise(3000)].concat();
+    let paths: Vec<String> = (0..PATHS).map(|at| lab.store.add_file(&format!("file-{at}"), contents(at))).collect();
+    let postgres = place.postgres.as_ref().unwrap();
+    postgres.log_statements();
+    let netrc = lab.netrc(&token);
+    let push = || {
+        let begun = postgres.log_len();
+        proxy.take_requests();
+        let mut command = Command::new(NARVAL);
+        command
+            .args(["push", "--store", &lab.store.uri(), "--to", &lab.server.url(), "--netrc-file"])
+            .arg(&netrc)
+            .args(&paths);
+        let output = command.env("HOME", lab.store.dir.path()).env("NO_PROXY", "127.0.0.1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (proxy.take_requests(), postgres.asked_since(begun))
+    };
+    let (requests, asked) = push();
+    eprintln!(
+        "push of {PATHS} paths: {} requests, {} transactions, {} statements",
+        requests.len(),
+        asked.transactions.len(),
+        asked.statements.len()
+    );
+    assert!(requests.len() <= 2 * PATHS + 5, "{requests:?}");
+    // One for each NAR at most, before it is stored; uploads at the same time share one.
+    assert!(asked.transactions.len() <= PATHS + 5, "{:?}", asked.transactions);
+    assert!(asked.statements.len() <= 4 * PATHS + 10, "{:?}", asked.statements);
+    let (requests, asked) = push();
+    assert_eq!(requests, Vec::<String>::new(), "nothing is missing");
+    assert!(asked.transactions.len() <= 2 && asked.statements.len() <= 10, "{asked:?}");
+
+    // A node that has just started: what is asked for the first time, and again.
+    let other = Lab { server: place.serve(&lab.store, "other-node"), store: Store::new() };
+    let narinfos: Vec<String> = paths.iter().map(|path| format!("/{}.narinfo", hash_part(path))).collect();
+    let read = |targets: &[String]| {
+        let begun = postgres.log_len();
+        proxy.take_requests();
+        let answers: Vec<_> = targets.iter().map(|target| other.get(target)).collect();
+        assert!(answers.iter().all(|answer| answer.status == 200));
+        let asked = postgres.asked_since(begun);
+        assert_eq!(asked.transactions, Vec::<Vec<String>>::new());
+        let url = |answer: &crate::support::Answer| {
+            let text = String::from_utf8_lossy(&answer.body).into_owned();
+            crate::support::value(&text, "URL").map(|url| format!("/{url}"))
+        };
+        let urls = answers.iter().filter_map(url);
+        let is_of_reading = |text: &&String| text.contains("narval.paths") || text.contains("narval.files");
+        let statements = asked.statements.iter().filter(is_of_reading).count();
+        (proxy.take_requests().len(), statements, urls.collect::<Vec<String>>())
+    };
+    let (requests, statements, nars) = read(&narinfos);
+    assert_eq!((requests, nars.len()), (0, PATHS));
+    assert!(statements <= PATHS + 2, "{statements}");
+    let (requests, statements, _) = read(&narinfos);
+    assert_eq!((requests, statements), (0, 0), "remembered");
+    let (requests, statements, _) = read(&nars);
+    assert_eq!(requests, PATHS, "one for each NAR");
+    assert!(statements <= 2 * PATHS, "{statements}");
+    let (requests, statements, _) = read(&nars);
+    assert_eq!((requests, statements), (0, 0), "in the disk cache");
+}
+
+/// The disk cache may have more bytes than its disk has room for: what was not needed for longest is removed.
+#[test]
+fn a_disk_smaller_than_the_disk_cache() {
+    let may_mount = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    if !may_mount.is_ok_and(|output| output.status.success()) {
+        eprintln!("note: skipped: a file system of the test's own can't be mounted");
+        return;
+    }
+    // The index is elsewhere.
+    let Some(place) = Place::new(true) else { return };
+    let store = Store::new();
+    let small = store.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let script = "mount -t tmpfs -o size=24m none \"$0\" && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script, small.to_str().unwrap(), NARVAL, "serve", "--listen", "127.0.0.1:0"]);
+    command.args(["--cache-size", "1G"]).args(place.options(&store, "small/node"));
+    let environment = place.environment();
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let server = Server::start(command, &environment);
+    let lab = Lab { store, server };
+    let token = place.narval(&lab, &["token", "create", "--push", "ci"]);
+    let nars: Vec<Nar> = (0..20_u8).map(|number| Nar::of(&[&[number][..], &noise(2 << 20)].concat())).collect();
+    for nar in &nars {
+        assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
+    }
+    // 40 MiB, twice: the second time, some have been removed.
+    for _ in 0..2 {
+        for nar in &nars {
+            let answer = lab.get(&nar.url());
+            assert!(answer.status == 200 && answer.body == nar.bytes, "{}: {}", answer.status, lab.server.log());
+        }
+    }
+    assert!(!lab.server.log().contains("cannot be written"), "{}", lab.server.log());
 }
 
 /// The path of a path's NAR at the server.

@@ -16,6 +16,7 @@ mod in_bucket;
 mod killed;
 mod lab;
 mod limits;
+mod migrating;
 mod nix;
 #[path = "../../../narval-cache/tests/postgres/mod.rs"]
 mod postgres;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
 
-use super::CacheName;
+use super::{AuditLine, CacheName};
 
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
@@ -251,6 +251,23 @@ pub(crate) enum Pending {
 
 /// The index. Times are seconds since 1970.
 pub(crate) trait Index: Send + Sync {
+    /// Whether the audit log is kept here; otherwise it is a file.
+    fn keeps_audit(&self) -> bool {
+        false
+    }
+    /// Adds lines to the audit log.
+    fn add_audit(&self, _lines: &[AuditLine]) -> Result<(), IndexError> {
+        Ok(())
+    }
+    /// At most this many lines of the audit log with their numbers, in their order, after this number and not before this time.
+    fn audit(&self, _after: i64, _since: u64, _max: usize) -> Result<Vec<(i64, AuditLine)>, IndexError> {
+        Ok(Vec::new())
+    }
+    /// Removes the lines of the audit log before this time.
+    fn forget_audit(&self, _before: u64) -> Result<(), IndexError> {
+        Ok(())
+    }
+
     /// A number that changes with every change that a reader can see: at once for changes by this process, within
     /// [`Index::noticed_after`] for others. It does not change while the index cannot be reached.
     fn stamp(&self) -> u64;
@@ -292,6 +309,10 @@ pub(crate) trait Index: Send + Sync {
     fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError>;
     /// The record of a path.
     fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError>;
+    /// The records of paths, in the given order.
+    fn paths(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<PathRecord>>, IndexError> {
+        hash_parts.iter().map(|part| self.path(cache, part)).collect()
+    }
     /// Which of these paths exist.
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
     /// For each path that exists, the name of its NAR's file and the expected length of that file.
@@ -331,6 +352,8 @@ pub(crate) trait Index: Send + Sync {
     /// Takes the lease for collections from whoever has it, if a collection has left condemned names or those of deleted paths in a
     /// cache. Only for a caller with the folder's lock, which shows that the collection has been interrupted.
     fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError>;
+    /// Who has the lease for collections, in words for a message.
+    fn collector(&self) -> Result<Option<String>, IndexError>;
     /// Renews the lease for collections.
     fn continue_collection(&self, fence: Fence) -> Result<(), IndexError>;
     /// Ends the lease for collections. With `collected`, that cache has been collected completely.
@@ -386,6 +409,15 @@ pub(crate) trait Index: Send + Sync {
     fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
     /// Removes the pending entries of a name below `nar/`, whose file is stored.
     fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
+    /// As [`settle_file`](Self::settle_file). Here, it has taken effect when this returns; for other processes, with the next commit or
+    /// [`settle_stored_files`](Self::settle_stored_files).
+    fn settle_file_soon(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+        self.settle_file(cache, name)
+    }
+    /// Carries out what [`settle_file_soon`](Self::settle_file_soon) has left.
+    fn settle_stored_files(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
     /// Whether there is such an entry.
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError>;
     /// The greatest number of a pending entry.

@@ -67,14 +67,14 @@ pub struct Collected {
 
 fn busy() -> Refusal {
     let message = "another process is collecting, or was killed less than a minute ago; try again";
-    Refusal::new(RefusalKind::Conflict, message)
+    Refusal::new(RefusalKind::Busy, message)
 }
 
 impl Cache {
     /// Removes what nothing keeps. Uploads and reads continue meanwhile.
     ///
     /// # Errors
-    /// If the index or a file fails, or another process is collecting. The state is consistent then.
+    /// If the index or a file fails, or another process is collecting ([`RefusalKind::Busy`]). The state is consistent then.
     pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
         let now = options.now.unwrap_or_else(|| self.now());
         self.record_uses();
@@ -129,6 +129,14 @@ impl Cache {
         Ok(collected)
     }
 
+    /// Who is collecting now, in words for a message. One that was killed is named for a minute.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn collector(&self) -> Result<Option<String>, Refusal> {
+        Ok(self.index().collector()?)
+    }
+
     /// How many paths a collection at this time keeps, and how many it removes, without doing so.
     #[cfg(test)]
     pub(in crate::written) fn mark_only(&self, now: u64) -> Result<(usize, usize), Refusal> {
@@ -158,7 +166,7 @@ impl Cache {
                 collected.files,
                 collected.bytes
             ),
-            Err(refusal) if refusal.kind == RefusalKind::Conflict => {
+            Err(refusal) if matches!(refusal.kind, RefusalKind::Conflict | RefusalKind::Busy) => {
                 tracing::debug!("cache '{}': {refusal}", self.name());
             }
             Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", self.name()),

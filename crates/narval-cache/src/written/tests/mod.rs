@@ -6,6 +6,7 @@ mod hostile;
 mod in_bucket;
 mod killed;
 mod many_paths;
+mod migrating;
 mod oversized;
 mod place;
 #[path = "../../../tests/postgres/mod.rs"]
@@ -13,6 +14,7 @@ pub(super) mod postgres;
 mod racing;
 mod receiving;
 mod recompressing;
+mod restoring;
 mod retention;
 #[path = "../../../tests/s3/mod.rs"]
 pub(super) mod s3;

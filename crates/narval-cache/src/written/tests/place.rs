@@ -126,7 +126,7 @@ impl Place {
     pub(super) fn sql(&self, statement: &str) {
         match &self.database {
             Some((server, address)) => {
-                let name = address.split('?').next().unwrap().rsplit('/').next().unwrap();
+                let name = name_of(address);
                 server.sql(name, &format!("set search_path to narval; {statement}")).unwrap();
             }
             None => {
@@ -139,8 +139,27 @@ impl Place {
     /// What the database answers to a query.
     pub(super) fn query(&self, statement: &str) -> String {
         let (server, address) = self.database.as_ref().unwrap();
-        let name = address.split('?').next().unwrap().rsplit('/').next().unwrap();
+        let name = name_of(address);
         server.sql(name, &format!("set search_path to narval; {statement}")).unwrap()
+    }
+
+    /// A dump of the database, if there is one.
+    pub(super) fn dump(&self) -> Option<Vec<u8>> {
+        self.database.as_ref().map(|(server, address)| server.dump(name_of(address)))
+    }
+
+    /// A new database on another server, from a dump, with a copy of the folder, or with the bucket and an empty folder.
+    pub(super) fn restored(&self, dump: &[u8]) -> Self {
+        let server = Arc::new(PostgresServer::new().unwrap());
+        let address = server.database();
+        server.restore(name_of(&address), dump);
+        let folder = tempfile::tempdir().unwrap();
+        if self.bucket.is_none() {
+            let mut copy = Command::new("cp");
+            let copied = copy.arg("-a").arg(self.path().join(".")).arg(folder.path()).status().unwrap();
+            assert!(copied.success());
+        }
+        Self { folder, database: Some((server, address)), bucket: self.bucket.clone() }
     }
 
     /// Loses the index: it is damaged, or its database is gone.
@@ -150,6 +169,11 @@ impl Place {
             None => std::fs::write(self.path().join("index.sqlite"), "not a database any more").unwrap(),
         }
     }
+}
+
+/// The name in a database's address.
+fn name_of(address: &str) -> &str {
+    address.split('?').next().unwrap().rsplit('/').next().unwrap()
 }
 
 fn place(folder: &Path, bucket: Option<&str>, cache_size: Option<u64>) -> written::Place {

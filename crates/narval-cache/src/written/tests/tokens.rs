@@ -1,5 +1,7 @@
 //! Tokens and the audit log.
 
+use std::time::{Duration, Instant};
+
 use super::*;
 
 fn new_token(scopes: &str) -> NewToken {
@@ -83,17 +85,29 @@ fn the_audit_log_says_who_did_what() {
     let path = TestPath::new("a", &[]);
     path.push_as(&fixture.cache, &pusher().from_peer("192.0.2.1")).unwrap();
     TestPath::new("b", &[&TestPath::new("c", &[])]).push(&fixture.cache).unwrap_err();
-    let text = std::fs::read_to_string(fixture.data.audit().path()).unwrap();
-    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |action: &str, result: &str| {
-        lines.iter().filter(|line| line["action"] == action && line["result"] == result).count()
+    // As another server reads it, which shares the database, if there is one.
+    let other = fixture.folder.open();
+    let read = |since: u64| {
+        let mut lines = Vec::new();
+        other.read_audit(since, |line| lines.push(line)).unwrap();
+        lines
     };
-    assert_eq!((of("nar", "ok"), of("narinfo", "ok"), of("narinfo", "refused")), (2, 1, 1));
-    let added = lines.iter().find(|line| line["detail"] == "added").unwrap();
-    assert_eq!(
-        (added["peer"].as_str(), added["subject"].as_str()),
-        (Some("192.0.2.1"), Some(path.info.path.base_name()))
-    );
+    let until = Instant::now() + Duration::from_secs(60);
+    while read(0).len() < 4 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let lines = read(0);
+    let of =
+        |action: &str, result: &str| lines.iter().filter(|line| line.action == action && line.result == result).count();
+    assert_eq!((of("nar", "ok"), of("narinfo", "ok"), of("narinfo", "refused")), (2, 1, 1), "{lines:?}");
+    let added = lines.iter().find(|line| line.detail == "added").unwrap();
+    assert_eq!((added.peer.as_deref(), added.subject.as_str()), (Some("192.0.2.1"), path.info.path.base_name()));
+    assert_eq!((added.cache.as_deref(), added.result.as_str()), (Some("default"), "ok"));
+    // The file of this machine has the same lines.
+    let text = std::fs::read_to_string(fixture.data.audit().path()).unwrap();
+    let kept: Vec<AuditLine> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(kept, lines);
+    assert_eq!(read(lines[3].time + 1), []);
 }
 
 #[test]

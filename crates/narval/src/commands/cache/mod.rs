@@ -1,15 +1,25 @@
 //! `narval cache`: maintains a writable cache, also while its server runs.
 
+mod audit;
 mod check;
+mod migrate;
+
+use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use narval_cache::written::{COLLECT_GRACE, CollectOptions, Hold, UNFINISHED_GRACE};
+use narval_cache::written::{COLLECT_GRACE, Cache, CollectOptions, Collected, Hold, RefusalKind, UNFINISHED_GRACE};
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::human_bytes;
-use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead, hash_part};
+use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead, hash_part, parse_time};
 use crate::ui::output::{counted, note, out, paths};
+
+/// How long `gc` waits for another collection.
+const GC_WAIT: Duration = Duration::from_secs(600);
+
+/// How often it looks whether that has ended.
+const GC_LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Maintain a writable cache
 #[derive(Debug, clap::Args)]
@@ -24,7 +34,7 @@ enum Command {
     ///
     /// Paths are hidden immediately. Their NARs are deleted a day later, because clients may still request them. NARs
     /// of an abandoned push are also deleted after a day, or with --unfinished after ten minutes. --dry-run shows what
-    /// would be removed and why.
+    /// would be removed and why. One process collects at a time, on whichever machine: the command says who does, and waits.
     #[command(after_help = "Example:\n  narval cache gc --dry-run")]
     Gc {
         #[command(flatten)]
@@ -35,6 +45,9 @@ enum Command {
         /// Also delete NARs without a path that were not used for ten minutes, for a full disk
         #[arg(long)]
         unfinished: bool,
+        /// How long to wait for another process that is collecting, such as `0s` [default: 10m]
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        wait: Option<Duration>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -75,6 +88,11 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show who did what
+    ///
+    /// Uploads, commits, deletions, collections, pins, tokens and sign-ins, oldest first, with those that were refused. With the index in a
+    /// database, of all its servers, up to a second ago, and for 400 days; else what is in 'audit.jsonl' of the data folder.
+    Audit(audit::AuditArgs),
     /// Show which pin or use keeps a path
     #[command(after_help = "Example:\n  narval cache why /nix/store/…-glibc-2.40")]
     Why {
@@ -101,6 +119,11 @@ enum Command {
         #[arg(value_name = "FILE")]
         file: std::path::PathBuf,
     },
+    /// Copy all caches from a folder to a bucket, or from a bucket to a folder
+    ///
+    /// With settings, tokens and pins, but without the audit log. Every NAR is verified, and the source is not changed. Run again, the command
+    /// copies what is missing: first while the source's server runs, which may take long, then once more after it was stopped.
+    Migrate(migrate::MigrateArgs),
 }
 
 /// Runs `narval cache`.
@@ -109,10 +132,13 @@ enum Command {
 /// If the data folder cannot be used, or a path does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Command::Gc { cache, dry_run, unfinished, json } => gc(&cache, dry_run, unfinished, json),
+        Command::Gc { cache, dry_run, unfinished, wait, json } => {
+            gc(&cache, dry_run, unfinished, wait.unwrap_or(GC_WAIT), json)
+        }
         Command::Delete { cache, path, referrers } => delete(&cache, &path, referrers),
         Command::Stats { data, json } => stats(&data, json),
         Command::List { cache, json } => list(&cache, json),
+        Command::Audit(args) => audit::audit(&args),
         Command::Why { cache, path } => why(&cache, &path),
         Command::Fsck(args) => check::fsck(&args),
         Command::Export { data } => {
@@ -120,17 +146,42 @@ pub fn run(args: Args) -> Result<(), Failure> {
             Ok(())
         }
         Command::Import { data, file } => check::import(&data, &file),
+        Command::Migrate(args) => migrate::migrate(args),
     }
 }
 
-fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, json: bool) -> Result<(), Failure> {
+/// Collects as soon as no other process does.
+fn collect(cache: &Cache, options: &CollectOptions, wait: Duration) -> Result<Collected, Failure> {
+    let (begun, mut told) = (Instant::now(), false);
+    loop {
+        let refusal = match cache.collect(options, &administrator()) {
+            Err(refusal) if refusal.kind == RefusalKind::Busy => refusal,
+            result => return result.map_err(Failure::runtime),
+        };
+        // Nobody, if it has just ended.
+        let collector = cache.collector().map_err(Failure::runtime)?;
+        if begun.elapsed() >= wait {
+            let who = collector.map_or_else(|| refusal.to_string(), |who| format!("{who} is collecting"));
+            return Err(Failure::runtime(format!(
+                "{who}: nothing was removed; wait longer with '--wait 1h', or try again"
+            )));
+        }
+        if let Some(who) = collector.filter(|_| !told) {
+            note!("{who} is collecting, or was killed less than a minute ago: waiting");
+            told = true;
+        }
+        std::thread::sleep(GC_LOOK_EVERY);
+    }
+}
+
+fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: bool) -> Result<(), Failure> {
     let (data, cache) = args.open()?;
     if let Some(warning) = cache.settings().warning() {
         note!("narval: {warning}");
     }
     let grace = if unfinished { UNFINISHED_GRACE } else { COLLECT_GRACE };
     let options = CollectOptions { dry_run, grace, ..CollectOptions::default() };
-    let collected = cache.collect(&options, &administrator()).map_err(Failure::runtime)?;
+    let collected = collect(&cache, &options, wait)?;
     if json {
         let forgotten = collected.forgotten.iter();
         let paths: Vec<_> =

@@ -87,6 +87,18 @@ pub(super) async fn settle_file(change: &Change<'_>, cache: CacheId, name: &str)
     execute(change.client, settle, &[p(&cache.0), p(&name)]).await.map(drop)
 }
 
+/// As [`settle_file`], for files whose upload is complete, with the numbers under which they are pending: what somebody else has
+/// recorded since may be on its way.
+pub(super) async fn settle_files(change: &Change<'_>, cache: CacheId, files: &[(String, i64)]) -> Result<(), Failed> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let settle = "delete from narval.pending p using unnest($2, $3) as u (name, id) \
+         where p.cache = $1 and p.kind = 'file' and p.name = u.name and p.id <= u.id";
+    let (names, numbers): (Vec<&str>, Vec<i64>) = files.iter().map(|(name, number)| (name.as_str(), *number)).unzip();
+    execute(change.client, settle, &[p(&cache.0), p(&names), p(&numbers)]).await.map(drop)
+}
+
 pub(super) async fn is_unplaced(client: &Client, cache: CacheId, name: &str) -> Result<bool, Failed> {
     let find = "select 1 from narval.pending where cache = $1 and kind = 'file' and name = $2 limit 1";
     Ok(query_opt(client, find, &[p(&cache.0), p(&name)]).await?.is_some())

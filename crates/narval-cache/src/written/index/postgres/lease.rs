@@ -53,6 +53,12 @@ impl Lease {
         row.map(|row| Ok(Self { name, fence: get(&row, 0)? })).transpose()
     }
 
+    /// Who has a lease now.
+    pub(super) async fn owner(client: &Client, name: &'static str) -> Result<Option<String>, Failed> {
+        let find = "select owner from narval.leases_of_work where name = $1 and until > now()";
+        query_opt(client, find, &[p(&name)]).await?.map(|row| get(&row, 0)).transpose()
+    }
+
     /// To be called within a transaction: until its end, nobody else can take the lease.
     pub(super) async fn check(&self, client: &Client) -> Result<(), Failed> {
         let check = "select 1 from narval.leases_of_work where name = $1 and fence = $2 for update";

@@ -5,6 +5,7 @@
 //! Locks end with their transactions, so poolers of connections do no harm. What others change is noticed within [`watch::LOOK_EVERY`].
 
 mod address;
+mod audit;
 mod caches;
 mod failed;
 mod lease;
@@ -14,13 +15,15 @@ mod pool;
 mod retention;
 mod schema;
 mod sql;
+mod together;
 mod tokens;
 mod watch;
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_nix::{Compression, HashPart, NarHash, nix32};
@@ -33,11 +36,12 @@ use self::failed::Failed;
 use self::lease::Lease;
 use self::pool::Pool;
 use self::sql::{execute, p};
+use self::together::{Addition, Together};
 use super::{
     COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
     ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord, Usage, Used,
 };
-use crate::written::CacheName;
+use crate::written::{AuditLine, CacheName};
 
 /// How long a statement or a transaction may take.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -66,6 +70,9 @@ const LOCK: &str = "7233906, 7758188";
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
+/// The most names of which is remembered under which number they are pending.
+const RECORDED_MAX: usize = 4096;
+
 /// The index in PostgreSQL.
 pub(crate) struct Postgres {
     pool: Arc<Pool>,
@@ -74,8 +81,20 @@ pub(crate) struct Postgres {
     node: Arc<Node>,
     /// What names of NARs mean, under which stamp.
     files: Remembered<(CacheId, String), (u64, NarRecord)>,
+    /// Names that are being recorded.
+    together: Together,
+    /// Names that this process has recorded, until the index knows that their files are stored.
+    recorded: Mutex<HashMap<(CacheId, String), Recorded>>,
     /// Ends the thread that watches.
     _stop: Sender<()>,
+}
+
+/// A name whose file is being stored.
+struct Recorded {
+    /// Under which number it is pending.
+    number: i64,
+    /// Whether the file is stored.
+    is_stored: bool,
 }
 
 /// What changes of this process are marked with: it counts those itself.
@@ -95,6 +114,12 @@ impl Node {
     fn name(&self) -> String {
         format!("{}.{}", self.id, self.generation.load(Ordering::Acquire))
     }
+}
+
+/// This process, for messages on other machines.
+fn this_process() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("process {} on {host}", std::process::id())
 }
 
 /// Who must not be in the middle of something.
@@ -193,7 +218,52 @@ impl Postgres {
         };
         let thread = std::thread::Builder::new().name("index-watch".into()).spawn(watch);
         thread.map_err(|error| unusable(format!("no thread for it: {error}")))?;
-        Ok(Self { pool, stamp, node, files: Remembered::new(REMEMBERED_MAX), _stop: stop })
+        Ok(Self {
+            pool,
+            stamp,
+            node,
+            files: Remembered::new(REMEMBERED_MAX),
+            together: Together::default(),
+            recorded: Mutex::default(),
+            _stop: stop,
+        })
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, HashMap<(CacheId, String), Recorded>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers under which numbers names are pending.
+    fn remember_recorded(&self, cache: CacheId, names: Vec<(String, i64)>) {
+        let mut recorded = self.recorded();
+        if recorded.len() + names.len() > RECORDED_MAX {
+            // Uploads that failed are among them. The others are settled one by one.
+            recorded.retain(|_, name| name.is_stored);
+        }
+        for (name, number) in names {
+            if recorded.len() < RECORDED_MAX {
+                recorded.insert((cache, name), Recorded { number, is_stored: false });
+            }
+        }
+    }
+
+    /// Names of a cache whose files are stored, which the index does not know yet, with their numbers.
+    fn stored_of(&self, cache: CacheId) -> Vec<(String, i64)> {
+        let recorded = self.recorded();
+        let stored = recorded.iter().filter(|((of, _), name)| *of == cache && name.is_stored);
+        stored.map(|((_, name), recorded)| (name.clone(), recorded.number)).collect()
+    }
+
+    /// The index knows that these are stored.
+    fn forget_stored(&self, cache: CacheId, names: Vec<(String, i64)>) {
+        let mut recorded = self.recorded();
+        for (name, number) in names {
+            let key = (cache, name);
+            // It may be on its way again since.
+            if recorded.get(&key).is_some_and(|name| name.number == number) {
+                recorded.remove(&key);
+            }
+        }
     }
 
     /// The id of the folder that this is the index of: `mine` from now on, if it is of none yet.
@@ -314,6 +384,22 @@ impl Index for Postgres {
         true
     }
 
+    fn keeps_audit(&self) -> bool {
+        true
+    }
+
+    fn add_audit(&self, lines: &[AuditLine]) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, async |change| audit::add(change, lines).await)
+    }
+
+    fn audit(&self, after: i64, since: u64, max: usize) -> Result<Vec<(i64, AuditLine)>, IndexError> {
+        self.read(DEADLINE, async |client| audit::after(client, after, since, max).await)
+    }
+
+    fn forget_audit(&self, before: u64) -> Result<(), IndexError> {
+        self.write(How { deadline: DEADLINE_LARGE, ..NOTE_LATER }, async |change| audit::forget(change, before).await)
+    }
+
     fn caches(&self) -> Result<Vec<CacheRecord>, IndexError> {
         self.read(DEADLINE, caches::all)
     }
@@ -365,6 +451,21 @@ impl Index for Postgres {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
+        // Until its file is stored again, it is not.
+        self.recorded().remove(&(cache, name.to_owned()));
+        let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now };
+        let record = |all: &[Addition]| {
+            // Whatever is in the way of one of them, each finds out by itself.
+            let recorded = self.try_write(ADD_LATER, async |change| nars::add_files(change, all).await);
+            let Ok(Some(names)) = recorded else { return false };
+            if let Some(first) = all.first() {
+                self.remember_recorded(first.cache, names);
+            }
+            true
+        };
+        if self.together.add(addition, record) {
+            return Ok(());
+        }
         let until = Instant::now() + CONDEMNED_MAX;
         loop {
             let is_last = Instant::now() >= until;
@@ -393,7 +494,11 @@ impl Index for Postgres {
     }
 
     fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError> {
-        self.read(DEADLINE, async |client| paths::path(client, cache, hash_part).await)
+        Ok(self.paths(cache, &[*hash_part])?.pop().flatten())
+    }
+
+    fn paths(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<PathRecord>>, IndexError> {
+        self.read(DEADLINE, async |client| paths::paths(client, cache, hash_parts).await)
     }
 
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError> {
@@ -415,13 +520,18 @@ impl Index for Postgres {
         now: u64,
     ) -> Result<Commit, IndexError> {
         let how = How { deadline: DEADLINE_LARGE, ..ADD };
+        let stored = self.stored_of(cache);
         let done = self.try_write(how, async |change| {
             // Whoever removes paths waits until this transaction ends.
-            match paths::present(change.client, cache, needed).await?.contains(&false) {
-                true => Err(Failed::Changed),
-                false => paths::commit(change, cache, &paths, now).await,
+            if paths::present(change.client, cache, needed).await?.contains(&false) {
+                return Err(Failed::Changed);
             }
+            caches::settle_files(change, cache, &stored).await?;
+            paths::commit(change, cache, &paths, now).await
         })?;
+        if done.is_some() {
+            self.forget_stored(cache, stored);
+        }
         Ok(done.unwrap_or(Commit::Changed))
     }
 
@@ -463,20 +573,24 @@ impl Index for Postgres {
     }
 
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
-        let owner = self.node.name();
+        let owner = this_process();
         let lease =
             self.write(NOTE, async |change| Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await)?;
         Ok(lease.map(|lease| Fence(lease.fence())))
     }
 
     fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
-        let owner = self.node.name();
+        let owner = this_process();
         let lease =
             self.write(NOTE, async |change| match retention::is_anything_left(change.client, cache).await? {
                 true => Lease::take_over(change.client, COLLECTION, &owner, COLLECTION_LEASE).await,
                 false => Ok(None),
             })?;
         Ok(lease.map(|lease| Fence(lease.fence())))
+    }
+
+    fn collector(&self) -> Result<Option<String>, IndexError> {
+        self.read(DEADLINE, async |client| Lease::owner(client, COLLECTION).await)
     }
 
     fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
@@ -572,7 +686,29 @@ impl Index for Postgres {
         self.write(NOTE_LATER, async |change| caches::settle_file(change, cache, name).await)
     }
 
+    fn settle_file_soon(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+        if let Some(recorded) = self.recorded().get_mut(&(cache, name.to_owned())) {
+            recorded.is_stored = true;
+            return Ok(());
+        }
+        self.settle_file(cache, name)
+    }
+
+    fn settle_stored_files(&self) -> Result<(), IndexError> {
+        let stored = |((cache, _), name): (&(CacheId, String), &Recorded)| name.is_stored.then_some(*cache);
+        let caches: HashSet<CacheId> = self.recorded().iter().filter_map(stored).collect();
+        for cache in caches {
+            let names = self.stored_of(cache);
+            self.write(NOTE_LATER, async |change| caches::settle_files(change, cache, &names).await)?;
+            self.forget_stored(cache, names);
+        }
+        Ok(())
+    }
+
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
+        if self.recorded().get(&(cache, name.to_owned())).is_some_and(|name| name.is_stored) {
+            return Ok(false);
+        }
         self.read(DEADLINE, async |client| caches::is_unplaced(client, cache, name).await)
     }
 

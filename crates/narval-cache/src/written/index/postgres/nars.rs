@@ -1,6 +1,6 @@
 //! Stored NARs and their names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use tokio_postgres::{Client, Row};
@@ -9,6 +9,7 @@ use super::Change;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
+use super::together::Addition;
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
@@ -121,6 +122,65 @@ pub(super) async fn add_file(
          orphaned = case when f.orphaned is null then null else excluded.orphaned end";
     let now = int(now);
     execute(change.client, add, &[p(&cache.0), p(&name), p(&id), p(&bytes), p(&now)]).await.map(drop)
+}
+
+/// As [`add_file`] for several names and NARs of a cache, all different, in one step each. Where something is in the way of one of them,
+/// nothing is done. Returns the names with the numbers under which they are pending.
+pub(super) async fn add_files(change: &Change<'_>, additions: &[Addition]) -> Result<Vec<(String, i64)>, Failed> {
+    let mut additions: Vec<&Addition> = additions.iter().collect();
+    // In one order, so that two of these never wait for each other.
+    additions.sort_by_key(|addition| (addition.nar.nar_hash, addition.nar.compression.name()));
+    let Some(cache) = additions.first().map(|addition| addition.cache) else { return Ok(Vec::new()) };
+    let bytes = |of: fn(&NarRecord) -> &[u8]| -> Vec<&[u8]> { additions.iter().map(|one| of(&one.nar)).collect() };
+    let numbers = |of: fn(&NarRecord) -> u64| -> Vec<i64> { additions.iter().map(|one| int(of(&one.nar))).collect() };
+    let (nar_hashes, file_hashes) = (bytes(|nar| nar.nar_hash.as_bytes()), bytes(|nar| nar.file_hash.as_bytes()));
+    let (nar_sizes, file_sizes) = (numbers(|nar| nar.nar_size), numbers(|nar| nar.file_size));
+    let compressions: Vec<&str> = additions.iter().map(|one| one.nar.compression.name()).collect();
+    let listings: Vec<Option<i64>> = additions.iter().map(|one| one.nar.listing_size.map(int)).collect();
+    let found: Vec<String> = additions.iter().map(|one| one.nar.found.iter().map(HashPart::as_str).collect()).collect();
+    let insert = "insert into narval.nars (nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
+         select * from unnest($1, $2, $3, $4, $5, $6, $7) on conflict (nar_hash, compression) do nothing";
+    let params =
+        [p(&nar_hashes), p(&compressions), p(&nar_sizes), p(&file_hashes), p(&file_sizes), p(&listings), p(&found)];
+    execute(change.client, insert, &params).await?;
+    let lock = "select n.nar_hash, n.compression, n.id, n.file_hash, n.file_size, n.fence from narval.nars n \
+         join unnest($1, $2) as u (nar_hash, compression) on n.nar_hash = u.nar_hash and n.compression = u.compression \
+         order by n.nar_hash, n.compression for update of n";
+    let rows = query(change.client, lock, &[p(&nar_hashes), p(&compressions)]).await?;
+    let mut there: HashMap<(Sha256, &str), i64> = HashMap::new();
+    for row in &rows {
+        let (nar_hash, compression, id) = (hash(row, 0)?, get(row, 1)?, get(row, 2)?);
+        let same = additions.iter().any(|one| {
+            (one.nar.nar_hash, one.nar.compression.name()) == (nar_hash, compression)
+                && hash(row, 3).is_ok_and(|file_hash| file_hash == one.nar.file_hash)
+                && number(row, 4).is_ok_and(|file_size| file_size == one.nar.file_size)
+        });
+        if !same || get::<Option<i64>>(row, 5)?.is_some() {
+            return Err(Failed::Changed);
+        }
+        there.insert((nar_hash, compression), id);
+    }
+    let ids = additions.iter().map(|one| there.get(&(one.nar.nar_hash, one.nar.compression.name())).copied());
+    let ids: Vec<i64> = ids.collect::<Option<_>>().ok_or(Failed::Changed)?;
+    let names: Vec<&str> = additions.iter().map(|one| one.name.as_str()).collect();
+    let condemned =
+        format!("select 1 from narval.files f where f.cache = $1 and f.name = any($2) and {CONDEMNED} limit 1");
+    if query_opt(change.client, &condemned, &[p(&cache.0), p(&names)]).await?.is_some() {
+        return Err(Failed::Changed);
+    }
+    let bytes = numbers(|nar| nar.file_size.saturating_add(nar.listing_size.unwrap_or(0)));
+    let now = int(additions.iter().map(|one| one.now).max().unwrap_or_default());
+    let add = "with given as (select * from unnest($2, $3, $4) as u (name, nar, bytes)), \
+         counted as (update narval.caches set bytes = bytes + coalesce((select sum(g.bytes) from given g \
+           where not exists (select from narval.files f where f.nar = g.nar and f.cache = $1)), 0)::bigint where id = $1), \
+         noted as (insert into narval.pending (cache, kind, name) select $1, 'file', g.name from given g returning name, id), \
+         filed as (insert into narval.files as f (cache, name, nar, added, used, orphaned) \
+           select $1, g.name, g.nar, $5, $5, $5 from given g order by g.name collate \"C\" \
+           on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
+           orphaned = case when f.orphaned is null then null else excluded.orphaned end) \
+         select name, id from noted";
+    let rows = query(change.client, add, &[p(&cache.0), p(&names), p(&ids), p(&bytes), p(&now)]).await?;
+    rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
 }
 
 /// Ends the condemnation of a name and of its NAR, if the collection that removes their bytes was interrupted.

@@ -9,7 +9,7 @@ use super::Change;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::nars::CONDEMNED;
-use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
+use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, texts};
 use crate::written::index::{CacheId, Commit, PathRecord};
 
 /// Paths in one statement: a statement is in memory as a whole, here and in the database.
@@ -51,23 +51,34 @@ pub(super) async fn located(
     Ok(hash_parts.iter().map(|part| found.get(part).cloned()).collect())
 }
 
-pub(super) async fn path(client: &Client, cache: CacheId, part: &HashPart) -> Result<Option<PathRecord>, Failed> {
-    let query = "select path, nar_hash, file, narinfo, listing_size, version, \
-         array(select reference::text from narval.refs where referrer = p.id order by reference) \
-         from narval.paths p where cache = $1 and hash_part = $2";
-    let Some(row) = query_opt(client, query, &[p(&cache.0), p(&part.as_str())]).await? else { return Ok(None) };
-    let references: Vec<&str> = get(&row, 6)?;
-    let reference = |text: &&str| HashPart::parse(text.as_bytes()).map_err(|error| Failed::Row(error.to_string()));
-    Ok(Some(PathRecord {
-        hash_part: *part,
-        path: get(&row, 0)?,
-        nar_hash: hash(&row, 1)?,
-        file: get(&row, 2)?,
-        narinfo: get(&row, 3)?,
-        references: references.iter().map(reference).collect::<Result<_, _>>()?,
-        listing_size: maybe_number(&row, 4)?,
-        version: get(&row, 5)?,
-    }))
+pub(super) async fn paths(
+    client: &Client,
+    cache: CacheId,
+    hash_parts: &[HashPart],
+) -> Result<Vec<Option<PathRecord>>, Failed> {
+    let all = "select path, nar_hash, file, narinfo, listing_size, version, \
+         array(select reference::text from narval.refs where referrer = p.id order by reference), hash_part \
+         from narval.paths p where cache = $1 and hash_part = any($2)";
+    let mut found = HashMap::new();
+    for step in hash_parts.chunks(STEP) {
+        for row in query(client, all, &[p(&cache.0), p(&texts(step))]).await? {
+            let references: Vec<&str> = get(&row, 6)?;
+            let reference =
+                |text: &&str| HashPart::parse(text.as_bytes()).map_err(|error| Failed::Row(error.to_string()));
+            let record = PathRecord {
+                hash_part: parsed(&row, 7)?,
+                path: get(&row, 0)?,
+                nar_hash: hash(&row, 1)?,
+                file: get(&row, 2)?,
+                narinfo: get(&row, 3)?,
+                references: references.iter().map(reference).collect::<Result<_, _>>()?,
+                listing_size: maybe_number(&row, 4)?,
+                version: get(&row, 5)?,
+            };
+            found.insert(record.hash_part, record);
+        }
+    }
+    Ok(hash_parts.iter().map(|part| found.get(part).cloned()).collect())
 }
 
 /// Makes paths visible.

@@ -12,7 +12,7 @@ use super::sql::{execute, p, query_opt};
 use crate::written::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -119,6 +119,15 @@ create index files_fenced on narval.files (cache) where fence is not null or doo
 create table narval.collected (cache bigint primary key references narval.caches (id), at timestamptz not null);
 ";
 
+/// From version 2: the audit log, which nodes of versions before leave alone.
+const FROM_2: &str = "
+create table narval.audit (
+  id bigint generated always as identity primary key,
+  time bigint not null, token text not null, label text not null, peer text, cache text, action text not null,
+  subject text not null, result text not null, detail text not null);
+create index audit_by_time on narval.audit (time);
+";
+
 /// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
@@ -204,7 +213,10 @@ async fn change(client: &Client, node: &str) -> Result<(), Failed> {
         if found >= VERSION {
             return Ok(());
         }
-        client.batch_execute(FROM_1).await?;
+        if found < 2 {
+            client.batch_execute(FROM_1).await?;
+        }
+        client.batch_execute(FROM_2).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

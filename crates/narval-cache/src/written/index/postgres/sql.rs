@@ -20,7 +20,7 @@ macro_rules! typed {
 
 typed! {
     i64 => INT8, Option<i64> => INT8, Vec<i64> => INT8_ARRAY, Vec<Option<i64>> => INT8_ARRAY,
-    &str => TEXT, String => TEXT, Option<&str> => TEXT, Vec<&str> => TEXT_ARRAY, Vec<String> => TEXT_ARRAY,
+    &str => TEXT, String => TEXT, Option<&str> => TEXT, Vec<&str> => TEXT_ARRAY, Vec<String> => TEXT_ARRAY, Vec<Option<String>> => TEXT_ARRAY,
     &[u8] => BYTEA, Vec<&[u8]> => BYTEA_ARRAY, Vec<Vec<u8>> => BYTEA_ARRAY,
 }
 

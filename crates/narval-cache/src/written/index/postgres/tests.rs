@@ -239,6 +239,8 @@ fn a_collection_whose_lease_is_another_s_changes_nothing() {
     one.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
     let slow = one.begin_collection().unwrap().unwrap();
     assert_eq!(other.begin_collection().unwrap(), None, "one at a time");
+    let collector = other.collector().unwrap().unwrap();
+    assert!(collector.starts_with(&format!("process {} on ", std::process::id())), "{collector}");
     let name = address.split(['/', '?']).nth(3).unwrap();
     server.sql(name, "update narval.leases_of_work set until = now() - interval '1 second'").unwrap();
     let next = other.begin_collection().unwrap().unwrap();
@@ -408,7 +410,7 @@ fn tables_of_the_version_before() {
     index.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
     drop(index);
     let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
-         drop table collected; update meta set value = '1' where key = 'version'";
+         drop table collected; drop table audit; update meta set value = '1' where key = 'version'";
     server.sql(name, before).unwrap();
     let index = Postgres::open(&address).unwrap();
     assert!(
@@ -423,4 +425,52 @@ fn tables_of_the_version_before() {
     assert!(index.file(cache, "left").unwrap().is_some());
     index.forget(fence, cache, &[("left".into(), 5)]).unwrap();
     assert!(index.file(cache, "left").unwrap().is_some(), "what a path names stays");
+}
+
+/// Uploads at two nodes, each name at both: names and bytes are counted once, and none is lost.
+#[test]
+fn names_that_are_recorded_together() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let nodes = [Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap()];
+    let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (threads, names) = (8, 10);
+    std::thread::scope(|scope| {
+        for node in &nodes {
+            for thread in 0..threads {
+                scope.spawn(move || {
+                    for number in 0..names {
+                        let name = format!("{}-{}", (thread + number) % threads, number);
+                        node.add_file(cache, &name, &nar(&name), 1).unwrap();
+                        assert!(node.is_unplaced(cache, &name).unwrap());
+                    }
+                });
+            }
+        }
+    });
+    let usage = nodes[0].usage(cache).unwrap();
+    assert_eq!((usage.files, usage.bytes), (threads * names, threads * names * 5));
+    // What is stored, the node knows at once, and others with its next commit or a little later.
+    let is_unplaced = |name: &str| [0, 1].map(|node: usize| nodes[node].is_unplaced(cache, name).unwrap());
+    for name in ["0-0", "1-1", "2-2", "3-3", "4-4"] {
+        nodes[0].add_file(cache, name, &nar(name), 2).unwrap();
+    }
+    for name in ["0-0", "1-1"] {
+        nodes[0].settle_file_soon(cache, name).unwrap();
+        assert_eq!(is_unplaced(name), [false, true]);
+    }
+    nodes[0].commit(cache, vec![path("a", "0-0")], &[], 1).unwrap();
+    assert_eq!((is_unplaced("0-0"), is_unplaced("1-1"), is_unplaced("2-2")), ([false; 2], [false; 2], [true; 2]));
+    nodes[0].settle_file_soon(cache, "2-2").unwrap();
+    nodes[0].settle_stored_files().unwrap();
+    assert_eq!(is_unplaced("2-2"), [false; 2]);
+    // What another node has recorded since may be on its way.
+    nodes[0].settle_file_soon(cache, "4-4").unwrap();
+    nodes[1].add_file(cache, "4-4", &nar("4-4"), 2).unwrap();
+    nodes[0].settle_stored_files().unwrap();
+    assert_eq!(is_unplaced("4-4"), [true; 2]);
+    // One that is stored again is on its way again.
+    nodes[0].settle_file_soon(cache, "3-3").unwrap();
+    nodes[0].add_file(cache, "3-3", &nar("3-3"), 2).unwrap();
+    assert_eq!(is_unplaced("3-3"), [true; 2]);
 }

@@ -314,6 +314,11 @@ impl Index for Sqlite {
         Ok(self.write(Durability::Later, take)?.map(Fence))
     }
 
+    fn collector(&self) -> Result<Option<String>, IndexError> {
+        let is_at_work = self.read(|connection| retention::is_at_work(connection, COLLECTION))?;
+        Ok(is_at_work.then(|| "another process".to_owned()))
+    }
+
     fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
         self.write_fenced(fence, |_| Ok(()))
     }

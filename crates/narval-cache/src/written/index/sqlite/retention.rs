@@ -247,6 +247,11 @@ pub(super) fn begin_work(connection: &Connection, name: &str, seconds: u64) -> r
     connection.prepare_cached(take)?.query_row(params![name, seconds], |row| row.get(0)).optional()
 }
 
+/// Whether a process has the lease of a work.
+pub(super) fn is_at_work(connection: &Connection, name: &str) -> rusqlite::Result<bool> {
+    connection.prepare_cached("select 1 from work where name = ? and until >= unixepoch()")?.exists([name])
+}
+
 /// Takes it from whoever has it, if there are condemned names, or those of deleted paths.
 pub(super) fn take_over_work(
     connection: &Connection,

@@ -59,7 +59,9 @@ impl CacheInBucket {
             if keep.index.file(keep.cache, &own)?.is_none() {
                 return Ok(None);
             }
-            if !keep.index.is_unplaced(keep.cache, &own)? {
+            let failed = |error: io::Error| Refusal::of_file("look at", &own, &error);
+            // Whoever has stored it may not have said so yet.
+            if !keep.index.is_unplaced(keep.cache, &own)? || self.check_nar(&own, &kept).map_err(failed)? {
                 return Ok(Some(kept));
             }
             // Another upload has recorded it and is storing it. If it is the same file, storing it twice does no harm.
@@ -231,9 +233,13 @@ impl CacheStorage for CacheInBucket {
         let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
         let recorded = {
             let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
-            let kept = match self.kept(&keep)? {
-                Some(kept) => Some(kept),
-                None => self.copy_from_others(&keep)?,
+            // Most are new.
+            let kept = match keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? {
+                None => None,
+                Some(_) => match self.kept(&keep)? {
+                    Some(kept) => Some(kept),
+                    None => self.copy_from_others(&keep)?,
+                },
             };
             match kept {
                 Some(kept) => {
@@ -268,7 +274,7 @@ impl CacheStorage for CacheInBucket {
             }
         }
         let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
-        keep.index.settle_file(keep.cache, &name)?;
+        keep.index.settle_file_soon(keep.cache, &name)?;
         if keep.index.file(keep.cache, &name)?.is_none() {
             let message = "the NAR was removed while it was stored: the upload took too long, or the path was collected; push again";
             return Err(Refusal::new(RefusalKind::Conflict, message));
