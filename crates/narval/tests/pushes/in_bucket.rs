@@ -311,6 +311,72 @@ fn a_push_and_reads_ask_the_object_store_and_the_database_seldom() {
     assert_eq!((requests, statements), (0, 0), "in the disk cache");
 }
 
+/// One process collects at a time: `cache gc` says which one does, and waits as long as it is told.
+#[test]
+fn gc_waits_for_a_collection_by_another_node() {
+    let Some(place) = Place::new(true) else { return };
+    let lab = place.lab();
+    place.narval(&lab, &["token", "create", "--push", "ci"]);
+    let postgres = place.postgres.as_ref().unwrap();
+    let database = place.database.as_deref().unwrap().split(['/', '?']).nth(3).unwrap();
+    let lease = |until: &str| {
+        let set = format!(
+            "insert into narval.leases_of_work values ('collection', 'process 7 on another-node', 1, {until}) \
+             on conflict (name) do update set owner = excluded.owner, until = excluded.until"
+        );
+        postgres.sql(database, &set).unwrap();
+    };
+    lease("now() + interval '1 hour'");
+    let output = place.run(&lab, &["cache", "gc", "--wait", "0s"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        (output.status.code(), said.contains("process 7 on another-node is collecting")),
+        (Some(1), true),
+        "{said}"
+    );
+    let mut gc = Command::new(NARVAL);
+    gc.args(["cache", "gc"]).args(place.options(&lab.store, "node")).envs(place.environment());
+    let mut gc = gc.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(gc.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("process 7 on another-node is collecting") {
+        assert!(std::io::BufRead::read_line(&mut said, &mut line).unwrap() > 0, "{line}");
+    }
+    assert!(gc.try_wait().unwrap().is_none(), "it waits");
+    lease("'-infinity'");
+    std::io::Read::read_to_string(&mut said, &mut line).unwrap();
+    assert!(gc.wait().unwrap().success() && line.contains("removed 0 paths"), "{line}");
+}
+
+/// What was done through any node, and on the command line.
+#[test]
+fn the_audit_log_is_that_of_all_nodes() {
+    let Some(place) = Place::new(true) else { return };
+    let lab = place.lab();
+    let other = Lab { server: place.serve(&lab.store, "other-node"), store: Store::new() };
+    let token = place.narval(&lab, &["token", "create", "--push", "ci-of-the-team"]);
+    let nars = [Nar::of(b"at one node"), Nar::of(b"at the other node")];
+    for (lab, nar) in [&lab, &other].into_iter().zip(&nars) {
+        assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
+    }
+    let begun = Instant::now();
+    let mut log = String::new();
+    while !nars.iter().all(|nar| log.contains(nar.url().trim_start_matches("/nar/"))) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{log}");
+        log = place.narval(&lab, &["cache", "audit", "--json", "--since", "1h"]);
+    }
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let count = |action: &str, label: &str| {
+        let is_it = |line: &&serde_json::Value| {
+            line["action"] == action && line["result"] == "ok" && line["label"].as_str().unwrap().starts_with(label)
+        };
+        lines.iter().filter(is_it).count()
+    };
+    assert_eq!((count("nar", "ci-of-the-team"), count("create token", "user ")), (2, 1), "{log}");
+    let text = place.narval(&lab, &["cache", "audit"]);
+    assert!(text.contains("ci-of-the-team (") && text.contains(", 127.0.0.1") && text.contains("nar "), "{text}");
+}
+
 /// The disk cache may have more bytes than its disk has room for: what was not needed for longest is removed.
 #[test]
 fn a_disk_smaller_than_the_disk_cache() {
