@@ -219,7 +219,11 @@ fn find_deltas(root: &Path, below: &Path, depth: usize, found: &mut HashMap<Path
     let named = |error: io::Error| named("cannot read", &folder, &error);
     for entry in fs::read_dir(&folder).map_err(named)? {
         let entry = entry.map_err(named)?;
-        let kind = entry.file_type().map_err(named)?;
+        let kind = match entry.file_type() {
+            // Removed since. Only file systems that do not tell it with the names are asked again.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            kind => kind.map_err(named)?,
+        };
         let name = entry.file_name();
         if kind.is_dir() && depth > 0 {
             find_deltas(root, &below.join(&name), depth - 1, found)?;

@@ -216,7 +216,9 @@ mod tests {
             }
             std::thread::scope(|scope| {
                 let threads = [(); 3].map(|()| scope.spawn(|| precompress(root, &options(None), |_, _| {})));
-                assert!(threads.into_iter().all(|thread| thread.join().unwrap().is_ok()));
+                for thread in threads {
+                    assert_eq!(thread.join().unwrap().unwrap().files.into_inner(), 4);
+                }
             });
             for (number, path) in paths.iter().enumerate() {
                 for coding in ALL {
@@ -226,6 +228,32 @@ mod tests {
             }
             assert_eq!(fs::read_dir(root).unwrap().count(), 4 * paths.len());
         }
+    }
+
+    /// What another process removes while the folder is read is none of the site's files.
+    #[test]
+    fn files_that_vanish_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::write(root.join("a.css"), "a { color: red }\n".repeat(100)).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let names: Vec<_> = (0..50).map(|number| root.join(format!("{number}.css.br.tmp"))).collect();
+                    names.iter().for_each(|name| fs::write(name, "").unwrap());
+                    names.iter().for_each(|name| fs::remove_file(name).unwrap());
+                }
+            });
+            let collected = (0..2000).try_for_each(|_| {
+                let mut sources = Vec::new();
+                collect(root, Path::new(""), DEPTH_MAX, &mut sources)?;
+                assert_eq!(sources.len(), 1);
+                Ok::<_, io::Error>(())
+            });
+            is_over.store(true, Ordering::Relaxed);
+            collected.unwrap();
+        });
     }
 
     #[test]

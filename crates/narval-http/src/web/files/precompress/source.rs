@@ -30,7 +30,11 @@ pub(super) fn collect(root: &Path, below: &Path, depth: usize, sources: &mut Vec
         let entry = entry.map_err(named)?;
         let path = below.join(entry.file_name());
         // Of the entry itself: links are not followed, so nothing outside is read and there are no loops.
-        let meta = entry.metadata().map_err(named)?;
+        let meta = match entry.metadata() {
+            // Other processes rename and remove files here: their unfinished encodings, for one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            meta => meta.map_err(named)?,
+        };
         if meta.is_dir() && depth > 0 {
             collect(root, &path, depth - 1, sources)?;
         }
