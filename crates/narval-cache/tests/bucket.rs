@@ -1,6 +1,7 @@
 //! Buckets of real object stores: objects whole and in parts, what refusals say, and where credentials come from.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails so")]
 
+mod ports;
 mod s3;
 
 use std::fs::File;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+#[path = "../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 #[path = "../../narval-cache/tests/s3/mod.rs"]
 mod s3;
 mod support;

@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+#[path = "../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -166,7 +167,7 @@ fn prometheus_reads_the_metrics_and_answers_the_dashboard() {
     let store = Store::new();
     let path = store.add_file("file", "contents");
     let server = Server::narval(&store, &[]);
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = ports::free_port();
     let config = format!(
         "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}
 rule_files: [ '{}' ]

@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+use super::ports::free_port;
 
 /// How long a server may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -374,8 +375,4 @@ fn user() -> Option<(u32, u32)> {
         Some((fields.nth(2)?.parse().ok()?, fields.next()?.parse().ok()?))
     };
     of("postgres").or_else(|| of("nobody"))
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -7,7 +7,7 @@
 pub mod proxy;
 
 use std::fs::{self, File};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use narval_cache::bucket::BucketSigner;
 use narval_cache::bucket::credentials::Environment;
 use narval_client::{Client, ClientOptions, Extra, HttpError, Method, Payload, Proxies, RetryPolicy, Upload, Url};
+
+use super::ports::free_port;
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -209,10 +211,6 @@ pub fn client(environment: &[(String, String)]) -> Arc<Client> {
 pub fn bare<'a>(method: Method, url: &'a Url, extra: Extra<'a>, body: &'a [u8]) -> Upload<'a> {
     let (content_type, payload) = ("application/octet-stream", Payload::Bytes(body));
     Upload { method, url, content_type, extra, payload, on_sent: &|_| {}, answer_len_max: 1024 * 1024 }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A program that `tools/setup-s3` installs, or that is in the path.

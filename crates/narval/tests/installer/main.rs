@@ -10,6 +10,8 @@ mod daemon;
 mod lab;
 mod looking;
 mod network;
+#[path = "../../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 mod profiles;
 mod programs;
 mod push;

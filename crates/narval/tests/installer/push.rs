@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
+use crate::ports::free_port;
 use crate::support::{Nix, hash_part, stdout, value};
 
 /// A store path of 20 MB that hardly compresses: more than one part, and more than is kept in memory.
@@ -33,8 +34,7 @@ impl Nginx {
         let root = folder.join("root");
         fs::create_dir_all(root.join("tmp")).unwrap();
         fs::create_dir_all(root.join("cache")).unwrap();
-        // Freed for nginx to take.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let user = if is_root() { "user root;" } else { "" };
         let dir = root.display();
         let config = format!(

@@ -18,6 +18,8 @@ mod lab;
 mod limits;
 mod migrating;
 mod nix;
+#[path = "../../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 #[path = "../../../narval-cache/tests/postgres/mod.rs"]
 mod postgres;
 mod power_loss;

@@ -4,12 +4,14 @@
 
 mod booted;
 mod package;
+#[path = "../../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -86,11 +88,6 @@ impl Drop for Running {
     }
 }
 
-/// A free port, of IPv4 and IPv6: as `ListenStream=5000` of the socket unit.
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap().local_addr().unwrap().port()
-}
-
 /// Tries until there is a connection: before it, nothing listens.
 fn connect<T>(connect: impl Fn() -> std::io::Result<T>) -> T {
     let until = Instant::now() + PATIENCE;
@@ -116,7 +113,7 @@ fn the_sockets_that_systemd_passes_are_served() {
         return;
     }
     let store = Store::new();
-    let (port, path) = (free_port(), store.path("narval.sock"));
+    let (port, path) = (ports::free_port(), store.path("narval.sock"));
     fs::write(store.path("serve.toml"), format!("store = '{}'\n", store.uri())).unwrap();
     let mut activate = Command::new("systemd-socket-activate");
     activate.args(["-l", &port.to_string(), "-l", path.to_str().unwrap()]);

@@ -7,12 +7,13 @@
 #[allow(dead_code, unreachable_pub, reason = "it can do more than these pages need")]
 mod browser;
 mod page;
+#[path = "../../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
 
 use std::collections::HashMap;
-use std::net::TcpListener;
 use std::path::Path;
 
 use browser::Browser;
@@ -38,7 +39,7 @@ struct Newcomer {
 
 impl Newcomer {
     fn new(views: &[(&'static str, &'static str)]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let port = ports::free_port().to_string();
         Self {
             home: tempfile::tempdir().unwrap(),
             port,

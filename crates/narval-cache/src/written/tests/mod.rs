@@ -9,6 +9,8 @@ mod many_paths;
 mod migrating;
 mod oversized;
 mod place;
+#[path = "../../../tests/ports/mod.rs"]
+mod ports;
 #[path = "../../../tests/postgres/mod.rs"]
 pub(super) mod postgres;
 mod racing;
