@@ -172,10 +172,14 @@ impl Flights {
         for attempt in 1..=ATTEMPTS_MAX {
             let trouble = match self.fetch(key, nar, file.file(), &fill) {
                 Ok(()) => {
+                    let Some(kept) = &self.kept else {
+                        // Its readers have it open. Nothing is left when they have all of it.
+                        drop(file);
+                        fill.ends(FillEnd::Complete);
+                        break;
+                    };
                     fill.ends(FillEnd::Complete);
-                    if let Some(kept) = &self.kept
-                        && let Err(error) = kept.keep(name, file)
-                    {
+                    if let Err(error) = kept.keep(name, file) {
                         tracing::error!("disk cache: '{name}' cannot be kept: {error}");
                     }
                     break;
@@ -213,6 +217,7 @@ impl Flights {
                     damaged.insert(name.to_owned(), Instant::now());
                 }
             }
+            drop(file);
             fill.starts(start);
             fill.ends(FillEnd::Failed(reason.into()));
             match again {
