@@ -205,6 +205,22 @@ fn what_is_not_smaller_is_sent_whole() {
     assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 0);
 }
 
+/// The whole NAR would be half of its size when compressed. A delta of less than a third is worth it, before anybody has compressed it.
+#[test]
+fn a_release_that_changes_more_than_half_is_a_delta_all_the_same() {
+    let (first, other) = (program(1, 1_000_000), program(2, 600_000));
+    let store = Store::new();
+    let old = store.add_file("tool-1.0", &first);
+    let new = store.add_file("tool-1.1", [&first[..400_000], &other].concat());
+    let versions = Versions { store, old, new };
+    let server = Server::narval(&versions.store, &[]);
+    let fields = versions.fields();
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let delta = server.ask("GET", &format!("/nar/{}.nar", hash_part(&versions.new)), &fields);
+    assert_eq!(delta.field("content-encoding"), Some("dcz"));
+    assert!((280_000..340_000).contains(&delta.body.len()), "{}", delta.body.len());
+}
+
 #[test]
 fn deltas_can_be_switched_off_on_either_side() {
     let versions = Versions::new();
