@@ -224,7 +224,7 @@ pub(crate) struct Cutoff {
 pub(crate) struct Fence(pub(crate) i64);
 
 /// How long a collection may take between two of its transactions. Then another process may take over.
-pub(crate) const COLLECTION_LEASE: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 60 });
+pub(crate) const COLLECTION_LEASE: Duration = Duration::from_secs(if cfg!(test) { 20 } else { 60 });
 
 /// The lease of collections.
 const COLLECTION: &str = "collection";
@@ -298,8 +298,9 @@ pub(crate) trait Index: Send + Sync {
     fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// The names of a NAR in a cache, in any compression.
     fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError>;
-    /// Adds a name for a stored NAR. It is durable with the next commit. Waits while the bytes of one with this name are removed.
-    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError>;
+    /// Adds a name for a stored NAR, and a pending entry, whose number is returned. It is durable with the next commit. Waits while the
+    /// bytes of one with this name are removed.
+    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
     /// Removes a name below `nar/` whose file is lost.
     fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
 
@@ -378,7 +379,7 @@ pub(crate) trait Index: Send + Sync {
     /// upload or a request of a NAR ends its doom.
     fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError>;
     /// Condemns a limited number of names of NARs that no path has: those of deleted paths, those that an interrupted collection has
-    /// left, and those for which the cutoff holds. From now on they are absent for everybody.
+    /// left, and those for which the cutoff holds. From now on they are absent for everybody. Their pending entries are removed.
     fn condemn(
         &self,
         fence: Fence,
@@ -407,12 +408,13 @@ pub(crate) trait Index: Send + Sync {
     /// Removes the pending entries of these narinfos, which are published. Keeps those of which there is more than one: others
     /// are changing the same path.
     fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
-    /// Removes the pending entries of a name below `nar/`, whose file is stored.
-    fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
+    /// Removes the pending entries of a name below `nar/`, whose file is stored. Returns `false` and removes none if the one with this
+    /// number is gone: then the name may have been condemned since, and its file removed.
+    fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError>;
     /// As [`settle_file`](Self::settle_file). Here, it has taken effect when this returns; for other processes, with the next commit or
     /// [`settle_stored_files`](Self::settle_stored_files).
-    fn settle_file_soon(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
-        self.settle_file(cache, name)
+    fn settle_file_soon(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
+        self.settle_file(cache, name, number)
     }
     /// Carries out what [`settle_file_soon`](Self::settle_file_soon) has left.
     fn settle_stored_files(&self) -> Result<(), IndexError> {

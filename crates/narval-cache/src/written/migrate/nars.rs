@@ -96,10 +96,10 @@ impl Copying<'_> {
             let Some(kept) = to.index().file(to.id(), name)? else { continue };
             let fail = |error: std::io::Error| Refusal::of_file("name", &alias, &error);
             let _no_collection = to.storage().lock_shared().map_err(fail)?;
-            to.index().add_file(to.id(), &alias, &kept, to.now())?;
+            let recorded = to.index().add_file(to.id(), &alias, &kept, to.now())?;
             if to.storage().publishes_later() {
                 // A name in the index only.
-                to.index().settle_file(to.id(), &alias)?;
+                to.index().settle_file(to.id(), &alias, recorded)?;
             } else if !to.files().restore_nar(&alias, &kept).map_err(fail)? {
                 to.index().remove_file(to.id(), &alias)?;
             }

@@ -7,12 +7,16 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
+use crate::written::index::COLLECTION_LEASE;
 
 /// How long; ten minutes by `NARVAL_RACE_SECONDS=600`.
 const SECONDS: u64 = 12;
 
 /// How much longer, until a push was pinned.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How much longer than its lease a collection is paused.
+const OVERTAKEN: Duration = Duration::from_secs(3);
 
 /// Says to the test program that it is to collect, and in which folder.
 const COLLECTOR: &str = "NARVAL_TEST_COLLECTOR";
@@ -104,11 +108,11 @@ fn pushes_race_collections_of_other_servers() {
         let (mut pauses, begun) = (0, Instant::now());
         // On a busy machine it takes a while until anything happens.
         let is_enough = || held.load(Ordering::Relaxed) > 0 || begun.elapsed() > seconds + PATIENCE;
-        while begun.elapsed() < seconds || pauses < 6 || !is_enough() {
-            // Longer than the lease every third time.
-            let millis = if pauses % 3 == 2 { 5_000 } else { 200 };
+        while begun.elapsed() < seconds || pauses < 4 || !is_enough() {
+            // Every third time for so long that another process takes over.
+            let pause = if pauses % 3 == 2 { COLLECTION_LEASE + OVERTAKEN } else { Duration::from_millis(200) };
             signal(&paused, Signal::STOP);
-            std::thread::sleep(Duration::from_millis(millis));
+            std::thread::sleep(pause);
             signal(&paused, Signal::CONT);
             std::thread::sleep(Duration::from_millis(150 + pauses * 37 % 300));
             if pauses % 4 == 3 {

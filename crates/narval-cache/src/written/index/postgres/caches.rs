@@ -82,9 +82,18 @@ pub(super) async fn settle_alone(change: &Change<'_>, cache: CacheId, parts: &[H
     execute(change.client, settle, &[p(&cache.0), p(&texts(parts))]).await.map(drop)
 }
 
-pub(super) async fn settle_file(change: &Change<'_>, cache: CacheId, name: &str) -> Result<(), Failed> {
-    let settle = "delete from narval.pending where cache = $1 and kind = 'file' and name = $2";
-    execute(change.client, settle, &[p(&cache.0), p(&name)]).await.map(drop)
+pub(super) async fn settle_file(change: &Change<'_>, cache: CacheId, name: &str, number: i64) -> Result<bool, Failed> {
+    // Otherwise the entries of others stay: their files may not be stored yet.
+    let settle = "delete from narval.pending where cache = $1 and kind = 'file' and name = $2 \
+         and exists (select from narval.pending where id = $3) returning id";
+    let rows = query(change.client, settle, &[p(&cache.0), p(&name), p(&number)]).await?;
+    Ok(!rows.is_empty())
+}
+
+/// Removes the pending entries of names below `nar/`.
+pub(super) async fn forget_pending_files(change: &Change<'_>, cache: CacheId, names: &[&str]) -> Result<(), Failed> {
+    let forget = "delete from narval.pending where cache = $1 and kind = 'file' and name = any($2)";
+    execute(change.client, forget, &[p(&cache.0), p(&names.to_vec())]).await.map(drop)
 }
 
 /// As [`settle_file`], for files whose upload is complete, with the numbers under which they are pending: what somebody else has
@@ -97,6 +106,11 @@ pub(super) async fn settle_files(change: &Change<'_>, cache: CacheId, files: &[(
          where p.cache = $1 and p.kind = 'file' and p.name = u.name and p.id <= u.id";
     let (names, numbers): (Vec<&str>, Vec<i64>) = files.iter().map(|(name, number)| (name.as_str(), *number)).unzip();
     execute(change.client, settle, &[p(&cache.0), p(&names), p(&numbers)]).await.map(drop)
+}
+
+/// Whether the entry with this number is there.
+pub(super) async fn is_pending(client: &Client, number: i64) -> Result<bool, Failed> {
+    Ok(query_opt(client, "select 1 from narval.pending where id = $1", &[p(&number)]).await?.is_some())
 }
 
 pub(super) async fn is_unplaced(client: &Client, cache: CacheId, name: &str) -> Result<bool, Failed> {

@@ -450,9 +450,10 @@ impl Index for Postgres {
         self.read(DEADLINE, async |client| nars::files_of(client, cache, nar_hash).await)
     }
 
-    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
+    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
         // Until its file is stored again, it is not.
-        self.recorded().remove(&(cache, name.to_owned()));
+        let key = (cache, name.to_owned());
+        self.recorded().remove(&key);
         let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now };
         let record = |all: &[Addition]| {
             // Whatever is in the way of one of them, each finds out by itself.
@@ -463,19 +464,22 @@ impl Index for Postgres {
             }
             true
         };
-        if self.together.add(addition, record) {
-            return Ok(());
+        // Its number may not be remembered, if there are too many: then it is added once more.
+        if self.together.add(addition, record)
+            && let Some(recorded) = self.recorded().get(&key)
+        {
+            return Ok(recorded.number);
         }
         let until = Instant::now() + CONDEMNED_MAX;
         loop {
             let is_last = Instant::now() >= until;
             let added =
                 self.write(ADD_LATER, async |change| match nars::add_file(change, cache, name, nar, now).await {
-                    Err(Failed::Condemned) if !is_last => Ok(false),
-                    added => added.map(|()| true),
+                    Err(Failed::Condemned) if !is_last => Ok(None),
+                    added => added.map(Some),
                 })?;
-            if added {
-                return Ok(());
+            if let Some(number) = added {
+                return Ok(number);
             }
             std::thread::sleep(CONDEMNED_EVERY);
         }
@@ -682,16 +686,26 @@ impl Index for Postgres {
         self.write(NOTE_LATER, async |change| caches::settle_alone(change, cache, hash_parts).await)
     }
 
-    fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| caches::settle_file(change, cache, name).await)
+    fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
+        self.write(NOTE_LATER, async |change| caches::settle_file(change, cache, name, number).await)
     }
 
-    fn settle_file_soon(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
-        if let Some(recorded) = self.recorded().get_mut(&(cache, name.to_owned())) {
-            recorded.is_stored = true;
-            return Ok(());
+    fn settle_file_soon(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
+        let key = (cache, name.to_owned());
+        let is_mine = |recorded: &&mut Recorded| recorded.number == number;
+        if self.recorded().get_mut(&key).filter(is_mine).is_some() {
+            let is_pending = self.read(DEADLINE, async |client| caches::is_pending(client, number).await)?;
+            let mut recorded = self.recorded();
+            if !is_pending {
+                recorded.remove(&key);
+                return Ok(false);
+            }
+            if let Some(recorded) = recorded.get_mut(&key).filter(is_mine) {
+                recorded.is_stored = true;
+                return Ok(true);
+            }
         }
-        self.settle_file(cache, name)
+        self.settle_file(cache, name, number)
     }
 
     fn settle_stored_files(&self) -> Result<(), IndexError> {

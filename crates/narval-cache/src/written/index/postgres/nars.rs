@@ -93,7 +93,7 @@ pub(super) async fn files_of(
     query(client, &all, &[p(&cache.0), p(&nar_hash)]).await?.iter().map(named).collect()
 }
 
-/// Gives a name to a NAR. If its bytes are being removed, that has to end before. Where a row has another file's hash, that file is lost and this one takes its place: what was named
+/// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before. Where a row has another file's hash, that file is lost and this one takes its place: what was named
 /// after the lost one is forgotten, since its narinfos say what is no longer true. That needs the lock for oneself.
 pub(super) async fn add_file(
     change: &Change<'_>,
@@ -101,7 +101,7 @@ pub(super) async fn add_file(
     name: &str,
     nar: &NarRecord,
     now: u64,
-) -> Result<(), Failed> {
+) -> Result<i64, Failed> {
     insert(change, nar).await?;
     let (mut id, file_hash, file_size) = locked(change, nar).await?;
     take_back(change, cache, name, id).await?;
@@ -116,12 +116,13 @@ pub(super) async fn add_file(
     let bytes = int(nar.file_size.saturating_add(nar.listing_size.unwrap_or(0)));
     let add = "with counted as (update narval.caches set bytes = bytes + $4 where id = $1 \
            and not exists (select from narval.files where nar = $3 and cache = $1)), \
-         noted as (insert into narval.pending (cache, kind, name) values ($1, 'file', $2)) \
-         insert into narval.files as f (cache, name, nar, added, used, orphaned) values ($1, $2, $3, $5, $5, $5) \
+         noted as (insert into narval.pending (cache, kind, name) values ($1, 'file', $2) returning id), \
+         named as (insert into narval.files as f (cache, name, nar, added, used, orphaned) values ($1, $2, $3, $5, $5, $5) \
          on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
-         orphaned = case when f.orphaned is null then null else excluded.orphaned end";
+         orphaned = case when f.orphaned is null then null else excluded.orphaned end) select id from noted";
     let now = int(now);
-    execute(change.client, add, &[p(&cache.0), p(&name), p(&id), p(&bytes), p(&now)]).await.map(drop)
+    let row = query_opt(change.client, add, &[p(&cache.0), p(&name), p(&id), p(&bytes), p(&now)]).await?;
+    get(&row.ok_or(Failed::Changed)?, 0)
 }
 
 /// As [`add_file`] for several names and NARs of a cache, all different, in one step each. Where something is in the way of one of them,

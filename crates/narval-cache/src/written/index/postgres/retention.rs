@@ -6,7 +6,7 @@ use narval_nix::HashPart;
 use tokio_postgres::Client;
 
 use super::Change;
-use super::caches::add_pending;
+use super::caches::{add_pending, forget_pending_files};
 use super::failed::Failed;
 use super::nars::CONDEMNED;
 use super::paths::orphan;
@@ -272,6 +272,7 @@ pub(super) async fn condemn(
     if names.is_empty() {
         return Ok(Condemned::default());
     }
+    forget_pending_files(change, cache, &names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>()).await?;
     let nars: Vec<i64> = rows.iter().map(|row| get(row, 2)).collect::<Result<_, _>>()?;
     let last = format!(
         "update narval.nars n set fence = $2 where id = any($1) \

@@ -291,7 +291,7 @@ fn doom_ends_with_a_use() {
     let cutoff = |doomed| Cutoff { orphaned: 5, used: 5, doomed: Some(doomed) };
     let uses: [fn(&Postgres, CacheId, &str); 4] = [
         |node, cache, name| drop(node.file(cache, name).unwrap().unwrap()),
-        |node, cache, name| node.add_file(cache, name, &nar(name), 20).unwrap(),
+        |node, cache, name| assert!(node.add_file(cache, name, &nar(name), 20).unwrap() > 0),
         |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], 20).unwrap(), Commit::Done),
         |node, cache, name| node.used(&[Used { cache, path: None, file: Some(name.to_owned()), time: 9 }]).unwrap(),
     ];
@@ -452,25 +452,25 @@ fn names_that_are_recorded_together() {
     assert_eq!((usage.files, usage.bytes), (threads * names, threads * names * 5));
     // What is stored, the node knows at once, and others with its next commit or a little later.
     let is_unplaced = |name: &str| [0, 1].map(|node: usize| nodes[node].is_unplaced(cache, name).unwrap());
-    for name in ["0-0", "1-1", "2-2", "3-3", "4-4"] {
-        nodes[0].add_file(cache, name, &nar(name), 2).unwrap();
-    }
-    for name in ["0-0", "1-1"] {
-        nodes[0].settle_file_soon(cache, name).unwrap();
+    let names = ["0-0", "1-1", "2-2", "3-3", "4-4"];
+    let numbers = names.map(|name| nodes[0].add_file(cache, name, &nar(name), 2).unwrap());
+    for at in 0..2 {
+        let name = names[at];
+        assert!(nodes[0].settle_file_soon(cache, name, numbers[at]).unwrap());
         assert_eq!(is_unplaced(name), [false, true]);
     }
     nodes[0].commit(cache, vec![path("a", "0-0")], &[], 1).unwrap();
     assert_eq!((is_unplaced("0-0"), is_unplaced("1-1"), is_unplaced("2-2")), ([false; 2], [false; 2], [true; 2]));
-    nodes[0].settle_file_soon(cache, "2-2").unwrap();
+    assert!(nodes[0].settle_file_soon(cache, "2-2", numbers[2]).unwrap());
     nodes[0].settle_stored_files().unwrap();
     assert_eq!(is_unplaced("2-2"), [false; 2]);
     // What another node has recorded since may be on its way.
-    nodes[0].settle_file_soon(cache, "4-4").unwrap();
+    assert!(nodes[0].settle_file_soon(cache, "4-4", numbers[4]).unwrap());
     nodes[1].add_file(cache, "4-4", &nar("4-4"), 2).unwrap();
     nodes[0].settle_stored_files().unwrap();
     assert_eq!(is_unplaced("4-4"), [true; 2]);
     // One that is stored again is on its way again.
-    nodes[0].settle_file_soon(cache, "3-3").unwrap();
+    assert!(nodes[0].settle_file_soon(cache, "3-3", numbers[3]).unwrap());
     nodes[0].add_file(cache, "3-3", &nar("3-3"), 2).unwrap();
     assert_eq!(is_unplaced("3-3"), [true; 2]);
 }

@@ -204,13 +204,13 @@ impl Index for Sqlite {
         self.read(|connection| nars::files_of(connection, cache, nar_hash))
     }
 
-    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
+    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
         let until = Instant::now() + CONDEMNED_MAX;
         loop {
             let (name, nar) = (name.to_owned(), nar.clone());
             let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, now);
-            if self.write(Durability::Later, add)? {
-                return Ok(());
+            if let Some(number) = self.write(Durability::Later, add)? {
+                return Ok(number);
             }
             if Instant::now() >= until {
                 let reason = "the NAR is being removed; try again".to_owned();
@@ -407,9 +407,9 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| schema::settle_alone(connection, cache, &hash_parts))
     }
 
-    fn settle_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+    fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
         let name = name.to_owned();
-        self.write(Durability::Later, move |connection| schema::settle_file(connection, cache, &name))
+        self.write(Durability::Later, move |connection| schema::settle_file(connection, cache, &name, number))
     }
 
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {

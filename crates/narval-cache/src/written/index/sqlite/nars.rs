@@ -75,7 +75,7 @@ pub(super) fn files_of(
     rows.collect()
 }
 
-/// Adds a name for a NAR. Returns `false` if its bytes are being removed. If its row has the hash of another file, that file is lost and this one replaces it. The names
+/// Adds a name for a NAR, and returns the number of its pending entry; `None` if its bytes are being removed. If its row has the hash of another file, that file is lost and this one replaces it. The names
 /// and paths of the lost file are removed, since their narinfos are no longer correct.
 pub(super) fn add_file(
     connection: &Connection,
@@ -83,9 +83,9 @@ pub(super) fn add_file(
     name: &str,
     nar: &NarRecord,
     now: u64,
-) -> rusqlite::Result<bool> {
+) -> rusqlite::Result<Option<i64>> {
     if is_condemned(connection, cache, name, nar)? {
-        return Ok(false);
+        return Ok(None);
     }
     let query = "select id, file_hash, file_size from nars where nar_hash = ? and compression = ?";
     let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, [u8; 32]>(1)?, row.get::<_, u64>(2)?));
@@ -107,8 +107,7 @@ pub(super) fn add_file(
          on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
          orphaned = iif(orphaned is null, null, excluded.orphaned)";
     connection.prepare_cached(add)?.execute(params![cache.0, name, id, now])?;
-    add_pending(connection, cache, "file", name)?;
-    Ok(true)
+    add_pending(connection, cache, "file", name).map(Some)
 }
 
 /// Whether a collection is removing the bytes of this name or NAR. One that was interrupted is not: the NAR is taken back.
@@ -201,7 +200,9 @@ fn drop_nar(
         Ok((name, row.get::<_, Option<i64>>(2)?))
     };
     match connection.prepare_cached(last)?.query_row([nar], blob).optional()? {
-        Some((blob, fence)) if fence.is_none() || fence != removed_by => add_pending(connection, cache, "blob", &blob),
+        Some((blob, fence)) if fence.is_none() || fence != removed_by => {
+            add_pending(connection, cache, "blob", &blob).map(drop)
+        }
         _ => Ok(()),
     }
 }

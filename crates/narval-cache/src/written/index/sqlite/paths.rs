@@ -157,7 +157,7 @@ fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -
     if let Some(old) = old.filter(|old| *old != path.file) {
         orphan(connection, cache, &old, now)?;
     }
-    add_pending(connection, cache, "path", part)
+    add_pending(connection, cache, "path", part).map(drop)
 }
 
 /// Marks a file as orphaned if no narinfo names it any more.

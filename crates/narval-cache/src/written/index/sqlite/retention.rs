@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::nars::CONDEMNED;
 use super::paths::orphan;
-use super::schema::{add_pending, is_visible, parsed};
+use super::schema::{add_pending, forget_pending_file, is_visible, parsed};
 use crate::written::index::snapshot::SnapshotBuilder;
 use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 
@@ -230,6 +230,7 @@ pub(super) fn condemn(
     let size = "select file_size from nars where id = ?";
     let (mut condemned, mut seen) = (Condemned::default(), HashSet::new());
     for (name, nar) in due {
+        forget_pending_file(connection, cache, &name)?;
         condemned.names.push((name, connection.prepare_cached(size)?.query_row([nar], |row| row.get(0))?));
         if seen.insert(nar) {
             let blob = |row: &Row<'_>| Ok((Sha256::from_bytes(row.get(0)?), parsed(row, 1)?));

@@ -162,9 +162,9 @@ pub(super) fn set_settings(connection: &Connection, id: CacheId, settings: &str)
 }
 
 /// Records that files may differ from the index from now on.
-pub(super) fn add_pending(connection: &Connection, cache: CacheId, kind: &str, name: &str) -> rusqlite::Result<()> {
+pub(super) fn add_pending(connection: &Connection, cache: CacheId, kind: &str, name: &str) -> rusqlite::Result<i64> {
     let mut statement = connection.prepare_cached("insert into pending (cache, kind, name) values (?, ?, ?)")?;
-    statement.execute(params![cache.0, kind, name]).map(drop)
+    statement.insert(params![cache.0, kind, name])
 }
 
 pub(super) fn pending(connection: &Connection, after: i64) -> rusqlite::Result<Vec<(i64, CacheId, Pending)>> {
@@ -201,9 +201,19 @@ pub(super) fn settle_alone(connection: &Connection, cache: CacheId, parts: &[Has
     parts.iter().try_for_each(|part| settle.execute(params![cache.0, part.as_str()]).map(drop))
 }
 
-pub(super) fn settle_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<()> {
-    let settle = "delete from pending where cache = ? and kind = 'file' and name = ?";
-    connection.prepare_cached(settle)?.execute(params![cache.0, name]).map(drop)
+pub(super) fn settle_file(connection: &Connection, cache: CacheId, name: &str, number: i64) -> rusqlite::Result<bool> {
+    // Otherwise the entries of others stay: their files may not be stored yet.
+    let is_there = connection.prepare_cached("select 1 from pending where id = ?")?.exists([number])?;
+    if is_there {
+        forget_pending_file(connection, cache, name)?;
+    }
+    Ok(is_there)
+}
+
+/// Removes the pending entries of a name below `nar/`.
+pub(super) fn forget_pending_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<()> {
+    let forget = "delete from pending where cache = ? and kind = 'file' and name = ?";
+    connection.prepare_cached(forget)?.execute(params![cache.0, name]).map(drop)
 }
 
 pub(super) fn is_unplaced(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<bool> {

@@ -22,6 +22,9 @@ use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 const WAIT_MAX: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// How often an upload whose name was removed meanwhile is recorded again.
+const PLACE_ATTEMPTS_MAX: u32 = 3;
+
 /// The largest small file: build logs.
 const SMALL_LEN_MAX: u64 = 256 << 20;
 
@@ -59,9 +62,7 @@ impl CacheInBucket {
             if keep.index.file(keep.cache, &own)?.is_none() {
                 return Ok(None);
             }
-            let failed = |error: io::Error| Refusal::of_file("look at", &own, &error);
-            // Whoever has stored it may not have said so yet.
-            if !keep.index.is_unplaced(keep.cache, &own)? || self.check_nar(&own, &kept).map_err(failed)? {
+            if self.is_placed(keep.index, keep.cache, &own, &kept)? {
                 return Ok(Some(kept));
             }
             // Another upload has recorded it and is storing it. If it is the same file, storing it twice does no harm.
@@ -85,11 +86,11 @@ impl CacheInBucket {
             }
             let other = Self::new(Arc::clone(&self.shared), Path::new(""), &cache.name);
             let Some(mut file) = other.open_nar(&name, &kept).map_err(failed)? else { continue };
-            self.record(keep, &name, &kept)?;
+            let recorded = self.record(keep, &name, &kept)?;
             let mut writer = self.writer(&name, kept.file_size).map_err(failed)?;
             io::copy(&mut file, &mut writer).map_err(failed)?;
             writer.finish(kept.file_hash).map_err(failed)?;
-            keep.index.settle_file(keep.cache, &name)?;
+            self.placed(keep, &name, &kept, recorded)?;
             return Ok(Some(kept));
         }
         Ok(None)
@@ -99,9 +100,26 @@ impl CacheInBucket {
         ObjectWriter::new(&self.shared.objects, self.nar_key(name), len_max)
     }
 
-    /// Records a name that is about to be stored.
-    fn record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<(), Refusal> {
+    /// Records a name that is about to be stored. Returns the number of its pending entry.
+    fn record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<i64, Refusal> {
         Ok(keep.index.add_file(keep.cache, name, nar, keep.now)?)
+    }
+
+    /// Marks a name as placed whose object was just stored. If its pending entry is gone, a collection has condemned the name meanwhile,
+    /// or another node has taken the upload for one that was killed: the object may be there without a name, or be removed. So the name is
+    /// recorded again, and then the object is looked for.
+    fn placed(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord, mut recorded: i64) -> Result<(), Refusal> {
+        for _ in 0..PLACE_ATTEMPTS_MAX {
+            if keep.index.settle_file_soon(keep.cache, name, recorded)? {
+                return Ok(());
+            }
+            recorded = self.record(keep, name, nar)?;
+            if !self.check_nar(name, nar).map_err(|error| Refusal::of_file("look at", keep.target, &error))? {
+                break;
+            }
+        }
+        let message = "the NAR was removed while it was stored: the path was collected or deleted; push again";
+        Err(Refusal::new(RefusalKind::Conflict, message))
     }
 }
 
@@ -231,7 +249,7 @@ impl CacheStorage for CacheInBucket {
 
     fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal> {
         let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
-        let recorded = {
+        let (stored, recorded) = {
             let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
             // Most are new.
             let kept = match keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? {
@@ -251,8 +269,8 @@ impl CacheStorage for CacheInBucket {
                     let (file, time) = (Some(own.to_string()), keep.now);
                     keep.index.used(&[Used { cache: keep.cache, path: None, file, time }])?;
                     if name != own {
-                        self.record(&keep, &name.to_string(), &kept)?;
-                        keep.index.settle_file(keep.cache, &name.to_string())?;
+                        let recorded = self.record(&keep, &name.to_string(), &kept)?;
+                        keep.index.settle_file(keep.cache, &name.to_string(), recorded)?;
                     }
                     return Ok((name, kept));
                 }
@@ -260,13 +278,13 @@ impl CacheStorage for CacheInBucket {
                     // Others may have used the quota meanwhile.
                     (keep.check_quota)(keep.nar.file_size)?;
                     let name = NarFileName::new(keep.nar.file_hash, keep.nar.compression);
-                    self.record(&keep, &name.to_string(), &keep.nar)?;
-                    name
+                    let recorded = self.record(&keep, &name.to_string(), &keep.nar)?;
+                    (name, recorded)
                 }
             }
         };
         // If storing fails, the row is removed by the next pass over pending rows.
-        let name = recorded.to_string();
+        let name = stored.to_string();
         match received {
             Incoming::Object(writer) => writer.finish(keep.nar.file_hash).map_err(failed)?,
             Incoming::File(file) => {
@@ -274,12 +292,8 @@ impl CacheStorage for CacheInBucket {
             }
         }
         let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
-        keep.index.settle_file_soon(keep.cache, &name)?;
-        if keep.index.file(keep.cache, &name)?.is_none() {
-            let message = "the NAR was removed while it was stored: the upload took too long, or the path was collected; push again";
-            return Err(Refusal::new(RefusalKind::Conflict, message));
-        }
-        Ok((recorded, keep.nar))
+        self.placed(&keep, &name, &keep.nar, recorded)?;
+        Ok((stored, keep.nar))
     }
 
     fn import(
