@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{Server, Store};
+use support::{Running, Server, Store};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -145,16 +145,6 @@ fn every_metric_that_is_named_is_exported() {
     // The labels that are selected or grouped by.
     for label in ["route=\"narinfo\"", "status=\"507\"", "code=\"", "encoding=\"", "le=\""] {
         assert!(metrics.text().contains(label), "{label}: {}", metrics.text());
-    }
-}
-
-/// A program that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -5,11 +5,11 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{NARVAL, Server, Store};
+use support::{NARVAL, Running, Server, Store};
 
 fn top(args: &[&str]) -> Command {
     let mut command = Command::new(NARVAL);
@@ -19,16 +19,6 @@ fn top(args: &[&str]) -> Command {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// A program that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

@@ -1,22 +1,13 @@
 //! Into a store that belongs to a running Nix daemon, and into the same one without it.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
-use crate::support::{Nix, stdout};
-
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::support::{Nix, Running, stdout};
 
 /// A store with `/nix/store` as its name, in a folder of the lab, and its daemon.
-fn start(lab: &Lab, nix: Nix) -> (Daemon, String, String) {
+fn start(lab: &Lab, nix: Nix) -> (Running, String, String) {
     let dir = lab.folder(if nix == Nix::Old { "old" } else { "new" });
     let direct = format!("local?real={dir}/store&state={dir}/state&log={dir}/log");
     // Two processes that create a store at once get in each other's way.
@@ -26,7 +17,7 @@ fn start(lab: &Lab, nix: Nix) -> (Daemon, String, String) {
     command.env("NIX_DAEMON_SOCKET_PATH", &socket).env("NIX_REMOTE", &direct).env("HOME", lab.store.dir.path());
     command.env("NIX_CONFIG", "build-users-group =\nsubstitute = false");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let daemon = Daemon(command.spawn().unwrap());
+    let daemon = Running(command.spawn().unwrap());
     let until = Instant::now() + Duration::from_secs(60);
     while std::os::unix::net::UnixStream::connect(&socket).is_err() {
         assert!(Instant::now() < until, "the daemon does not listen");

@@ -63,15 +63,8 @@ fn figures_of_a_private_cache_end_with_the_token_and_with_the_session() {
     let other = lab.sign_in(&token);
     let bearer = format!("Authorization: Bearer {token}");
     let open = |fields: &[&str]| {
-        let mut request = "GET /_narval/page/now HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-            .to_owned();
-        fields.iter().for_each(|field| request.push_str(&format!("{field}\r\n")));
-        let mut stream = lab.server.connect();
-        write!(stream, "{request}\r\n").unwrap();
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).unwrap();
-        assert_eq!(&head[9..], b"101");
+        let (status, stream) = lab.socket(fields);
+        assert_eq!(status, "101");
         stream
     };
     // Reads until the server closes, and gives how long that took.

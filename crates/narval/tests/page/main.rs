@@ -12,20 +12,15 @@ mod manage;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use browser::Browser;
+use lab::Lab;
+use serde_json::{Value, json};
 use support::{NARVAL, Server, Store, hash_part, stdout};
 
 const HTML: &[&str] = &["Accept: text/html,application/xhtml+xml,*/*;q=0.8"];
-
-/// A server of a data folder alone.
-fn serve_data(store: &Store, args: &[&str]) -> Server {
-    let mut command = Command::new(NARVAL);
-    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("data")).args(args);
-    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
-}
 
 /// A tree with names that a listing can hold.
 fn add_tree(store: &Store, name: &str) -> String {
@@ -127,7 +122,7 @@ fn files_come_out_of_nars_and_cannot_run() {
     );
     let netrc = store.path("netrc");
     std::fs::write(&netrc, format!("machine 127.0.0.1 password {}\n", token.trim())).unwrap();
-    let alone = serve_data(&store, &[]);
+    let alone = Lab::serve(&store, &[]);
     let pushed = Command::new(NARVAL)
         .args(["push", "--quiet", "--store", &store.uri(), "--to", &alone.url(), "--netrc-file"])
         .args([netrc.to_str().unwrap(), &tree])
@@ -147,7 +142,7 @@ fn a_private_cache_shows_nothing_of_itself() {
     let token = stdout(
         Command::new(NARVAL).args(["token", "create", "--pull", "--data"]).arg(&data).arg("page").output().unwrap(),
     );
-    let server = serve_data(&store, &["--private"]);
+    let server = Lab::serve(&store, &["--private"]);
     assert_eq!(server.ask("GET", "/", HTML).status, 200, "the document asks for a token");
     for route in ["about", "paths", "now"] {
         let path = format!("/_narval/page/{route}");
@@ -157,41 +152,13 @@ fn a_private_cache_shows_nothing_of_itself() {
     assert_eq!(server.ask("GET", "/_narval/page/about", &[&bearer]).status, 200);
 }
 
-/// What a browser shows at an address, as HTML, and what it complained of. `None`: there is no browser.
-fn browse(url: &str, store: &Store, width: u32) -> Option<(String, String)> {
-    let mut command = Command::new("chromium");
-    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]);
-    command.args(["--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]);
-    command.args([
-        "--enable-logging=stderr",
-        "--virtual-time-budget=8000",
-        "--dump-dom",
-        "--ignore-certificate-errors",
-    ]);
-    command
-        .arg(format!("--window-size={width},800"))
-        .arg(format!("--user-data-dir={}", store.path("browser").display()));
-    command.arg(url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A browser that hangs must not hang the test.
-    let mut timed = Command::new("timeout");
-    timed.args(["--kill-after=5", "120"]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-    let output = timed.output().ok()?;
-    if output.status.code() == Some(127) {
-        eprintln!("skipped: chromium is not installed");
-        return None;
-    }
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<_> =
-        complaints.lines().filter(|line| line.contains("CONSOLE") || line.contains("Refused")).collect();
-    Some((String::from_utf8(output.stdout).unwrap(), complaints.join("\n")))
-}
-
 #[test]
 fn a_browser_shows_every_view_without_a_complaint() {
     let store = Store::new();
     let (key, public) = store.key("page-1");
     let tree = add_tree(&store, "tree");
     store.add_file("-=script=-alert-1", "<img src=x onerror=alert(1)>");
+    let Some(mut browser) = Browser::start() else { return };
     let server = Server::narval(&store, &["--sign-key", key.to_str().unwrap()]);
     let hash = hash_part(&tree);
     let views = [
@@ -204,11 +171,16 @@ fn a_browser_shows_every_view_without_a_complaint() {
     ];
     for (at, expected) in views {
         for width in [390, 1280] {
-            let url = format!("{}/{at}", server.url());
-            let Some((html, complaints)) = browse(&url, &store, width) else { return };
-            assert!(html.contains(&expected), "{at} at {width}: {html}");
-            // The browser reports a fetch answered 404 on its console.
-            assert!(complaints.is_empty() || at.ends_with("nothing"), "{at}: {complaints}");
+            browser.resize(width);
+            browser.open(&format!("{}/{at}", server.url()), "");
+            browser.wait(&format!("document.documentElement.outerHTML.includes({})", json!(expected)));
+            let mut complaints = std::mem::take(&mut browser.complaints);
+            // The browser reports a fetch answered 404 on its console. A server without tokens has no sessions.
+            complaints.retain(|complaint| {
+                let is_expected = at.ends_with("nothing") || complaint.contains("/_narval/page/session\"");
+                !is_expected || !complaint.contains("status of 404")
+            });
+            assert!(complaints.is_empty(), "{at} at {width}: {complaints:?}");
         }
     }
 }
@@ -229,16 +201,9 @@ fn a_browser_opens_the_pages_socket_on_its_http_2_connection() {
         }
         let server = Server::narval(&store, &args);
         let url = format!("https://localhost:{}/#/now", server.address.port());
-        // The browser's clock runs ahead while no fetch is pending, and a socket is none: on a busy machine it may print the page before
-        // the first message arrives. Then it is asked again.
-        let until = Instant::now() + Duration::from_secs(120);
-        loop {
-            let Some((html, complaints)) = browse(&url, &store, 1280) else { return };
-            if html.contains(" sent since the server started, ") {
-                break;
-            }
-            assert!(Instant::now() < until, "{complaints}: {html}");
-        }
+        let Some(mut browser) = Browser::start() else { return };
+        browser.open(&url, " sent since the server started, ");
+        drop(browser);
         // The log has every line once the server has ended.
         assert_eq!(server.terminate(), Some(0));
         let log = std::fs::read_to_string(log).unwrap();

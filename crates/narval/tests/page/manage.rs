@@ -200,17 +200,7 @@ fn wrong_tokens_are_slowed_and_noted() {
 fn the_socket_of_a_private_cache_is_opened_by_the_cookie() {
     let lab = Lab::new(&["--private"]);
     let session = lab.sign_in(&lab.token(&["--pull"]));
-    let upgrade = |fields: &[&str]| {
-        let mut request = "GET /_narval/page/now HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-            .to_owned();
-        fields.iter().for_each(|field| request.push_str(&format!("{field}\r\n")));
-        let mut stream = lab.server.connect();
-        std::io::Write::write_all(&mut stream, format!("{request}\r\n").as_bytes()).unwrap();
-        let mut status = [0; 12];
-        std::io::Read::read_exact(&mut stream, &mut status).unwrap();
-        String::from_utf8(status[9..].to_vec()).unwrap()
-    };
+    let upgrade = |fields: &[&str]| lab.socket(fields).0;
     let (cookie, origin, host) = (&*session.cookie, &*session.origin, &*session.host);
     assert_eq!(upgrade(&[cookie, origin, host]), "101");
     assert_eq!(upgrade(&[origin, host]), "401");

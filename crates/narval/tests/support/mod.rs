@@ -152,6 +152,16 @@ impl Drop for Server {
     }
 }
 
+/// Another program, killed when dropped.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// An answer as it came.
 #[derive(Debug)]
 pub struct Answer {

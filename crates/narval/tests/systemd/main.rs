@@ -14,11 +14,11 @@ use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{Answer, NARVAL, Server, Store};
+use support::{Answer, NARVAL, Running, Server, Store};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -75,16 +75,6 @@ fn the_services_have_a_low_exposure() {
         let output = security.arg(folder.path().join(name)).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("Overall exposure level"), "{name}: {said}");
-    }
-}
-
-/// A program that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
