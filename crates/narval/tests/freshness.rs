@@ -6,10 +6,9 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use narval_http::{Listen, ListenAddress};
 use narval_serve::{Config, Face, Service};
@@ -21,7 +20,7 @@ fn rounds() -> usize {
     std::env::var("NARVAL_FRESHNESS_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1000)
 }
 
-/// Lanes that work at the same time, each in a store of its own.
+/// Threads that work at the same time, each in its own store.
 const LANES: usize = 4;
 
 fn lane(store: &Store, server: &Server, rounds: usize) {
@@ -269,31 +268,6 @@ fn every_shard_is_correct_under_load_and_when_the_database_is_vacuumed_or_replac
     assert!(answered.into_inner() > 0);
 }
 
-/// A `nix-daemon` over the store.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(store: &Store, socket: &Path) -> Self {
-        let _ = std::fs::remove_file(socket);
-        let mut command = Command::new("nix-daemon");
-        command.env("NIX_DAEMON_SOCKET_PATH", socket).env("NIX_REMOTE", store.uri());
-        let daemon = Self(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        let until = Instant::now() + Duration::from_secs(60);
-        while std::os::unix::net::UnixStream::connect(socket).is_err() {
-            assert!(Instant::now() < until, "the daemon does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        daemon
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn correct_when_the_daemon_is_restarted() {
     let store = Store::new();
@@ -303,7 +277,8 @@ fn correct_when_the_daemon_is_restarted() {
     let by_database = Server::narval(&store, &[]);
     let mut by_daemon: Option<Server> = None;
     for round in 0..4 {
-        let daemon = Daemon::start(&store, &socket);
+        let _ = std::fs::remove_file(&socket);
+        let daemon = Nix::Newest.daemon(store.dir.path(), &socket, &store.uri(), "");
         let by_daemon = by_daemon.get_or_insert_with(|| {
             let mut command = Command::new(support::NIX_SERVE);
             command.args(["--listen", "127.0.0.1:0", "--store", &uri]);

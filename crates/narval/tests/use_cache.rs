@@ -9,7 +9,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use support::{NARVAL, Nix, Running, Server, Store, stdout};
 
@@ -249,16 +248,7 @@ fn a_private_cache_from_its_token_to_an_install() {
 /// The daemon of either Nix, which trusts root alone, and its socket. The old one does not tell whom it trusts.
 fn daemon(home: &Home, nix: Nix) -> (Running, PathBuf) {
     let socket = home.store.path(&format!("{nix:?}.socket"));
-    let mut command = Command::new(if nix == Nix::Old { "nix-old-daemon" } else { "nix-daemon" });
-    command.env("NIX_DAEMON_SOCKET_PATH", &socket).env("NIX_REMOTE", home.store.uri());
-    command.env("HOME", home.store.dir.path()).env("NIX_CONFIG", "trusted-users = root");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let daemon = Running(command.spawn().unwrap());
-    let until = Instant::now() + Duration::from_secs(60);
-    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < until, "the daemon does not listen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let daemon = nix.daemon(home.store.dir.path(), &socket, &home.store.uri(), "trusted-users = root");
     (daemon, socket)
 }
 

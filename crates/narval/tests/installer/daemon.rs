@@ -1,6 +1,6 @@
 //! Into a store that belongs to a running Nix daemon, and into the same one without it.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
@@ -13,16 +13,8 @@ fn start(lab: &Lab, nix: Nix) -> (Running, String, String) {
     // Two processes that create a store at once get in each other's way.
     stdout(nix.nix_store(lab.store.dir.path(), &["--store", &direct, "--init"]));
     let socket = format!("{dir}/socket");
-    let mut command = Command::new(if nix == Nix::Old { "nix-old-daemon" } else { "nix-daemon" });
-    command.env("NIX_DAEMON_SOCKET_PATH", &socket).env("NIX_REMOTE", &direct).env("HOME", lab.store.dir.path());
-    command.env("NIX_CONFIG", "build-users-group =\nsubstitute = false");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let daemon = Running(command.spawn().unwrap());
-    let until = Instant::now() + Duration::from_secs(60);
-    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < until, "the daemon does not listen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let config = "build-users-group =\nsubstitute = false";
+    let daemon = nix.daemon(lab.store.dir.path(), socket.as_ref(), &direct, config);
     (daemon, format!("unix://{socket}?real={dir}/store&state={dir}/state"), direct)
 }
 

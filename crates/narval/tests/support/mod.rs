@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -271,6 +272,20 @@ impl Nix {
         }
         command.envs(env.iter().copied());
         output(command, home)
+    }
+
+    /// Starts its daemon for a store, and waits until it listens on `socket`.
+    pub fn daemon(self, home: &Path, socket: &Path, remote: &str, config: &str) -> Running {
+        let mut command = Command::new(self.program("nix-daemon"));
+        command.env("NIX_DAEMON_SOCKET_PATH", socket).env("NIX_REMOTE", remote).env("HOME", home);
+        command.env("NIX_CONFIG", config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let daemon = Running(command.spawn().unwrap());
+        let until = Instant::now() + PATIENCE;
+        while UnixStream::connect(socket).is_err() {
+            assert!(Instant::now() < until, "the daemon does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        daemon
     }
 
     pub fn nix_store(self, home: &Path, args: &[&str]) -> Output {
