@@ -267,7 +267,7 @@ fn until_kept(upstreams: &Upstreams, name: &str) {
 }
 
 #[test]
-fn what_an_upstream_has_is_served_kept_and_found_again() {
+fn paths_of_an_upstream_are_served_and_kept_across_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let mut upstream = Upstream::start("up-1");
     let own = SecretKey::generate("own-1").unwrap();

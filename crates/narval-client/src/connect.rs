@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_address_holds_up_nobody() {
+    fn a_silent_address_does_not_delay_others() {
         let (silent, _held, _listener) = silent();
         let good = TcpListener::bind("127.0.0.1:0").unwrap();
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

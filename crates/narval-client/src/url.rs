@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_a_bucket_stays_in_it() {
+    fn references_do_not_leave_a_bucket() {
         let bucket = Url::parse("s3://cache/a%20b?region=x&endpoint=y").unwrap();
         assert_eq!(bucket.to_string(), "s3://cache/a%20b");
         let nar = bucket.child("nar/x.nar?q#f").unwrap();

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn references_only_where_they_count() {
+    fn references_only_if_the_method_allows_them() {
         let path: StorePath = "m6wswa7yn6x5gi6gdq7x1fqlwmlhfja9-hello.txt".parse().unwrap();
         let references = BTreeSet::from([path.clone()]);
         let (store_dir, name) = (StoreDir::default(), "a".parse().unwrap());

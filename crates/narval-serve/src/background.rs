@@ -89,7 +89,7 @@ mod tests {
     const WAITING_MAX: usize = 64;
 
     #[test]
-    fn few_threads_do_all_and_whoever_comes_too_often_helps() {
+    fn a_full_queue_makes_the_caller_run_the_job() {
         let writer = Background::new("test", THREADS_MAX, WAITING_MAX);
         let (busy, busiest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (done, all) = mpsc::channel();

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_with_more_threads_than_places() {
+    fn no_increment_is_lost_with_more_threads_than_shards() {
         let counter = Sharded::default();
         std::thread::scope(|scope| {
             for _ in 0..OWN_MAX + 10 {

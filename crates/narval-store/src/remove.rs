@@ -159,7 +159,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn deep_read_only_and_never_through_a_symlink() {
+    fn deep_and_read_only_trees_are_removed_without_following_symlinks() {
         let dir = tempfile::tempdir().unwrap();
         let outside = dir.path().join("outside");
         std::fs::write(&outside, "kept").unwrap();
@@ -187,7 +187,7 @@ mod tests {
 
     /// Two processes that remove leftovers at the same time find the same tree.
     #[test]
-    fn two_remove_one_tree() {
+    fn several_processes_can_remove_one_tree() {
         let dir = tempfile::tempdir().unwrap();
         let handle = std::fs::File::open(dir.path()).unwrap();
         for _ in 0..12 {
@@ -208,7 +208,7 @@ mod tests {
     /// Subtrees that are too deep are moved into a locked directory: another process leaves it alone, but removes what
     /// a killed process left.
     #[test]
-    fn what_is_moved_up_is_its_removers_as_long_as_that_lives() {
+    fn deep_subtrees_are_locked_while_their_remover_lives() {
         let dir = tempfile::tempdir().unwrap();
         let handle = std::fs::File::open(dir.path()).unwrap();
         let mut removal = Removal { top: handle.as_fd(), deep: None, freed: 0 };

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart() {
+    fn temporary_names_are_recognised() {
         let name = temporary_name(PREFIX);
         assert!(is_temporary(OsStr::new(&name)) && name != temporary_name(PREFIX));
         for other in ["", ".tmp-", ".tmp-1-0", ".tmp-notes", "0123456789abcdef", ".tmp-0123456789ABCDEF"] {
@@ -280,7 +280,7 @@ mod tests {
     /// Everything that can happen between creating a file and locking it: nothing, a cleaner has it, a cleaner has
     /// removed it.
     #[test]
-    fn what_a_cleaner_has_got_hold_of_is_nobody_elses() {
+    fn a_file_is_owned_by_its_writer_or_a_cleaner() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(temporary_name(PREFIX));
         let owns = |file: &File| is_owned(lock(file).unwrap(), CWD, &path, file).unwrap();

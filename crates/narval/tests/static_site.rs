@@ -49,7 +49,7 @@ fn text(answer: &Answer) -> String {
 }
 
 #[test]
-fn files_folders_and_what_is_not_there() {
+fn files_folders_and_absent_names() {
     let folder = site();
     let server = serve(folder.path(), &["--not-found", "404.html"]);
     // Twice: from the disk, then from memory.

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_is_allowed() {
+    fn invalid_values_are_refused_with_the_allowed_ones() {
         for (url, message) in [
             ("s3://ab", "'ab' is not a bucket name"),
             ("s3://cache?scheme=ftp", "scheme=ftp of the bucket's address: http or https"),

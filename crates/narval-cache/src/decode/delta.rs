@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_become_smaller_is_no_delta() {
+    fn incompressible_changes_make_no_delta() {
         let (base, nar) = (noise(1 << 20, 4), noise(1 << 20, 5));
         let made = make_delta((&base, &Sha256::of(&base)), &nar, LEVEL, nar.len() / 10 * 8).unwrap();
         assert_eq!(made, None);

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_end_where_they_end() {
+    fn a_frame_ends_before_the_bytes_after_it() {
         let noise: Vec<u8> = (0..300_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         for contents in [&b""[..], b"a", &[b'x'; 300], &[0; 70_000], &noise] {
             for checksum in [false, true] {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_frame_is_given_back() {
+    fn an_incomplete_frame_is_returned() {
         let one = frame(&[7; 5000], true);
         for cut in 1..one.len() {
             match collect(&mut &one[..cut]).unwrap() {

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_byte_waits_for_the_verdict() {
+    fn the_last_byte_is_withheld_until_verified() {
         let fill = Fill::new(tempfile::tempfile().unwrap());
         fill.starts(Start::Comes(Some(10)));
         fill.wrote(4);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_woken_once() {
+    fn each_waiter_is_woken_once() {
         let fill = Fill::new(tempfile::tempfile().unwrap());
         let woken = Arc::new(AtomicUsize::new(0));
         let wake = || {

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_goes_first() {
+    fn the_least_recently_used_is_evicted_first() {
         let folder = tempfile::tempdir().unwrap();
         let kept = Kept::open(folder.path(), 3 * BLOCK).unwrap();
         for name in ["nar/a", "nar/b", "narinfo/c"] {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_found_again() {
+    fn existing_files_are_found_on_open() {
         let folder = tempfile::tempdir().unwrap();
         let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
         kept.keep_bytes("nar/a", b"a").unwrap();

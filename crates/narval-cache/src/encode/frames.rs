@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_client_has_no_workspace() {
+    fn an_encoder_that_waits_for_its_client_holds_no_workspace() {
         let nar = text(9_000_000);
         let mut waiting: Vec<_> = (0..2 * WORKSPACES_MAX).map(|_| encoder(1, &nar, 2)).collect();
         for encoder in &mut waiting {
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_does_not_come_to_its_end() {
+    fn a_nar_with_another_hash_is_never_completed() {
         let nar = text(9_000_000);
         for level in [1, 4] {
             let mut changed = nar.clone();

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_impression_holds_until_a_megabyte_has_come() {
+    fn the_round_trip_decides_until_a_megabyte_has_arrived() {
         let (near, far) = (Duration::from_millis(1), Duration::from_millis(60));
         let pace = Pace::default();
         assert!(!pace.is_slow(near) && pace.is_slow(far));

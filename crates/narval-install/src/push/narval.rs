@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_without_their_end_are_not_complete() {
+    fn truncated_answers_are_incomplete() {
         assert_eq!(lines_to_end("a\nb\nend 2\n"), Some(vec!["a", "b"]));
         assert_eq!(lines_to_end("end 0\n"), Some(Vec::new()));
         for cut in ["", "a\n", "a\nend 2\n", "a\nb\nend 1\n", "a\nend\n"] {

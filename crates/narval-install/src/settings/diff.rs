@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_with_what_is_around_them() {
+    fn a_diff_shows_changes_with_context() {
         assert_eq!(shown("a\n", "a\n"), "");
         assert_eq!(shown("", "a\nb\n"), "+a\n+b\n");
         assert_eq!(shown("a\nb\nc\n", "a\nb\nc\nd\n"), " b\n c\n+d\n");

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_the_file_is_refused() {
+    fn values_that_would_break_the_file_are_refused() {
         let unfinished = Err(NixConfError::Unfinished { line: 2 });
         assert_eq!(block("http://c").put_into("x\n# narval use http://c\n"), unfinished);
         let nested = "x\n# narval use http://c\n# narval use http://d\n# end of narval use\n";

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_the_queue_does_not_stop_it() {
+    fn foreign_files_do_not_stop_the_queue() {
         let dir = tempfile::tempdir().unwrap();
         let queue = Queue::new(dir.path());
         queue.make().unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_root_queues_belongs_to_the_owner_of_the_folder() {
+    fn entries_that_root_queues_belong_to_the_owner_of_the_folder() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("note: skipped: only root can give files away");
             return;

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_survives() {
+    fn the_state_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path()).unwrap();
         let one = state.destination("http://a", "/nix", 7).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_waits_and_is_forgotten_in_the_end() {
+    fn refused_paths_are_retried_and_finally_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path()).unwrap();
         let to = state.destination("http://a", "/nix", 0).unwrap();

@@ -219,7 +219,7 @@ fn unsigned_paths_are_refused_without_a_download() {
 
 /// No signature covers them, and Nix looks at neither.
 #[test]
-fn what_is_said_of_the_file_is_not_decisive() {
+fn wrong_file_sizes_and_hashes_are_tolerated() {
     let nar = file_nar(b"hello");
     let (right, other) = (Sha256::of(&nar).to_string(), Sha256::of(b"other").to_string());
     for (from, to) in [

@@ -139,7 +139,7 @@ fn the_next_cache_serves_what_is_damaged_in_the_first() {
 }
 
 #[test]
-fn a_file_that_changes_during_the_download_is_called_that() {
+fn a_file_that_changes_during_the_download_is_an_error() {
     // Gone, of another length from a server without ranges, and shorter.
     for second in [Act::Status(404, ""), Act::With("", file_nar(b"another")), Act::Status(416, "")] {
         let (server, root) = (Server::start(), tempfile::tempdir().unwrap());

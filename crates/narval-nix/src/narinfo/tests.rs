@@ -52,7 +52,7 @@ fn every_field() {
 }
 
 #[test]
-fn a_fresh_one_is_written_in_the_order_of_nix() {
+fn a_new_narinfo_has_the_order_of_nix() {
     let parsed = parse(FULL).unwrap();
     let mut fresh = NarInfo::new(&parsed.path_info(0), parsed.url.clone(), parsed.compression);
     (fresh.file_hash, fresh.file_size) = (parsed.file_hash, parsed.file_size);
@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn what_parses_renders_to_what_parses_the_same(cut in 0..FULL.len(), byte in any::<u8>()) {
+    fn rendering_and_parsing_again_changes_nothing(cut in 0..FULL.len(), byte in any::<u8>()) {
         let mut text = FULL.as_bytes().to_vec();
         text[cut] = byte;
         if let Ok(info) = NarInfo::parse(&text, &StoreDir::default()) {

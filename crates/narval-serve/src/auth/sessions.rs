@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_origins_are_none_of_ours() {
+    fn other_origins_are_not_ours() {
         let own = |fields: &str| is_own_page(&request(fields).head());
         assert!(
             own("Origin: http://cache.example:80\r\n")

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_are_not_looked_at_and_right_tokens_are() {
+    fn a_throttled_address_may_try_only_tokens_that_worked() {
         let throttle = Throttle::default();
         for _ in 0..FREE {
             assert!(throttle.may_try(ip("192.0.2.1"), b"guess"));

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_is_kept_and_nothing_is_seen_of_it() {
+    fn a_sent_nar_is_packed_into_an_unnamed_file() {
         let dir = tempfile::tempdir().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let planned = planned(&tree(dir.path(), 200));
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_registered_is_not_kept() {
+    fn a_nar_with_another_hash_is_not_packed() {
         let dir = tempfile::tempdir().unwrap();
         let path = tree(dir.path(), 200);
         let planned = planned(&path);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn large_files_stay_where_they_are() {
+    fn large_files_are_not_packed() {
         let dir = tempfile::tempdir().unwrap();
         let path = tree(dir.path(), 200);
         std::fs::write(path.join("large"), vec![1; 2 << 20]).unwrap();
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn few_files_are_worth_it_when_asked_for_again() {
+    fn few_files_are_packed_on_the_second_request() {
         let dir = tempfile::tempdir().unwrap();
         let flat = flat(dir.path());
         let planned = planned(&tree(dir.path(), FILES_MIN));
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_tried_again() {
+    fn a_missing_folder_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("none");
         let (flat, planned) = (flat(&folder), planned(&tree(dir.path(), 200)));
@@ -421,7 +421,7 @@ mod tests {
 
     /// A full disk and a lack of descriptors may be caused by the packed files.
     #[test]
-    fn what_is_kept_gives_way() {
+    fn packed_nars_are_evicted_if_the_system_has_no_room() {
         let dir = tempfile::tempdir().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let layout = NarLayout::plan(file.path()).unwrap();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_goes_first() {
+    fn the_least_recently_used_is_evicted_first() {
         let (dir, file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
         let flat = flat(dir.path());
         let layout = NarLayout::plan(file.path()).unwrap();

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_path_in_two_sources_one_is_found() {
+    fn a_path_in_two_sources_is_found_once() {
         let path = format!("{}-twice", hash(1));
         let table = Table::of(vec![(path.clone(), 5, 10), (path, 3, 20)]);
         assert_eq!(

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_those_of_what_is_written() {
+    fn lengths_match_the_written_entries() {
         let file =
             |name: &str, size| Entry { name: name.into(), kind: Kind::File { executable: false, size, offset: 0 } };
         let link = |target: &str| Entry { name: b"l".to_vec(), kind: Kind::Symlink { target: target.into() } };

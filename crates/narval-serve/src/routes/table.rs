@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_invalid() {
+    fn impossible_names_are_invalid() {
         let short = &HASH[1..];
         for path in [
             format!("/{short}.narinfo"),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_uploads_give_their_room_back() {
+    fn idle_uploads_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let parts = Parts::default();
         let key = ("token".to_owned(), "name".to_owned());

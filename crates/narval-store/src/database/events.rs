@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_happen_is_told_once_it_has_returned() {
+    fn every_change_is_reported_once_the_call_has_returned() {
         type Deed = fn(&Files);
         let deeds: [(Deed, Happened); 9] = [
             (

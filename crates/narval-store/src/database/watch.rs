@@ -383,7 +383,7 @@ mod tests {
 
     /// Threads that cache results by their stamp never return less than what was committed before they asked.
     #[test]
-    fn what_is_remembered_is_never_older_than_the_last_commit() {
+    fn remembered_answers_are_never_older_than_the_last_commit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db.sqlite");
         let writer = database(&path);
@@ -442,7 +442,7 @@ mod tests {
 
     /// While there is a writer, a state is only valid for that moment.
     #[test]
-    fn nothing_settles_under_a_writer() {
+    fn a_stamp_is_not_final_while_there_is_a_writer() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db.sqlite");
         let writer = database(&path);

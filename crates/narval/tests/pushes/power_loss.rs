@@ -217,7 +217,7 @@ fn push(lab: &Lab, token: &str, round: u8) -> Vec<(String, Vec<String>)> {
 
 /// A server that makes nothing durable is found out.
 #[test]
-fn what_is_answered_was_made_durable_first_and_in_order() {
+fn syncs_come_before_answers_and_in_order() {
     if !can_trace() {
         return;
     }
@@ -237,7 +237,7 @@ fn what_is_answered_was_made_durable_first_and_in_order() {
 
 /// Several servers may share a folder, behind a balancer: the one that commits has not linked the NAR itself.
 #[test]
-fn the_names_that_another_server_gave_are_synced_by_the_one_that_commits() {
+fn a_commit_syncs_the_names_that_another_server_linked() {
     if !can_trace() {
         return;
     }
@@ -331,7 +331,7 @@ fn fail(copy: &Path, original: &Path, calls: &[Call], loss: Loss) -> u64 {
 }
 
 #[test]
-fn a_power_failure_after_an_answer_loses_nothing_that_was_answered() {
+fn a_power_failure_loses_nothing_that_was_confirmed() {
     if !can_trace() {
         return;
     }

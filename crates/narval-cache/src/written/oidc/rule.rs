@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text() {
+    fn claims_that_are_not_strings() {
         assert!(meets(&["true"], json!(true)) && meets(&["true"], json!("true")) && meets(&["17"], json!(17)));
         assert!(meets(&["admins"], json!(["users", "admins"])) && !meets(&["admins"], json!(["users", ["admins"]])));
         assert!(!meets(&["**"], json!(null)) && !meets(&["**"], json!({})) && !meets(&["**"], json!([])));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_a_rule() {
+    fn invalid_rules_are_refused() {
         assert_eq!(Rule::new(Vec::new(), ()).unwrap_err(), RuleError::Empty);
         for patterns in [&["a[".to_owned()][..], &["".to_owned()], &["a".repeat(513)], &[]] {
             assert!(matches!(Claim::new("ref", patterns), Err(RuleError::Pattern { .. })), "{patterns:?}");

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_json_has_not() {
+    fn names_that_json_cannot_hold() {
         let nar = nar(&[Event::Symlink { target: b"\xff" }]);
         assert_eq!(listing(&nar), None);
     }

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_go_first() {
+    fn the_least_recently_used_are_removed_first() {
         let snapshot = snapshot(&[(50, vec![1]), (10, vec![]), (40, vec![]), (30, vec![])]);
         let mut marks = mark(&snapshot, 100, 0);
         marks.shrink_to(&snapshot, &sizes(4), 30);

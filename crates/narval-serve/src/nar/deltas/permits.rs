@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_bounded_and_given_back() {
+    fn memory_is_bounded_and_freed() {
         assert!(Permit::take(MEMORY_MAX + 1).is_none());
         let one = Permit::take(MEMORY_MAX).unwrap();
         let next = std::thread::spawn(|| Permit::take(1).is_some());

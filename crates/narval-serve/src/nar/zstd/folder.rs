@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_finished_is_found_by_any_process() {
+    fn finished_files_are_found_by_any_process() {
         let root = tempfile::tempdir().unwrap();
         let one = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
         let two = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finished_goes() {
+    fn unfinished_files_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
         let filling = folder.begin().unwrap();
@@ -341,7 +341,7 @@ mod tests {
 
     /// Two processes of one number, as in two containers with this folder: each of them is process 1, and writes its first file.
     #[test]
-    fn processes_of_one_number_store_each_its_own_bytes() {
+    fn processes_with_the_same_pid_keep_their_files_apart() {
         for swapped in [false, true] {
             let root = tempfile::tempdir().unwrap();
             let folders = [(); 2].map(|()| Folder::open(root.path(), LEVEL, 1 << 20).unwrap());
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_takes_the_longest_unused_and_a_pause() {
+    fn a_full_disk_evicts_the_least_recently_used_and_pauses() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
         let stored: Vec<_> = (0..4).map(|name| put(&folder, name, &[name; 1000])).collect();
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn who_empties_the_folder_does_no_harm() {
+    fn emptying_the_folder_does_no_harm() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
         put(&folder, b'a', b"compressed");
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_goes_first() {
+    fn the_least_recently_used_is_evicted_first() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path(), LEVEL, 4000).unwrap();
         let stored: Vec<_> = (0..4).map(|name| put(&folder, name, &[name; 1000])).collect();
