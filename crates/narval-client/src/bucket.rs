@@ -1,10 +1,10 @@
 //! Requests for `s3://` addresses: a [`Buckets`] locates the bucket and signs, the client sends.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::client::Client;
 use super::head::Head;
-use super::request::{Extra, Method, Request, Response};
+use super::request::{Extra, Method, Request, Response, Valid};
 use super::url::Url;
 use super::{Body, HttpError};
 
@@ -43,8 +43,9 @@ impl Client {
     /// # Errors
     /// If there are no usable credentials.
     pub fn presign(&self, url: &Url, valid_for: Duration) -> Result<String, HttpError> {
-        let valid_seconds = u32::try_from(valid_for.as_secs().max(1)).unwrap_or(u32::MAX);
-        let signed = self.sign(Method::Get, url, Extra { valid_seconds, ..Extra::default() })?;
+        let seconds = u32::try_from(valid_for.as_secs().max(1)).unwrap_or(u32::MAX);
+        let valid = Some(Valid { from: SystemTime::now(), seconds });
+        let signed = self.sign(Method::Get, url, Extra { valid, ..Extra::default() })?;
         Ok(format!("{}{}", signed.origin(), signed.target()))
     }
 

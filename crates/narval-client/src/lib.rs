@@ -74,7 +74,7 @@ pub use error::HttpError;
 pub use head::Head;
 pub use probe::TlsProbe;
 pub use proxy::Proxies;
-pub use request::{Extra, Method, Request, Response};
+pub use request::{Extra, Method, Request, Response, Valid};
 pub use resume::{OwnCodings, ResumingBody};
 pub use retry::RetryPolicy;
 pub use tls::{TrustedCertificates, tls_config};

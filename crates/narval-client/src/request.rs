@@ -1,5 +1,7 @@
 //! One request, and its response.
 
+use std::time::SystemTime;
+
 use super::body::Body;
 use super::head::Head;
 use super::url::Url;
@@ -63,7 +65,7 @@ impl<'a> Request<'a> {
             if_range: None,
             accepts_coding: false,
             own_codings: None,
-            extra: Extra { fields: &[], query: &[], is_signed: false, valid_seconds: 0 },
+            extra: Extra { fields: &[], query: &[], is_signed: false, valid: None },
         }
     }
 }
@@ -77,8 +79,17 @@ pub struct Extra<'a> {
     pub query: &'a [(&'a str, &'a str)],
     /// Whether the URL contains a signature, so that no credentials are sent.
     pub is_signed: bool,
-    /// For how many seconds a bucket accepts the request after it was signed; 0 for the signer's default.
-    pub valid_seconds: u32,
+    /// When a bucket accepts the request; by default for a time that the signer chooses.
+    pub valid: Option<Valid>,
+}
+
+/// For how long a signature is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Valid {
+    /// The beginning. It is not after the moment of signing.
+    pub from: SystemTime,
+    /// Seconds from the beginning.
+    pub seconds: u32,
 }
 
 /// A response: its head, and its unread body.

@@ -5,10 +5,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use narval_client::{
     Answer, Client, ClientOptions, Extra, HttpError, Method, Payload, Request, ResumingBody, RetryPolicy, Upload, Url,
+    Valid,
 };
 use narval_nix::Sha256;
 
@@ -149,20 +150,20 @@ impl Objects {
         self.counted_io(|| super::put_object(&self.client, &url, content_type, (payload, hash), &|_| {}))
     }
 
-    /// Stores a small object. No attempt takes effect later than `lasts` from now, because its signature has expired by then.
-    pub(crate) fn put_within(
+    /// Stores a small object. No attempt takes effect after `until`, because its signature has expired by then.
+    pub(crate) fn put_until(
         &self,
         key: &str,
         content_type: &str,
         bytes: &[u8],
-        lasts: Duration,
+        until: Instant,
     ) -> Result<(), HttpError> {
         use base64::Engine;
         let url = self.object(key)?;
         let checksum = base64::engine::general_purpose::STANDARD.encode(Sha256::of(bytes).as_bytes());
         let fields = [("x-amz-checksum-sha256", checksum.as_str())];
-        self.within(lasts, |valid_seconds| {
-            let extra = Extra { fields: &fields, valid_seconds, ..Extra::default() };
+        self.until(until, |valid| {
+            let extra = Extra { fields: &fields, valid: Some(valid), ..Extra::default() };
             let (method, payload, on_sent) = (Method::Put, Payload::Bytes(bytes), &|_| {});
             let upload = Upload { method, url: &url, content_type, extra, payload, on_sent, answer_len_max: 64 * 1024 };
             let Answer { head, .. } = self.once.upload(&upload)?;
@@ -173,11 +174,11 @@ impl Objects {
         })
     }
 
-    /// Removes an object if it exists. No attempt takes effect later than `lasts` from now, because its signature has expired by then.
-    pub(crate) fn remove_within(&self, key: &str, lasts: Duration) -> Result<(), HttpError> {
+    /// Removes an object if it exists. No attempt takes effect after `until`, because its signature has expired by then.
+    pub(crate) fn remove_until(&self, key: &str, until: Instant) -> Result<(), HttpError> {
         let url = self.object(key)?;
-        self.within(lasts, |valid_seconds| {
-            let extra = Extra { valid_seconds, ..Extra::default() };
+        self.until(until, |valid| {
+            let extra = Extra { valid: Some(valid), ..Extra::default() };
             let response = self.once.send(&Request { method: Method::Delete, extra, ..Request::get(&url) })?;
             let (status, retry_after) = (response.head.status, response.head.retry_after());
             response.body.drain();
@@ -189,14 +190,20 @@ impl Objects {
     }
 
     /// Runs attempts, each signed for the rest of the time.
-    fn within(&self, lasts: Duration, attempt: impl Fn(u32) -> Result<(), HttpError>) -> Result<(), HttpError> {
-        let until = Instant::now() + lasts;
+    fn until(&self, until: Instant, attempt: impl Fn(Valid) -> Result<(), HttpError>) -> Result<(), HttpError> {
         self.counted(|| {
             let mut failures = 0;
             loop {
+                // In this order: a pause between the two, or before the request is signed, makes the time shorter.
+                let from = SystemTime::now();
                 let left = until.saturating_duration_since(Instant::now()).as_secs();
                 // Rounded down: a signature has whole seconds.
-                let error = match attempt(u32::try_from(left.max(1)).unwrap_or(u32::MAX)) {
+                let seconds = u32::try_from(left).unwrap_or(u32::MAX);
+                if seconds == 0 {
+                    let message = "it took too long, and may be another server's work by now".to_owned();
+                    return Err(HttpError::Bucket { status: 0, message, retry_after: None, is_retryable: false });
+                }
+                let error = match attempt(Valid { from, seconds }) {
                     Ok(()) => return Ok(()),
                     Err(error) => error,
                 };

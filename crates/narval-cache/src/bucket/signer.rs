@@ -46,19 +46,23 @@ impl Buckets for BucketSigner {
         let (_, key) = url.bucket_and_key();
         let object = bucket_of(&place)?.object_url(&key);
         let (query, fields) = (extra.query.iter().copied(), extra.fields.iter().copied());
+        let (from, seconds) = match extra.valid {
+            None => (Timestamp::now(), VALID_FOR_SECONDS),
+            Some(valid) => {
+                let from = Timestamp::try_from(valid.from).map_err(|error| permanent(format!("the clock: {error}")))?;
+                (from, valid.seconds.into())
+            }
+        };
         let signed = match keys {
             Some(keys) => rusty_s3::signing::sign(
-                &Timestamp::now(),
+                &from,
                 method_of(method),
                 object,
                 &keys.id,
                 &keys.secret,
                 keys.token.as_ref().map(|token| token.as_str()),
                 &place.region,
-                match extra.valid_seconds {
-                    0 => VALID_FOR_SECONDS,
-                    seconds => seconds.into(),
-                },
+                seconds,
                 query,
                 fields,
             ),

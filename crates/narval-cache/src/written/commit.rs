@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
+use std::time::Instant;
 
 use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
 
-use super::index::{Commit, NarRecord, PathRecord};
+use super::index::{Commit, NarRecord, PathRecord, Placed};
 use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
 
 /// The maximum number of narinfos in one commit.
@@ -119,7 +120,8 @@ impl Cache {
         for _ in 0..ATTEMPTS_MAX {
             let needed = self.check_references(&batch, &settings)?;
             let claimed: Vec<&NarInfo> = narinfos.iter().filter_map(|(part, _)| batch.get(part)).collect();
-            let nars = claimed.iter().map(|info| self.nar_of(info)).collect::<Result<Vec<_>, _>>()?;
+            let found = claimed.iter().map(|info| self.nar_of(info)).collect::<Result<Vec<_>, _>>()?;
+            let (nars, placed): (Vec<_>, Vec<_>) = found.into_iter().unzip();
             let known = self.known_of_found(&claimed, &nars, &batch)?;
             let parts: Vec<HashPart> = claimed.iter().map(|info| info.path.hash_part()).collect();
             let old = self.index().paths(self.id(), &parts)?;
@@ -132,7 +134,7 @@ impl Cache {
                 .filter(|prepared| prepared.committed.outcome != Outcome::Unchanged)
                 .map(|prepared| prepared.record.clone())
                 .collect();
-            if changed.is_empty() || self.publish_all(&changed, &needed)? == Commit::Done {
+            if changed.is_empty() || self.publish_all(&changed, &needed, &placed)? == Commit::Done {
                 // Paths that existed also count as pushed.
                 let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
                 unchanged.for_each(|prepared| self.note_used(&prepared.record.hash_part));
@@ -143,7 +145,12 @@ impl Cache {
     }
 
     /// Files are written before the commit in the index, and renamed after it.
-    pub(super) fn publish_all(&self, changed: &[PathRecord], needed: &[HashPart]) -> Result<Commit, Refusal> {
+    pub(super) fn publish_all(
+        &self,
+        changed: &[PathRecord],
+        needed: &[HashPart],
+        placed: &[Placed],
+    ) -> Result<Commit, Refusal> {
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         // The files of a large commit are written after it, because each stays open until it is renamed.
         let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
@@ -152,10 +159,12 @@ impl Cache {
             written.push(self.files().write_narinfo(&record.narinfo).map_err(failed)?);
         }
         self.files().sync_nars().map_err(failed)?;
-        if self.index().commit(self.id(), changed.to_vec(), needed, self.now())? == Commit::Changed {
+        // Before the commit takes effect: after a pause, requests for it may be another server's work.
+        let began = Instant::now();
+        if self.index().commit(self.id(), changed.to_vec(), needed, placed, self.now())? == Commit::Changed {
             return Ok(Commit::Changed);
         }
-        self.publish_committed(changed, written);
+        self.publish_committed(changed, written, began);
         Ok(Commit::Done)
     }
 
@@ -278,7 +287,7 @@ impl Cache {
     }
 
     /// The NAR of a narinfo, which must be in this cache and match the narinfo.
-    fn nar_of(&self, info: &NarInfo) -> Result<(String, NarRecord), Refusal> {
+    fn nar_of(&self, info: &NarInfo) -> Result<((String, NarRecord), Placed), Refusal> {
         let path = &info.path;
         let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
         let name = name.and_then(|name| NarFileName::parse(name).ok()).ok_or_else(|| {
@@ -295,9 +304,7 @@ impl Cache {
             Refusal::new(RefusalKind::Conflict, message)
         };
         let nar = self.index().file(self.id(), &name)?.ok_or_else(absent)?;
-        if !self.files().is_placed(self.index(), self.id(), &name, &nar)? {
-            return Err(absent());
-        }
+        let placed = self.files().placed(self.index(), self.id(), &name, &nar)?.ok_or_else(absent)?;
         if (info.nar_hash, info.nar_size) != (nar.nar_hash, nar.nar_size) {
             let message = format!(
                 "'{path}': its NAR has {} and {} bytes, and the narinfo says {} and {}: the store that it comes from is damaged \
@@ -306,7 +313,7 @@ impl Cache {
             );
             return Err(Refusal::new(RefusalKind::Unprocessable, message));
         }
-        Ok((self.files().served_name(&name, &nar), nar))
+        Ok(((self.files().served_name(&name, &nar), nar), placed))
     }
 
     /// Of the hash parts that NARs mention, those of paths in this cache or the same commit. Each is looked up once: many narinfos may

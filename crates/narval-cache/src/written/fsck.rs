@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
+use std::time::Instant;
 
 use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
 use super::error::io_error;
 use super::index::{Commit, PathRecord};
-use super::storage::{Below, hash_of};
+use super::storage::{Below, VALID_FOR, hash_of};
 use super::{
     Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Place, Refusal, RefusalKind,
 };
@@ -189,10 +190,11 @@ impl Cache {
                 return Ok(());
             }
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let until = Instant::now() + VALID_FOR;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
                 report.problems.push(format!("'{}' does not match the index", self.named(&name)));
                 if options.repair {
-                    self.files().publish(&record, None).map_err(fail)?;
+                    self.files().publish(&record, None, until).map_err(fail)?;
                 }
             }
             Ok(())
@@ -266,7 +268,7 @@ impl Cache {
             }
         }
         for step in records.chunks(STEP) {
-            if self.index().commit(self.id(), step.to_vec(), &[], self.now())? == Commit::Changed {
+            if self.index().commit(self.id(), step.to_vec(), &[], &[], self.now())? == Commit::Changed {
                 report
                     .problems
                     .push("another process is writing to this cache: stop the server, and try again".to_owned());

@@ -255,7 +255,7 @@ impl Copying<'_> {
             let found = references.iter().zip(present).filter(|(_, present)| *present);
             let needed: Vec<HashPart> = found.map(|(part, _)| *part).collect();
             let records = batch.iter().map(|record| self.prepare(record)).collect::<Result<Vec<_>, _>>()?;
-            if to.publish_all(&records, &needed)? == Commit::Done {
+            if to.publish_all(&records, &needed, &[])? == Commit::Done {
                 return Ok(());
             }
         }

@@ -8,13 +8,17 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
 
 use super::index::{PathRecord, Pending};
-use super::storage::{TAKEOVER, WrittenNarinfo};
+use super::storage::{TAKEOVER, VALID_FOR, WrittenNarinfo};
 use super::{Cache, Data, DataError};
+
+/// How long after the beginning of a commit its narinfos may be written. Others begin to do so [`TAKEOVER`] after they have seen it; a
+/// third of that is left for clocks that differ.
+const PUBLISH_WITHIN: Duration = Duration::from_secs(TAKEOVER.as_secs() * 2 / 3);
 
 /// Threads that write narinfos of one commit to a bucket.
 const THREADS_MAX: usize = 16;
@@ -38,26 +42,28 @@ pub(super) enum WhichPending {
 }
 
 impl Cache {
-    /// Publishes the narinfos of a commit. It has taken effect already: the index serves it, and what fails here is done later.
-    pub(super) fn publish_committed(&self, records: &[PathRecord], written: Vec<WrittenNarinfo>) {
+    /// Publishes the narinfos of a commit that began at this time. It has taken effect already: the index serves it, and what fails here
+    /// is done later.
+    pub(super) fn publish_committed(&self, records: &[PathRecord], written: Vec<WrittenNarinfo>, began: Instant) {
         let fail = |record: &PathRecord, error: &dyn std::fmt::Display| {
             tracing::warn!("cannot write '{}.narinfo': {error}", record.hash_part);
         };
+        let until = began + PUBLISH_WITHIN;
         if !self.storage().publishes_later() {
             let mut written = written.into_iter();
             for record in records {
-                if let Err(error) = self.files().publish(record, written.next()) {
+                if let Err(error) = self.files().publish(record, written.next(), until) {
                     fail(record, &error);
                 }
             }
             return;
         }
-        let (began, next) = (Instant::now(), AtomicUsize::new(0));
+        let next = AtomicUsize::new(0);
         let done: Vec<HashPart> = std::thread::scope(|scope| {
             let publish = || {
                 let mut done = Vec::new();
                 while let Some(record) = records.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match self.files().publish(record, None) {
+                    match self.files().publish(record, None, until) {
                         Ok(()) => done.push(record.hash_part),
                         Err(error) => fail(record, &error),
                     }
@@ -139,10 +145,13 @@ impl Data {
 
 impl Cache {
     fn carry_out(&self, pending: &Pending, is_due: bool) -> Result<(), DataError> {
+        let until = Instant::now() + VALID_FOR;
         match pending {
-            Pending::Path(_) => self.reconcile(pending),
+            Pending::Path(_) => self.reconcile(pending, until),
             // Before that, the upload may be in progress. A collection removes what it has condemned itself.
-            Pending::File(name) if is_due && self.index().file(self.id(), name)?.is_some() => self.reconcile(pending),
+            Pending::File(name) if is_due && self.index().file(self.id(), name)?.is_some() => {
+                self.reconcile(pending, until)
+            }
             Pending::File(_) | Pending::Blob(..) => Ok(()),
         }
     }

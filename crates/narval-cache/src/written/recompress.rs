@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::io::{BufReader, Write};
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use narval_nix::{Compression, NarInfo};
 
@@ -138,10 +138,11 @@ impl Cache {
         self.files().sync_nars().map_err(fail)?;
         // A collection removes the old file once nothing has used it for COLLECT_GRACE.
         let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - super::COLLECT_GRACE);
+        let began = Instant::now();
         if self.index().rename(self.id(), records.clone(), old, orphaned)? == Commit::Changed {
             return Ok(Commit::Changed);
         }
-        self.publish_committed(&records, Vec::new());
+        self.publish_committed(&records, Vec::new(), began);
         Ok(Commit::Done)
     }
 }

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::data::Data;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Pending};
 use super::publish::WhichPending;
+use super::storage::VALID_FOR;
 use super::{Cache, Refusal, RefusalKind};
 
 impl Data {
@@ -32,7 +34,7 @@ impl Data {
         let done = &self.shared().reconciled;
         for (number, id, pending) in self.shared().index.pending(done.load(Ordering::Acquire))? {
             if let Some(cache) = cache_of(id) {
-                cache.reconcile(&pending)?;
+                cache.reconcile(&pending, Instant::now() + VALID_FOR)?;
             }
             // Nobody else is writing: later changes have greater numbers.
             done.fetch_max(number, Ordering::AcqRel);
@@ -50,18 +52,19 @@ impl Cache {
         })
     }
 
-    /// Makes one file consistent with the index.
-    pub(super) fn reconcile(&self, pending: &Pending) -> Result<(), DataError> {
+    /// Makes one file consistent with the index. In a bucket, nothing takes effect after `until`, which is counted from before the index
+    /// is read: what it said before a pause may be different now.
+    pub(super) fn reconcile(&self, pending: &Pending, until: Instant) -> Result<(), DataError> {
         let path = self.files().place();
         let fail = |source: io::Error| io_error("repair", path, source);
         match pending {
             Pending::Path(part) => match self.index().path(self.id(), part)? {
-                Some(record) => self.files().publish(&record, None).map_err(fail),
-                None => self.files().withdraw(part).map_err(fail),
+                Some(record) => self.files().publish(&record, None, until).map_err(fail),
+                None => self.files().withdraw(part, until).map_err(fail),
             },
             Pending::File(name) => {
                 let Some(nar) = self.index().file(self.id(), name)? else {
-                    return self.files().unlink_nar(name).map_err(fail);
+                    return self.files().unlink_nar(name, until).map_err(fail);
                 };
                 if self.files().restore_nar(name, &nar).map_err(fail)? {
                     return Ok(());

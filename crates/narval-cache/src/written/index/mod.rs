@@ -249,6 +249,26 @@ pub(crate) enum Pending {
     Blob(NarHash, Compression),
 }
 
+/// Whether the file of a name below `nar/` is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placing {
+    /// Nothing is pending.
+    Done,
+    /// This process has stored it; the entry with this number is still pending.
+    Stored(i64),
+    /// It may be on its way. The number of the oldest entry.
+    Pending(i64),
+}
+
+/// A file below `nar/` that was looked for and found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) name: String,
+    /// The number of its oldest pending entry then; 0 if none was pending. A collection removes all entries of a name that it condemns,
+    /// so if only later ones are there, the file may be gone.
+    pub(crate) entry: i64,
+}
+
 /// The index. Times are seconds since 1970.
 pub(crate) trait Index: Send + Sync {
     /// Whether the audit log is kept here; otherwise it is a file.
@@ -318,13 +338,14 @@ pub(crate) trait Index: Send + Sync {
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
     /// For each path that exists, the name of its NAR's file and the expected length of that file.
     fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
-    /// Makes paths visible, durably, and either all or none: each must still have the version of its record, and the paths in
-    /// `needed` must be there.
+    /// Makes paths visible, durably, and either all or none: each must still have the version of its record, the paths in
+    /// `needed` must be there, and the files in `placed` must not have been removed and recorded again since they were looked for.
     fn commit(
         &self,
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
+        placed: &[Placed],
         now: u64,
     ) -> Result<Commit, IndexError>;
     /// Points paths to another file of their NAR, durably, and either all or none: each must still have the version of its record.
@@ -420,8 +441,11 @@ pub(crate) trait Index: Send + Sync {
     fn settle_stored_files(&self) -> Result<(), IndexError> {
         Ok(())
     }
-    /// Whether there is such an entry.
+    /// Whether there is such an entry, other than one whose file this process has stored.
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError>;
+    /// As [`is_unplaced`](Self::is_unplaced), for a commit: what this process remembers may be out of date, and
+    /// [`commit`](Self::commit) finds that out.
+    fn placing(&self, cache: CacheId, name: &str) -> Result<Placing, IndexError>;
     /// The greatest number of a pending entry.
     fn pending_max(&self) -> Result<Option<i64>, IndexError>;
 

@@ -1,12 +1,13 @@
 //! The lease of a collection: one process collects at a time, on whichever machine.
 //!
 //! Each transaction of a collection has the lease's number and renews it, so a process that was paused for longer than its lease
-//! cannot change the index any more. Bytes have no such check. So nothing is removed once half of the lease has passed since it was
-//! renewed, and nobody takes over before all of it has.
+//! cannot change the index any more. Bytes have no such check. So no removal takes effect once half of the lease has passed since it was
+//! renewed, and nobody takes over before all of it has: the other half is for clocks that differ. A process that was paused finds the
+//! time over, wherever it was.
 
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::written::index::{COLLECTION_LEASE, CacheId, Fence, Index, IndexError};
 use crate::written::{Cache, Refusal};
@@ -45,13 +46,15 @@ impl<'a> Collection<'a> {
         Ok(done)
     }
 
-    /// Whether bytes may be removed now. To be asked before each removal.
-    pub(super) fn may_remove(&self) -> Result<(), Refusal> {
-        if self.age() < COLLECTION_LEASE / 2 {
-            return Ok(());
+    /// Until when a removal may take effect. To be asked before each removal, and before the index is read for it.
+    pub(super) fn may_remove(&self) -> Result<Instant, Refusal> {
+        if self.age() >= RENEW_AFTER {
+            // The transaction says whether another has the lease.
+            self.step(|fence| self.index.continue_collection(fence))?;
         }
-        // The transaction says whether another has the lease.
-        Ok(self.step(|fence| self.index.continue_collection(fence))?)
+        // In this order: a pause between the two makes the time shorter.
+        let now = Instant::now();
+        Ok(now + (COLLECTION_LEASE / 2).saturating_sub(self.age()))
     }
 
     /// Records that this cache has been collected completely.

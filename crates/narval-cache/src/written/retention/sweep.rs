@@ -78,8 +78,8 @@ impl Cache {
         let names = condemned.names.iter().map(|(name, _)| Pending::File(name.clone()));
         let blobs = condemned.blobs.iter().map(|(nar_hash, compression)| Pending::Blob(*nar_hash, *compression));
         for file in names.chain(blobs) {
-            collection.may_remove()?;
-            self.reconcile(&file).map_err(|error| {
+            let until = collection.may_remove()?;
+            self.reconcile(&file, until).map_err(|error| {
                 tracing::error!("{error}");
                 Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
             })?;

@@ -16,6 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use narval_store::{TemporaryFile, is_temporary_name, open_beneath, remove_leftovers, temporary_name};
@@ -26,7 +27,7 @@ use super::{
     Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, SharedFile, Storage, StorageLock,
     StoredFile, TEMPORARY, WrittenNarinfo,
 };
-use crate::written::index::{CacheId, Index, NarRecord, PathRecord};
+use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Placed};
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal};
 
 /// The bytes that a check writes: more than a file system keeps in an inode.
@@ -258,6 +259,18 @@ impl CacheStorage for CacheFolder {
         self.has_nar(name, nar.file_size).map_err(|error| Refusal::of_file("look at", name, &error))
     }
 
+    /// Nothing is removed before the commit: it has the folder's lock.
+    fn placed(
+        &self,
+        index: &dyn Index,
+        cache: CacheId,
+        name: &str,
+        nar: &NarRecord,
+    ) -> Result<Option<Placed>, Refusal> {
+        let is_placed = self.is_placed(index, cache, name, nar)?;
+        Ok(is_placed.then(|| Placed { name: name.to_owned(), entry: i64::MAX }))
+    }
+
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
         Ok(self.open_nar(name, nar)?.map(NarBytes::File))
     }
@@ -382,7 +395,7 @@ impl CacheStorage for CacheFolder {
         Ok(is_there)
     }
 
-    fn unlink_nar(&self, name: &str) -> io::Result<()> {
+    fn unlink_nar(&self, name: &str, _: Instant) -> io::Result<()> {
         self.remove(&format!("nar/{name}"))
     }
 
@@ -419,7 +432,7 @@ impl CacheStorage for CacheFolder {
         write(&self.data, text).map(|file| WrittenNarinfo(Some(file)))
     }
 
-    fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>) -> io::Result<()> {
+    fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>, _: Instant) -> io::Result<()> {
         let narinfo = match written {
             Some(WrittenNarinfo(Some(written))) => written,
             _ => write(&self.data, &record.narinfo)?,
@@ -436,7 +449,7 @@ impl CacheStorage for CacheFolder {
         narinfo.persist(&self.path.join(format!("{}.narinfo", record.hash_part)))
     }
 
-    fn withdraw(&self, part: &HashPart) -> io::Result<()> {
+    fn withdraw(&self, part: &HashPart, _: Instant) -> io::Result<()> {
         self.remove(&format!("{part}.narinfo"))?;
         self.remove(&format!("{part}.ls"))
     }

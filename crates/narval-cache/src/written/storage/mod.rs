@@ -11,12 +11,12 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use narval_store::TemporaryFile;
 
-use super::index::{CacheId, Index, NarRecord, PathRecord};
+use super::index::{CacheId, Index, NarRecord, PathRecord, Placed};
 use super::{CacheName, NarFileName, NarTarget, Refusal};
 
 use crate::bucket::ObjectWriter;
@@ -171,6 +171,9 @@ pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
 /// signed for a third of this time, so none of them takes effect later.
 pub(crate) const TAKEOVER: Duration = Duration::from_secs(90);
 
+/// How long a request is valid that removes or replaces an object, from before the index was read.
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
+
 /// The files of one cache.
 pub(crate) trait CacheStorage: Send + Sync {
     /// Where it is, for messages.
@@ -195,6 +198,9 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
     /// Whether an upload of this name is complete. Another server may have recorded it and still be storing it.
     fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
+    /// As [`is_placed`](Self::is_placed), for a commit, which must find the file unchanged; `None` if it is not complete.
+    fn placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord)
+    -> Result<Option<Placed>, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
     /// The address to redirect a client to, if it is to be redirected.
@@ -221,8 +227,8 @@ pub(crate) trait CacheStorage: Send + Sync {
     ) -> io::Result<NarRecord>;
     /// Restores a name below `nar/` of a stored NAR. Returns `false` if the NAR is lost.
     fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
-    /// Removes a name below `nar/` if it exists.
-    fn unlink_nar(&self, name: &str) -> io::Result<()>;
+    /// Removes a name below `nar/` if it exists; in a bucket, not after `until`.
+    fn unlink_nar(&self, name: &str, until: Instant) -> io::Result<()>;
     /// Replaces a damaged file of a NAR by the one that all caches share and returns `true`, if that one is good; otherwise removes
     /// both.
     fn repair_nar(
@@ -236,10 +242,11 @@ pub(crate) trait CacheStorage: Send + Sync {
 
     /// Writes a narinfo ahead of its commit.
     fn write_narinfo(&self, text: &[u8]) -> io::Result<WrittenNarinfo>;
-    /// Makes a path's narinfo and listing visible in the standard layout. `written` is the narinfo if it was written ahead.
-    fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>) -> io::Result<()>;
-    /// Removes the narinfo and the listing of a path.
-    fn withdraw(&self, part: &HashPart) -> io::Result<()>;
+    /// Makes a path's narinfo and listing visible in the standard layout. `written` is the narinfo if it was written ahead. In a bucket,
+    /// it does not take effect after `until`: then it may be another server's work.
+    fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>, until: Instant) -> io::Result<()>;
+    /// Removes the narinfo and the listing of a path; in a bucket, not after `until`.
+    fn withdraw(&self, part: &HashPart, until: Instant) -> io::Result<()>;
 }
 
 /// The SHA-256 of a file.

@@ -1,6 +1,9 @@
 //! Pins, leases, uses, collections, deletions.
 
+use std::time::{Duration, Instant};
+
 use super::*;
+use crate::written::index::{Commit, PathRecord};
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -462,4 +465,56 @@ fn the_bytes_of_an_older_index_are_counted_again() {
     );
     let fixture = fixture.reopen();
     assert_eq!(fixture.cache.usage().unwrap().bytes, bytes);
+}
+
+/// A commit found the NAR, and was slow. Then it was collected, and another upload of it has begun.
+#[test]
+fn a_commit_notices_that_its_nar_was_collected_and_is_on_its_way_again() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    if cache.is_local() {
+        // A commit holds the lock of the folder.
+        return;
+    }
+    let path = TestPath::new("a", &[]);
+    path.push(cache).unwrap();
+    let record = cache.index().path(cache.id(), &path.part()).unwrap().unwrap();
+    let nar = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
+    let placed = || cache.files().placed(cache.index(), cache.id(), &record.file, &nar).unwrap();
+    let before = placed().expect("it is there");
+    collect_after(cache, 100);
+    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    let number = cache.index().add_file(cache.id(), &record.file, &nar, now()).unwrap();
+    assert_eq!(placed(), None);
+    let commit = |placed| {
+        let record = PathRecord { version: 0, ..record.clone() };
+        cache.index().commit(cache.id(), vec![record], &[], &[placed], now()).unwrap()
+    };
+    assert_eq!(commit(before.clone()), Commit::Changed);
+    // With its file there, it is as good as before, whoever has recorded it.
+    assert!(matches!(path.send(cache, Compression::Zstd), Ok(Some(_))));
+    cache.index().settle_file(cache.id(), &record.file, number).unwrap();
+    assert_eq!(commit(before), Commit::Done);
+    assert!(cache.nar_file(&record.file).unwrap().is_some());
+}
+
+/// A process that was paused before it asks the object store to remove something finds its time over.
+#[test]
+fn an_object_is_not_removed_when_the_time_is_over() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    if cache.is_local() {
+        return;
+    }
+    let path = TestPath::new("a", &[]);
+    path.push(cache).unwrap();
+    let record = cache.index().path(cache.id(), &path.part()).unwrap().unwrap();
+    let over = Instant::now();
+    let error = cache.files().unlink_nar(&record.file, over).unwrap_err().to_string();
+    assert!(error.contains("too long"), "{error}");
+    assert!(cache.files().withdraw(&path.part(), over).is_err());
+    assert!(cache.files().publish(&record, None, over).is_err());
+    assert!(is_there(cache, &path) && cache.nar_file(&record.file).unwrap().is_some());
+    cache.files().unlink_nar(&record.file, Instant::now() + Duration::from_secs(60)).unwrap();
+    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
 }

@@ -7,7 +7,7 @@ use super::Change;
 use super::failed::Failed;
 use super::sql::{execute, get, int, p, parsed, query, query_opt, texts};
 use crate::written::CacheName;
-use crate::written::index::{CacheId, CacheRecord, Pending};
+use crate::written::index::{CacheId, CacheRecord, Pending, Placed};
 
 fn record(row: &Row) -> Result<CacheRecord, Failed> {
     Ok(CacheRecord { id: CacheId(get(row, 0)?), name: parsed(row, 1)?, settings: get(row, 2)? })
@@ -113,9 +113,28 @@ pub(super) async fn is_pending(client: &Client, number: i64) -> Result<bool, Fai
     Ok(query_opt(client, "select 1 from narval.pending where id = $1", &[p(&number)]).await?.is_some())
 }
 
-pub(super) async fn is_unplaced(client: &Client, cache: CacheId, name: &str) -> Result<bool, Failed> {
-    let find = "select 1 from narval.pending where cache = $1 and kind = 'file' and name = $2 limit 1";
-    Ok(query_opt(client, find, &[p(&cache.0), p(&name)]).await?.is_some())
+/// The number of the oldest pending entry of a name below `nar/`, and whether the entry with the number `stored` is there.
+pub(super) async fn oldest_pending(
+    client: &Client,
+    cache: CacheId,
+    name: &str,
+    stored: i64,
+) -> Result<(Option<i64>, bool), Failed> {
+    let find = "select min(id), exists (select from narval.pending where id = $3) from narval.pending \
+         where cache = $1 and kind = 'file' and name = $2";
+    let row = query_opt(client, find, &[p(&cache.0), p(&name), p(&stored)]).await?.ok_or(Failed::Changed)?;
+    Ok((get(&row, 0)?, get(&row, 1)?))
+}
+
+/// Whether one of these files was removed and recorded again since it was looked for. Nobody removes any until the transaction ends.
+pub(super) async fn is_any_replaced(client: &Client, cache: CacheId, placed: &[Placed]) -> Result<bool, Failed> {
+    if placed.is_empty() {
+        return Ok(false);
+    }
+    let find = "select 1 from unnest($2, $3) as u (name, entry) where (select min(p.id) from narval.pending p \
+         where p.cache = $1 and p.kind = 'file' and p.name = u.name) > u.entry limit 1";
+    let (names, entries): (Vec<&str>, Vec<i64>) = placed.iter().map(|file| (file.name.as_str(), file.entry)).unzip();
+    Ok(query_opt(client, find, &[p(&cache.0), p(&names), p(&entries)]).await?.is_some())
 }
 
 /// With the lock for oneself: whatever is added later has a greater number.

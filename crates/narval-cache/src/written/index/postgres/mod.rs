@@ -39,7 +39,7 @@ use self::sql::{execute, p};
 use self::together::{Addition, Together};
 use super::{
     COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
-    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord, Usage, Used,
+    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used,
 };
 use crate::written::{AuditLine, CacheName};
 
@@ -252,6 +252,12 @@ impl Postgres {
         let recorded = self.recorded();
         let stored = recorded.iter().filter(|((of, _), name)| *of == cache && name.is_stored);
         stored.map(|((_, name), recorded)| (name.clone(), recorded.number)).collect()
+    }
+
+    /// The number of a name whose file is stored, which the index does not know yet.
+    fn stored_number(&self, cache: CacheId, name: &str) -> Option<i64> {
+        let recorded = self.recorded();
+        recorded.get(&(cache, name.to_owned())).filter(|name| name.is_stored).map(|name| name.number)
     }
 
     /// The index knows that these are stored.
@@ -521,6 +527,7 @@ impl Index for Postgres {
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
+        placed: &[Placed],
         now: u64,
     ) -> Result<Commit, IndexError> {
         let how = How { deadline: DEADLINE_LARGE, ..ADD };
@@ -530,11 +537,18 @@ impl Index for Postgres {
             if paths::present(change.client, cache, needed).await?.contains(&false) {
                 return Err(Failed::Changed);
             }
+            let done = paths::commit(change, cache, &paths, now).await?;
+            // Now that the rows of the files are locked: one that was not there before may have been recorded again since.
+            if caches::is_any_replaced(change.client, cache, placed).await? {
+                return Err(Failed::Changed);
+            }
             caches::settle_files(change, cache, &stored).await?;
-            paths::commit(change, cache, &paths, now).await
+            Ok(done)
         })?;
-        if done.is_some() {
-            self.forget_stored(cache, stored);
+        match done {
+            Some(_) => self.forget_stored(cache, stored),
+            // What is remembered may be the reason. Entries that nobody settles are settled with those of nodes that were killed.
+            None => self.forget_stored(cache, placed.iter().map(|file| (file.name.clone(), file.entry)).collect()),
         }
         Ok(done.unwrap_or(Commit::Changed))
     }
@@ -720,10 +734,18 @@ impl Index for Postgres {
     }
 
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
-        if self.recorded().get(&(cache, name.to_owned())).is_some_and(|name| name.is_stored) {
-            return Ok(false);
+        let stored = self.stored_number(cache, name).unwrap_or(-1);
+        let find = async |client: &Client| caches::oldest_pending(client, cache, name, stored).await;
+        let (oldest, is_stored) = self.read(DEADLINE, find)?;
+        Ok(oldest.is_some() && !is_stored)
+    }
+
+    fn placing(&self, cache: CacheId, name: &str) -> Result<Placing, IndexError> {
+        if let Some(number) = self.stored_number(cache, name) {
+            return Ok(Placing::Stored(number));
         }
-        self.read(DEADLINE, async |client| caches::is_unplaced(client, cache, name).await)
+        let (oldest, _) = self.read(DEADLINE, async |client| caches::oldest_pending(client, cache, name, -1).await)?;
+        Ok(oldest.map_or(Placing::Done, Placing::Pending))
     }
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {

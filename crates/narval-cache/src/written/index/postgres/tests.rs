@@ -128,7 +128,7 @@ fn nodes_that_commit_the_same_paths_do_not_overwrite_each_other() {
                         let version = nodes[node].path(cache, &part).unwrap().map_or(0, |path| path.version);
                         PathRecord { version, ..path(name, "file") }
                     });
-                    nodes[node].commit(cache, paths.collect(), &[], 5).unwrap()
+                    nodes[node].commit(cache, paths.collect(), &[], &[], 5).unwrap()
                 };
                 (0..30).filter(|round| count(*round) == Commit::Done).count()
             }
@@ -159,7 +159,7 @@ fn a_path_never_names_a_file_that_is_swept() {
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
         let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
         let (done, gone) = std::thread::scope(|scope| {
-            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], 10).unwrap());
+            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], &[], 10).unwrap());
             let gone = other.condemn(fence, cache, cutoff, 10).unwrap().names;
             let done = commit.join().unwrap();
             other.forget(fence, cache, &gone).unwrap();
@@ -181,14 +181,14 @@ fn a_database_that_is_stopped_and_started() {
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
     assert!(index.file(cache, "file").unwrap().is_some());
-    assert_eq!(index.commit(cache, vec![path("a", "file")], &[], 1).unwrap(), Commit::Done);
+    assert_eq!(index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap(), Commit::Done);
     assert!(index.file(cache, "file").unwrap().is_some());
     let stamp = index.stamp();
     server.stop();
     let begun = Instant::now();
     for _ in 0..50 {
         assert!(index.narinfos(cache, &[path("a", "file").hash_part]).unwrap_err().is_away());
-        assert!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap_err().is_away());
+        assert!(index.commit(cache, vec![path("b", "file")], &[], &[], 1).unwrap_err().is_away());
     }
     assert!(begun.elapsed() < Duration::from_secs(2), "nobody waits for it: {:?}", begun.elapsed());
     assert!(index.file(cache, "file").unwrap().is_some(), "what is known is known on");
@@ -198,13 +198,13 @@ fn a_database_that_is_stopped_and_started() {
         index.narinfo(cache, &path("a", "file").hash_part).is_ok_and(|text| text.is_some())
     });
     assert_ne!(index.stamp(), stamp, "it may have changed meanwhile");
-    assert_eq!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap(), Commit::Done);
+    assert_eq!(index.commit(cache, vec![path("b", "file")], &[], &[], 1).unwrap(), Commit::Done);
     // Stopped and started so quickly that nobody has noticed: what fails is done again.
     for round in 0..3 {
         server.stop();
         server.start();
         soon(Duration::from_secs(3), || index.narinfo(cache, &path("a", "file").hash_part).is_ok());
-        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], &[], 1).unwrap(), Commit::Done);
+        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], &[], &[], 1).unwrap(), Commit::Done);
     }
     assert_eq!(index.usage(cache).unwrap().paths, 5);
 }
@@ -236,7 +236,7 @@ fn a_collection_whose_lease_is_another_s_changes_nothing() {
     for name in ["orphan", "file"] {
         one.add_file(cache, name, &nar(name), 1).unwrap();
     }
-    one.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
+    one.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
     let slow = one.begin_collection().unwrap().unwrap();
     assert_eq!(other.begin_collection().unwrap(), None, "one at a time");
     let collector = other.collector().unwrap().unwrap();
@@ -263,7 +263,7 @@ fn a_collection_whose_lease_is_another_s_changes_nothing() {
         (one.file(cache, "orphan").unwrap(), one.nar(&nar("orphan").nar_hash, Compression::Zstd).unwrap()),
         (None, None)
     );
-    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], 9).unwrap(), Commit::Changed);
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Changed);
     std::thread::scope(|scope| {
         let upload = scope.spawn(|| one.add_file(cache, "orphan", &nar("orphan"), 9));
         std::thread::sleep(Duration::from_millis(300));
@@ -271,7 +271,7 @@ fn a_collection_whose_lease_is_another_s_changes_nothing() {
         other.forget(next, cache, &[("orphan".into(), 5)]).unwrap();
         upload.join().unwrap().unwrap();
     });
-    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], 9).unwrap(), Commit::Done);
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Done);
     // A collector that dies leaves condemned names, which the next upload takes back once its lease is over.
     one.add_file(cache, "left", &nar("left"), 1).unwrap();
     assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().blobs, [(nar("left").nar_hash, Compression::Zstd)]);
@@ -292,7 +292,7 @@ fn doom_ends_with_a_use() {
     let uses: [fn(&Postgres, CacheId, &str); 4] = [
         |node, cache, name| drop(node.file(cache, name).unwrap().unwrap()),
         |node, cache, name| assert!(node.add_file(cache, name, &nar(name), 20).unwrap() > 0),
-        |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], 20).unwrap(), Commit::Done),
+        |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], &[], 20).unwrap(), Commit::Done),
         |node, cache, name| node.used(&[Used { cache, path: None, file: Some(name.to_owned()), time: 9 }]).unwrap(),
     ];
     let fence = other.begin_collection().unwrap().unwrap();
@@ -344,7 +344,7 @@ fn nodes_behind_a_pooler_of_transactions() {
                     node.add_file(cache, &name, &nar(&name), 1).unwrap();
                     let part = path(&name, &name).hash_part;
                     node.lease(cache, &[part], 50).unwrap();
-                    assert_eq!(node.commit(cache, vec![path(&name, &name)], &[], 5).unwrap(), Commit::Done);
+                    assert_eq!(node.commit(cache, vec![path(&name, &name)], &[], &[], 5).unwrap(), Commit::Done);
                     assert!(node.narinfo(cache, &part).unwrap().is_some());
                 }
             });
@@ -385,9 +385,9 @@ fn nodes_of_two_versions_side_by_side() {
     for (number, (one, other)) in [(&old, &new), (&new, &old)].into_iter().enumerate() {
         let name = format!("file-{number}");
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
-        assert_eq!(other.commit(cache, vec![path(&name, &name)], &[], 1).unwrap(), Commit::Done);
+        assert_eq!(other.commit(cache, vec![path(&name, &name)], &[], &[], 1).unwrap(), Commit::Done);
         let record = one.path(cache, &path(&name, &name).hash_part).unwrap().unwrap();
-        assert_eq!(one.commit(cache, vec![record], &[], 2).unwrap(), Commit::Done);
+        assert_eq!(one.commit(cache, vec![record], &[], &[], 2).unwrap(), Commit::Done);
         let fence = other.begin_collection().unwrap().unwrap();
         assert_eq!(other.hide(fence, cache, &[(path(&name, &name).hash_part, 5)], 5).unwrap().len(), 1);
         let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
@@ -407,7 +407,7 @@ fn tables_of_the_version_before() {
     let index = Postgres::open(&address).unwrap();
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
-    index.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
+    index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
     drop(index);
     let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
          drop table collected; drop table audit; update meta set value = '1' where key = 'version'";
@@ -459,7 +459,7 @@ fn names_that_are_recorded_together() {
         assert!(nodes[0].settle_file_soon(cache, name, numbers[at]).unwrap());
         assert_eq!(is_unplaced(name), [false, true]);
     }
-    nodes[0].commit(cache, vec![path("a", "0-0")], &[], 1).unwrap();
+    nodes[0].commit(cache, vec![path("a", "0-0")], &[], &[], 1).unwrap();
     assert_eq!((is_unplaced("0-0"), is_unplaced("1-1"), is_unplaced("2-2")), ([false; 2], [false; 2], [true; 2]));
     assert!(nodes[0].settle_file_soon(cache, "2-2", numbers[2]).unwrap());
     nodes[0].settle_stored_files().unwrap();

@@ -21,7 +21,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use self::writer::{Durability, Writer};
 use super::{
     COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
-    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Snapshot, TokenRecord, Usage, Used,
+    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used,
 };
 use crate::written::CacheName;
 
@@ -250,12 +250,18 @@ impl Index for Sqlite {
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
+        placed: &[Placed],
         now: u64,
     ) -> Result<Commit, IndexError> {
-        let needed = needed.to_vec();
+        let (needed, placed) = (needed.to_vec(), placed.to_vec());
         self.write(Durability::Full, move |connection| {
             for part in &needed {
                 if !paths::is_present(connection, cache, part)? {
+                    return Ok(Commit::Changed);
+                }
+            }
+            for file in &placed {
+                if schema::oldest_pending(connection, cache, &file.name)?.is_some_and(|oldest| oldest > file.entry) {
                     return Ok(Commit::Changed);
                 }
             }
@@ -413,7 +419,12 @@ impl Index for Sqlite {
     }
 
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
-        self.read(|connection| schema::is_unplaced(connection, cache, name))
+        Ok(self.read(|connection| schema::oldest_pending(connection, cache, name))?.is_some())
+    }
+
+    fn placing(&self, cache: CacheId, name: &str) -> Result<Placing, IndexError> {
+        let oldest = self.read(|connection| schema::oldest_pending(connection, cache, name))?;
+        Ok(oldest.map_or(Placing::Done, Placing::Pending))
     }
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {

@@ -216,9 +216,10 @@ pub(super) fn forget_pending_file(connection: &Connection, cache: CacheId, name:
     connection.prepare_cached(forget)?.execute(params![cache.0, name]).map(drop)
 }
 
-pub(super) fn is_unplaced(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<bool> {
-    let query = "select 1 from pending where cache = ? and kind = 'file' and name = ?";
-    connection.prepare_cached(query)?.exists(params![cache.0, name])
+/// The number of the oldest pending entry of a name below `nar/`.
+pub(super) fn oldest_pending(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Option<i64>> {
+    let query = "select min(id) from pending where cache = ? and kind = 'file' and name = ?";
+    connection.prepare_cached(query)?.query_row(params![cache.0, name], |row| row.get(0))
 }
 
 pub(super) fn pending_max(connection: &Connection) -> rusqlite::Result<Option<i64>> {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use narval_nix::HashPart;
 use narval_store::TemporaryFile;
 
-use super::{APART, OTHER, ObjectReader, REMOVAL_VALID_FOR, Shared, VALID_FOR, content_type};
+use super::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::bucket::{Object, ObjectWriter};
-use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Used};
+use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::written::storage::{
     Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
-    WrittenNarinfo,
+    VALID_FOR, WrittenNarinfo,
 };
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 
@@ -154,7 +154,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.shared.objects.remove_within(&self.key(name), REMOVAL_VALID_FOR).map_err(io::Error::other)
+        self.shared.objects.remove_until(&self.key(name), Instant::now() + VALID_FOR).map_err(io::Error::other)
     }
 
     fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>> {
@@ -196,6 +196,30 @@ impl CacheStorage for CacheInBucket {
         // It may be an upload of an object that exists already.
         Ok(!index.is_unplaced(cache, &own)?
             || self.check_nar(name, nar).map_err(|error| Refusal::of_file("look at", name, &error))?)
+    }
+
+    fn placed(
+        &self,
+        index: &dyn Index,
+        cache: CacheId,
+        name: &str,
+        nar: &NarRecord,
+    ) -> Result<Option<Placed>, Refusal> {
+        let own = object_name(nar);
+        if own != name && index.file(cache, &own)?.is_none() {
+            return Ok(None);
+        }
+        let entry = match index.placing(cache, &own)? {
+            Placing::Done => 0,
+            Placing::Stored(number) => number,
+            Placing::Pending(oldest) => {
+                match self.check_nar(name, nar).map_err(|error| Refusal::of_file("look at", name, &error))? {
+                    true => oldest,
+                    false => return Ok(None),
+                }
+            }
+        };
+        Ok(Some(Placed { name: own, entry }))
     }
 
     fn nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
@@ -315,8 +339,8 @@ impl CacheStorage for CacheInBucket {
         self.check_nar(name, nar)
     }
 
-    fn unlink_nar(&self, name: &str) -> io::Result<()> {
-        self.remove(&format!("nar/{name}"))
+    fn unlink_nar(&self, name: &str, until: Instant) -> io::Result<()> {
+        self.shared.objects.remove_until(&self.nar_key(name), until).map_err(io::Error::other)
     }
 
     fn repair_nar(&self, _: &str, _: &NarRecord, _: &dyn Fn(&mut dyn Read) -> io::Result<bool>) -> io::Result<bool> {
@@ -332,13 +356,13 @@ impl CacheStorage for CacheInBucket {
         Ok(WrittenNarinfo(None))
     }
 
-    fn publish(&self, record: &PathRecord, _: Option<WrittenNarinfo>) -> io::Result<()> {
+    fn publish(&self, record: &PathRecord, _: Option<WrittenNarinfo>, until: Instant) -> io::Result<()> {
         let key = self.key(&format!("{}.narinfo", record.hash_part));
-        let put = self.shared.objects.put_within(&key, content_type(&key), &record.narinfo, VALID_FOR);
+        let put = self.shared.objects.put_until(&key, content_type(&key), &record.narinfo, until);
         put.map_err(io::Error::other)
     }
 
-    fn withdraw(&self, part: &HashPart) -> io::Result<()> {
-        self.remove(&format!("{part}.narinfo"))
+    fn withdraw(&self, part: &HashPart, until: Instant) -> io::Result<()> {
+        self.shared.objects.remove_until(&self.key(&format!("{part}.narinfo")), until).map_err(io::Error::other)
     }
 }

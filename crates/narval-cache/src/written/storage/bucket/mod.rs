@@ -10,7 +10,7 @@
 //! names in the index only, and narinfos refer to the object. Listings are not stored; they are made from the NAR on request.
 //!
 //! An upload is recorded before its object appears, and marked as placed afterwards. So a collection knows every object that may
-//! appear. Requests that remove or replace an object are signed for a short time only ([`TAKEOVER`]): those of a server that was
+//! appear. Requests that remove or replace an object are signed for a short time only ([`TAKEOVER`](super::TAKEOVER)): those of a server that was
 //! paused do not take effect after another one has taken over.
 
 mod cache;
@@ -20,7 +20,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use narval_client::{HttpError, Payload, Url};
 use narval_nix::{Compression, NarHash, Sha256};
@@ -28,11 +28,10 @@ use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 use self::cache::CacheInBucket;
 use self::flights::Flights;
-use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TAKEOVER, TEMPORARY, hash_of};
+use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
 use crate::bucket::{BucketError, Objects};
 use crate::disk::Kept;
 use crate::written::CacheName;
-use crate::written::index::COLLECTION_LEASE;
 
 /// The object that holds the id of the index.
 const ID: &str = "_narval/index.id";
@@ -45,12 +44,6 @@ const OTHER: &str = "other/";
 
 /// The prefix of objects outside the standard layout.
 const APART: &str = "_narval/";
-
-/// How long a request that removes or replaces an object is valid.
-const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
-
-/// For how long a request is valid by which a collection removes a file. A collection begins none after half of its lease.
-const REMOVAL_VALID_FOR: Duration = Duration::from_secs(COLLECTION_LEASE.as_secs() / 2);
 
 /// The maximum length of an id.
 const ID_LEN_MAX: u64 = 256;
@@ -99,7 +92,8 @@ impl Bucket {
 
     /// Sets the id of this bucket's index. If two servers do so at the same time, one of them gets an error.
     pub(crate) fn set_id(&self, id: &str) -> io::Result<()> {
-        let put = self.shared.objects.put_within(ID, "text/plain", format!("{id}\n").as_bytes(), VALID_FOR);
+        let put =
+            self.shared.objects.put_until(ID, "text/plain", format!("{id}\n").as_bytes(), Instant::now() + VALID_FOR);
         put.map_err(io::Error::other)?;
         match self.id()? {
             Some(found) if found == id => Ok(()),
@@ -160,7 +154,8 @@ impl Storage for Bucket {
     /// Writes a small object, and a small file.
     fn check_writable(&self) -> io::Result<()> {
         self.incoming()?.file().write_all(b"x")?;
-        self.shared.objects.put_within(CHECKED, "text/plain", b"", VALID_FOR).map_err(io::Error::other)
+        let until = Instant::now() + VALID_FOR;
+        self.shared.objects.put_until(CHECKED, "text/plain", b"", until).map_err(io::Error::other)
     }
 
     fn free_bytes(&self) -> Option<u64> {
