@@ -24,12 +24,28 @@ const COLLECTOR: &str = "NARVAL_TEST_COLLECTOR";
 /// Paths that are pushed again and again: what one collection dooms the next push wants.
 const NAMES: usize = 12;
 
-fn collector(place: &Place) -> Child {
+/// It would go on when the test has failed.
+struct Collector(Child);
+
+impl Collector {
+    fn end(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn collector(place: &Place) -> Collector {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let name = format!("{}::collects_until_it_is_killed", module_path!().split_once("::").unwrap().1);
     command.args(["--exact", &name, "--ignored", "--test-threads=1"]);
     place.tell(&mut command);
-    command.env(COLLECTOR, place.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    Collector(command.env(COLLECTOR, place.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
 /// Collects whatever it may, as if all had been pushed long ago; NARs sometimes at once, sometimes in two steps.
@@ -81,7 +97,7 @@ fn pushes_race_collections_of_other_servers() {
     let seconds = std::env::var("NARVAL_RACE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let seconds = Duration::from_secs(seconds.unwrap_or(SECONDS));
     let fixture = Fixture::new();
-    let mut paused = collector(&fixture.folder);
+    let paused = collector(&fixture.folder);
     let mut killed = collector(&fixture.folder);
     let (is_over, pushed, held) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let pauses = std::thread::scope(|scope| {
@@ -111,13 +127,12 @@ fn pushes_race_collections_of_other_servers() {
         while begun.elapsed() < seconds || pauses < 4 || !is_enough() {
             // Every third time for so long that another process takes over.
             let pause = if pauses % 3 == 2 { COLLECTION_LEASE + OVERTAKEN } else { Duration::from_millis(200) };
-            signal(&paused, Signal::STOP);
+            signal(&paused.0, Signal::STOP);
             std::thread::sleep(pause);
-            signal(&paused, Signal::CONT);
+            signal(&paused.0, Signal::CONT);
             std::thread::sleep(Duration::from_millis(150 + pauses * 37 % 300));
             if pauses % 4 == 3 {
-                killed.kill().unwrap();
-                killed.wait().unwrap();
+                killed.end();
                 killed = collector(&fixture.folder);
             }
             pauses += 1;
@@ -125,10 +140,7 @@ fn pushes_race_collections_of_other_servers() {
         is_over.store(true, Ordering::Relaxed);
         pauses
     });
-    for child in [&mut paused, &mut killed] {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    drop((paused, killed));
     retention::whole(&fixture.cache);
     let (pushed, held) = (pushed.into_inner(), held.into_inner());
     let fence = fixture.folder.query("select fence from leases_of_work where name = 'collection'");
