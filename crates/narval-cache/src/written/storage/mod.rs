@@ -145,7 +145,7 @@ pub enum NarBytes {
     File(File),
     /// A file that is still being fetched. Its last byte is withheld until all of it is verified.
     Growing(Arc<Fill>),
-    /// A presigned URL, which is a secret. It is valid for [`REDIRECT_VALID_FOR`].
+    /// A presigned URL, which is a secret. It is valid for five minutes.
     Elsewhere(String),
 }
 
