@@ -2,12 +2,16 @@
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
+use crate::written::index::COLLECTION_LEASE;
 
 /// Rounds of killing; more by `NARVAL_KILL_ROUNDS=500`.
 const ROUNDS: u32 = 40;
+
+/// How much longer than a lease a push is tried.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says to the test program that it is the one to be killed, and in which folder.
 const VICTIM: &str = "NARVAL_TEST_VICTIM";
@@ -96,6 +100,20 @@ fn check(data: &Data) -> u64 {
     cache.usage().unwrap().paths
 }
 
+/// What a collection was removing when it was killed can be pushed again once its lease has ended.
+fn push_patiently(path: &TestPath, cache: &Cache) {
+    let until = Instant::now() + COLLECTION_LEASE + PATIENCE;
+    loop {
+        match path.push(cache) {
+            Ok(_) => return,
+            Err(refusal) if refusal.kind == RefusalKind::Away && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            Err(refusal) => panic!("{refusal}"),
+        }
+    }
+}
+
 #[test]
 fn kill_9_at_any_moment() {
     let rounds = std::env::var("NARVAL_KILL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
@@ -113,9 +131,7 @@ fn kill_9_at_any_moment() {
         assert_eq!(incoming, 0, "round {round}");
         if round % 8 == 7 {
             // Pushed again, all of it is there.
-            for path in (0..12).flat_map(closures) {
-                path.push(&cache).unwrap();
-            }
+            (0..12).flat_map(closures).for_each(|path| push_patiently(&path, &cache));
             assert_eq!(check(&data), 24);
         }
     }
