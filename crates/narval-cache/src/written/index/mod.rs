@@ -44,6 +44,12 @@ pub enum IndexError {
         /// The reason.
         reason: String,
     },
+    /// A collection is removing the NAR, or was killed meanwhile: its lease has not ended yet.
+    #[error("the index '{index}': the NAR is being removed")]
+    Removing {
+        /// Its file, or its address without the password.
+        index: String,
+    },
     /// It was created by a later version.
     #[error(
         "the index '{index}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one"

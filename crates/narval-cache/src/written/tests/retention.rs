@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::written::index::{Commit, PathRecord};
+use crate::written::index::{Commit, Cutoff, NarRecord, PathRecord};
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -467,6 +467,30 @@ fn the_bytes_of_an_older_index_are_counted_again() {
     assert_eq!(fixture.cache.usage().unwrap().bytes, bytes);
 }
 
+fn pushed(cache: &Cache) -> (TestPath, PathRecord, NarRecord) {
+    let path = TestPath::new("a", &[]);
+    path.push(cache).unwrap();
+    let record = cache.index().path(cache.id(), &path.part()).unwrap().unwrap();
+    let nar = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
+    (path, record, nar)
+}
+
+/// What a collection is removing can be pushed again when it is done. Until then, the client is told the reason.
+#[test]
+fn a_nar_that_is_being_removed_is_asked_for_again_later() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let path = TestPath::new("a", &[]);
+    path.send(cache, Compression::Zstd).unwrap();
+    let fence = cache.index().begin_collection().unwrap().unwrap();
+    let later = now() + DAY;
+    let cutoff = Cutoff { orphaned: later, used: later, doomed: None };
+    assert_eq!(cache.index().condemn(fence, cache.id(), Some(cutoff), 10).unwrap().names.len(), 1);
+    let refusal = path.send(cache, Compression::Zstd).unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::Away);
+    assert!(refusal.message.contains("a collection is removing"), "{refusal}");
+}
+
 /// A commit found the NAR, and was slow. Then it was collected, and another upload of it has begun.
 #[test]
 fn a_commit_notices_that_its_nar_was_collected_and_is_on_its_way_again() {
@@ -476,10 +500,7 @@ fn a_commit_notices_that_its_nar_was_collected_and_is_on_its_way_again() {
         // A commit holds the lock of the folder.
         return;
     }
-    let path = TestPath::new("a", &[]);
-    path.push(cache).unwrap();
-    let record = cache.index().path(cache.id(), &path.part()).unwrap().unwrap();
-    let nar = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
+    let (path, record, nar) = pushed(cache);
     let placed = || cache.files().placed(cache.index(), cache.id(), &record.file, &nar).unwrap();
     let before = placed().expect("it is there");
     collect_after(cache, 100);
@@ -506,9 +527,7 @@ fn an_object_is_not_removed_when_the_time_is_over() {
     if cache.is_local() {
         return;
     }
-    let path = TestPath::new("a", &[]);
-    path.push(cache).unwrap();
-    let record = cache.index().path(cache.id(), &path.part()).unwrap().unwrap();
+    let (path, record, _) = pushed(cache);
     let over = Instant::now();
     let error = cache.files().unlink_nar(&record.file, over).unwrap_err().to_string();
     assert!(error.contains("too long"), "{error}");

@@ -91,7 +91,7 @@ impl Failed {
             Self::Deadline(after) => format!("no answer within {} s", after.as_secs()),
             Self::Row(reason) => reason.clone(),
             Self::Superseded => "another node has taken over".to_owned(),
-            Self::Condemned => "the NAR is being removed; try again".to_owned(),
+            Self::Condemned => "the NAR is being removed".to_owned(),
             Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
         }
     }
@@ -100,6 +100,9 @@ impl Failed {
         let (index, reason) = (index.to_owned(), self.reason());
         if matches!(self, Self::Superseded) {
             return IndexError::Superseded { index };
+        }
+        if matches!(self, Self::Condemned) {
+            return IndexError::Removing { index };
         }
         if self.is_temporary() {
             return IndexError::Away { index, reason };

@@ -93,8 +93,8 @@ pub(super) async fn files_of(
     query(client, &all, &[p(&cache.0), p(&nar_hash)]).await?.iter().map(named).collect()
 }
 
-/// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before. Where a row has another file's hash, that file is lost and this one takes its place: what was named
-/// after the lost one is forgotten, since its narinfos say what is no longer true. That needs the lock for oneself.
+/// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before.
+/// Where a row has another file's hash, that file is lost and this one takes its place: what was named after the lost one is forgotten, since its narinfos say what is no longer true. That needs the lock for oneself.
 pub(super) async fn add_file(
     change: &Change<'_>,
     cache: CacheId,

@@ -213,8 +213,7 @@ impl Index for Sqlite {
                 return Ok(number);
             }
             if Instant::now() >= until {
-                let reason = "the NAR is being removed; try again".to_owned();
-                return Err(IndexError::Away { index: self.path.display().to_string(), reason });
+                return Err(IndexError::Removing { index: self.path.display().to_string() });
             }
             std::thread::sleep(CONDEMNED_EVERY);
         }

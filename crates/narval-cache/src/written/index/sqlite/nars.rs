@@ -75,8 +75,9 @@ pub(super) fn files_of(
     rows.collect()
 }
 
-/// Adds a name for a NAR, and returns the number of its pending entry; `None` if its bytes are being removed. If its row has the hash of another file, that file is lost and this one replaces it. The names
-/// and paths of the lost file are removed, since their narinfos are no longer correct.
+/// Adds a name for a NAR, and returns the number of its pending entry; `None` if its bytes are being removed. If its row has the hash of
+/// another file, that file is lost and this one replaces it. The names and paths of the lost file are removed, since their narinfos are no
+/// longer correct.
 pub(super) fn add_file(
     connection: &Connection,
     cache: CacheId,
