@@ -120,8 +120,7 @@ impl Cache {
         for _ in 0..ATTEMPTS_MAX {
             let needed = self.check_references(&batch, &settings)?;
             let claimed: Vec<&NarInfo> = narinfos.iter().filter_map(|(part, _)| batch.get(part)).collect();
-            let found = claimed.iter().map(|info| self.nar_of(info)).collect::<Result<Vec<_>, _>>()?;
-            let (nars, placed): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+            let (nars, placed) = self.nars_of(&claimed)?;
             let known = self.known_of_found(&claimed, &nars, &batch)?;
             let parts: Vec<HashPart> = claimed.iter().map(|info| info.path.hash_part()).collect();
             let old = self.index().paths(self.id(), &parts)?;
@@ -286,34 +285,29 @@ impl Cache {
         Ok(self.missing(&[*part], None)?.is_empty())
     }
 
-    /// The NAR of a narinfo, which must be in this cache and match the narinfo.
-    fn nar_of(&self, info: &NarInfo) -> Result<((String, NarRecord), Placed), Refusal> {
-        let path = &info.path;
-        let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
-        let name = name.and_then(|name| NarFileName::parse(name).ok()).ok_or_else(|| {
-            let message = format!(
-                "'{path}': its URL '{}' is not 'nar/<FileHash>.nar' with the extension of a compression",
-                info.url
-            );
-            Refusal::new(RefusalKind::Unprocessable, message)
-        })?;
-        let name = name.to_string();
-        let absent = || {
+    /// The NARs of narinfos, under the names that they are served by. They must be in this cache and match their narinfos.
+    fn nars_of(&self, claimed: &[&NarInfo]) -> Result<(NamedNars, Vec<Placed>), Refusal> {
+        let names = claimed.iter().map(|info| nar_name(info)).collect::<Result<Vec<String>, _>>()?;
+        let absent = |info: &NarInfo, name: &str| {
+            let path = &info.path;
             let message =
                 format!("'{path}': its NAR 'nar/{name}' is missing; push the path again (with 'nix copy --refresh')");
             Refusal::new(RefusalKind::Conflict, message)
         };
-        let nar = self.index().file(self.id(), &name)?.ok_or_else(absent)?;
-        let placed = self.files().placed(self.index(), self.id(), &name, &nar)?.ok_or_else(absent)?;
-        if (info.nar_hash, info.nar_size) != (nar.nar_hash, nar.nar_size) {
-            let message = format!(
-                "'{path}': its NAR has {} and {} bytes, and the narinfo says {} and {}: the store that it comes from is damaged \
-                 ('nix-store --verify-path' says so)",
-                nar.nar_hash, nar.nar_size, info.nar_hash, info.nar_size
-            );
-            return Err(Refusal::new(RefusalKind::Unprocessable, message));
+        let found = self.index().files_named(self.id(), &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let mut nars = Vec::with_capacity(claimed.len());
+        for ((info, name), nar) in claimed.iter().zip(names).zip(found) {
+            let Some(nar) = nar else { return Err(absent(info, &name)) };
+            nars.push((name, nar));
         }
-        Ok(((self.files().served_name(&name, &nar), nar), placed))
+        let placed = self.files().placed(self.index(), self.id(), &nars)?;
+        let mut all_placed = Vec::with_capacity(claimed.len());
+        for ((info, (name, nar)), placed) in claimed.iter().zip(&nars).zip(placed) {
+            all_placed.push(placed.ok_or_else(|| absent(info, name))?);
+            check_nar_hash(info, nar)?;
+        }
+        let served = |(name, nar): (String, NarRecord)| (self.files().served_name(&name, &nar), nar);
+        Ok((nars.into_iter().map(served).collect(), all_placed))
     }
 
     /// Of the hash parts that NARs mention, those of paths in this cache or the same commit. Each is looked up once: many narinfos may
@@ -366,6 +360,35 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+/// NARs with the names that they are served by.
+type NamedNars = Vec<(String, NarRecord)>;
+
+/// The name below `nar/` that a narinfo gives to its NAR.
+fn nar_name(info: &NarInfo) -> Result<String, Refusal> {
+    let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
+    let name = name.and_then(|name| NarFileName::parse(name).ok()).ok_or_else(|| {
+        let message = format!(
+            "'{}': its URL '{}' is not 'nar/<FileHash>.nar' with the extension of a compression",
+            info.path, info.url
+        );
+        Refusal::new(RefusalKind::Unprocessable, message)
+    })?;
+    Ok(name.to_string())
+}
+
+/// Whether a narinfo says of its NAR what was found when that was received.
+fn check_nar_hash(info: &NarInfo, nar: &NarRecord) -> Result<(), Refusal> {
+    if (info.nar_hash, info.nar_size) == (nar.nar_hash, nar.nar_size) {
+        return Ok(());
+    }
+    let message = format!(
+        "'{}': its NAR has {} and {} bytes, and the narinfo says {} and {}: the store that it comes from is damaged \
+         ('nix-store --verify-path' says so)",
+        info.path, nar.nar_hash, nar.nar_size, info.nar_hash, info.nar_size
+    );
+    Err(Refusal::new(RefusalKind::Unprocessable, message))
 }
 
 /// The number of mentioned hash parts that are looked up at a time.

@@ -320,6 +320,10 @@ pub(crate) trait Index: Send + Sync {
     fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError>;
     /// The stored NAR that a name below `nar/` refers to in a cache. If it is doomed, it no longer is.
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
+    /// As [`file`](Self::file), for each of these names.
+    fn files_named(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Option<NarRecord>>, IndexError> {
+        names.iter().map(|name| self.file(cache, name)).collect()
+    }
     /// All names below `nar/`.
     fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// The names of a NAR in a cache, in any compression.
@@ -449,9 +453,9 @@ pub(crate) trait Index: Send + Sync {
     }
     /// Whether there is such an entry, other than one whose file this process has stored.
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError>;
-    /// As [`is_unplaced`](Self::is_unplaced), for a commit: what this process remembers may be out of date, and
+    /// As [`is_unplaced`](Self::is_unplaced), for the names of a commit: what this process remembers may be out of date, and
     /// [`commit`](Self::commit) finds that out.
-    fn placing(&self, cache: CacheId, name: &str) -> Result<Placing, IndexError>;
+    fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError>;
     /// The greatest number of a pending entry.
     fn pending_max(&self) -> Result<Option<i64>, IndexError>;
 

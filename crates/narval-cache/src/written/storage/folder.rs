@@ -264,11 +264,13 @@ impl CacheStorage for CacheFolder {
         &self,
         index: &dyn Index,
         cache: CacheId,
-        name: &str,
-        nar: &NarRecord,
-    ) -> Result<Option<Placed>, Refusal> {
-        let is_placed = self.is_placed(index, cache, name, nar)?;
-        Ok(is_placed.then(|| Placed { name: name.to_owned(), entry: i64::MAX }))
+        nars: &[(String, NarRecord)],
+    ) -> Result<Vec<Option<Placed>>, Refusal> {
+        let placed = |(name, nar): &(String, NarRecord)| {
+            let is_placed = self.is_placed(index, cache, name, nar)?;
+            Ok(is_placed.then(|| Placed { name: name.clone(), entry: i64::MAX }))
+        };
+        nars.iter().map(placed).collect()
     }
 
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {

@@ -198,9 +198,14 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
     /// Whether an upload of this name is complete. Another server may have recorded it and still be storing it.
     fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
-    /// As [`is_placed`](Self::is_placed), for a commit, which must find the file unchanged; `None` if it is not complete.
-    fn placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord)
-    -> Result<Option<Placed>, Refusal>;
+    /// As [`is_placed`](Self::is_placed), for the NARs of a commit, which must find their files unchanged; `None` for one that is not
+    /// complete.
+    fn placed(
+        &self,
+        index: &dyn Index,
+        cache: CacheId,
+        nars: &[(String, NarRecord)],
+    ) -> Result<Vec<Option<Placed>>, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
     /// The address to redirect a client to, if it is to be redirected.

@@ -501,7 +501,8 @@ fn a_commit_notices_that_its_nar_was_collected_and_is_on_its_way_again() {
         return;
     }
     let (path, record, nar) = pushed(cache);
-    let placed = || cache.files().placed(cache.index(), cache.id(), &record.file, &nar).unwrap();
+    let of_record = [(record.file.clone(), nar.clone())];
+    let placed = || cache.files().placed(cache.index(), cache.id(), &of_record).unwrap().pop().unwrap();
     let before = placed().expect("it is there");
     collect_after(cache, 100);
     assert_eq!(fixture.files("blobs"), Vec::<String>::new());

@@ -1,5 +1,7 @@
 //! Caches, and what files may not show yet.
 
+use std::collections::HashMap;
+
 use narval_nix::{HashPart, Sha256};
 use tokio_postgres::{Client, Row};
 
@@ -124,6 +126,18 @@ pub(super) async fn oldest_pending(
          where cache = $1 and kind = 'file' and name = $2";
     let row = query_opt(client, find, &[p(&cache.0), p(&name), p(&stored)]).await?.ok_or(Failed::Changed)?;
     Ok((get(&row, 0)?, get(&row, 1)?))
+}
+
+/// The number of the oldest pending entry of each of these names below `nar/` that has one.
+pub(super) async fn oldest_pendings(
+    client: &Client,
+    cache: CacheId,
+    names: &[&str],
+) -> Result<HashMap<String, i64>, Failed> {
+    let all =
+        "select name, min(id) from narval.pending where cache = $1 and kind = 'file' and name = any($2) group by name";
+    let rows = query(client, all, &[p(&cache.0), p(&names.to_vec())]).await?;
+    rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
 }
 
 /// Whether one of these files was removed and recorded again since it was looked for. Nobody removes any until the transaction ends.

@@ -448,6 +448,24 @@ impl Index for Postgres {
         }
     }
 
+    fn files_named(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Option<NarRecord>>, IndexError> {
+        let stamp = self.stamp();
+        let of_now = |name: &&str| Some(self.files.get(&(cache, (*name).to_owned()))?).filter(|(of, _)| *of == stamp);
+        let mut found: Vec<Option<NarRecord>> = names.iter().map(|name| of_now(name).map(|(_, nar)| nar)).collect();
+        let asked: Vec<&str> =
+            names.iter().zip(&found).filter(|(_, nar)| nar.is_none()).map(|(name, _)| *name).collect();
+        if !asked.is_empty() {
+            let all = self.read(DEADLINE, async |client| nars::files_named(client, cache, &asked).await)?;
+            for (name, found) in names.iter().zip(&mut found).filter(|(_, nar)| nar.is_none()) {
+                *found = all.get(*name).cloned();
+            }
+            for (name, nar) in all {
+                self.files.insert((cache, name), (stamp, nar));
+            }
+        }
+        Ok(found)
+    }
+
     fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
         self.read(DEADLINE_LARGE, async |client| nars::files(client, cache).await)
     }
@@ -740,12 +758,20 @@ impl Index for Postgres {
         Ok(oldest.is_some() && !is_stored)
     }
 
-    fn placing(&self, cache: CacheId, name: &str) -> Result<Placing, IndexError> {
-        if let Some(number) = self.stored_number(cache, name) {
-            return Ok(Placing::Stored(number));
-        }
-        let (oldest, _) = self.read(DEADLINE, async |client| caches::oldest_pending(client, cache, name, -1).await)?;
-        Ok(oldest.map_or(Placing::Done, Placing::Pending))
+    fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError> {
+        let stored: Vec<Option<i64>> = names.iter().map(|name| self.stored_number(cache, name)).collect();
+        let asked = names.iter().zip(&stored).filter(|(_, stored)| stored.is_none());
+        let asked: Vec<&str> = asked.map(|(name, _)| *name).collect();
+        let oldest = match asked.is_empty() {
+            true => HashMap::new(),
+            false => self.read(DEADLINE, async |client| caches::oldest_pendings(client, cache, &asked).await)?,
+        };
+        let pending = |name: &str| oldest.get(name).copied().map_or(Placing::Done, Placing::Pending);
+        Ok(names
+            .iter()
+            .zip(stored)
+            .map(|(name, stored)| stored.map_or_else(|| pending(name), Placing::Stored))
+            .collect())
     }
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {

@@ -63,6 +63,26 @@ pub(super) async fn file(client: &Client, cache: CacheId, name: &str) -> Result<
     record(&row).map(Some)
 }
 
+/// As [`file`], for each of these names.
+pub(super) async fn files_named(
+    client: &Client,
+    cache: CacheId,
+    names: &[&str],
+) -> Result<HashMap<String, NarRecord>, Failed> {
+    let all = format!(
+        "select {COLUMNS}, f.name, f.doomed from narval.files f join narval.nars n on n.id = f.nar \
+         where f.cache = $1 and f.name = any($2) and not {CONDEMNED} and (f.doomed is null or f.doomed > 0)"
+    );
+    let mut found = HashMap::new();
+    for row in query(client, &all, &[p(&cache.0), p(&names.to_vec())]).await? {
+        let (name, nar) = named(&row)?;
+        if maybe_number(&row, 8)?.is_none() || keep(client, cache, &name).await? {
+            found.insert(name, nar);
+        }
+    }
+    Ok(found)
+}
+
 /// Ends the doom of a name, because somebody has asked for it and may rely on the answer. Returns `false` if it is condemned meanwhile.
 async fn keep(client: &Client, cache: CacheId, name: &str) -> Result<bool, Failed> {
     let keep = format!(
@@ -250,11 +270,11 @@ pub(super) async fn remove_files(change: &Change<'_>, cache: CacheId, names: &[&
     let (client, names) = (change.client, names.to_vec());
     let paths = "with gone as (delete from narval.paths where cache = $1 and file = any($2) returning hash_part) \
          insert into narval.pending (cache, kind, name) select $1, 'path', hash_part from gone";
-    execute(client, paths, &[p(&cache.0), p(&names)]).await?;
+    execute(client, paths, &[p(&cache.0), p(&names.to_vec())]).await?;
     let files = "with gone as (delete from narval.files where cache = $1 and name = any($2) returning name, nar), \
          noted as (insert into narval.pending (cache, kind, name) select $1, 'file', name from gone) \
          select distinct nar from gone";
-    let rows = query(client, files, &[p(&cache.0), p(&names)]).await?;
+    let rows = query(client, files, &[p(&cache.0), p(&names.to_vec())]).await?;
     let nars: Vec<i64> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
     drop_nars(change, cache, &nars, None).await?;
     // Even where no path is hidden: nodes remember what names mean.

@@ -421,9 +421,11 @@ impl Index for Sqlite {
         Ok(self.read(|connection| schema::oldest_pending(connection, cache, name))?.is_some())
     }
 
-    fn placing(&self, cache: CacheId, name: &str) -> Result<Placing, IndexError> {
-        let oldest = self.read(|connection| schema::oldest_pending(connection, cache, name))?;
-        Ok(oldest.map_or(Placing::Done, Placing::Pending))
+    fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError> {
+        self.read(|connection| {
+            let oldest = names.iter().map(|name| schema::oldest_pending(connection, cache, name));
+            oldest.map(|oldest| Ok(oldest?.map_or(Placing::Done, Placing::Pending))).collect()
+        })
     }
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {

@@ -202,24 +202,26 @@ impl CacheStorage for CacheInBucket {
         &self,
         index: &dyn Index,
         cache: CacheId,
-        name: &str,
-        nar: &NarRecord,
-    ) -> Result<Option<Placed>, Refusal> {
-        let own = object_name(nar);
-        if own != name && index.file(cache, &own)?.is_none() {
-            return Ok(None);
-        }
-        let entry = match index.placing(cache, &own)? {
-            Placing::Done => 0,
-            Placing::Stored(number) => number,
-            Placing::Pending(oldest) => {
-                match self.check_nar(name, nar).map_err(|error| Refusal::of_file("look at", name, &error))? {
-                    true => oldest,
-                    false => return Ok(None),
+        nars: &[(String, NarRecord)],
+    ) -> Result<Vec<Option<Placed>>, Refusal> {
+        let own: Vec<String> = nars.iter().map(|(_, nar)| object_name(nar)).collect();
+        let names: Vec<&str> = own.iter().map(String::as_str).collect();
+        let placings = index.placings(cache, &names)?;
+        let mut placed = Vec::with_capacity(nars.len());
+        for (((name, nar), own), placing) in nars.iter().zip(&own).zip(placings) {
+            let is_named = own == name || index.file(cache, own)?.is_some();
+            let entry = match placing {
+                _ if !is_named => None,
+                Placing::Done => Some(0),
+                Placing::Stored(number) => Some(number),
+                Placing::Pending(oldest) => {
+                    let is_there = self.check_nar(name, nar);
+                    is_there.map_err(|error| Refusal::of_file("look at", name, &error))?.then_some(oldest)
                 }
-            }
-        };
-        Ok(Some(Placed { name: own, entry }))
+            };
+            placed.push(entry.map(|entry| Placed { name: own.clone(), entry }));
+        }
+        Ok(placed)
     }
 
     fn nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
