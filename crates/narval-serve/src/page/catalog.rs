@@ -1,4 +1,4 @@
-//! Search by name, in a table of the names of all paths in memory. The first search builds it, and it is dropped when it is not used.
+//! Search by name, in a table of the names of all paths in memory. It is built when somebody opens the page, and dropped when it is not used.
 //!
 //! A scan of the names of a million paths takes a few milliseconds, and no database index finds parts of words. The names of
 //! a live store could not be indexed anyway: its database belongs to Nix.
@@ -138,6 +138,21 @@ impl Catalog {
     /// Searches; builds the table first if there is none.
     pub(super) fn search(self: &Arc<Self>, places: &Arc<Places>, asked: &Asked) -> Result<Results, ServeError> {
         Ok(self.table(places)?.search(asked))
+    }
+
+    /// Begins to build the table, if there is none: who opens the page may search soon, and with a million paths building takes seconds.
+    pub(super) fn prepare(self: &Arc<Self>, places: &Arc<Places>) {
+        // The lock is held while the first table is built.
+        if self.made.try_lock().is_ok_and(|made| made.is_none()) {
+            let (this, places) = (Arc::clone(self), Arc::clone(places));
+            let build = move || match this.table(&places) {
+                Ok(_) => {}
+                Err(error) => tracing::warn!("the names of all paths cannot be read: {error}"),
+            };
+            if let Err(error) = std::thread::Builder::new().name("catalog".into()).spawn(build) {
+                tracing::debug!("the first search has to build its table: cannot start a thread: {error}");
+            }
+        }
     }
 
     /// Requests that arrive while the first table is built wait for it.

@@ -140,7 +140,10 @@ impl Page {
     pub(crate) fn answer(&self, route: PageRoute<'_>, request: &Request) -> Result<Response, ServeError> {
         let head = request.head();
         match route {
-            PageRoute::About => json(&about::about(&self.places)?),
+            PageRoute::About => {
+                self.catalog.prepare(&self.places);
+                json(&about::about(&self.places)?)
+            }
             PageRoute::Paths => {
                 let asked = catalog::Asked::parse(request.query());
                 json(&self.catalog.search(&self.places, &asked)?)
