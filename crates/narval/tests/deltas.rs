@@ -493,6 +493,22 @@ fn relay(mut from: TcpStream, mut to: TcpStream, bytes_per_s: u64, (count, is_cu
     let _ = (from.shutdown(Shutdown::Read), to.shutdown(Shutdown::Write));
 }
 
+/// A first install has no bases. What the live store sends as it is, a slow line takes compressed.
+#[test]
+fn a_first_install_over_a_slow_line_is_compressed() {
+    let store = Store::new();
+    let path = store.add_file("text-1.0", "the same words\n".repeat(20_000));
+    let server = Server::narval(&store, &[]);
+    let line = Line::start(server.address, 10_000);
+    let home = tempfile::tempdir().unwrap();
+    for (name, args) in [("one", &[][..]), ("two", &["--no-deltas"])] {
+        let root = home.path().join(name);
+        let report = summary(install(&line.url(), &root, &path, args));
+        assert!(report["downloaded"].as_u64().unwrap() < 10_000, "{report}");
+        assert_eq!(installed(&root, &path), installed(&store.path("root"), &path));
+    }
+}
+
 /// A release that differs in so much that its delta takes a while: one and a half megabytes of new contents in six.
 fn security_release() -> Versions {
     let store = Store::new();

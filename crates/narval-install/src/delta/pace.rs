@@ -26,8 +26,8 @@ impl Pace {
         self.waited_us.fetch_add(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether deltas are worth it for a cache that was opened in this time.
-    pub(super) fn is_slow(&self, opened_in: Duration) -> bool {
+    /// Whether the line to a cache that was opened in this time is so slow that deltas and compression are worth it.
+    pub(crate) fn is_slow(&self, opened_in: Duration) -> bool {
         let (bytes, waited_us) = (self.bytes.load(Ordering::Relaxed), self.waited_us.load(Ordering::Relaxed));
         if bytes < MEASURED_BYTES_MIN {
             return opened_in >= SLOW_START;

@@ -85,15 +85,22 @@ impl Source for FromCaches<'_> {
                 return Ok(nar);
             }
         }
-        let body = request(found, OwnCodings::default())?;
+        let codings = if how.file.is_none() { self.codings(found) } else { OwnCodings::default() };
+        let body = request(found, codings)?;
+        let is_coded = body.coding().is_some();
         let span = self.trace.begin();
         let core = self.cores.take(info.nar_size, Trace::thread_number());
         self.trace.end(span, Span::Wait);
-        let mut input = Input::new(body, hashes_file(info), info.nar_size, core, (self.progress, self.trace));
+        let hashes = !is_coded && hashes_file(info);
+        let mut input = Input::new(body, hashes, info.nar_size, core, (self.progress, self.trace));
         input.copy_to(how.file);
         input.measure(self.deltas.map(|deltas| &*deltas.pace));
-        let decoder = decoder(found, &info.compression, input, how.threads)?;
-        Ok(Box::new(self.nar_of(found, Reading::File(decoder))))
+        let reading = if is_coded {
+            Reading::Coded(decoder(found, &Compression::Zstd, input, how.threads)?)
+        } else {
+            Reading::File(decoder(found, &info.compression, input, how.threads)?)
+        };
+        Ok(Box::new(self.nar_of(found, reading)))
     }
 
     /// The same path from the next cache.
@@ -118,6 +125,15 @@ impl Source for FromCaches<'_> {
 }
 
 impl<'a> FromCaches<'a> {
+    /// The codings that are accepted for a whole file: over a slow line, a file that is not compressed takes several times the bytes of its zstd.
+    fn codings(&self, found: &Found) -> OwnCodings {
+        let is_slow = |deltas: &Deltas<'_>| deltas.pace.is_slow(found.cache.opened_in());
+        if found.info.compression != Compression::None || !self.deltas.is_some_and(is_slow) {
+            return OwnCodings::default();
+        }
+        OwnCodings { accepted: "zstd".to_owned(), fields: Vec::new() }
+    }
+
     /// Requests a NAR as the delta from a base; the server may also send its file, or its bytes with another coding. `None` if the
     /// base cannot be used after all.
     fn coded(
