@@ -50,6 +50,9 @@ mod message;
 mod observe;
 mod peer;
 mod run;
+#[cfg(any(test, feature = "sim"))]
+#[doc(hidden)]
+pub mod sim;
 #[cfg(not(feature = "tls"))]
 mod tls;
 #[cfg(feature = "tls")]
@@ -62,9 +65,6 @@ pub use http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 pub use http1::head_parts::{HeadParts, HeadRef, Span};
 pub use http1::response_head::Prepared;
 pub use io::listen::{Listen, ListenAddress};
-#[cfg(any(test, feature = "sim"))]
-#[doc(hidden)]
-pub use io::sim;
 pub use io::unsafe_calls::give_back_large_blocks;
 pub use limits::Limits;
 pub use message::body::Body;

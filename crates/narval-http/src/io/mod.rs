@@ -6,7 +6,7 @@ pub(crate) mod driver;
 pub(crate) mod listen;
 pub(crate) mod out_buf;
 #[cfg(any(test, feature = "sim"))]
-pub mod sim;
+pub(crate) mod sim;
 pub(crate) mod socket;
 pub(crate) mod sync;
 pub(crate) mod unsafe_calls;

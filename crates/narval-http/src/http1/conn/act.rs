@@ -59,6 +59,3 @@ pub(crate) enum Body<X: Exchange> {
     Buffered(Box<(Buffered, HeaderMap)>),
     Streamed(X::Pipe),
 }
-
-#[cfg(test)]
-const _: () = assert!(size_of::<Act<crate::io::sim::connection::Carried>>() <= 64, "it is moved for every request");

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::io::sim::connection;
+use crate::sim::connection;
 
 /// Pieces of requests, valid and invalid.
 fn piece() -> impl Strategy<Value = Vec<u8>> {

@@ -18,6 +18,8 @@ use crate::run::job::Job;
 use crate::run::lease::Holder;
 use crate::run::transmit::{Outgoing, encode};
 
+const _: () = assert!(size_of::<Act<Exchanged>>() <= 64, "it is moved for every request");
+
 impl<D: Driver<Connection>> Shard<D> {
     #[inline(never)]
     pub(super) fn on_received_again(&mut self, slot: &mut Slot, bytes: &[u8]) {

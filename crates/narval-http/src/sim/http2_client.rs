@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::expected::Expected;
 use super::websocket::{self, Came, Echoes};
-use super::{Random, pattern};
+use super::pattern;
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, STREAM_MAX, flag};
 use crate::http2::hpack::{Decoder, encode_field};
+use crate::io::sim::Random;
 
 /// By how much a client in a hurry opens its windows.
 const WIDE: u32 = 1 << 29;

@@ -1,13 +1,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::super::Random;
 use super::piped::Piped;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{BodyMemory, Buffered};
 use crate::http1::conn::{Answer, Close, Exchange, Inline, Service, Window};
 use crate::http1::head::{Framing, LastHead, ParsedHead};
 use crate::io::clock::Millis;
+use crate::io::sim::Random;
 use crate::limits::Limits;
 
 /// The types of the connection's payloads.

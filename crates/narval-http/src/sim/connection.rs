@@ -16,12 +16,12 @@ pub(crate) use self::piped::Piped;
 use self::piped::lock;
 pub(crate) use self::world::Carried;
 use self::world::{Sending, World};
-use super::Random;
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Over, Request, Then, Wants};
 use crate::http1::head::{Framing, HeadLimits, LastHead, parse_head};
 use crate::io::clock::Millis;
+use crate::io::sim::Random;
 use crate::limits::Limits;
 
 /// The maximum number of events in a run, and of acts that follow an event.

@@ -27,7 +27,7 @@ pub(crate) struct Piped {
 
 impl Piped {
     /// One that begins with what was received, and takes so much.
-    pub(in crate::io::sim) fn begun(received: Vec<u8>, window: usize) -> Self {
+    pub(in crate::sim) fn begun(received: Vec<u8>, window: usize) -> Self {
         Self { received, window, ..Self::default() }
     }
 }

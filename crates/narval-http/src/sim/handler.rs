@@ -5,9 +5,9 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::baton::Baton;
 use super::pattern;
 use super::websocket::{self, Tally};
+use crate::io::sim::Baton;
 use crate::{
     Body, BodySource, BodyWaker, FileRange, Fill, Handler, HeadRef, Request, Response, SegmentBuf, StatusCode,
 };

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::{Random, pattern};
+use super::pattern;
+use crate::io::sim::Random;
 use crate::ws::codec::mask;
 use crate::ws::{CloseReason, Message, Options, Upgrade, WebSocket, WsHandler};
 use crate::{Request, Response};

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::Random;
 use super::connection::Piped;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{BodyMemory, Buffered};
@@ -22,6 +21,7 @@ use crate::http2::conn::{
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
 use crate::http2::hpack::{encode_field, encode_status};
 use crate::io::clock::Millis;
+use crate::io::sim::Random;
 use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
 use crate::run::link::Link;
 use crate::{Peer, ws};

@@ -1,4 +1,4 @@
-use super::network::Wire;
+use crate::io::sim::Wire;
 
 /// Translates between plaintext and the bytes on the wire.
 pub(super) trait Layer {

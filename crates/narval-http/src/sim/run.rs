@@ -3,13 +3,13 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::baton::Baton;
 use super::client::Client;
 use super::handler::Simulated;
 use super::websocket::Tally;
-use super::{Network, Random, pattern};
+use super::pattern;
 use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
+use crate::io::sim::{Baton, Network, Random};
 use crate::io::socket::Socket;
 use crate::run::connection::Connection;
 use crate::run::job::Job;

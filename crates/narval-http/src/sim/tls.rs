@@ -10,7 +10,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use super::layer::Layer;
-use super::network::Wire;
+use crate::io::sim::Wire;
 use crate::tls::{Acceptor, PemPair, TlsAcceptor, TlsConfig};
 
 /// The server's certificate and key.

@@ -2,9 +2,10 @@ use super::expected::Expected;
 #[cfg(all(test, feature = "tls"))]
 use super::http2_client::Http2Client;
 use super::layer::Layer;
-use super::network::{Network, Wire};
 use super::websocket::{self, Came, Echoes};
-use super::{Random, pattern};
+use super::pattern;
+use crate::io::sim::network::State;
+use crate::io::sim::{Network, Random, Wire};
 
 /// A simulated client: what it sends, the responses it expects, and how it behaves.
 pub(crate) struct Client {
@@ -103,7 +104,7 @@ impl Client {
     /// Sends something, reads something, or disconnects.
     pub(crate) fn act(&mut self, network: &Network) {
         let mut state = network.lock();
-        let super::network::State { wires, random, .. } = &mut *state;
+        let State { wires, random, .. } = &mut *state;
         let Some(wire) = wires.get_mut(self.wire) else { return };
         match random.below(4) {
             0 => wire.window += random.below(100_000),
