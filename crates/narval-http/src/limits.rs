@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::http1::head::HeadLimits;
-
 /// Limits and timeouts of a server. Every field can be changed before the server is built; the defaults suit a cache
 /// with many clients on good and bad networks.
 #[derive(Clone, Debug)]
@@ -97,6 +95,37 @@ impl Default for Limits {
             bodies_waiting_max: 8192,
             body_window: 256 * 1024,
             body_max: 16 * 1024 * 1024,
+        }
+    }
+}
+
+/// The most field lines that [`HeadLimits::fields_max`] can allow.
+pub const FIELDS_MAX: usize = 128;
+
+/// Limits on request heads, and which unusual targets are allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadLimits {
+    /// Most bytes in the head, including the empty line. More is answered 431 (or 414, if the request line alone is too
+    /// long).
+    pub bytes_max: usize,
+    /// Most bytes in the request line. More is answered 414.
+    pub request_line_bytes_max: usize,
+    /// Most field lines, at most [`FIELDS_MAX`]. More is answered 431.
+    pub fields_max: usize,
+    /// Whether `CONNECT host:port` is passed to the handler; otherwise it is answered 501.
+    pub connect_allowed: bool,
+    /// Whether `OPTIONS *` is passed to the handler; otherwise the engine answers it 204.
+    pub asterisk_allowed: bool,
+}
+
+impl Default for HeadLimits {
+    fn default() -> Self {
+        Self {
+            bytes_max: 16 * 1024,
+            request_line_bytes_max: 8 * 1024,
+            fields_max: 100,
+            connect_allowed: false,
+            asterisk_allowed: false,
         }
     }
 }

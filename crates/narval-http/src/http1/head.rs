@@ -9,8 +9,10 @@ use std::mem::MaybeUninit;
 use http::{Method, StatusCode, Version};
 use memchr::{memchr, memchr_iter};
 
-use crate::http1::ProtoError;
-use crate::{HeadParts, Span};
+use super::ProtoError;
+use super::head_parts::{HeadParts, Span};
+
+pub use crate::limits::{FIELDS_MAX, HeadLimits};
 
 mod again;
 
@@ -24,42 +26,11 @@ mod tests;
 
 pub(crate) use again::LastHead;
 
-/// The most field lines that [`HeadLimits::fields_max`] can allow.
-pub const FIELDS_MAX: usize = 128;
-
 /// The largest `Content-Length` accepted: 2^53, the limit of exact integers in JSON numbers and JavaScript.
 pub const CONTENT_LENGTH_MAX: u64 = 1 << 53;
 
 /// The longest method in bytes.
 const METHOD_LENGTH_MAX: usize = 32;
-
-/// Limits on request heads, and which unusual targets are allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeadLimits {
-    /// Most bytes in the head, including the empty line. More is answered 431 (or 414, if the request line alone is too
-    /// long).
-    pub bytes_max: usize,
-    /// Most bytes in the request line. More is answered 414.
-    pub request_line_bytes_max: usize,
-    /// Most field lines, at most [`FIELDS_MAX`]. More is answered 431.
-    pub fields_max: usize,
-    /// Whether `CONNECT host:port` is passed to the handler; otherwise it is answered 501.
-    pub connect_allowed: bool,
-    /// Whether `OPTIONS *` is passed to the handler; otherwise the engine answers it 204.
-    pub asterisk_allowed: bool,
-}
-
-impl Default for HeadLimits {
-    fn default() -> Self {
-        Self {
-            bytes_max: 16 * 1024,
-            request_line_bytes_max: 8 * 1024,
-            fields_max: 100,
-            connect_allowed: false,
-            asterisk_allowed: false,
-        }
-    }
-}
 
 /// How a request's body is delimited (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
