@@ -11,10 +11,10 @@ use crate::io::driver::Token;
 use crate::io::socket::{HasSocket, Socket};
 use crate::message::body_pipe::Feeder;
 use crate::run::lease::{Finish, Holder, Lease};
-use crate::run::link::Link;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::transmit::Outgoing;
 use crate::tls::TlsChannel;
+use crate::tls::link::Link;
 use crate::ws;
 
 /// What a shard and the jobs share of a connection. The descriptor is closed when the last of them drops it, so nobody

@@ -8,7 +8,6 @@ pub(crate) mod informational;
 pub(crate) mod job;
 pub(crate) mod late;
 pub(crate) mod lease;
-pub(crate) mod link;
 pub(crate) mod mailbox;
 pub(crate) mod pending_late;
 pub(crate) mod pool;

@@ -3,9 +3,9 @@
 use crate::http1::conn::{Answer as _, Next, Over};
 use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
-use crate::run::link::Link;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Step};
+use crate::tls::link::Link;
 
 /// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. Records the response once it
 /// is over.

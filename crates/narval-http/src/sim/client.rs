@@ -2,8 +2,8 @@ use super::expected::Expected;
 #[cfg(all(test, feature = "tls"))]
 use super::http2_client::Http2Client;
 use super::layer::Layer;
-use super::websocket::{self, Came, Echoes};
 use super::pattern;
+use super::websocket::{self, Came, Echoes};
 use crate::io::sim::network::State;
 use crate::io::sim::{Network, Random, Wire};
 

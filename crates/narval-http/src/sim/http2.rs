@@ -23,7 +23,7 @@ use crate::http2::hpack::{encode_field, encode_status};
 use crate::io::clock::Millis;
 use crate::io::sim::Random;
 use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
-use crate::run::link::Link;
+use crate::tls::link::Link;
 use crate::{Peer, ws};
 
 /// The upper bound of a connection's deadlines: longer than every timeout.

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::expected::Expected;
-use super::websocket::{self, Came, Echoes};
 use super::pattern;
+use super::websocket::{self, Came, Echoes};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, STREAM_MAX, flag};
 use crate::http2::hpack::{Decoder, encode_field};
 use crate::io::sim::Random;

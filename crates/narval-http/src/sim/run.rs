@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::client::Client;
 use super::handler::Simulated;
-use super::websocket::Tally;
 use super::pattern;
+use super::websocket::Tally;
 use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
 use crate::io::sim::{Baton, Network, Random};

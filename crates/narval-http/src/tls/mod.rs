@@ -19,6 +19,7 @@ mod identity;
 #[cfg(feature = "tls")]
 mod kernel;
 pub(crate) mod layout;
+pub(crate) mod link;
 #[cfg(feature = "tls")]
 mod records;
 #[cfg(feature = "tls")]

@@ -14,7 +14,7 @@ use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::options::Options;
 use crate::io::out_buf::OutBuf;
-use crate::run::link::Link;
+use crate::tls::link::Link;
 
 /// Payloads up to this size are copied after their header, so that a frame is one buffer.
 const COPY_PAYLOAD_MAX: usize = 4096;

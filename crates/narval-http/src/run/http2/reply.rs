@@ -11,8 +11,8 @@ use crate::message::body_pipe::Feeder;
 use crate::message::body_source::Wakes;
 use crate::message::informational::Informational;
 use crate::run::connection::{Connection, TxLease};
-use crate::run::link::Link;
 use crate::run::mailbox::{Mailbox, Message};
+use crate::tls::link::Link;
 use crate::ws;
 
 /// The right to answer a request.

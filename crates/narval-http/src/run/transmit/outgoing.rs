@@ -19,9 +19,9 @@ use crate::limits::{
 };
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::observe::access_log::Watch;
-use crate::run::link::Link;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
+use crate::tls::link::Link;
 use crate::{FileRange, RequestId};
 
 /// A response being sent: encoded bytes that the socket has not taken yet, and the source of the rest.

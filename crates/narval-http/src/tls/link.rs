@@ -1,10 +1,10 @@
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
+use super::TlsChannel;
 use crate::Peer;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
-use crate::tls::TlsChannel;
 
 /// The client and its socket, on which responses are sent.
 #[derive(Debug)]
