@@ -1,6 +1,6 @@
 //! Content negotiation (RFC 9110 section 12.5): `Accept-Encoding` and `Accept`, by quality values.
 
-use crate::HeadRef;
+use super::head_parts::HeadRef;
 
 /// A content coding (RFC 9110 section 8.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE};
 use http::{HeaderValue, Method};
 
-use crate::HeadRef;
-use crate::http1::date;
+use super::date;
+use super::head_parts::HeadRef;
 
 /// An entity tag (RFC 9110 section 8.8.3).
 #[derive(Clone, Copy, Debug)]

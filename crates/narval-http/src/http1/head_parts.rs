@@ -1,6 +1,6 @@
 use http::{Method, Version};
 
-use crate::Peer;
+use crate::peer::Peer;
 
 /// A range of bytes in the buffer that holds a request's head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny};
 
-use crate::Peer;
 use crate::io::out_buf::OutBuf;
 #[cfg(any(test, feature = "sim"))]
 use crate::io::sim::SimSocket;
 use crate::io::unsafe_calls::{self, bytes_in_flight};
+use crate::peer::Peer;
 
 /// A non-blocking stream socket of the kernel or of the simulated kernel.
 #[derive(Debug)]

@@ -1,4 +1,7 @@
-use crate::{HeadRef, IntoResponse, Request, Response};
+use super::into_response::IntoResponse;
+use super::request::Request;
+use super::response::Response;
+use crate::http1::head_parts::HeadRef;
 
 /// Answers requests.
 ///

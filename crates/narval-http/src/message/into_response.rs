@@ -2,8 +2,10 @@ use std::error::Error;
 
 use http::StatusCode;
 
-use crate::Response;
+use super::response::Response;
 use crate::http1::ProtoError;
+// The one error of a higher part that is known here: its response has fields of its own, and an error that a handler returns can only
+// be asked for its type.
 use crate::ws::UpgradeError;
 
 /// What a handler may return.

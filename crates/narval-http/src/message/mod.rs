@@ -10,6 +10,7 @@ pub(crate) mod into_response;
 pub(crate) mod invalid_header;
 pub(crate) mod late_answer;
 pub(crate) mod panic_guard;
+pub(crate) mod path_params;
 pub(crate) mod query;
 pub(crate) mod request;
 pub(crate) mod responder;

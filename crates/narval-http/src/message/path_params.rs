@@ -17,7 +17,7 @@ impl PathParams {
         self.pairs.iter().map(|(name, value)| (&**name, value.as_str()))
     }
 
-    pub(super) fn push(&mut self, name: Arc<str>, value: String) {
+    pub(crate) fn push(&mut self, name: Arc<str>, value: String) {
         self.pairs.push((name, value));
     }
 }

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use super::request::Request;
+use crate::http1::head_parts::HeadRef;
 use crate::http1::path::query_pairs;
-use crate::{HeadRef, Request};
 
 impl<'a> HeadRef<'a> {
     /// The name-value pairs of the query, decoded, in order; see [`query_pairs`].

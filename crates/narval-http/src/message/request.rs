@@ -6,12 +6,15 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 
 use serde::de::DeserializeOwned;
 
+use super::body_pipe::BodyPipe;
+use super::informational::{self, Informational};
+use super::path_params::PathParams;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
-use crate::message::body_pipe::BodyPipe;
-use crate::message::informational::{self, Informational};
-use crate::{HeadParts, HeadRef, PathParams, Peer, RequestId};
+use crate::http1::head_parts::{HeadParts, HeadRef};
+use crate::observe::request_id::RequestId;
+use crate::peer::Peer;
 
 /// A request as passed to a handler.
 #[derive(Debug)]

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
+use super::body::Body;
+use super::invalid_header::{InvalidHeader, header_field};
+use super::responder::Later;
 use crate::http1::response_head::Prepared;
-use crate::message::invalid_header::{InvalidHeader, header_field};
-use crate::message::responder::Later;
-use crate::{Body, ws};
+// Carried, never looked into: a trait object in its place would only be turned back into this type where the response is sent.
+use crate::ws;
 
 /// A response: a status, field lines and a [`Body`].
 ///

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::{HeadRef, Peer, RequestId};
+use super::request_id::RequestId;
+use crate::http1::head_parts::HeadRef;
+use crate::peer::Peer;
 
 /// Lines queued for the writer. Further ones are dropped, and counted.
 const QUEUE_MAX: usize = 16 * 1024;

@@ -6,9 +6,10 @@ use std::time::SystemTime;
 
 use serde_json::json;
 
-use crate::observe::access_log::{AccessLog, Entry};
-use crate::observe::logfmt::push_logfmt;
-use crate::{Peer, http1};
+use super::access_log::{AccessLog, Entry};
+use super::logfmt::push_logfmt;
+use crate::http1;
+use crate::peer::Peer;
 
 /// The maximum number of bytes of one field in a line.
 const FIELD_BYTES_MAX: usize = 2048;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::Snapshot;
+use super::counters::Snapshot;
 
 impl Snapshot {
     /// The counters in the OpenMetrics text format, without its final `# EOF` line, so that a service can append its own.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use crate::HeadRef;
+use crate::http1::head_parts::HeadRef;
 
 /// The maximum length of an id from a proxy.
 const GIVEN_LEN_MAX: usize = 64;

@@ -9,9 +9,8 @@ use http::{HeaderValue, StatusCode, Version, header};
 
 use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
-use crate::Prepared;
 use crate::http1::head::begins_with_head;
-use crate::http1::response_head::{AnswerTo, BodyFraming, encode_prepared};
+use crate::http1::response_head::{AnswerTo, BodyFraming, Prepared, encode_prepared};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};

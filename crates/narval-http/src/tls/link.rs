@@ -2,9 +2,9 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use super::TlsChannel;
-use crate::Peer;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
+use crate::peer::Peer;
 
 /// The client and its socket, on which responses are sent.
 #[derive(Debug)]

@@ -5,7 +5,8 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderValue, Method, StatusCode, Version, header};
 
 use super::codec::extension::{self, Agreement, MalformedExtensions};
-use crate::{HeadRef, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::response::Response;
 
 /// The GUID that the key is hashed with (RFC 6455 section 1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";

@@ -16,7 +16,7 @@ use super::codec::{CloseCode, Frame, Message, close};
 use super::inbox::Inbox;
 use super::options::{Options, WsCompression};
 use super::outbox::{Encoded, Outbox};
-use crate::Peer;
+use crate::peer::Peer;
 
 /// The largest window, as a power of two.
 const WINDOW_BITS_FULL: u8 = 15;

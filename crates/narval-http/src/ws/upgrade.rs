@@ -5,7 +5,8 @@ use super::codec::extension::Agreement;
 use super::handshake::{self, Handshake, UpgradeError};
 use super::options::{Options, WsCompression};
 use super::socket::{Deflate, Shared, WebSocket};
-use crate::{Request, Response};
+use crate::message::request::Request;
+use crate::message::response::Response;
 
 /// A valid WebSocket handshake, to be accepted.
 ///

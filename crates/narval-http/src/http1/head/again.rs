@@ -7,7 +7,7 @@
 use http::{Method, Version};
 
 use super::{Framing, HeadLimits, ParsedHead, has_bad_byte, path_and_query, span_in};
-use crate::{HeadParts, Span};
+use crate::http1::head_parts::{HeadParts, Span};
 
 /// Most bytes kept of what follows the target. Browsers send 500 to 900.
 const REST_MAX: usize = 2048;

@@ -8,12 +8,12 @@ use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::Peer;
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 #[cfg(doc)]
 use crate::limits::RECEIVE_BUFFER;
+use crate::peer::Peer;
 
 pub(crate) mod epoll;
 #[cfg(any(test, feature = "sim"))]

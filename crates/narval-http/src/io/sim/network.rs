@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Random;
-use crate::Peer;
 use crate::io::socket::Socket;
+use crate::peer::Peer;
 
 /// The address of all TCP clients (RFC 5737).
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1024);

@@ -1,6 +1,5 @@
 //! Routes: methods and paths to handlers.
 
-mod params;
 mod pattern;
 #[cfg(test)]
 mod tests;
@@ -14,11 +13,11 @@ use std::sync::Arc;
 use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
 
-pub use params::PathParams;
 pub use pattern::{Pattern, PatternError};
 
 use crate::http1::ProtoError;
 use crate::http1::path::percent_decode_text;
+use crate::message::path_params::PathParams;
 use crate::{Handler, HeadRef, IntoHandler, Middleware, Next, Request, Response};
 
 /// Collects routes; [`build`](Router::build) makes a handler of them.
