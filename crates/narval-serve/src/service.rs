@@ -1,53 +1,39 @@
 //! The service: sources and a face, as a handler for the engine.
 
-use std::io;
-use std::path::PathBuf;
+pub(crate) mod open;
+mod other_sources;
+mod read;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use narval_cache::upstream::{Small, Upstreams};
-use narval_cache::written::{Cache, CacheName, Data, Elsewhere, Redirect, Refusal, RefusalKind, Scope, SmallKind};
+use narval_cache::upstream::Upstreams;
+use narval_cache::written::{Cache, CacheName, Data, Redirect, Refusal, RefusalKind, Scope};
 use narval_client::request_id;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
 };
-use narval_nix::{HashPart, PublicKey, SecretKey, StoreDir};
-use narval_store::{ReadAhead, Store};
+use narval_nix::{PublicKey, SecretKey, StoreDir};
+use narval_store::Store;
 
+use self::other_sources::OtherSources;
+use crate::Face;
 use crate::auth::Auth;
 use crate::auth::oidc::OidcExchange;
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{Metrics, RouteLabel};
-use crate::nar::damaged::DamagedPaths;
 use crate::nar::deltas::Deltas;
-use crate::nar::memory::NarMemory;
-use crate::nar::packed::{self, PackedNars};
-use crate::nar::plan::{Planner, Plans};
-use crate::nar::zstd::NarCache;
-use crate::narinfo::memo::Memo;
-use crate::page::{self, Counted, Page, PageRoute, Permit, Places, session};
+use crate::nar::packed;
+use crate::page::{self, Counted, Page, PageRoute, Permit, session};
 use crate::routes::nar::Nars;
-use crate::routes::narinfo::{LiveNarinfos, Narinfos};
-use crate::routes::table::{self, NarRoute, PushRoute, Route};
-use crate::routes::{batch, build_trace, health, log, ls, metrics, narinfo, nix_cache_info};
+use crate::routes::narinfo::Narinfos;
+use crate::routes::table::{self, PushRoute, Route};
 use crate::state::ServerState;
 use crate::upload::Uploads;
-use crate::upstream;
-use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::written::{nar, small};
-use crate::{Config, Face, NarCacheConfig};
-
-/// Memory for small files that are read ahead for all NARs, in bytes.
-const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Answers of a server that failed say what its log calls the request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// The number of threads that read small files ahead: they mostly wait for disks.
-fn read_ahead_threads() -> usize {
-    std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8)
-}
 
 /// Nix packages as a binary cache: of a live store, of a writable cache, or of both.
 ///
@@ -138,99 +124,6 @@ impl Counted for Figures {
 }
 
 impl Service {
-    /// A service with only a live store.
-    ///
-    /// # Errors
-    /// See [`of`](Self::of).
-    pub fn new(config: Config, store: Store) -> Result<Self, ServiceError> {
-        Self::of(config, Sources { store: Some(store), ..Sources::default() }, &ServerState::new())
-    }
-
-    /// A service with these sources: one cache of a server. The state of that cache from an earlier service is reused
-    /// from `state`.
-    ///
-    /// # Errors
-    /// There is no source, or they have different store directories; no thread can be started, or the folder of the NAR cache cannot be
-    /// used.
-    pub fn of(config: Config, sources: Sources, state: &ServerState) -> Result<Self, ServiceError> {
-        let name = sources.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default();
-        let metrics = state.metrics(&name);
-        let store_dir = store_dir_of(&sources)?;
-        let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
-        let (face, prefix) = (config.face, config.prefix.clone());
-        let sign_keys: Vec<_> = config.sign_keys.iter().map(SecretKey::public_key).collect();
-        let (wants_page, priority) = (config.page && face == Face::Narval, config.priority);
-        let (memo_bytes, sign_secrets) = (config.narinfo_memo_bytes, config.sign_keys.clone());
-        let mut written_narinfos = None;
-        let mut written = None;
-        let store = sources.store.map(Arc::new);
-        if let Some(WrittenCache { data, cache, public, oidc }) = sources.written {
-            written_narinfos = Some(state.narinfos(&cache, memo_bytes));
-            written = Some(Written {
-                is_public: public,
-                exchange: oidc,
-                redirect: config.redirect,
-                auth: state.auth(&data),
-                uploads: Arc::new(Uploads::new(data, cache.clone(), state.uploads(), Arc::clone(&metrics))),
-                cache,
-            });
-        }
-        let (mut live, mut live_narinfos) = (None, None);
-        let deltas = config.nar_cache.as_ref().filter(|_| config.sends_deltas());
-        let deltas = deltas.map(|cache| open_deltas(cache, &metrics)).transpose()?.flatten();
-        if let Some(store) = store {
-            let (nars, narinfos) = open_live((config, deltas.clone()), Arc::clone(&store), &metrics)?;
-            live_narinfos = Some(narinfos);
-            live = Some(Live { store, nars });
-        }
-        let upstream = sources.upstreams;
-        let upstream_narinfos = upstream.clone().map(|upstreams| UpstreamNarinfos {
-            upstreams,
-            memo: Memo::new(memo_bytes),
-            metrics: Arc::clone(&metrics),
-        });
-        let narinfos = Narinfos {
-            live: live_narinfos,
-            written: written_narinfos,
-            upstream: upstream_narinfos,
-            absent: narinfo::absent(),
-        };
-        let narinfos = Arc::new(narinfos);
-        let page = wants_page.then(|| {
-            let places = Places {
-                store_dir: store_dir.clone(),
-                priority,
-                sign_keys: sign_keys.clone(),
-                narinfos: Arc::clone(&narinfos),
-                store: live.as_ref().map(|live| Arc::clone(&live.store)),
-                planner: live.as_ref().map(|live| Arc::clone(&live.nars.planner)),
-                written: written.as_ref().map(|written: &Written| written.cache.clone()),
-                has_upstreams: upstream.is_some(),
-            };
-            let (metrics, upstreams) = (Arc::clone(&metrics), upstream.clone());
-            Page::new(places, Arc::new(Figures { metrics, state: state.clone(), upstreams }))
-        });
-        Ok(Self {
-            shared: Arc::new(Shared {
-                face,
-                prefix,
-                store_dir,
-                sign_keys,
-                narinfos,
-                live,
-                written,
-                upstream,
-                deltas,
-                metrics,
-                cache_info,
-                sign_secrets,
-                page,
-                state: state.clone(),
-                shows_engine: name == CacheName::default(),
-            }),
-        })
-    }
-
     /// From now on, uploads are signed with this service's keys, and may refer to paths of its sources. Call this when
     /// it starts to answer requests: until then, the replaced service decides.
     pub fn take_effect(&self) {
@@ -354,126 +247,6 @@ impl Service {
     }
 }
 
-fn store_dir_of(sources: &Sources) -> Result<StoreDir, ServiceError> {
-    let live = sources.store.as_ref().map(|store| store.store_dir().clone());
-    let written = sources.written.as_ref().map(|written| written.cache.settings().store_dir.clone());
-    match (live, written) {
-        (Some(live), Some(written)) if live != written => Err(ServiceError::StoreDirs { live, written }),
-        (Some(store_dir), _) | (None, Some(store_dir)) => Ok(store_dir),
-        (None, None) => Err(ServiceError::NoSource),
-    }
-}
-
-/// Opens everything that answers from a live store.
-fn open_live(
-    (config, deltas): (Config, Option<Arc<Deltas>>),
-    store: Arc<Store>,
-    metrics: &Arc<Metrics>,
-) -> Result<(Nars, LiveNarinfos), ServiceError> {
-    let (memo, plans) = (Arc::new(Memo::new(config.narinfo_memo_bytes)), Arc::new(Plans::new()));
-    let damaged = {
-        let (memo, plans) = (Arc::clone(&memo), Arc::clone(&plans));
-        let forget = move |hash_part: &HashPart| {
-            memo.forget(hash_part);
-            plans.forget(hash_part);
-        };
-        Arc::new(DamagedPaths::new(forget, Arc::clone(metrics)))
-    };
-    let open = |cache| {
-        NarCache::open(cache, Arc::clone(&damaged), Arc::clone(metrics))
-            .map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })
-    };
-    let compressed = config.nar_cache.as_ref().map(open).transpose()?.map(Arc::new);
-    let packed_bytes_max = config.nar_cache.as_ref().map_or(u64::MAX, |cache| cache.bytes_max);
-    let pack = |folder: &PathBuf| {
-        Arc::new(PackedNars::new(folder, packed_bytes_max, Arc::clone(&damaged), Arc::clone(metrics)))
-    };
-    let packed = config.scratch.as_ref().filter(|_| !config.verify_nars).map(pack);
-    let ahead = ReadAhead::start(read_ahead_threads(), READ_AHEAD_BYTES_MAX).map_err(ServiceError::Threads)?;
-    let planner = Arc::new(Planner {
-        store: Arc::clone(&store),
-        plans,
-        ahead: Arc::new(ahead),
-        damaged: Arc::clone(&damaged),
-        metrics: Arc::clone(metrics),
-    });
-    let nars = Nars {
-        face: config.face,
-        verify: config.verify_nars,
-        planner,
-        memory: NarMemory::new(packed.clone(), compressed.clone(), Arc::clone(metrics)),
-        packed,
-        compressed: compressed.clone(),
-        deltas,
-        narinfos: Arc::clone(&memo),
-        metrics: Arc::clone(metrics),
-    };
-    // Not an error: the daemon may be started and the disk mounted later.
-    if let Err(error) = store.path_from_hash_part(&HashPart::from_digest(&[0; 20])) {
-        tracing::warn!("{error}; requests are answered 500 until the store can be read");
-    }
-    let (face, sign_keys, metrics) = (config.face, config.sign_keys, Arc::clone(metrics));
-    Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
-}
-
-fn open_deltas(cache: &NarCacheConfig, metrics: &Arc<Metrics>) -> Result<Option<Arc<Deltas>>, ServiceError> {
-    let deltas = Deltas::open(cache, Arc::clone(metrics));
-    let deltas = deltas.map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })?;
-    Ok(deltas.map(Arc::new))
-}
-
-/// The paths of the live store and of the upstreams: uploads may refer to them, because clients of this cache can get
-/// them.
-struct OtherSources(Option<Arc<Store>>, Option<Upstreams>);
-
-impl Elsewhere for OtherSources {
-    fn have(&self, cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
-        let live = |store: &Store, hash_part: &HashPart| match store.path_from_hash_part(hash_part) {
-            Ok(path) => path.is_some(),
-            Err(error) => {
-                tracing::error!("{error}");
-                false
-            }
-        };
-        let has = |hash_part| self.0.as_ref().is_some_and(|store| live(store, hash_part));
-        let mut have: Vec<_> = hash_parts.iter().map(has).collect();
-        if let Some(upstreams) = &self.1 {
-            let missing = std::iter::zip(hash_parts, &have).filter(|(_, has)| !**has).map(|(part, _)| *part);
-            let missing: Vec<_> = missing.collect();
-            let found = upstreams.have(cache, &missing);
-            std::iter::zip(have.iter_mut().filter(|has| !**has), found).for_each(|(has, found)| *has = found);
-        }
-        have
-    }
-}
-
-/// Why a service cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
-    /// There is neither a store nor a cache.
-    #[error("there is nothing to serve: neither a store nor a writable cache")]
-    NoSource,
-    /// The live store and the cache are for different store directories.
-    #[error("the store is for '{live}' and the cache for '{written}': serve them separately")]
-    StoreDirs {
-        /// The store's.
-        live: StoreDir,
-        /// The cache's.
-        written: StoreDir,
-    },
-    /// No thread can be started.
-    #[error("cannot start threads: {0}")]
-    Threads(io::Error),
-    /// The folder of the NAR cache cannot be used.
-    #[error("cannot use the NAR cache '{}': {error}", folder.display())]
-    NarCache {
-        /// The folder.
-        folder: PathBuf,
-        /// The operating system's error.
-        error: io::Error,
-    },
-}
-
 impl Handler for Service {
     #[inline]
     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
@@ -554,138 +327,6 @@ impl Shared {
             }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
-        }
-    }
-
-    /// Answers only from the writable cache: below [`PUSH_BASE`].
-    fn read_own(&self, written: &Written, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
-        let small = |kind, name: &str| small::answer(&written.cache, kind, name);
-        match route {
-            Route::NarInfo(hash_part) => self.narinfos.answer_own(&request.head(), hash_part),
-            Route::Listing(hash_part) => small(SmallKind::Listing, hash_part.as_str()),
-            Route::Log(path) => small(SmallKind::Log, path.base_name()),
-            Route::BuildTrace(key) => {
-                small(SmallKind::BuildTrace, &format!("{}/{}.doi", key.drv_path, key.output_name))
-            }
-            Route::Realisation(id) => small(SmallKind::Realisation, &format!("{id}.doi")),
-            Route::Nar(_) | Route::UpstreamNar(_) | Route::Batch => Err(ServeError::NoPath),
-            route => self.read(route, request),
-        }
-    }
-
-    /// Answers from the sources in order.
-    fn read(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
-        let head = request.head();
-        match route {
-            Route::NarInfo(hash_part) => self.narinfos.answer(&head, hash_part),
-            Route::Nar(route) => self.nar(&route, &head),
-            Route::UpstreamNar(name) => {
-                upstream::nar::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, name, &head, &self.metrics)
-            }
-            Route::NarFile(name) => match &self.written {
-                Some(written) => {
-                    let how = (self.deltas.as_deref(), written.redirect);
-                    nar::answer(&written.cache, name, &head, how, &self.metrics)
-                }
-                None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
-                None => Err(ServeError::NoRoute),
-            },
-            Route::CacheInfo => Ok(Arc::clone(&self.cache_info).into()),
-            Route::Listing(hash_part) => self
-                .first(
-                    |live| ls::answer(&live.nars.planner, hash_part, &head),
-                    SmallKind::Listing,
-                    || hash_part.to_string(),
-                )
-                .or_else(|error| self.small_of_upstreams(error, &Small::Listing(hash_part))),
-            Route::Log(path) => self
-                .first(|live| log::answer(&live.store, &path), SmallKind::Log, || path.base_name().to_owned())
-                .or_else(|error| self.small_of_upstreams(error, &Small::Log(path.clone()))),
-            Route::BuildTrace(key) => self
-                .first(
-                    |live| build_trace::answer(&live.store, &key),
-                    SmallKind::BuildTrace,
-                    || format!("{}/{}.doi", key.drv_path, key.output_name),
-                )
-                .or_else(|error| self.small_of_upstreams(error, &Small::BuildTrace(key.clone()))),
-            Route::Realisation(id) => self
-                .first(
-                    |live| build_trace::older(&live.store, id.clone()),
-                    SmallKind::Realisation,
-                    || format!("{id}.doi"),
-                )
-                .or_else(|error| self.small_of_upstreams(error, &Small::Realisation(id.clone()))),
-            Route::DebugInfo(name) => {
-                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
-                small::answer(&written.cache, SmallKind::DebugInfo, name).or_else(|error| {
-                    match Small::debug_info(name) {
-                        Some(small) => self.small_of_upstreams(error, &small),
-                        None => Err(error),
-                    }
-                })
-            }
-            Route::Other(name) => {
-                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
-                small::answer(&written.cache, SmallKind::Other, name).map_err(|error| match error {
-                    ServeError::NoPath => ServeError::NoRoute,
-                    error => error,
-                })
-            }
-            Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
-            Route::Metrics => {
-                let engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
-                Ok(metrics::answer(&self.metrics, engine))
-            }
-            Route::Health => Ok(health::answer(
-                self.live.as_ref().map(|live| &*live.store),
-                self.written.as_ref().map(|written| &written.cache),
-            )),
-            Route::Ready => Ok(health::ready(
-                self.live.as_ref().map(|live| &*live.store),
-                self.written.as_ref().map(|written| &written.cache),
-            )),
-            Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, &request),
-            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
-            Route::Invalid => Err(ServeError::Invalid),
-            Route::Push(_) | Route::Unknown => Err(ServeError::NoRoute),
-        }
-    }
-
-    /// A NAR of the live store, or else of the upstreams, whose names may look the same.
-    fn nar(&self, route: &NarRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
-        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
-        match (answer, &self.upstream, route.nar_hash) {
-            (Err(ServeError::NoPath | ServeError::OtherNarHash), Some(upstreams), Some(hash)) => {
-                let extension = if route.zstd { ".nar.zst" } else { ".nar" };
-                let name = format!("{}-{hash}{extension}", route.hash_part);
-                upstream::nar::answer(upstreams, &name, head, &self.metrics)
-            }
-            (answer, ..) => answer,
-        }
-    }
-
-    /// A small file from the upstreams, if the error is that it is absent.
-    fn small_of_upstreams(&self, error: ServeError, small: &Small) -> Result<Response, ServeError> {
-        match (&error, &self.upstream) {
-            (ServeError::NoPath, Some(upstreams)) => upstream::small::answer(upstreams, small),
-            (ServeError::Refused(refusal), Some(upstreams)) if refusal.kind == RefusalKind::NotFound => {
-                upstream::small::answer(upstreams, small)
-            }
-            _ => Err(error),
-        }
-    }
-
-    /// A small file from the live store, else from the writable cache.
-    fn first(
-        &self,
-        live: impl FnOnce(&Live) -> Result<Response, ServeError>,
-        kind: SmallKind,
-        name: impl FnOnce() -> String,
-    ) -> Result<Response, ServeError> {
-        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), live);
-        match (answer, &self.written) {
-            (Err(ServeError::NoPath), Some(written)) => small::answer(&written.cache, kind, &name()),
-            (answer, _) => answer,
         }
     }
 

@@ -1,0 +1,153 @@
+//! Answers to reads, from the sources in order.
+
+use std::sync::Arc;
+
+use narval_cache::upstream::Small;
+use narval_cache::written::{RefusalKind, SmallKind};
+use narval_http::{HeadRef, Request, Response};
+
+use super::{Live, Shared, Written};
+use crate::error::ServeError;
+use crate::routes::table::{NarRoute, Route};
+use crate::routes::{batch, build_trace, health, log, ls, metrics};
+use crate::upstream;
+use crate::written::{nar, small};
+
+impl Shared {
+    /// Answers only from the writable cache: below `/push`.
+    pub(super) fn read_own(
+        &self,
+        written: &Written,
+        route: Route<'_>,
+        request: Request,
+    ) -> Result<Response, ServeError> {
+        let small = |kind, name: &str| small::answer(&written.cache, kind, name);
+        match route {
+            Route::NarInfo(hash_part) => self.narinfos.answer_own(&request.head(), hash_part),
+            Route::Listing(hash_part) => small(SmallKind::Listing, hash_part.as_str()),
+            Route::Log(path) => small(SmallKind::Log, path.base_name()),
+            Route::BuildTrace(key) => {
+                small(SmallKind::BuildTrace, &format!("{}/{}.doi", key.drv_path, key.output_name))
+            }
+            Route::Realisation(id) => small(SmallKind::Realisation, &format!("{id}.doi")),
+            Route::Nar(_) | Route::UpstreamNar(_) | Route::Batch => Err(ServeError::NoPath),
+            route => self.read(route, request),
+        }
+    }
+
+    /// Answers from the sources in order.
+    pub(super) fn read(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
+        let head = request.head();
+        match route {
+            Route::NarInfo(hash_part) => self.narinfos.answer(&head, hash_part),
+            Route::Nar(route) => self.nar(&route, &head),
+            Route::UpstreamNar(name) => {
+                upstream::nar::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, name, &head, &self.metrics)
+            }
+            Route::NarFile(name) => match &self.written {
+                Some(written) => {
+                    let how = (self.deltas.as_deref(), written.redirect);
+                    nar::answer(&written.cache, name, &head, how, &self.metrics)
+                }
+                None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
+                None => Err(ServeError::NoRoute),
+            },
+            Route::CacheInfo => Ok(Arc::clone(&self.cache_info).into()),
+            Route::Listing(hash_part) => self
+                .first(
+                    |live| ls::answer(&live.nars.planner, hash_part, &head),
+                    SmallKind::Listing,
+                    || hash_part.to_string(),
+                )
+                .or_else(|error| self.small_of_upstreams(error, &Small::Listing(hash_part))),
+            Route::Log(path) => self
+                .first(|live| log::answer(&live.store, &path), SmallKind::Log, || path.base_name().to_owned())
+                .or_else(|error| self.small_of_upstreams(error, &Small::Log(path.clone()))),
+            Route::BuildTrace(key) => self
+                .first(
+                    |live| build_trace::answer(&live.store, &key),
+                    SmallKind::BuildTrace,
+                    || format!("{}/{}.doi", key.drv_path, key.output_name),
+                )
+                .or_else(|error| self.small_of_upstreams(error, &Small::BuildTrace(key.clone()))),
+            Route::Realisation(id) => self
+                .first(
+                    |live| build_trace::older(&live.store, id.clone()),
+                    SmallKind::Realisation,
+                    || format!("{id}.doi"),
+                )
+                .or_else(|error| self.small_of_upstreams(error, &Small::Realisation(id.clone()))),
+            Route::DebugInfo(name) => {
+                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                small::answer(&written.cache, SmallKind::DebugInfo, name).or_else(|error| {
+                    match Small::debug_info(name) {
+                        Some(small) => self.small_of_upstreams(error, &small),
+                        None => Err(error),
+                    }
+                })
+            }
+            Route::Other(name) => {
+                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                small::answer(&written.cache, SmallKind::Other, name).map_err(|error| match error {
+                    ServeError::NoPath => ServeError::NoRoute,
+                    error => error,
+                })
+            }
+            Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
+            Route::Metrics => {
+                let engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
+                Ok(metrics::answer(&self.metrics, engine))
+            }
+            Route::Health => Ok(health::answer(
+                self.live.as_ref().map(|live| &*live.store),
+                self.written.as_ref().map(|written| &written.cache),
+            )),
+            Route::Ready => Ok(health::ready(
+                self.live.as_ref().map(|live| &*live.store),
+                self.written.as_ref().map(|written| &written.cache),
+            )),
+            Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, &request),
+            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
+            Route::Invalid => Err(ServeError::Invalid),
+            Route::Push(_) | Route::Unknown => Err(ServeError::NoRoute),
+        }
+    }
+
+    /// A NAR of the live store, or else of the upstreams, whose names may look the same.
+    fn nar(&self, route: &NarRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
+        match (answer, &self.upstream, route.nar_hash) {
+            (Err(ServeError::NoPath | ServeError::OtherNarHash), Some(upstreams), Some(hash)) => {
+                let extension = if route.zstd { ".nar.zst" } else { ".nar" };
+                let name = format!("{}-{hash}{extension}", route.hash_part);
+                upstream::nar::answer(upstreams, &name, head, &self.metrics)
+            }
+            (answer, ..) => answer,
+        }
+    }
+
+    /// A small file from the upstreams, if the error is that it is absent.
+    fn small_of_upstreams(&self, error: ServeError, small: &Small) -> Result<Response, ServeError> {
+        match (&error, &self.upstream) {
+            (ServeError::NoPath, Some(upstreams)) => upstream::small::answer(upstreams, small),
+            (ServeError::Refused(refusal), Some(upstreams)) if refusal.kind == RefusalKind::NotFound => {
+                upstream::small::answer(upstreams, small)
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// A small file from the live store, else from the writable cache.
+    fn first(
+        &self,
+        live: impl FnOnce(&Live) -> Result<Response, ServeError>,
+        kind: SmallKind,
+        name: impl FnOnce() -> String,
+    ) -> Result<Response, ServeError> {
+        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), live);
+        match (answer, &self.written) {
+            (Err(ServeError::NoPath), Some(written)) => small::answer(&written.cache, kind, &name()),
+            (answer, _) => answer,
+        }
+    }
+}
