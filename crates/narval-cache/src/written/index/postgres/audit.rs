@@ -2,9 +2,9 @@
 
 use tokio_postgres::{Client, Row};
 
-use super::Change;
 use super::failed::Failed;
 use super::sql::{execute, get, int, number, p, query};
+use super::transaction::Change;
 use crate::written::AuditLine;
 
 /// Adds lines, in their order.

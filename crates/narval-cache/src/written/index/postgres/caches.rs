@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use narval_nix::{HashPart, Sha256};
 use tokio_postgres::{Client, Row};
 
-use super::Change;
 use super::failed::Failed;
 use super::sql::{execute, get, int, p, parsed, query, query_opt, texts};
+use super::transaction::Change;
 use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, Pending, Placed};
 

@@ -22,7 +22,7 @@ pub(super) enum Failed {
     Superseded,
     /// The bytes of this NAR are being removed.
     Condemned,
-    /// It must be done again with [`Lock::Alone`](super::Lock::Alone).
+    /// It must be done again with [`Lock::Alone`](super::transaction::Lock::Alone).
     NeedsLock,
 }
 

@@ -1,7 +1,7 @@
 //! The index in PostgreSQL, which many servers share.
 //!
 //! The tables are those of SQLite, in the schema `narval`. Where SQLite has one writer, transactions run side by side here: whoever
-//! adds something holds a lock that whoever removes something must have alone ([`Lock`]), as with the lock of a data folder.
+//! adds something holds a lock that whoever removes something must have alone ([`transaction::Lock`]), as with the lock of a data folder.
 //! Locks end with their transactions, so poolers of connections do no harm. What others change is noticed within [`watch::LOOK_EVERY`].
 
 mod address;
@@ -10,23 +10,25 @@ mod caches;
 mod failed;
 mod lease;
 mod nars;
+mod node;
 mod paths;
 mod pool;
+mod recorded;
 mod retention;
 mod schema;
 mod sql;
 mod together;
 mod tokens;
+mod transaction;
 mod watch;
 
-use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_nix::{Compression, HashPart, NarHash, nix32};
+use narval_nix::{Compression, HashPart, NarHash};
 use quick_cache::sync::Cache as Remembered;
 use tokio_postgres::Client;
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -34,26 +36,16 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use self::address::Address;
 use self::failed::Failed;
 use self::lease::Lease;
+use self::node::{Node, this_process};
 use self::pool::Pool;
-use self::sql::{execute, p};
+use self::recorded::RecordedNames;
 use self::together::{Addition, Together};
+use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
 use super::{
     COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
     ListedPath, NarRecord, PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used,
 };
 use crate::written::{AuditLine, CacheName};
-
-/// How long a statement or a transaction may take.
-const DEADLINE: Duration = Duration::from_secs(20);
-
-/// The same for those that read or write a whole cache.
-const DEADLINE_LARGE: Duration = Duration::from_secs(600);
-
-/// How long a transaction waits for the locks of others.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long an upload waits for a collection to have removed what it sends again.
 const CONDEMNED_MAX: Duration = Duration::from_secs(5);
@@ -61,140 +53,25 @@ const CONDEMNED_MAX: Duration = Duration::from_secs(5);
 /// How often it looks.
 const CONDEMNED_EVERY: Duration = Duration::from_millis(100);
 
-/// How often a transaction is tried that others get in the way of.
-const ATTEMPTS_MAX: u32 = 8;
-
-/// The lock that whoever adds something shares. PostgreSQL's advisory locks are numbers: `nar` and `val` in ASCII.
-const LOCK: &str = "7233906, 7758188";
-
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
-/// The most names of which is remembered under which number they are pending.
-const RECORDED_MAX: usize = 4096;
-
 /// The index in PostgreSQL.
 pub(crate) struct Postgres {
-    pool: Arc<Pool>,
-    /// Changes of others are counted by the thread that watches.
-    stamp: Arc<AtomicU64>,
-    node: Arc<Node>,
+    database: Database,
     /// What names of NARs mean, under which stamp.
     files: Remembered<(CacheId, String), (u64, NarRecord)>,
     /// Names that are being recorded.
     together: Together,
-    /// Names that this process has recorded, until the index knows that their files are stored.
-    recorded: Mutex<HashMap<(CacheId, String), Recorded>>,
+    /// Names that this process has recorded.
+    recorded: RecordedNames,
     /// Ends the thread that watches.
     _stop: Sender<()>,
-}
-
-/// A name whose file is being stored.
-struct Recorded {
-    /// Under which number it is pending.
-    number: i64,
-    /// Whether the file is stored.
-    is_stored: bool,
-}
-
-/// What changes of this process are marked with: it counts those itself.
-struct Node {
-    id: String,
-    /// Another name after a change of which nobody knows whether it took effect: it is noticed as others' are.
-    generation: AtomicU64,
-}
-
-impl Node {
-    fn new() -> Result<Self, getrandom::Error> {
-        let mut id = [0; 10];
-        getrandom::fill(&mut id)?;
-        Ok(Self { id: nix32::encode(&id), generation: AtomicU64::new(0) })
-    }
-
-    fn name(&self) -> String {
-        format!("{}.{}", self.id, self.generation.load(Ordering::Acquire))
-    }
-}
-
-/// This process, for messages on other machines.
-fn this_process() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("process {} on {host}", std::process::id())
-}
-
-/// Who must not be in the middle of something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lock {
-    /// Nobody is in the way.
-    None,
-    /// Whoever removes something.
-    Shared,
-    /// Whoever adds or removes something.
-    Alone,
-}
-
-/// How a transaction is done.
-#[derive(Debug, Clone, Copy)]
-struct How {
-    lock: Lock,
-    /// A crash of the database may undo it, as long as no durable transaction came after it.
-    is_durable: bool,
-    deadline: Duration,
-}
-
-const ADD: How = How { lock: Lock::Shared, is_durable: true, deadline: DEADLINE };
-const ADD_LATER: How = How { is_durable: false, ..ADD };
-const REMOVE: How = How { lock: Lock::Alone, deadline: DEADLINE_LARGE, ..ADD };
-const NOTE: How = How { lock: Lock::None, is_durable: true, deadline: DEADLINE };
-const NOTE_LATER: How = How { is_durable: false, ..NOTE };
-
-impl How {
-    fn begin(self) -> String {
-        let lock = match self.lock {
-            Lock::None => String::new(),
-            Lock::Shared => format!("select pg_advisory_xact_lock_shared({LOCK});"),
-            Lock::Alone => format!("select pg_advisory_xact_lock({LOCK});"),
-        };
-        let asynchronous = if self.is_durable { "" } else { "set local synchronous_commit = off;" };
-        format!(
-            "begin isolation level read committed; set local lock_timeout = {}; set local statement_timeout = {}; \
-             set local idle_in_transaction_session_timeout = {}; {asynchronous} {lock}",
-            LOCK_TIMEOUT.as_millis(),
-            self.deadline.as_millis(),
-            IDLE_TIMEOUT.as_millis(),
-        )
-    }
-}
-
-/// A transaction that is under way.
-struct Change<'a> {
-    client: &'a Client,
-    node: &'a str,
-    /// Whether nobody else adds or removes anything.
-    is_alone: bool,
-    visible: &'a Cell<bool>,
-}
-
-impl Change<'_> {
-    /// To be done in every transaction that changes what a reader can see, or what names mean.
-    async fn is_visible(&self) -> Result<(), Failed> {
-        if self.visible.replace(true) {
-            return Ok(());
-        }
-        execute(self.client, "insert into narval.changes (node) values ($1)", &[p(&self.node)]).await.map(drop)
-    }
 }
 
 /// Whether this is the address of a database, as far as can be told without asking it.
 pub(crate) fn check_address(address: &str) -> Result<(), IndexError> {
     Address::parse(address).map(drop)
-}
-
-/// How far a transaction got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Work,
-    Commit,
 }
 
 impl Postgres {
@@ -219,167 +96,23 @@ impl Postgres {
         let thread = std::thread::Builder::new().name("index-watch".into()).spawn(watch);
         thread.map_err(|error| unusable(format!("no thread for it: {error}")))?;
         Ok(Self {
-            pool,
-            stamp,
-            node,
+            database: Database { pool, stamp, node },
             files: Remembered::new(REMEMBERED_MAX),
             together: Together::default(),
-            recorded: Mutex::default(),
+            recorded: RecordedNames::default(),
             _stop: stop,
         })
     }
 
-    fn recorded(&self) -> MutexGuard<'_, HashMap<(CacheId, String), Recorded>> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Remembers under which numbers names are pending.
-    fn remember_recorded(&self, cache: CacheId, names: Vec<(String, i64)>) {
-        let mut recorded = self.recorded();
-        if recorded.len() + names.len() > RECORDED_MAX {
-            // Uploads that failed are among them. The others are settled one by one.
-            recorded.retain(|_, name| name.is_stored);
-        }
-        for (name, number) in names {
-            if recorded.len() < RECORDED_MAX {
-                recorded.insert((cache, name), Recorded { number, is_stored: false });
-            }
-        }
-    }
-
-    /// Names of a cache whose files are stored, which the index does not know yet, with their numbers.
-    fn stored_of(&self, cache: CacheId) -> Vec<(String, i64)> {
-        let recorded = self.recorded();
-        let stored = recorded.iter().filter(|((of, _), name)| *of == cache && name.is_stored);
-        stored.map(|((_, name), recorded)| (name.clone(), recorded.number)).collect()
-    }
-
-    /// The number of a name whose file is stored, which the index does not know yet.
-    fn stored_number(&self, cache: CacheId, name: &str) -> Option<i64> {
-        let recorded = self.recorded();
-        recorded.get(&(cache, name.to_owned())).filter(|name| name.is_stored).map(|name| name.number)
-    }
-
-    /// The index knows that these are stored.
-    fn forget_stored(&self, cache: CacheId, names: Vec<(String, i64)>) {
-        let mut recorded = self.recorded();
-        for (name, number) in names {
-            let key = (cache, name);
-            // It may be on its way again since.
-            if recorded.get(&key).is_some_and(|name| name.number == number) {
-                recorded.remove(&key);
-            }
-        }
-    }
-
     /// The id of the folder that this is the index of: `mine` from now on, if it is of none yet.
     pub(crate) fn folder(&self, mine: &str) -> Result<String, IndexError> {
-        self.write(NOTE, async |change| schema::folder(change.client, mine).await)
-    }
-
-    fn read<T>(&self, deadline: Duration, ask: impl AsyncFn(&Client) -> Result<T, Failed>) -> Result<T, IndexError> {
-        loop {
-            let (mut connection, was_used) = self.pool.take()?;
-            match connection.run(deadline, &ask) {
-                Ok(answer) => {
-                    self.pool.give_back(connection);
-                    return Ok(answer);
-                }
-                // The server has closed it meanwhile; a new one is opened next.
-                Err(error) if error.breaks_connection() && was_used && !matches!(error, Failed::Deadline(_)) => {
-                    self.pool.outdated();
-                }
-                Err(error) if error.breaks_connection() => {
-                    self.pool.lost(&error);
-                    return Err(error.at(self.pool.name()));
-                }
-                Err(error) => {
-                    self.pool.give_back(connection);
-                    return Err(error.at(self.pool.name()));
-                }
-            }
-        }
-    }
-
-    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
-    fn write_fenced<T>(
-        &self,
-        how: How,
-        fence: Fence,
-        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
-    ) -> Result<T, IndexError> {
-        let lease = Lease::of(COLLECTION, fence.0);
-        self.write(how, async |change| {
-            lease.renew(change.client, COLLECTION_LEASE).await?;
-            work(change).await
-        })
-    }
-
-    fn write<T>(&self, how: How, work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>) -> Result<T, IndexError> {
-        match self.try_write(how, work)? {
-            Some(done) => Ok(done),
-            None => Err(Failed::Changed.at(self.pool.name())),
-        }
-    }
-
-    /// Does a transaction. `None`: others have changed what it is about, and nothing was done.
-    fn try_write<T>(
-        &self,
-        mut how: How,
-        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
-    ) -> Result<Option<T>, IndexError> {
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let (mut connection, was_used) = self.pool.take()?;
-            let (visible, stage, node) = (Cell::new(false), Cell::new(Stage::Work), self.node.name());
-            let done = connection.run(how.deadline, async |client| {
-                client.batch_execute(&how.begin()).await?;
-                let change = Change { client, node: &node, is_alone: how.lock == Lock::Alone, visible: &visible };
-                let done = work(&change).await;
-                if done.is_ok() {
-                    stage.set(Stage::Commit);
-                    client.batch_execute("commit").await?;
-                } else if !matches!(&done, Err(error) if error.breaks_connection()) {
-                    client.batch_execute("rollback").await?;
-                }
-                done
-            });
-            if stage.get() == Stage::Commit && visible.get() {
-                self.stamp.fetch_add(1, Ordering::AcqRel);
-            }
-            let error = match done {
-                Ok(done) => {
-                    self.pool.give_back(connection);
-                    return Ok(Some(done));
-                }
-                Err(error) => error,
-            };
-            if error.breaks_connection() {
-                if stage.get() == Stage::Commit {
-                    // Nobody knows whether it took effect, or will: others' changes are looked for.
-                    self.node.generation.fetch_add(1, Ordering::AcqRel);
-                } else if was_used && !matches!(error, Failed::Deadline(_)) {
-                    self.pool.outdated();
-                    continue;
-                }
-                self.pool.lost(&error);
-                return Err(error.at(self.pool.name()));
-            }
-            self.pool.give_back(connection);
-            match error {
-                Failed::Changed => return Ok(None),
-                Failed::NeedsLock => how.lock = Lock::Alone,
-                error if error.is_collision() && attempts < ATTEMPTS_MAX => {}
-                error => return Err(error.at(self.pool.name())),
-            }
-        }
+        self.database.write(NOTE, async |change| schema::folder(change.client, mine).await)
     }
 }
 
 impl Index for Postgres {
     fn stamp(&self) -> u64 {
-        self.stamp.load(Ordering::Acquire)
+        self.database.stamp.load(Ordering::Acquire)
     }
 
     fn noticed_after(&self) -> Duration {
@@ -395,35 +128,36 @@ impl Index for Postgres {
     }
 
     fn add_audit(&self, lines: &[AuditLine]) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| audit::add(change, lines).await)
+        self.database.write(NOTE_LATER, async |change| audit::add(change, lines).await)
     }
 
     fn audit(&self, after: i64, since: u64, max: usize) -> Result<Vec<(i64, AuditLine)>, IndexError> {
-        self.read(DEADLINE, async |client| audit::after(client, after, since, max).await)
+        self.database.read(DEADLINE, async |client| audit::after(client, after, since, max).await)
     }
 
     fn forget_audit(&self, before: u64) -> Result<(), IndexError> {
-        self.write(How { deadline: DEADLINE_LARGE, ..NOTE_LATER }, async |change| audit::forget(change, before).await)
+        self.database
+            .write(How { deadline: DEADLINE_LARGE, ..NOTE_LATER }, async |change| audit::forget(change, before).await)
     }
 
     fn caches(&self) -> Result<Vec<CacheRecord>, IndexError> {
-        self.read(DEADLINE, caches::all)
+        self.database.read(DEADLINE, caches::all)
     }
 
     fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError> {
-        self.write(ADD, async |change| caches::create(change, name, settings, now).await)
+        self.database.write(ADD, async |change| caches::create(change, name, settings, now).await)
     }
 
     fn set_settings(&self, cache: CacheId, settings: &str) -> Result<(), IndexError> {
-        self.write(NOTE, async |change| caches::set_settings(change, cache, settings).await)
+        self.database.write(NOTE, async |change| caches::set_settings(change, cache, settings).await)
     }
 
     fn usage(&self, cache: CacheId) -> Result<Usage, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| nars::usage(client, cache).await)
+        self.database.read(DEADLINE_LARGE, async |client| nars::usage(client, cache).await)
     }
 
     fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError> {
-        self.read(DEADLINE, async |client| nars::nar(client, nar_hash, compression).await)
+        self.database.read(DEADLINE, async |client| nars::nar(client, nar_hash, compression).await)
     }
 
     /// What was found once is remembered while nothing changes, and while the database is away.
@@ -434,7 +168,7 @@ impl Index for Postgres {
         if let Some((_, nar)) = remembered.as_ref().filter(|(of, _)| *of == stamp) {
             return Ok(Some(nar.clone()));
         }
-        match self.read(DEADLINE, async |client| nars::file(client, cache, name).await) {
+        match self.database.read(DEADLINE, async |client| nars::file(client, cache, name).await) {
             Ok(Some(nar)) => {
                 self.files.insert(key, (stamp, nar.clone()));
                 Ok(Some(nar))
@@ -455,7 +189,7 @@ impl Index for Postgres {
         let asked: Vec<&str> =
             names.iter().zip(&found).filter(|(_, nar)| nar.is_none()).map(|(name, _)| *name).collect();
         if !asked.is_empty() {
-            let all = self.read(DEADLINE, async |client| nars::files_named(client, cache, &asked).await)?;
+            let all = self.database.read(DEADLINE, async |client| nars::files_named(client, cache, &asked).await)?;
             for (name, found) in names.iter().zip(&mut found).filter(|(_, nar)| nar.is_none()) {
                 *found = all.get(*name).cloned();
             }
@@ -467,41 +201,41 @@ impl Index for Postgres {
     }
 
     fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| nars::files(client, cache).await)
+        self.database.read(DEADLINE_LARGE, async |client| nars::files(client, cache).await)
     }
 
     fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError> {
-        self.read(DEADLINE, async |client| nars::files_of(client, cache, nar_hash).await)
+        self.database.read(DEADLINE, async |client| nars::files_of(client, cache, nar_hash).await)
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
         // Until its file is stored again, it is not.
-        let key = (cache, name.to_owned());
-        self.recorded().remove(&key);
+        self.recorded.remove(cache, name);
         let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now };
         let record = |all: &[Addition]| {
             // Whatever is in the way of one of them, each finds out by itself.
-            let recorded = self.try_write(ADD_LATER, async |change| nars::add_files(change, all).await);
+            let recorded = self.database.try_write(ADD_LATER, async |change| nars::add_files(change, all).await);
             let Ok(Some(names)) = recorded else { return false };
             if let Some(first) = all.first() {
-                self.remember_recorded(first.cache, names);
+                self.recorded.remember(first.cache, names);
             }
             true
         };
         // Its number may not be remembered, if there are too many: then it is added once more.
         if self.together.add(addition, record)
-            && let Some(recorded) = self.recorded().get(&key)
+            && let Some(number) = self.recorded.number(cache, name)
         {
-            return Ok(recorded.number);
+            return Ok(number);
         }
         let until = Instant::now() + CONDEMNED_MAX;
         loop {
             let is_last = Instant::now() >= until;
-            let added =
-                self.write(ADD_LATER, async |change| match nars::add_file(change, cache, name, nar, now).await {
+            let added = self.database.write(ADD_LATER, async |change| {
+                match nars::add_file(change, cache, name, nar, now).await {
                     Err(Failed::Condemned) if !is_last => Ok(None),
                     added => added.map(Some),
-                })?;
+                }
+            })?;
             if let Some(number) = added {
                 return Ok(number);
             }
@@ -510,7 +244,7 @@ impl Index for Postgres {
     }
 
     fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
-        self.write(REMOVE, async |change| nars::remove_files(change, cache, &[name]).await)
+        self.database.write(REMOVE, async |change| nars::remove_files(change, cache, &[name]).await)
     }
 
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {
@@ -518,7 +252,7 @@ impl Index for Postgres {
     }
 
     fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
-        self.read(DEADLINE, async |client| paths::narinfos(client, cache, hash_parts).await)
+        self.database.read(DEADLINE, async |client| paths::narinfos(client, cache, hash_parts).await)
     }
 
     fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError> {
@@ -526,18 +260,18 @@ impl Index for Postgres {
     }
 
     fn paths(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<PathRecord>>, IndexError> {
-        self.read(DEADLINE, async |client| paths::paths(client, cache, hash_parts).await)
+        self.database.read(DEADLINE, async |client| paths::paths(client, cache, hash_parts).await)
     }
 
     fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError> {
         if hash_parts.is_empty() {
             return Ok(Vec::new());
         }
-        self.read(DEADLINE, async |client| paths::present(client, cache, hash_parts).await)
+        self.database.read(DEADLINE, async |client| paths::present(client, cache, hash_parts).await)
     }
 
     fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError> {
-        self.read(DEADLINE, async |client| paths::located(client, cache, hash_parts).await)
+        self.database.read(DEADLINE, async |client| paths::located(client, cache, hash_parts).await)
     }
 
     fn commit(
@@ -549,8 +283,8 @@ impl Index for Postgres {
         now: u64,
     ) -> Result<Commit, IndexError> {
         let how = How { deadline: DEADLINE_LARGE, ..ADD };
-        let stored = self.stored_of(cache);
-        let done = self.try_write(how, async |change| {
+        let stored = self.recorded.stored_of(cache);
+        let done = self.database.try_write(how, async |change| {
             // Whoever removes paths waits until this transaction ends.
             if paths::present(change.client, cache, needed).await?.contains(&false) {
                 return Err(Failed::Changed);
@@ -564,77 +298,82 @@ impl Index for Postgres {
             Ok(done)
         })?;
         match done {
-            Some(_) => self.forget_stored(cache, stored),
+            Some(_) => self.recorded.forget_stored(cache, stored),
             // What is remembered may be the reason. Entries that nobody settles are settled with those of nodes that were killed.
-            None => self.forget_stored(cache, placed.iter().map(|file| (file.name.clone(), file.entry)).collect()),
+            None => {
+                self.recorded.forget_stored(cache, placed.iter().map(|file| (file.name.clone(), file.entry)).collect())
+            }
         }
         Ok(done.unwrap_or(Commit::Changed))
     }
 
     fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError> {
-        let done = self.try_write(ADD, async |change| paths::rename(change, cache, &paths, old, orphaned).await)?;
+        let done =
+            self.database.try_write(ADD, async |change| paths::rename(change, cache, &paths, old, orphaned).await)?;
         Ok(done.unwrap_or(Commit::Changed))
     }
 
     fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError> {
-        self.read(DEADLINE, async |client| paths::of_file(client, cache, name).await)
+        self.database.read(DEADLINE, async |client| paths::of_file(client, cache, name).await)
     }
 
     fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError> {
-        self.read(DEADLINE, async |client| nars::not_zstd(client, cache, after, max).await)
+        self.database.read(DEADLINE, async |client| nars::not_zstd(client, cache, after, max).await)
     }
 
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError> {
-        self.write(ADD_LATER, async |change| paths::lease(change, cache, hash_parts, until).await)
+        self.database.write(ADD_LATER, async |change| paths::lease(change, cache, hash_parts, until).await)
     }
 
     fn used(&self, used: &[Used]) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| retention::used(change, used).await)
+        self.database.write(NOTE_LATER, async |change| retention::used(change, used).await)
     }
 
     fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| retention::snapshot(client, cache, wanted).await)
+        self.database.read(DEADLINE_LARGE, async |client| retention::snapshot(client, cache, wanted).await)
     }
 
     fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
-        self.read(DEADLINE, async |client| retention::names(client, cache, ids).await)
+        self.database.read(DEADLINE, async |client| retention::names(client, cache, ids).await)
     }
 
     fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| retention::sizes(client, cache).await)
+        self.database.read(DEADLINE_LARGE, async |client| retention::sizes(client, cache).await)
     }
 
     fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
-        self.read(DEADLINE, async |client| retention::list(client, cache, after, max).await)
+        self.database.read(DEADLINE, async |client| retention::list(client, cache, after, max).await)
     }
 
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
         let owner = this_process();
-        let lease =
-            self.write(NOTE, async |change| Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await)?;
+        let lease = self
+            .database
+            .write(NOTE, async |change| Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await)?;
         Ok(lease.map(|lease| Fence(lease.fence())))
     }
 
     fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
         let owner = this_process();
-        let lease =
-            self.write(NOTE, async |change| match retention::is_anything_left(change.client, cache).await? {
+        let lease = self.database.write(NOTE, async |change| {
+            match retention::is_anything_left(change.client, cache).await? {
                 true => Lease::take_over(change.client, COLLECTION, &owner, COLLECTION_LEASE).await,
                 false => Ok(None),
-            })?;
+            }
+        })?;
         Ok(lease.map(|lease| Fence(lease.fence())))
     }
 
     fn collector(&self) -> Result<Option<String>, IndexError> {
-        self.read(DEADLINE, async |client| Lease::owner(client, COLLECTION).await)
+        self.database.read(DEADLINE, async |client| Lease::owner(client, COLLECTION).await)
     }
 
     fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
-        self.write_fenced(NOTE, fence, async |_| Ok(()))
+        self.database.write_fenced(NOTE, fence, async |_| Ok(()))
     }
 
     fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError> {
-        self.write(NOTE, async |change| {
+        self.database.write(NOTE, async |change| {
             if let Some(cache) = collected {
                 retention::note_collected(change.client, cache).await?;
             }
@@ -643,7 +382,7 @@ impl Index for Postgres {
     }
 
     fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError> {
-        let ago = self.read(DEADLINE, async |client| retention::collected(client, cache).await)?;
+        let ago = self.database.read(DEADLINE, async |client| retention::collected(client, cache).await)?;
         Ok(ago.map(Duration::from_secs))
     }
 
@@ -654,19 +393,19 @@ impl Index for Postgres {
         paths: &[(HashPart, u64)],
         now: u64,
     ) -> Result<Vec<HashPart>, IndexError> {
-        self.write_fenced(REMOVE, fence, async |change| retention::hide(change, cache, paths, now).await)
+        self.database.write_fenced(REMOVE, fence, async |change| retention::hide(change, cache, paths, now).await)
     }
 
     fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError> {
-        self.write(REMOVE, async |change| retention::delete(change, cache, paths, now).await)
+        self.database.write(REMOVE, async |change| retention::delete(change, cache, paths, now).await)
     }
 
     fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| retention::orphans(client, cache, cutoff).await)
+        self.database.read(DEADLINE_LARGE, async |client| retention::orphans(client, cache, cutoff).await)
     }
 
     fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError> {
-        self.write_fenced(REMOVE, fence, async |change| retention::doom(change, cache, cutoff, max, now).await)
+        self.database.write_fenced(REMOVE, fence, async |change| retention::doom(change, cache, cutoff, max, now).await)
     }
 
     fn condemn(
@@ -676,64 +415,61 @@ impl Index for Postgres {
         cutoff: Option<Cutoff>,
         max: usize,
     ) -> Result<Condemned, IndexError> {
-        self.write_fenced(REMOVE, fence, async |change| retention::condemn(change, fence.0, cache, cutoff, max).await)
+        self.database
+            .write_fenced(REMOVE, fence, async |change| retention::condemn(change, fence.0, cache, cutoff, max).await)
     }
 
     fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
         let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
-        self.write_fenced(REMOVE, fence, async |change| nars::forget(change, cache, fence.0, &names).await)
+        self.database.write_fenced(REMOVE, fence, async |change| nars::forget(change, cache, fence.0, &names).await)
     }
 
     fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {
-        self.read(DEADLINE, async |client| retention::referrers(client, cache, hash_part).await)
+        self.database.read(DEADLINE, async |client| retention::referrers(client, cache, hash_part).await)
     }
 
     fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
         // Two of one name at once would leave too many.
-        self.write(REMOVE, async |change| retention::pin(change, cache, &pin, only_present).await)
+        self.database.write(REMOVE, async |change| retention::pin(change, cache, &pin, only_present).await)
     }
 
     fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {
-        let removed = self.write(NOTE, async |change| retention::unpin(change, cache, name, hash_part).await)?;
+        let removed =
+            self.database.write(NOTE, async |change| retention::unpin(change, cache, name, hash_part).await)?;
         Ok(usize::try_from(removed).unwrap_or(usize::MAX))
     }
 
     fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError> {
-        self.read(DEADLINE, async |client| retention::pins(client, cache).await)
+        self.database.read(DEADLINE, async |client| retention::pins(client, cache).await)
     }
 
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
-        self.read(DEADLINE_LARGE, async |client| caches::pending(client, after).await)
+        self.database.read(DEADLINE_LARGE, async |client| caches::pending(client, after).await)
     }
 
     fn settle(&self, up_to: i64) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| caches::settle(change, up_to).await)
+        self.database.write(NOTE_LATER, async |change| caches::settle(change, up_to).await)
     }
 
     fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| caches::settle_these(change, numbers).await)
+        self.database.write(NOTE_LATER, async |change| caches::settle_these(change, numbers).await)
     }
 
     fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| caches::settle_alone(change, cache, hash_parts).await)
+        self.database.write(NOTE_LATER, async |change| caches::settle_alone(change, cache, hash_parts).await)
     }
 
     fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
-        self.write(NOTE_LATER, async |change| caches::settle_file(change, cache, name, number).await)
+        self.database.write(NOTE_LATER, async |change| caches::settle_file(change, cache, name, number).await)
     }
 
     fn settle_file_soon(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
-        let key = (cache, name.to_owned());
-        let is_mine = |recorded: &&mut Recorded| recorded.number == number;
-        if self.recorded().get_mut(&key).filter(is_mine).is_some() {
-            let is_pending = self.read(DEADLINE, async |client| caches::is_pending(client, number).await)?;
-            let mut recorded = self.recorded();
-            if !is_pending {
-                recorded.remove(&key);
+        if self.recorded.number(cache, name) == Some(number) {
+            if !self.database.read(DEADLINE, async |client| caches::is_pending(client, number).await)? {
+                self.recorded.remove(cache, name);
                 return Ok(false);
             }
-            if let Some(recorded) = recorded.get_mut(&key).filter(is_mine) {
-                recorded.is_stored = true;
+            if self.recorded.set_stored(cache, name, number) {
                 return Ok(true);
             }
         }
@@ -741,30 +477,30 @@ impl Index for Postgres {
     }
 
     fn settle_stored_files(&self) -> Result<(), IndexError> {
-        let stored = |((cache, _), name): (&(CacheId, String), &Recorded)| name.is_stored.then_some(*cache);
-        let caches: HashSet<CacheId> = self.recorded().iter().filter_map(stored).collect();
-        for cache in caches {
-            let names = self.stored_of(cache);
-            self.write(NOTE_LATER, async |change| caches::settle_files(change, cache, &names).await)?;
-            self.forget_stored(cache, names);
+        for cache in self.recorded.caches_with_stored() {
+            let names = self.recorded.stored_of(cache);
+            self.database.write(NOTE_LATER, async |change| caches::settle_files(change, cache, &names).await)?;
+            self.recorded.forget_stored(cache, names);
         }
         Ok(())
     }
 
     fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
-        let stored = self.stored_number(cache, name).unwrap_or(-1);
+        let stored = self.recorded.stored_number(cache, name).unwrap_or(-1);
         let find = async |client: &Client| caches::oldest_pending(client, cache, name, stored).await;
-        let (oldest, is_stored) = self.read(DEADLINE, find)?;
+        let (oldest, is_stored) = self.database.read(DEADLINE, find)?;
         Ok(oldest.is_some() && !is_stored)
     }
 
     fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError> {
-        let stored: Vec<Option<i64>> = names.iter().map(|name| self.stored_number(cache, name)).collect();
+        let stored: Vec<Option<i64>> = names.iter().map(|name| self.recorded.stored_number(cache, name)).collect();
         let asked = names.iter().zip(&stored).filter(|(_, stored)| stored.is_none());
         let asked: Vec<&str> = asked.map(|(name, _)| *name).collect();
         let oldest = match asked.is_empty() {
             true => HashMap::new(),
-            false => self.read(DEADLINE, async |client| caches::oldest_pendings(client, cache, &asked).await)?,
+            false => {
+                self.database.read(DEADLINE, async |client| caches::oldest_pendings(client, cache, &asked).await)?
+            }
         };
         let pending = |name: &str| oldest.get(name).copied().map_or(Placing::Done, Placing::Pending);
         Ok(names
@@ -776,31 +512,31 @@ impl Index for Postgres {
 
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {
         // Numbers are given out before transactions end: alone, none is on its way with a smaller one.
-        self.write(How { deadline: DEADLINE, ..REMOVE }, async |change| caches::pending_max(change).await)
+        self.database.write(How { deadline: DEADLINE, ..REMOVE }, async |change| caches::pending_max(change).await)
     }
 
     fn add_token(&self, token: TokenRecord) -> Result<(), IndexError> {
-        self.write(NOTE, async |change| tokens::add(change, &token).await)
+        self.database.write(NOTE, async |change| tokens::add(change, &token).await)
     }
 
     fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError> {
-        self.read(DEADLINE, async |client| tokens::find(client, id).await)
+        self.database.read(DEADLINE, async |client| tokens::find(client, id).await)
     }
 
     fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError> {
-        self.read(DEADLINE, tokens::all)
+        self.database.read(DEADLINE, tokens::all)
     }
 
     fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError> {
-        self.write(NOTE, async |change| tokens::revoke(change, id, now).await)
+        self.database.write(NOTE, async |change| tokens::revoke(change, id, now).await)
     }
 
     fn forget_tokens(&self, before: u64) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| tokens::forget(change, before).await)
+        self.database.write(NOTE_LATER, async |change| tokens::forget(change, before).await)
     }
 
     fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, async |change| tokens::used(change, &used).await)
+        self.database.write(NOTE_LATER, async |change| tokens::used(change, &used).await)
     }
 }
 

@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashMap};
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use tokio_postgres::{Client, Row};
 
-use super::Change;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
 use super::together::Addition;
+use super::transaction::Change;
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use narval_nix::HashPart;
 use tokio_postgres::Client;
 
-use super::Change;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::nars::CONDEMNED;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, texts};
+use super::transaction::Change;
 use crate::written::index::{CacheId, Commit, PathRecord};
 
 /// Paths in one statement: a statement is in memory as a whole, here and in the database.

@@ -5,12 +5,12 @@ use std::collections::{BTreeSet, HashMap};
 use narval_nix::HashPart;
 use tokio_postgres::Client;
 
-use super::Change;
 use super::caches::{add_pending, forget_pending_files};
 use super::failed::Failed;
 use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
+use super::transaction::Change;
 use crate::written::index::snapshot::SnapshotBuilder;
 use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 

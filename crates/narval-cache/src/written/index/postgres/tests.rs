@@ -86,7 +86,7 @@ fn changes_of_others_are_noticed_whatever_the_order_of_commits() {
     assert_ne!(one.stamp(), before.0, "its own at once");
     soon(one.noticed_after(), || other.stamp() != before.1);
     // A transaction that began before another, and ends after it was noticed.
-    let mut slow = one.pool.open().unwrap();
+    let mut slow = one.database.pool.open().unwrap();
     let begun = slow.run(DEADLINE, async |client| {
         client.batch_execute("begin; insert into narval.changes (node) values ('slow')").await?;
         Ok(())
@@ -318,7 +318,7 @@ fn a_paused_transaction_holds_nobody_up_for_long() {
     let address = server.database();
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
-    let mut paused = one.pool.open().unwrap();
+    let mut paused = one.database.pool.open().unwrap();
     paused.run(DEADLINE, async |client| Ok(client.batch_execute(&REMOVE.begin()).await?)).unwrap();
     other.add_file(cache, "file", &nar("file"), 1).unwrap();
     let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));

@@ -2,9 +2,9 @@
 
 use tokio_postgres::{Client, Row};
 
-use super::Change;
 use super::failed::Failed;
 use super::sql::{execute, get, int, maybe_number, number, p, query, query_opt};
+use super::transaction::Change;
 use crate::written::index::TokenRecord;
 
 const COLUMNS: &str = "id, hash, label, scopes, caches, created, expires, last_used, revoked";

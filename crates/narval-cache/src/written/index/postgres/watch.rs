@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
-use super::Node;
 use super::failed::Failed;
+use super::node::Node;
 use super::pool::{Connection, Pool};
 use super::sql::{execute, get, p, query_opt};
 
