@@ -94,7 +94,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 }
 
 #[test]
-fn an_upgrade_takes_the_difference_and_a_second_client_costs_no_compression() {
+fn an_upgrade_downloads_a_delta_that_is_made_once_for_all_clients() {
     let versions = Versions::new();
     let server = Server::narval(&versions.store, &[]);
     let info = server.get("/nix-cache-info");
@@ -142,7 +142,7 @@ fn recorded(url: &str, fields: &[&str], delta: &support::Answer, frame_len: usiz
 }
 
 #[test]
-fn what_goes_over_the_wire() {
+fn the_documented_bytes_go_over_the_wire() {
     let versions = Versions::new();
     let server = Server::narval(&versions.store, &[]);
     let url = format!("/nar/{}.nar", hash_part(&versions.new));
@@ -190,7 +190,7 @@ fn what_goes_over_the_wire() {
 }
 
 #[test]
-fn what_is_not_smaller_is_sent_whole() {
+fn a_nar_is_sent_whole_if_its_delta_is_not_smaller() {
     let store = Store::new();
     let old = store.add_file("tool-1.0", program(1, 1_000_000));
     let new = store.add_file("tool-1.1", program(2, 1_000_000));
@@ -207,7 +207,7 @@ fn what_is_not_smaller_is_sent_whole() {
 
 /// The whole NAR would be half of its size when compressed. A delta of less than a third is worth it, before anybody has compressed it.
 #[test]
-fn a_release_that_changes_more_than_half_is_a_delta_all_the_same() {
+fn a_release_that_changes_more_than_half_is_still_sent_as_a_delta() {
     let (first, other) = (program(1, 1_000_000), program(2, 600_000));
     let store = Store::new();
     let old = store.add_file("tool-1.0", &first);
@@ -245,7 +245,7 @@ fn deltas_can_be_switched_off_on_either_side() {
 }
 
 #[test]
-fn a_base_that_was_changed_on_disk_is_not_used() {
+fn a_base_modified_on_the_client_is_not_used() {
     let versions = Versions::new();
     let server = Server::narval(&versions.store, &[]);
     let home = tempfile::tempdir().unwrap();
@@ -261,7 +261,7 @@ fn a_base_that_was_changed_on_disk_is_not_used() {
 }
 
 #[test]
-fn a_base_that_was_changed_on_the_server_is_not_used_either() {
+fn a_base_modified_on_the_server_is_not_used() {
     let versions = Versions::new();
     let server = Server::narval(&versions.store, &[]);
     let fields = versions.fields();
@@ -276,7 +276,7 @@ fn a_base_that_was_changed_on_the_server_is_not_used_either() {
 }
 
 #[test]
-fn a_written_cache_sends_deltas_between_what_was_pushed_to_it_alone() {
+fn a_writable_cache_sends_deltas_only_between_its_own_paths() {
     let versions = Versions::new();
     let data = versions.store.path("data");
     let config = versions.store.path("narval.toml");
@@ -527,7 +527,7 @@ fn is_whole(root: &Path) {
 }
 
 #[test]
-fn a_client_killed_in_the_middle_of_a_delta_leaves_nothing_and_is_repeated() {
+fn a_client_killed_during_a_delta_leaves_nothing_behind_and_can_be_run_again() {
     let versions = security_release();
     let server = Server::narval(&versions.store, &[]);
     let home = tempfile::tempdir().unwrap();
@@ -603,7 +603,7 @@ fn prospects(server: &Server, below: &str, body: &str) -> Vec<String> {
 }
 
 #[test]
-fn one_question_says_which_deltas_are_ready_and_a_dry_run_shows_it() {
+fn one_request_tells_which_deltas_are_ready_and_a_dry_run_shows_it() {
     let versions = Versions::new();
     let (old, new) = (hash_part(&versions.old), hash_part(&versions.new));
     let hash = Sha256::of(&versions.store.dump(&versions.old));
@@ -655,7 +655,7 @@ fn one_question_says_which_deltas_are_ready_and_a_dry_run_shows_it() {
 }
 
 #[test]
-fn what_the_profile_shows_is_the_preferred_base() {
+fn the_base_that_the_profile_refers_to_is_preferred() {
     let store = Store::new();
     let first = program(1, 1_000_000);
     let shown = store.add_file("tool-1.0", &first);

@@ -58,7 +58,7 @@ fn ncps_50_no_narinfo_without_its_nar() {
 
 /// attic#110, #155, #211: the database says present, the storage has lost it, and pushing again is refused.
 #[test]
-fn attic_110_what_the_storage_has_lost_can_be_pushed_again() {
+fn attic_110_a_nar_that_the_storage_lost_can_be_pushed_again() {
     for damage in [
         |path: &std::path::Path| fs::remove_file(path).unwrap(),
         |path: &std::path::Path| {
@@ -94,7 +94,7 @@ fn attic_110_what_the_storage_has_lost_can_be_pushed_again() {
 
 /// nix#2035, #2210, #6056: a client believes that paths are there that were deleted; the closure would have holes.
 #[test]
-fn nix_2035_a_closure_with_a_hole_is_refused_with_advice() {
+fn nix_2035_an_incomplete_closure_is_refused_with_advice() {
     let fixture = Fixture::new();
     let library = TestPath::new("library", &[]);
     let program = TestPath::new("program", &[&library]);
@@ -106,7 +106,7 @@ fn nix_2035_a_closure_with_a_hole_is_refused_with_advice() {
 
 /// The NAR of a path is lost, and what is pushed again is compressed in another way.
 #[test]
-fn attic_110_another_form_takes_the_place_of_a_lost_one() {
+fn attic_110_a_lost_nar_can_be_pushed_in_another_compression() {
     let fixture = Fixture::new();
     if fixture.folder.is_in_bucket() {
         return;
@@ -155,7 +155,7 @@ fn references_may_be_in_the_same_commit_or_in_an_upstream() {
 }
 
 #[test]
-fn claims_that_are_not_true() {
+fn narinfos_that_contradict_their_nar_are_refused() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let path = TestPath::new("a", &[]);
@@ -188,7 +188,7 @@ fn claims_that_are_not_true() {
 }
 
 #[test]
-fn the_same_path_again() {
+fn pushing_a_path_again_adds_signatures_and_needs_a_scope_to_replace_it() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let (one, two) = (SecretKey::generate("one-1").unwrap(), SecretKey::generate("two-1").unwrap());
@@ -229,7 +229,7 @@ fn the_same_path_again() {
 
 /// ncps signed whatever anybody pushed.
 #[test]
-fn the_caches_keys_sign_only_what_is_trusted() {
+fn only_trusted_paths_are_signed_with_the_caches_keys() {
     let (own, ci) = (SecretKey::generate("own-1").unwrap(), SecretKey::generate("ci-1").unwrap());
     let settings = CacheSettings { trusted_keys: vec![ci.public_key()], ..CacheSettings::default() };
     let fixture = Fixture::with(&settings);
@@ -266,7 +266,7 @@ fn the_caches_keys_sign_only_what_is_trusted() {
 }
 
 #[test]
-fn references_that_a_narinfo_does_not_name() {
+fn undeclared_references_are_reported_or_refused() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let library = TestPath::new("library", &[]);
@@ -286,7 +286,7 @@ fn references_that_a_narinfo_does_not_name() {
 
 /// Uploads and commits of the same paths by many threads.
 #[test]
-fn at_once() {
+fn concurrent_uploads_and_commits_of_the_same_paths() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let library = TestPath::new("library", &[]);

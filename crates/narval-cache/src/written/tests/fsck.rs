@@ -33,7 +33,7 @@ fn filled() -> (Fixture, TestPath, TestPath) {
 }
 
 #[test]
-fn what_is_wrong_is_found_and_repaired() {
+fn damage_is_found_and_repaired() {
     let (fixture, library, program) = filled();
     if fixture.folder.is_in_bucket() {
         // See `in_bucket`.
@@ -77,7 +77,7 @@ fn flip(path: &Path) {
 
 /// attic#125: without the database, the files were worth nothing.
 #[test]
-fn attic_125_the_index_is_made_again_from_the_files() {
+fn attic_125_the_index_is_rebuilt_from_the_files() {
     let (fixture, library, program) = filled();
     let grant = fixture.data.tokens().create(&NewToken {
         label: "ci".into(),

@@ -37,7 +37,7 @@ proptest! {
 
     /// A file whose hash is right, and whose contents were changed anywhere: refused, or a NAR all the same.
     #[test]
-    fn changed_nars(
+    fn corrupted_nars_never_become_visible(
         contents in prop::collection::vec(any::<u8>(), 0..300),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in any::<prop::sample::Index>(),
@@ -76,7 +76,7 @@ proptest! {
 
     /// Narinfos that were changed anywhere: refused, or one that says nothing untrue of its NAR.
     #[test]
-    fn changed_narinfos(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+    fn corrupted_narinfos_never_change_what_they_name(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let fixture = Fixture::new();
         let path = TestPath::new("a", &[]);
         path.send(&fixture.cache, Compression::None).unwrap();
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn any_name_and_token(name in "\\PC{0,80}", bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+    fn arbitrary_names_and_tokens_do_no_harm(name in "\\PC{0,80}", bytes in prop::collection::vec(any::<u8>(), 0..100)) {
         let fixture = Fixture::new();
         for kind in [SmallKind::Listing, SmallKind::Log, SmallKind::Realisation, SmallKind::BuildTrace, SmallKind::DebugInfo, SmallKind::CacheInfo] {
             if let Ok(Some((_, _))) = fixture.cache.small_file(kind, &name) {

@@ -30,7 +30,7 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_lost_object_is_noticed_when_it_is_asked_for_and_can_be_pushed_again() {
+fn a_lost_object_is_noticed_on_read_and_can_be_pushed_again() {
     let Some(fixture) = in_bucket() else { return };
     let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
     path.push(cache).unwrap();
@@ -128,7 +128,7 @@ fn an_upload_in_parts_is_invisible_until_it_is_verified() {
 }
 
 #[test]
-fn uploads_that_nobody_completes_are_ended() {
+fn abandoned_multipart_uploads_are_aborted() {
     let Some(fixture) = in_bucket() else { return };
     let store = objects(&fixture);
     let url = store.object("nar/x").unwrap();
@@ -141,7 +141,7 @@ fn uploads_that_nobody_completes_are_ended() {
 }
 
 #[test]
-fn one_object_for_each_nar_and_narinfos_that_name_it() {
+fn each_nar_is_one_object_named_by_its_narinfos() {
     let Some(fixture) = in_bucket() else { return };
     let (cache, path) = (&fixture.cache, TestPath::with_contents("a", &[], &b"contents ".repeat(10_000)));
     path.push(cache).unwrap();
@@ -174,7 +174,7 @@ fn one_object_for_each_nar_and_narinfos_that_name_it() {
 
 /// A node that dies after its commit leaves narinfos to publish, and one that dies in an upload leaves a name without an object.
 #[test]
-fn what_a_node_leaves_undone_is_done_by_others() {
+fn other_nodes_finish_what_a_dead_node_began() {
     let Some(fixture) = in_bucket() else { return };
     let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
     path.push(cache).unwrap();
@@ -206,7 +206,7 @@ fn what_a_node_leaves_undone_is_done_by_others() {
 }
 
 #[test]
-fn a_disk_cache_answers_while_the_bucket_is_away() {
+fn the_disk_cache_answers_while_the_bucket_is_unreachable() {
     let Some(Fixture { folder, data, cache }) = in_bucket() else { return };
     drop((cache, data));
     let data = Data::open(folder.place_with_cache(1 << 30), folder.options()).unwrap();

@@ -78,7 +78,7 @@ impl Elsewhere for AnUpstream {
 }
 
 #[test]
-fn everything_is_taken_along_there_and_back() {
+fn a_migration_copies_everything_there_and_back() {
     let settings = CacheSettings { public: false, quota: Some(1 << 30), ..CacheSettings::default() };
     let fixture = Fixture::with(&settings);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -185,7 +185,7 @@ fn copies_until_it_is_killed() {
 }
 
 #[test]
-fn a_copy_that_is_killed_continues() {
+fn a_killed_migration_resumes() {
     let fixture = Fixture::new();
     let folder = tempfile::tempdir().unwrap();
     let Some((there, _server)) = other_kind(&fixture.folder, folder.path(), "killed") else { return };

@@ -9,7 +9,7 @@ fn paths(cache: &Cache) -> u64 {
 }
 
 #[test]
-fn a_push_that_passes_the_largest_size_has_the_cache_collected_and_not_each_time() {
+fn a_push_beyond_the_size_limit_triggers_a_collection_but_not_every_time() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let mut oversized = Oversized::default();

@@ -85,7 +85,7 @@ fn cachix_251_damaged_uploads_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn bombs_end_at_the_limit() {
+fn decompression_bombs_stop_at_the_limit() {
     let settings = CacheSettings { nar_size_max: 1 << 20, ..CacheSettings::default() };
     let fixture = Fixture::with(&settings);
     let nar = nar_of(&vec![0; 8 << 20]);
@@ -103,7 +103,7 @@ fn bombs_end_at_the_limit() {
 }
 
 #[test]
-fn names_that_lead_elsewhere() {
+fn names_and_links_that_leave_the_folder_are_refused() {
     let fixture = Fixture::new();
     for name in
         ["", "..", "../../etc/passwd", "a.nar", "/etc/passwd", "x.nar.xz\0", &format!("{}.nar.exe", "0".repeat(52))]
@@ -130,7 +130,7 @@ fn names_that_lead_elsewhere() {
 
 /// One file on the disk for one NAR, whoever has sent it; but nobody gets at it by its name alone.
 #[test]
-fn one_file_for_all_caches_after_proof_of_possession() {
+fn caches_share_a_file_after_proof_of_possession() {
     let fixture = Fixture::new();
     let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
     let path = TestPath::new("a", &[]);
@@ -160,7 +160,7 @@ fn one_file_for_all_caches_after_proof_of_possession() {
 }
 
 #[test]
-fn without_the_scope_nothing_is_taken() {
+fn uploads_need_the_scope() {
     let fixture = Fixture::new();
     let path = TestPath::new("a", &[]);
     let grant = with_scopes("pull,sign,delete");
@@ -200,7 +200,7 @@ fn small_files() {
 
 /// A client that compresses while it sends knows the hash of the NAR beforehand, and of the file afterwards.
 #[test]
-fn named_by_the_hash_of_the_nar() {
+fn a_nar_can_be_named_by_its_nar_hash() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let path = TestPath::new("a", &[]);

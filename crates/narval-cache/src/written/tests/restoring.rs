@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_dump_and_the_files_are_a_backup() {
+fn a_database_dump_and_the_files_are_a_backup() {
     let Fixture { folder, data, cache } = Fixture::new();
     let paths: Vec<TestPath> = (0..20).map(|number| TestPath::new(&format!("path-{number}"), &[])).collect();
     paths.iter().for_each(|path| drop(path.push(&cache).unwrap()));

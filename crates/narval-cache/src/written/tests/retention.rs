@@ -81,7 +81,7 @@ fn cachix_338_every_use_counts() {
 }
 
 #[test]
-fn pins_with_an_end() {
+fn pins_expire() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let revisions: Vec<TestPath> = (0..4).map(|number| TestPath::new(&format!("app-{number}"), &[])).collect();
@@ -107,7 +107,7 @@ fn pins_with_an_end() {
 
 /// A client that was told that a path exists may push what refers to it a while later.
 #[test]
-fn what_a_client_was_told_stays_for_a_day() {
+fn paths_reported_as_present_stay_for_a_day() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let library = TestPath::new("library", &[]);
@@ -121,7 +121,7 @@ fn what_a_client_was_told_stays_for_a_day() {
 
 /// A NAR that was uploaded, and whose narinfo comes later, is not collected in between; nor one whose narinfo somebody has.
 #[test]
-fn nars_have_a_grace() {
+fn nars_have_a_grace_period() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let (early, late) = (TestPath::new("early", &[]), TestPath::new("late", &[]));
@@ -171,7 +171,7 @@ fn attic_265_a_leaked_path_is_deleted_at_once() {
 
 /// ncps#470: what two caches share is counted, and removed, once.
 #[test]
-fn ncps_470_shared_nars_stay_for_the_others() {
+fn ncps_470_a_shared_nar_stays_for_the_other_paths() {
     let fixture = Fixture::new();
     let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
     let path = TestPath::new("a", &[]);
@@ -186,7 +186,7 @@ fn ncps_470_shared_nars_stay_for_the_others() {
 }
 
 #[test]
-fn a_largest_size_and_a_quota() {
+fn the_size_limit_and_the_quota() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let paths: Vec<TestPath> = (0..4).map(|number| TestPath::new(&format!("path-{number}"), &[])).collect();
@@ -214,7 +214,7 @@ fn a_largest_size_and_a_quota() {
 }
 
 #[test]
-fn why() {
+fn why_names_the_pin_and_the_chain_that_keep_a_path() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let library = TestPath::new("library", &[]);
@@ -230,7 +230,7 @@ fn why() {
 
 /// Between the snapshot of a collection and its steps, others push, pin and ask: what they hold is not hidden.
 #[test]
-fn what_is_held_since_the_snapshot_is_not_hidden() {
+fn paths_needed_since_the_snapshot_are_not_hidden() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let paths: Vec<TestPath> =
@@ -248,7 +248,7 @@ fn what_is_held_since_the_snapshot_is_not_hidden() {
 
 /// Pushes while collections take all they can: whatever is visible has its closure and its NARs.
 #[test]
-fn pushes_and_collections_at_once() {
+fn concurrent_pushes_and_collections() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     cache.set_settings(&CacheSettings { retention_days: Some(0), ..CacheSettings::default() }).unwrap();
@@ -306,7 +306,7 @@ pub(super) fn whole(cache: &Cache) {
 
 /// Logs go with age; what describes a path that is here stays.
 #[test]
-fn small_files_are_forgotten_too() {
+fn small_files_are_collected_too() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let path = TestPath::new("a", &[]);
@@ -339,7 +339,7 @@ fn age(fixture: &Fixture, seconds: u64) {
 }
 
 #[test]
-fn a_full_quota_has_the_nars_of_pushes_that_were_given_up_removed() {
+fn a_full_quota_removes_the_nars_of_abandoned_pushes() {
     let first = TestPath::with_contents("first", &[], &[1; 10_000]);
     let second = TestPath::with_contents("second", &[], &[2; 10_000]);
     let size = first.nar.len() as u64;
@@ -366,7 +366,7 @@ fn a_full_quota_has_the_nars_of_pushes_that_were_given_up_removed() {
 }
 
 #[test]
-fn what_would_be_removed_is_shown() {
+fn a_dry_run_shows_what_would_be_removed() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let path = TestPath::new("a", &[]);
@@ -383,7 +383,7 @@ fn what_would_be_removed_is_shown() {
 }
 
 #[test]
-fn logs_and_listings_count_to_the_quota() {
+fn logs_and_listings_count_towards_the_quota() {
     let fixture = Fixture::with(&CacheSettings { quota: Some(10_000), ..CacheSettings::default() });
     if fixture.folder.is_in_bucket() {
         // It stores no listings.
@@ -415,7 +415,7 @@ fn logs_and_listings_count_to_the_quota() {
 
 /// Two servers, and one quota: what one has stored, the other counts.
 #[test]
-fn a_quota_is_one_for_all_servers() {
+fn all_servers_share_one_quota() {
     let paths: Vec<TestPath> =
         (0..8).map(|at| TestPath::with_contents(&format!("p-{at}"), &[], &[at; 5_000])).collect();
     let quota = paths[0].nar.len() as u64 * 7 / 2;
@@ -434,7 +434,7 @@ fn a_quota_is_one_for_all_servers() {
 }
 
 #[test]
-fn logs_push_no_paths_out() {
+fn logs_do_not_evict_paths() {
     let fixture = Fixture::with(&CacheSettings { size_max: Some(20_000), ..CacheSettings::default() });
     let cache = &fixture.cache;
     let path = TestPath::with_contents("a", &[], &[1; 2_000]);
@@ -450,7 +450,7 @@ fn logs_push_no_paths_out() {
 }
 
 #[test]
-fn the_bytes_of_an_older_index_are_counted_again() {
+fn sizes_in_an_older_index_are_recounted() {
     if place::is_on_postgres() {
         // There is no older version of it.
         return;
@@ -477,7 +477,7 @@ fn pushed(cache: &Cache) -> (TestPath, PathRecord, NarRecord) {
 
 /// What a collection is removing can be pushed again when it is done. Until then, the client is told the reason.
 #[test]
-fn a_nar_that_is_being_removed_is_asked_for_again_later() {
+fn an_upload_of_a_nar_that_is_being_removed_is_told_to_retry() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     let path = TestPath::new("a", &[]);
@@ -493,7 +493,7 @@ fn a_nar_that_is_being_removed_is_asked_for_again_later() {
 
 /// A commit found the NAR, and was slow. Then it was collected, and another upload of it has begun.
 #[test]
-fn a_commit_notices_that_its_nar_was_collected_and_is_on_its_way_again() {
+fn a_commit_notices_that_its_nar_was_collected_and_is_being_uploaded_again() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     if cache.is_local() {
@@ -522,7 +522,7 @@ fn a_commit_notices_that_its_nar_was_collected_and_is_on_its_way_again() {
 
 /// A process that was paused before it asks the object store to remove something finds its time over.
 #[test]
-fn an_object_is_not_removed_when_the_time_is_over() {
+fn an_object_is_not_removed_after_the_deadline() {
     let fixture = Fixture::new();
     let cache = &fixture.cache;
     if cache.is_local() {

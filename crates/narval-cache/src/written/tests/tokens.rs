@@ -53,7 +53,7 @@ fn invalid_tokens_are_refused() {
 
 /// Those that CI jobs exchange for their own are made by the thousand.
 #[test]
-fn tokens_that_have_ended_are_forgotten() {
+fn expired_tokens_are_deleted() {
     let fixture = Fixture::new();
     let tokens = fixture.data.tokens();
     for expires in [None, Some(1), Some(now() + 1000)] {
@@ -66,7 +66,7 @@ fn tokens_that_have_ended_are_forgotten() {
 
 /// attic#34, #248, #285: stateless tokens could not be revoked.
 #[test]
-fn attic_34_revoked_at_once_and_everywhere() {
+fn attic_34_a_revoked_token_is_refused_at_once_by_every_server() {
     let fixture = Fixture::new();
     let (info, text) = fixture.data.tokens().create(&new_token("push")).unwrap();
     let elsewhere =
@@ -111,7 +111,7 @@ fn the_audit_log_says_who_did_what() {
 }
 
 #[test]
-fn a_folder_that_must_exist() {
+fn a_missing_data_folder_is_an_error_where_it_must_exist() {
     let folder = Place::new();
     let path = folder.path().join("data");
     let error = Data::open(&path, DataOptions { must_exist: true, ..folder.options() }).unwrap_err();

@@ -44,7 +44,7 @@ fn soon(within: Duration, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn nodes_that_start_at_the_same_time_make_the_tables_once() {
+fn nodes_that_start_together_create_the_tables_once() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let caches: Vec<CacheId> = std::thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn a_path_never_names_a_file_that_is_swept() {
 }
 
 #[test]
-fn a_database_that_is_stopped_and_started() {
+fn the_index_recovers_when_the_database_is_restarted() {
     let Some(server) = PostgresServer::new() else { return };
     let index = Postgres::open(&server.database()).unwrap();
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
@@ -210,7 +210,7 @@ fn a_database_that_is_stopped_and_started() {
 }
 
 #[test]
-fn a_database_that_says_nothing() {
+fn nobody_waits_for_a_database_that_does_not_answer() {
     let Some(server) = PostgresServer::new() else { return };
     let index = Postgres::open(&server.database()).unwrap();
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
@@ -228,7 +228,7 @@ fn a_database_that_says_nothing() {
 
 /// A collection that was paused for longer than its lease, and goes on.
 #[test]
-fn a_collection_whose_lease_is_another_s_changes_nothing() {
+fn a_collection_that_lost_its_lease_changes_nothing() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
@@ -283,7 +283,7 @@ fn a_collection_whose_lease_is_another_s_changes_nothing() {
 
 /// A NAR that is doomed is kept by whoever wants it, on whichever node.
 #[test]
-fn doom_ends_with_a_use() {
+fn a_doomed_nar_is_kept_when_it_is_used() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
@@ -313,7 +313,7 @@ fn doom_ends_with_a_use() {
 
 /// A transaction of a node that is paused ends, with its locks, before others stop waiting.
 #[test]
-fn a_paused_transaction_holds_nobody_up_for_long() {
+fn a_paused_transaction_blocks_others_only_briefly() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
@@ -328,7 +328,7 @@ fn a_paused_transaction_holds_nobody_up_for_long() {
 /// Every transaction may get another connection, and none has a session: pgbouncer in transaction mode, with four connections for
 /// two nodes.
 #[test]
-fn nodes_behind_a_pooler_of_transactions() {
+fn nodes_behind_a_transaction_pooler() {
     let Some(server) = PostgresServer::shared() else { return };
     let Some(pooler) = Pooler::new(&server) else { return };
     let address = pooler.through(&server.database());
@@ -400,7 +400,7 @@ fn nodes_of_two_versions_side_by_side() {
 
 /// Tables of version 1, and a node of it that goes on while one of this version changes them: what it writes has no new columns.
 #[test]
-fn tables_of_the_version_before() {
+fn tables_of_the_previous_version_are_upgraded() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let name = address.split(['/', '?']).nth(3).unwrap();
@@ -429,7 +429,7 @@ fn tables_of_the_version_before() {
 
 /// Uploads at two nodes, each name at both: names and bytes are counted once, and none is lost.
 #[test]
-fn names_that_are_recorded_together() {
+fn names_recorded_together_are_counted_once() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let nodes = [Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap()];

@@ -10,7 +10,7 @@ fn index() -> (tempfile::TempDir, Sqlite) {
 
 /// A change that fails is undone; the others in its transaction are not.
 #[test]
-fn changes_fail_alone() {
+fn a_change_that_fails_does_not_fail_others() {
     let (_folder, index) = index();
     let index = &index;
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap();
