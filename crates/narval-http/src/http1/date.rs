@@ -13,6 +13,8 @@ thread_local! {
     static CACHED: Cell<(u64, [u8; LINE_LENGTH])> = const { Cell::new((u64::MAX, [b' '; LINE_LENGTH])) };
     /// Whether this thread calls [`set`].
     static IS_SET: Cell<bool> = const { Cell::new(false) };
+    #[cfg(any(test, feature = "sim"))]
+    static STOPPED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The current time as an IMF-fixdate.
@@ -36,7 +38,18 @@ pub(crate) fn set() -> u64 {
     u64::from(1000 - now.subsec_millis())
 }
 
+/// From now on it is always the same second on this thread. HPACK compresses dates, so that a simulation would not send the same number
+/// of bytes each time.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn stop() {
+    STOPPED.set(true);
+}
+
 fn since_1970() -> Duration {
+    #[cfg(any(test, feature = "sim"))]
+    if STOPPED.get() {
+        return Duration::from_secs(784_111_777);
+    }
     // Uses std because rustix panics if the kernel's vDSO has no getcpu, as in User-Mode Linux.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

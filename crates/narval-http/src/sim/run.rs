@@ -7,6 +7,7 @@ use super::client::Client;
 use super::handler::Simulated;
 use super::pattern;
 use super::websocket::Tally;
+use crate::http1::date;
 use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
 use crate::io::sim::{Baton, Network, Random};
@@ -142,6 +143,7 @@ impl Simulation {
     }
 
     fn with(seed: u64, limits: Limits, streams_max: usize) -> io::Result<Self> {
+        date::stop();
         let network = Network::new(seed);
         let mut file = tempfile()?;
         file.write_all(&pattern(400_000))?;
@@ -189,6 +191,7 @@ impl Simulation {
             let streams = self.streams.clone();
             streams.fetch_add(1, Ordering::Relaxed);
             self.baton.add(move || {
+                date::stop();
                 worker.run_job(job);
                 streams.fetch_sub(1, Ordering::Relaxed);
             })?;
