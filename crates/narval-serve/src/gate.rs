@@ -38,8 +38,11 @@ pub(crate) enum Allowed<'a> {
     SignIn(Arc<Grant>),
     /// A browser that signs out.
     SignOut(Session),
-    /// A browser that asks whether it has signed in.
-    SessionInfo(Option<Session>),
+    /// A browser that asks whether it has signed in, and whether it may read.
+    SessionInfo {
+        session: Option<Session>,
+        may_read: bool,
+    },
     /// A browser that has signed in, and manages the cache.
     Manage(Managing<'a>, Grant),
     Read(Route<'a>),
@@ -126,7 +129,13 @@ impl Gate<'_> {
     fn session<'r>(&self, request: &Request) -> Result<Allowed<'r>, ServeError> {
         let head = request.head();
         match *request.method() {
-            Method::GET | Method::HEAD => Ok(Allowed::SessionInfo(self.auth.session(&head)?)),
+            Method::GET | Method::HEAD => {
+                let session = self.auth.session(&head)?;
+                let is_granted = session.as_ref().is_some_and(|of| of.grant.allows(self.cache, Scope::Pull));
+                // A proxy may add a token: whether it is good is said of requests that read.
+                let may_read = self.is_public || is_granted || head.header_bytes("authorization").is_some();
+                Ok(Allowed::SessionInfo { session, may_read })
+            }
             Method::POST => {
                 from_own_page(&head)?;
                 Ok(Allowed::SignIn(self.auth.sign_in(&head, self.cache, self.metrics)?))

@@ -159,8 +159,9 @@ impl Page {
             }
             PageRoute::Compare(one, other) => json(&compare::compare(&self.places, &self.frames, one, other)?),
             PageRoute::Now => self.live(request, None),
-            // A server that accepts no uploads has no tokens.
-            PageRoute::Session | PageRoute::Manage(_) => Err(ServeError::NoRoute),
+            // A server that accepts no uploads has no tokens. The page asks all the same: browsers log every answer with an error.
+            PageRoute::Session => session::none(),
+            PageRoute::Manage(_) => Err(ServeError::NoRoute),
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::error::ServeError;
 #[serde(rename_all = "camelCase")]
 struct Info<'a> {
     signed_in: bool,
+    /// Whether requests of this browser may read the cache. The page sends none that would be refused.
+    may_read: bool,
     cache: &'a str,
     /// The label and the id of the token.
     label: Option<&'a str>,
@@ -28,13 +30,19 @@ struct Info<'a> {
     proof: Option<&'a str>,
 }
 
+/// The answer of a server without tokens: nobody can sign in.
+pub(super) fn none() -> Result<Response, ServeError> {
+    json(&None::<Info<'_>>)
+}
+
 /// Whether a browser has signed in, and what it may do.
-pub(crate) fn info(cache: &CacheName, session: Option<&Session>) -> Result<Response, ServeError> {
+pub(crate) fn info(cache: &CacheName, session: Option<&Session>, may_read: bool) -> Result<Response, ServeError> {
     let grant = session.map(|session| &*session.grant);
     let allowed = |grant: &Grant| Scope::ALL.into_iter().filter(|scope| grant.allows(cache, *scope)).collect();
     let scopes: Vec<Scope> = grant.map(allowed).unwrap_or_default();
     json(&Info {
         signed_in: session.is_some(),
+        may_read,
         cache: cache.as_str(),
         label: grant.map(|grant| &*grant.label),
         token: grant.map(|grant| &*grant.token),

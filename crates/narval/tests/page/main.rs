@@ -175,14 +175,37 @@ fn a_browser_shows_every_view_without_a_complaint() {
             browser.open(&format!("{}/{at}", server.url()), "");
             browser.wait(&format!("document.documentElement.outerHTML.includes({})", json!(expected)));
             let mut complaints = std::mem::take(&mut browser.complaints);
-            // The browser reports a fetch answered 404 on its console. A server without tokens has no sessions.
-            complaints.retain(|complaint| {
-                let is_expected = at.ends_with("nothing") || complaint.contains("/_narval/page/session\"");
-                !is_expected || !complaint.contains("status of 404")
-            });
+            // The browser reports a fetch answered 404 on its console.
+            complaints.retain(|complaint| !at.ends_with("nothing") || !complaint.contains("status of 404"));
             assert!(complaints.is_empty(), "{at} at {width}: {complaints:?}");
         }
     }
+}
+
+/// The first visit leaves nothing on the browser's console: no request is made that would be refused.
+#[test]
+fn a_first_visit_to_a_private_cache_asks_for_a_token_and_nothing_else() {
+    let Some(mut browser) = Browser::start() else { return };
+    let lab = Lab::new(&["--private"]);
+    lab.push(&lab.store.add_file("inside-1.0", "x"));
+    let url = lab.server.url();
+    for at in ["", "#/find", "#/now", &format!("#/path/{}", "0".repeat(32))] {
+        browser.open(&format!("{url}/{at}"), "This cache is private");
+        assert!(browser.complaints.is_empty(), "{at}: {:?}", browser.complaints);
+    }
+    // A token that cannot read opens a session, which says so.
+    browser.fill("#token", &lab.token(&["--push"]));
+    browser.press("Enter", 13);
+    browser.shows("it lacks the scope pull");
+    browser.click("a", "What it allows");
+    browser.shows("which allows push");
+    browser.click("button", "Sign out");
+    // One that can shows what was asked for.
+    browser.open(&format!("{url}/#/find/inside"), "This cache is private");
+    browser.fill("#token", &lab.token(&["--pull"]));
+    browser.press("Enter", 13);
+    browser.shows("inside-1.0");
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
 }
 
 /// The page's socket is a stream of the connection that the page came over (RFC 8441), or one of HTTP/1.1 where there is no HTTP/2.

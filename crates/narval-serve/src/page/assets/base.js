@@ -5,7 +5,7 @@ const api = base + '_narval/page/';
 const main = document.getElementById('main');
 const said = document.getElementById('said');
 let view = 0; // grows with every view, so that answers for an older one are left out
-let session = null; // who has signed in, and what they may do; null: this server has no tokens, or it is not known yet
+let session = null; // whether this browser may read, who has signed in, and what they may do; null: this server has no tokens, or it is not known yet
 
 // el('a', {href: …}, child, …): an element; strings become text.
 function el(name, attributes, ...children) {

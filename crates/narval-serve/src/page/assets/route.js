@@ -1,6 +1,7 @@
 let leave = () => {};
+const askToRead = () => askToken('This cache is private', 'Sign in with a token that has the scope pull.');
 function failed(error) {
-  if (error.status === 401) return askToken('This cache is private', 'Sign in with a token that has the scope pull.');
+  if (error.status === 401) return askToRead();
   show(heading(error.status === 404 ? 'Not found' : 'Request failed'), el('p', { role: 'alert' }, error.status === 404 ? 'This cache does not have it.' : error.message), el('p', {}, el('a', { href: '#/find' }, 'Search for something else')));
 }
 async function route() {
@@ -13,6 +14,13 @@ async function route() {
     if (link.hash === '#/' + current) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
   }
   document.title = { use: 'Use this cache', find: 'Find', now: 'Now', manage: 'Manage' }[current] + ' · ' + location.host;
+  // Nothing is asked for that would be refused. Another window may have signed in meanwhile.
+  if (session && !session.mayRead && mine > 1) await whoIsThere();
+  if (mine !== view) return;
+  if (session && !session.mayRead && which !== 'manage') {
+    if (!session.signedIn) return askToRead();
+    return show(heading('This cache is private'), el('p', {}, 'The token that you have signed in with cannot read it: it lacks the scope pull.'), el('p', {}, el('a', { href: '#/manage' }, 'What it allows')));
+  }
   try {
     if (which === 'find') await findView(mine, first);
     else if (which === 'path') await pathView(mine, first, rest[0]);
