@@ -38,6 +38,7 @@ mod routes;
 mod service;
 mod sharded;
 mod state;
+mod under_way;
 mod upload;
 mod upstream;
 mod warm;

@@ -12,12 +12,15 @@ use prometheus_client::registry::{Registry, Unit};
 use serde_json::json;
 
 use crate::sharded::Sharded;
+use crate::under_way::UnderWay;
 
 pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// Statuses with a counter of their own; all others count as `other`.
 const STATUSES: [u16; 19] =
     [200, 201, 202, 206, 304, 307, 400, 401, 403, 404, 405, 409, 412, 413, 416, 422, 500, 503, 507];
+/// Responses with a NAR of this many bytes count as downloads that are under way. Smaller ones are sent in no time.
+pub(crate) const LARGE_BYTES_MIN: u64 = 1024 * 1024;
 /// Upper bounds of the latency buckets, in seconds.
 const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
@@ -71,6 +74,10 @@ pub(crate) struct Metrics {
     pub(crate) uploads_refused: Counter,
     pub(crate) logins_failed: Counter,
     pub(crate) logins_throttled: Counter,
+    /// NARs of [`LARGE_BYTES_MIN`] and more.
+    pub(crate) downloads: UnderWay,
+    pub(crate) uploads: UnderWay,
+    pub(crate) compressions: UnderWay,
 }
 
 impl fmt::Debug for Metrics {
@@ -117,6 +124,14 @@ impl Metrics {
         let nar_bytes_upstream = encoded("from upstream");
         let upload_bytes = Counter::default();
         registry.register_with_unit("upload", "Bytes received of uploaded NARs", Unit::Bytes, upload_bytes.clone());
+        let mut under_way = |name: &str, help: &str| {
+            let under_way = UnderWay::default();
+            registry.register(name, help, under_way.gauge());
+            under_way
+        };
+        let downloads = under_way("nars_being_sent", "NARs of 1 MiB and more that are being sent");
+        let uploads = under_way("uploads_being_received", "NARs that are being received and verified");
+        let compressions = under_way("compressions_running", "NARs that are being compressed");
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
@@ -154,6 +169,9 @@ impl Metrics {
             nar_bytes_zstd,
             nar_bytes_compressed,
             nar_bytes_upstream,
+            downloads,
+            uploads,
+            compressions,
             registry,
         }
     }
@@ -217,6 +235,9 @@ impl Metrics {
                 "compressed": self.nar_bytes_compressed.get(),
                 "upstream": self.nar_bytes_upstream.get(),
             },
+            "downloading": self.downloads.count(),
+            "uploading": self.uploads.count(),
+            "compressing": self.compressions.count(),
             "uploadBytes": self.upload_bytes.get(),
             "uploadsStored": self.uploads_stored.get(),
             "uploadsKnown": self.uploads_known.get(),

@@ -22,7 +22,7 @@ use crate::auth::Auth;
 use crate::auth::oidc::OidcExchange;
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
-use crate::metrics::{Metrics, RouteLabel};
+use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
 use crate::nar::deltas::Deltas;
 use crate::nar::packed;
 use crate::page::{self, Counted, Page, PageRoute, Permit, session};
@@ -168,7 +168,9 @@ impl Service {
         // A path with %XX is parsed on a worker: no route below has any.
         let (label, response) = match Route::parse(shared.face, head.path().get(at..)?, head.query()) {
             Route::NarInfo(hash_part) => (RouteLabel::NarInfo, shared.narinfos.inline(head, &hash_part)?),
-            Route::Nar(route) => (RouteLabel::Nar, shared.live.as_ref()?.nars.inline(head, &route)?),
+            Route::Nar(route) => {
+                (RouteLabel::Nar, shared.downloading(shared.live.as_ref()?.nars.inline(head, &route)?))
+            }
             Route::CacheInfo => (RouteLabel::CacheInfo, Arc::clone(&shared.cache_info).into()),
             _ => return None,
         };
@@ -197,7 +199,9 @@ impl Service {
                 Some(exchange) => exchange.answer(&written.auth, request, &shared.metrics),
                 None => match gate.pass(route, &request)? {
                     Allowed::Read(_) => Err(ServeError::NoPath),
-                    Allowed::SessionInfo(session) if shared.page.is_some() => session::info(name, session.as_ref()),
+                    Allowed::SessionInfo { session, may_read } if shared.page.is_some() => {
+                        session::info(name, session.as_ref(), may_read)
+                    }
                     _ => Err(Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here")).into()),
                 },
             }
@@ -237,6 +241,9 @@ impl Service {
         shared.metrics.latency(started.elapsed());
         // An upload may be answered later.
         let metrics = Arc::clone(&shared.metrics);
+        if label == RouteLabel::Nar {
+            response = shared.downloading(response);
+        }
         response.map(move |response| {
             metrics.request(label, response.status().as_u16());
             match id.filter(|_| response.status().is_server_error()) {
@@ -308,7 +315,8 @@ impl Shared {
             Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
             Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
             Allowed::Administer(asked, grant) => written.uploads.administer(asked, grant, request),
-            allowed @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo(_) | Allowed::Manage(..))
+            allowed
+            @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo { .. } | Allowed::Manage(..))
                 if self.page.is_none() =>
             {
                 drop(allowed);
@@ -316,7 +324,9 @@ impl Shared {
             }
             Allowed::SignIn(grant) => session::sign_in(&written.auth, grant, &request, at),
             Allowed::SignOut(of) => Ok(session::sign_out(&written.auth, &of, &request, at)),
-            Allowed::SessionInfo(session) => session::info(written.cache.name(), session.as_ref()),
+            Allowed::SessionInfo { session, may_read } => {
+                session::info(written.cache.name(), session.as_ref(), may_read)
+            }
             Allowed::Manage(asked, grant) => {
                 let command = asked.into_command();
                 written.uploads.run(request, move |data, cache, body| command.run(data, cache, &grant, body))
@@ -327,6 +337,15 @@ impl Shared {
             }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
+        }
+    }
+
+    /// Counts a response with a large NAR while it is sent.
+    fn downloading(&self, response: Response) -> Response {
+        match response.content_length() {
+            Some(length) if length < LARGE_BYTES_MIN => response,
+            // The size of a NAR that is being compressed is not known.
+            _ => response.keep(self.metrics.downloads.begin()),
         }
     }
 

@@ -4,12 +4,14 @@ use bytes::Bytes;
 
 use crate::message::body_source::{BodySource, FileRange};
 use crate::message::body_writer::{self, BodyWriter};
-use crate::message::panic_guard::Guarded;
+use crate::message::panic_guard::{Guarded, Kept};
 
 /// The body of a [`Response`](crate::Response).
 #[derive(Debug, Default)]
 pub struct Body {
     pub(crate) kind: BodyKind,
+    /// Dropped when the body has ended.
+    pub(crate) kept: Option<Kept>,
 }
 
 #[derive(Default)]
@@ -25,6 +27,10 @@ pub(crate) enum BodyKind {
 }
 
 impl Body {
+    fn of(kind: BodyKind) -> Self {
+        Self { kind, kept: None }
+    }
+
     /// An empty body: `Content-Length: 0`.
     pub fn empty() -> Self {
         Self::default()
@@ -32,19 +38,19 @@ impl Body {
 
     /// A body from memory.
     pub fn bytes(bytes: impl Into<Bytes>) -> Self {
-        Self { kind: BodyKind::Bytes(bytes.into()) }
+        Self::of(BodyKind::Bytes(bytes.into()))
     }
 
     /// A range of an open file, sent with `sendfile(2)` if that pays. If the file turns out to be shorter, the
     /// connection is aborted.
     pub fn file(range: FileRange) -> Self {
-        Self { kind: BodyKind::File(range) }
+        Self::of(BodyKind::File(range))
     }
 
     /// A body produced piece by piece as the client reads it. With `length`, it is sent with `Content-Length`; without,
     /// chunked. If the source fails, panics, or produces another length, the connection is aborted.
     pub fn source(source: impl BodySource + 'static, length: Option<u64>) -> Self {
-        Self { kind: BodyKind::Source { source: Box::new(Guarded::new(source)), length } }
+        Self::of(BodyKind::Source { source: Box::new(Guarded::new(source)), length })
     }
 
     /// A body that any thread writes, with the returned [`BodyWriter`], while it is sent. With `length`, it is sent
@@ -69,6 +75,14 @@ impl Body {
     pub fn writer(length: Option<u64>) -> (Self, BodyWriter) {
         let (writer, source) = body_writer::pair();
         (Self::source(source, length), writer)
+    }
+
+    /// Keeps a value until the body is sent, or discarded because the response was aborted: a guard that counts what is
+    /// being sent, for example. A body from memory counts as sent once it is encoded.
+    #[must_use]
+    pub fn keep(mut self, value: impl Send + 'static) -> Self {
+        self.kept = Some(Kept::new(value));
+        self
     }
 
     /// The length in bytes, if it is known in advance.

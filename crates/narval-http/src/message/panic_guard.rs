@@ -84,6 +84,30 @@ impl<S: BodySource> BodySource for Guarded<S> {
     }
 }
 
+/// A value that is only kept, and whose `drop` does not panic.
+pub(crate) struct Kept(Option<Box<dyn Send>>);
+
+impl Kept {
+    pub(crate) fn new(value: impl Send + 'static) -> Self {
+        Self(Some(Box::new(value)))
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let value = self.0.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(value))).is_err() {
+            tracing::error!("what was kept with the body of a response panicked when it was dropped");
+        }
+    }
+}
+
 impl<S> Drop for Guarded<S> {
     fn drop(&mut self) {
         let source = self.source.take();

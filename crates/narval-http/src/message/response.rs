@@ -6,6 +6,7 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 
 use super::body::Body;
 use super::invalid_header::{InvalidHeader, header_field};
+use super::panic_guard::Kept;
 use super::responder::Later;
 use crate::http1::response_head::Prepared;
 // Carried, never looked into: a trait object in its place would only be turned back into this type where the response is sent.
@@ -177,6 +178,18 @@ impl Response {
             return self;
         }
         *self.plain().1 = new;
+        self
+    }
+
+    /// Keeps a value until the body has been sent or is discarded; see [`Body::keep`].
+    #[must_use]
+    pub fn keep(mut self, value: impl Send + 'static) -> Self {
+        if self.late.is_some() {
+            return self.map(|answer| answer.keep(value));
+        }
+        if let ResponseKind::Plain { body, .. } = &mut self.kind {
+            body.kept = Some(Kept::new(value));
+        }
         self
     }
 

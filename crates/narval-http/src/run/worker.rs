@@ -206,6 +206,7 @@ impl Worker {
         outgoing.keep_alive = encoded.keep_alive;
         outgoing.status = status;
         outgoing.watch = context.watch;
+        outgoing.kept = encoded.kept;
         if outgoing.is_blocked() {
             return lease.hand_back(Box::new(outgoing));
         }

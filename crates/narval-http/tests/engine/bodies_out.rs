@@ -247,6 +247,57 @@ fn a_slow_client_holds_no_worker_and_little_memory() {
 }
 
 #[test]
+fn what_is_kept_with_a_body_is_dropped_when_it_ends() {
+    const LENGTH: usize = 30_000_000;
+    struct Keeping {
+        file: Arc<File>,
+        kept: Arc<()>,
+    }
+    impl Keeping {
+        fn answer(&self, path: &str) -> Response {
+            let body = match path.rsplit('/').next() {
+                Some("file") => Body::file(FileRange { file: self.file.clone(), offset: 0, length: LENGTH as u64 }),
+                Some("memory") => Body::bytes("in memory"),
+                _ => Body::source(Pattern { at: 0, length: LENGTH, piece: 256 * 1024, file: None }, None),
+            };
+            ok(body).keep(self.kept.clone())
+        }
+    }
+    impl Handler for Keeping {
+        fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+            head.path().starts_with("/inline/").then(|| self.answer(head.path()))
+        }
+
+        fn handle(&self, request: Request) -> Response {
+            self.answer(request.path())
+        }
+    }
+    on_each_driver(|driver| {
+        let kept = Arc::new(());
+        // Ours, and the handler's.
+        let nothing_is_sent = || Arc::strong_count(&kept) == 2;
+        let server = TestServer::start(driver, Keeping { file: file_of(LENGTH), kept: kept.clone() });
+        for path in ["/inline/file", "/inline/source", "/worker/file", "/worker/source"] {
+            let mut client = server.connect();
+            client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
+            client.head();
+            assert_eq!(Arc::strong_count(&kept), 3, "{path}: it is being sent");
+            drop(client);
+            eventually("the response is aborted", nothing_is_sent);
+            // The connection stays open.
+            let mut client = server.connect();
+            assert!(client.get(path).body == pattern(0, LENGTH), "{path}");
+            eventually("the response is sent", nothing_is_sent);
+            assert_eq!(client.get(&path.replace("file", "memory").replace("source", "memory")).text(), "in memory");
+            eventually("the small response is sent", nothing_is_sent);
+            client.send(format!("HEAD {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
+            assert_eq!(client.answer_to_head().status, 200);
+            eventually("a response without a body is sent", nothing_is_sent);
+        }
+    });
+}
+
+#[test]
 fn many_clients_read_large_answers_at_once() {
     on_each_driver(|driver| {
         let file = file_of(5_000_000);

@@ -26,6 +26,7 @@ use crate::error::ServeError;
 use crate::gate::Administration;
 use crate::metrics::Metrics;
 use crate::routes::table::{PushRoute, Route};
+use crate::under_way::Begun;
 use administration::Command;
 use coding::{coding, decoded};
 use parts::Parts;
@@ -174,7 +175,7 @@ impl Uploads {
         };
         let this = Arc::clone(self);
         self.receive(request, move |body| {
-            let stored = upload.receive(&mut Counted { body: &mut *decoded(coding, body)?, metrics: &this.metrics })?;
+            let stored = upload.receive(&mut Counted::new(&mut *decoded(coding, body)?, &this.metrics))?;
             this.stored(&stored);
             Ok(Response::new(StatusCode::CREATED))
         })
@@ -290,6 +291,13 @@ fn ended_early(error: &io::Error) -> ServeError {
 struct Counted<'a> {
     body: &'a mut dyn Read,
     metrics: &'a Metrics,
+    _under_way: Begun,
+}
+
+impl<'a> Counted<'a> {
+    fn new(body: &'a mut dyn Read, metrics: &'a Metrics) -> Self {
+        Self { body, metrics, _under_way: metrics.uploads.begin() }
+    }
 }
 
 impl Read for Counted<'_> {

@@ -95,7 +95,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     let (this, key) = (Arc::clone(uploads), key(uploads, name, &grant));
     let Some(part) = part else {
         return uploads.receive(request, move |body| {
-            let stored = upload.receive(&mut Counted { body, metrics: &this.metrics })?;
+            let stored = upload.receive(&mut Counted::new(body, &this.metrics))?;
             Ok(this.created(&stored))
         });
     };
@@ -107,7 +107,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
         return Ok(offset_conflict(expected));
     }
     uploads.receive(request, move |body| {
-        let mut body = Counted { body, metrics: &this.metrics };
+        let mut body = Counted::new(body, &this.metrics);
         let received = this.pool.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
         match received {
             Ok(length) if !part.is_last => {

@@ -88,3 +88,73 @@ fn figures_of_a_private_cache_end_with_the_token_and_with_the_session() {
     assert!(ended(by_other) < Duration::from_secs(10));
     assert!(ended(by_token) < Duration::from_secs(10));
 }
+
+/// Downloads, uploads and compressions are counted while they are under way, for the page and in `/metrics`.
+#[test]
+fn what_is_under_way_is_counted_until_it_ends() {
+    let store = crate::support::Store::new();
+    let mut noise = 1_u64;
+    let large: Vec<u8> = std::iter::repeat_with(|| {
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (noise >> 56) as u8
+    })
+    .take(40_000_000)
+    .collect();
+    let root = store.path("large");
+    std::fs::write(&root, &large).unwrap();
+    let path = store.add(&root);
+    let data = store.path("data");
+    let args = ["serve", "--listen", "127.0.0.1:0", "--store", &store.uri(), "--data", data.to_str().unwrap()];
+    let mut command = std::process::Command::new(crate::support::NARVAL);
+    command.args(args);
+    let server = crate::support::Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]);
+    let count = |name: &str| -> u64 {
+        let metrics = server.get("/metrics");
+        let line =
+            metrics.text().lines().find_map(|line| line.strip_prefix(&format!("narval_{name} ")).map(str::to_owned));
+        line.unwrap_or_else(|| panic!("no {name}: {}", metrics.text())).parse().unwrap()
+    };
+    let wait = |name: &str, wanted: u64| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while count(name) != wanted {
+            assert!(Instant::now() < until, "{name}: {}, not {wanted}", count(name));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let narinfo = server.get(&format!("/{}.narinfo", crate::support::hash_part(&path)));
+    let url = narinfo.text().lines().find_map(|line| line.strip_prefix("URL: ").map(str::to_owned)).unwrap();
+    // Clients that read the head and nothing else.
+    let ask = |coding: &str| {
+        let mut stream = server.connect();
+        write!(stream, "GET /{url} HTTP/1.1\r\nHost: t\r\nAccept-Encoding: {coding}\r\n\r\n").unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        stream
+    };
+    let plain = ask("identity");
+    wait("nars_being_sent", 1);
+    wait("compressions_running", 0);
+    let coded = ask("zstd");
+    wait("nars_being_sent", 2);
+    wait("compressions_running", 1);
+    drop((plain, coded));
+    wait("nars_being_sent", 0);
+    wait("compressions_running", 0);
+    // An upload whose client pauses.
+    let mut token = std::process::Command::new(crate::support::NARVAL);
+    token.args(["token", "create", "--push", "page", "--data"]).arg(&data);
+    let token = crate::support::stdout(token.output().unwrap());
+    let mut upload = server.connect();
+    let name = format!("{}.nar", "0".repeat(52));
+    write!(
+        upload,
+        "PUT /nar/{name} HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {}\r\nContent-Length: 5000000\r\n\r\n",
+        token.trim()
+    )
+    .unwrap();
+    upload.write_all(&large[..3_000_000]).unwrap();
+    wait("uploads_being_received", 1);
+    drop(upload);
+    wait("uploads_being_received", 0);
+}

@@ -147,5 +147,5 @@ fn the_readme_works_as_it_is_written() {
                  args = [ \"-c\" \"echo built > $out\" ]; }' > default.nix && nix-build";
     newcomer.prepare("laptop", &format!("export NIX_CONFIG='extra-experimental-features = nix-command'\n{built}"));
     newcomer.follow(&read("README.md"));
-    newcomer.look("/#/now", "1 NARs taken");
+    newcomer.look("/#/now", "1 NAR taken");
 }

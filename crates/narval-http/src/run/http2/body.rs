@@ -11,6 +11,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::http2::conn::{Body, Rest};
 use crate::http2::response;
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::panic_guard::Kept;
 use crate::run::transmit::{NOT_IN_TRAILERS, wrong_length};
 use crate::{FileRange, RequestId};
 
@@ -30,6 +31,8 @@ pub(crate) struct StreamBody {
     file_blocks: bool,
     /// The request that it answers.
     id: Option<RequestId>,
+    /// What is kept until its end.
+    pub(super) kept: Option<Kept>,
 }
 
 enum Part {
@@ -90,6 +93,7 @@ impl StreamBody {
             trailers: Vec::new(),
             file_blocks: false,
             id: None,
+            kept: None,
         }
     }
 

@@ -33,11 +33,13 @@ fn body_of(status: StatusCode, body: Body) -> Option<StreamBody> {
     if !has_content(status) {
         return None;
     }
-    match body.kind {
+    let mut streamed = match body.kind {
         BodyKind::Empty => None,
         BodyKind::Bytes(bytes) => Some(bytes).filter(|bytes| !bytes.is_empty()).map(StreamBody::memory),
         BodyKind::File(range) => Some(range).filter(|range| range.length > 0).map(StreamBody::file),
         BodyKind::Source { length: Some(0), .. } => None,
         BodyKind::Source { source, length } => Some(StreamBody::source(source, length)),
-    }
+    }?;
+    streamed.kept = body.kept;
+    Some(streamed)
 }

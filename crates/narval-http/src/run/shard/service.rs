@@ -25,7 +25,7 @@ use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::pending_late::PendingLate;
 use crate::run::server_state::ServerState;
-use crate::run::transmit::{Outgoing, Rest, encode};
+use crate::run::transmit::{Encoded, Outgoing, Rest, encode};
 use crate::{BodyWaker, HeadRef, Response};
 
 /// One in this many inline calls is timed.
@@ -195,12 +195,12 @@ impl Service<Exchanged> for At<'_> {
             return late(response, &head, entry);
         }
         let before = local.out.len();
-        let encoded = encode(response, answer_to(&head), &mut local.out);
+        let mut encoded = encode(response, answer_to(&head), &mut local.out);
         local.last_head.give_back(head);
-        local.spent = encoded.spent;
+        local.spent = encoded.spent.take();
         let status = encoded.status.as_u16();
         if !matches!(encoded.rest, Rest::None) {
-            return more(std::mem::take(&mut *local.out), encoded.rest, encoded.keep_alive, status, entry);
+            return more(std::mem::take(&mut *local.out), encoded, entry);
         }
         let bytes = (local.out.len() - before) as u64;
         local.server.record(&local.counters, status, bytes, false, None);
@@ -281,13 +281,14 @@ impl Service<Exchanged> for At<'_> {
 /// An inline response that is not only memory, after the gathered ones.
 #[cold]
 #[inline(never)]
-fn more(collected: OutBuf, rest: Rest, keep_alive: bool, status: u16, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
-    let mut outgoing = match rest {
+fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
+    let mut outgoing = match encoded.rest {
         Rest::File(range) => Outgoing::file(collected, range),
         Rest::Stream(stream) => Outgoing::stream(collected, stream),
         Rest::None => Outgoing::memory(collected),
     };
-    (outgoing.keep_alive, outgoing.status) = (keep_alive, status);
+    (outgoing.keep_alive, outgoing.status) = (encoded.keep_alive, encoded.status.as_u16());
+    outgoing.kept = encoded.kept;
     outgoing.watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
     Inline::Answer(Box::new(outgoing))
 }

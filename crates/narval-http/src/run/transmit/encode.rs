@@ -6,6 +6,7 @@ use crate::http1::response_head::{AnswerTo, BodyFraming, BodyLength, encode_head
 use crate::io::out_buf::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;
+use crate::message::panic_guard::Kept;
 use crate::message::response::{Held, ResponseKind};
 use crate::{FileRange, Response};
 
@@ -18,6 +19,8 @@ pub(crate) struct Encoded {
     pub(crate) rest: Rest,
     /// What was encoded, if it was prepared.
     pub(crate) spent: Option<Held>,
+    /// What is kept until the body has ended.
+    pub(crate) kept: Option<Kept>,
 }
 
 /// The part of a body that is not in memory.
@@ -38,7 +41,13 @@ pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Enco
                 append(&prepared.body, out);
             }
             let status = prepared.status;
-            return Encoded { status, keep_alive: head.keep_alive, rest: Rest::None, spent: Some(prepared) };
+            return Encoded {
+                status,
+                keep_alive: head.keep_alive,
+                rest: Rest::None,
+                spent: Some(prepared),
+                kept: None,
+            };
         }
         ResponseKind::Plain { status, headers, body } => (status, headers, body),
     };
@@ -59,7 +68,7 @@ pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Enco
         BodyKind::File(range) => Rest::File(range),
         BodyKind::Source { source, .. } => Rest::Stream(Stream::new(source, head.framing)),
     };
-    Encoded { status, keep_alive: head.keep_alive, rest, spent: None }
+    Encoded { status, keep_alive: head.keep_alive, rest, spent: None, kept: body.kept }
 }
 
 fn append(body: &Bytes, out: &mut OutBuf) {

@@ -7,6 +7,6 @@ mod encode;
 mod outgoing;
 mod probes;
 
-pub(crate) use encode::{Rest, encode};
+pub(crate) use encode::{Encoded, Rest, encode};
 pub(crate) use outgoing::{NOT_IN_TRAILERS, Outgoing, Step, Stream, wrong_length};
 pub(crate) use probes::Probes;

@@ -18,6 +18,7 @@ use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
 };
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
@@ -48,6 +49,8 @@ pub(crate) struct Outgoing {
     pub(crate) status: u16,
     /// What to record at its end.
     pub(crate) watch: Option<Box<Watch>>,
+    /// What is kept until its end.
+    pub(crate) kept: Option<Kept>,
     /// The current window of the write deadline, while it waits for the socket.
     window: Option<Window>,
     is_blocked: bool,

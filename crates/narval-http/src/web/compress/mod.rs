@@ -128,7 +128,8 @@ impl Middleware for Compression {
 /// Compresses the body of a response if it gets smaller.
 fn compress(mut response: Response, coding: Coding) -> Response {
     let body = std::mem::take(response.plain().1);
-    let body = match body.kind {
+    let kept = body.kept;
+    let mut body = match body.kind {
         BodyKind::Bytes(bytes) if bytes.len() as u64 <= AT_ONCE_MAX => match Encoder::encode(coding, &bytes) {
             Ok(compressed) if compressed.len() < bytes.len() => Body::bytes(compressed),
             // Reading from memory cannot fail. If it did, the uncompressed body is a valid response.
@@ -139,6 +140,7 @@ fn compress(mut response: Response, coding: Coding) -> Response {
         BodyKind::Source { source, .. } => Body::source(CompressedSource::of_source(coding, source), None),
         BodyKind::Empty => return response,
     };
+    body.kept = kept;
     mark(response, coding).body(body)
 }
 

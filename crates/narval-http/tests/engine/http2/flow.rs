@@ -1,11 +1,13 @@
 //! Flow control (RFC 9113 §5.2 and §6.9): both sides respect the windows, and no stream blocks another.
 
+use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use narval_http::Limits;
+use narval_http::{Body, FileRange, Limits, Request, Response, StatusCode};
 
 use super::client::*;
-use super::server::{LARGE, Site, octet};
+use super::server::{LARGE, Site, octet, serve};
 use crate::harness::{eventually, on_each_driver};
 
 const WINDOW_MAX: u32 = 0x7fff_ffff;
@@ -59,6 +61,34 @@ fn bodies_arrive_completely_through_small_windows() {
             assert!((0..LARGE).zip(body).all(|(at, have)| have == octet(at)));
         });
     }
+}
+
+#[test]
+fn what_is_kept_with_a_body_is_dropped_when_its_stream_ends() {
+    on_each_driver(|driver| {
+        let (kept, length) = (Arc::new(()), 300_000);
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![7; length]).unwrap();
+        let (held, file) = (kept.clone(), Arc::new(file));
+        let server = serve(driver, Limits::default(), move |_: Request| {
+            let range = FileRange { file: file.clone(), offset: 0, length: length as u64 };
+            Response::new(StatusCode::OK).body(Body::file(range)).keep(held.clone())
+        });
+        let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 100)]);
+        let [aborted, sent] = [0, 1].map(|_| {
+            let stream = client.get("/");
+            client.until(|frame| frame.kind == DATA && frame.stream == stream);
+            stream
+        });
+        // Ours, the handler's, and one for each stream.
+        assert_eq!(Arc::strong_count(&kept), 4);
+        client.send(frame(RST_STREAM, 0, aborted, code::CANCEL.to_be_bytes()));
+        eventually("the stream is gone", || Arc::strong_count(&kept) == 3);
+        client.window(0, 1 << 20);
+        client.window(sent, 1 << 20);
+        client.until(|frame| frame.kind == DATA && frame.stream == sent && frame.flags & END_STREAM != 0);
+        eventually("the response is sent", || Arc::strong_count(&kept) == 2);
+    });
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::plan::Planned;
+use crate::under_way::Begun;
 
 /// Pieces of at least this size are sent from the file with `sendfile(2)`.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
@@ -70,6 +71,7 @@ struct Producer {
     filling: TemporaryFile,
     folder: Arc<Folder>,
     writer: Arc<Background>,
+    _under_way: Begun,
 }
 
 /// Where the compressed NAR is written.
@@ -78,6 +80,7 @@ pub(super) struct Place {
     pub(super) filling: TemporaryFile,
     /// Syncs and renames it.
     pub(super) writer: Arc<Background>,
+    pub(super) under_way: Begun,
 }
 
 impl std::fmt::Debug for Producer {
@@ -98,7 +101,7 @@ impl InFlight {
     ) -> io::Result<Self> {
         let size = planned.layout.size_bytes();
         let file = place.as_ref().map(|place| place.filling.file().try_clone().map(Arc::new)).transpose()?;
-        let producer = |Place { folder, filling, writer }| {
+        let producer = |Place { folder, filling, writer, under_way }| {
             Ok::<_, io::Error>(Producer {
                 nar: NarReader::of(planned.stream(0..size, ahead)?),
                 encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
@@ -106,6 +109,7 @@ impl InFlight {
                 filling,
                 folder,
                 writer,
+                _under_way: under_way,
             })
         };
         let producer = place.map(producer).transpose()?;
@@ -268,6 +272,7 @@ struct Alone {
     nar: NarReader,
     encoder: FrameEncoder,
     skip: u64,
+    _under_way: Begun,
 }
 
 impl InFlightSource {
@@ -303,9 +308,10 @@ impl InFlightSource {
                 nar: NarReader::of(planned.stream(0..size, &self.in_flight.ahead)?),
                 encoder: FrameEncoder::new(self.in_flight.level, size, planned.nar_hash, 1)?,
                 skip: self.sent,
+                _under_way: self.metrics.compressions.begin(),
             });
         }
-        let Some(Alone { nar, encoder, skip }) = &mut self.alone else { return Ok(Fill::Done) };
+        let Some(Alone { nar, encoder, skip, .. }) = &mut self.alone else { return Ok(Fill::Done) };
         let memory = out.memory();
         let before = memory.len();
         let mut sink = |made: &[u8]| {

@@ -208,7 +208,8 @@ impl NarCache {
 
     fn begin(&self) -> Option<Place> {
         let begun = self.folder.begin().inspect_err(|error| self.folder.pause(error));
-        Some(Place { folder: Arc::clone(&self.folder), filling: begun.ok()?, writer: Arc::clone(&self.writer) })
+        let (folder, writer) = (Arc::clone(&self.folder), Arc::clone(&self.writer));
+        Some(Place { folder, filling: begun.ok()?, writer, under_way: self.metrics.compressions.begin() })
     }
 }
 

@@ -5,7 +5,7 @@ async function nowView(mine) {
   const state = el('p', { class: 'soft', role: 'status' }, 'Connecting…');
   const cards = el('div', { class: 'cards' });
   const rate = (read) => (now, before, seconds) => (read(now) - read(before)) / seconds;
-  const part = (hits, all) => all > 0 ? Math.round(100 * hits / all) + ' %' : '–';
+  const share = (hits, misses) => hits + misses ? 100 * hits / (hits + misses) : 100;
   const engine = (read) => (sample) => sample.engine ? read(sample.engine) : 0;
   const sent = (sample) => sample.engine ? sample.engine.sent : 0;
   // title, value of a sample and the one before, how it is written, what is an alarm
@@ -18,10 +18,14 @@ async function nowView(mine) {
     ['Workers busy', (now, before, seconds) => now.engine ? 100 * (now.engine.busy - before.engine.busy) / seconds / now.engine.workers : 0, (value) => Math.round(value) + ' %', (value) => value > 90],
     ['Refused per second', rate((sample) => engine((it) => it.overloaded + it.refused)(sample)), (value) => value.toFixed(1), (value) => value > 0],
     ['Narinfos per second', rate((sample) => sample.narinfos), (value) => number(Math.round(value))],
-    ['Answered from memory', (now, before) => { const hits = now.memoHits - before.memoHits; const all = hits + now.memoMisses - before.memoMisses; return all ? 100 * hits / all : 100; }, (value) => Math.round(value) + ' %'],
+    ['Narinfos from memory', (now, before) => share(now.memoHits - before.memoHits, now.memoMisses - before.memoMisses), (value) => Math.round(value) + ' %'],
     ['NARs per second', rate((sample) => sample.nars), (value) => value.toFixed(1)],
+    ['NARs being sent', (now) => now.downloading, number],
+    ['NARs being compressed', (now) => now.compressing, number],
+    ['NAR cache hits', (now, before) => share(now.narCacheHits - before.narCacheHits, now.narCacheMisses - before.narCacheMisses), (value) => Math.round(value) + ' %'],
     ['From upstreams per second', rate((sample) => sample.narBytes.upstream), bytes],
     ['Upstreams that respond', (sample) => sample.upstreams ? sample.upstreams.available : 0, (value, sample) => sample.upstreams ? number(value) + ' of ' + number(sample.upstreams.all) : 'none set', (value, sample) => Boolean(sample.upstreams && value < sample.upstreams.all)],
+    ['NARs being received', (now) => now.uploading, number],
     ['Uploaded per second', rate((sample) => sample.uploadBytes), bytes],
     ['Server errors per second', rate((sample) => sample.failed), (value) => value.toFixed(1), (value) => value > 0],
   ].map(([title, value, text, alarm]) => {
@@ -51,7 +55,7 @@ async function nowView(mine) {
       if (before && now.uptime < before.uptime) history.length = 0;
       history.push(now);
       if (history.length > 2) history.shift();
-      state.textContent = number(now.uploadsStored) + ' NARs taken and ' + number(now.nars) + ' sent since the server started, ' + Math.round(now.uptime / 60000) + ' minutes ago';
+      state.textContent = many(now.uploadsStored, 'NAR') + ' taken and ' + number(now.nars) + ' sent since the server started, ' + ago((Date.now() - now.uptime) / 1000);
     };
     socket.onclose = (event) => {
       if (mine !== view) return;
