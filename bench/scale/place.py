@@ -1,5 +1,5 @@
 """What several servers over one bucket need on one machine: versitygw, PostgreSQL, and processes that end with the script."""
-import glob, hashlib, hmac, os, re, shutil, signal, socket, subprocess, tempfile, time
+import glob, hashlib, hmac, os, re, shutil, signal, socket, subprocess, sys, tempfile, time
 import urllib.parse
 
 root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
@@ -10,6 +10,8 @@ env = dict(os.environ, HOME=work, XDG_CACHE_HOME=work + "/cache", AWS_ACCESS_KEY
            AWS_EC2_METADATA_DISABLED="true", NO_PROXY="127.0.0.1", NIX_CONFIG="experimental-features = nix-command")
 env.pop("NIX_REMOTE", None)
 children = []
+# Ended by a signal, it cleans up, too.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def free_port():
@@ -28,6 +30,8 @@ def start(command, port, name, **more):
             return child
         except OSError:
             if child.poll() is not None or time.monotonic() > until:
+                children.remove(child)
+                child.kill()
                 raise SystemExit(f"{name} does not start: {open(log.name).read()[-2000:]}")
             time.sleep(0.05)
 
@@ -113,7 +117,11 @@ class Postgres:
 
     def restart(self):
         """Ends all connections at once, as after a crash."""
-        end(self.child, signal.SIGQUIT)
+        children.remove(self.child)
+        # runuser would not pass the signal on.
+        with open(self.folder + "/d/postmaster.pid") as file:
+            os.kill(int(file.readline()), signal.SIGQUIT)
+        self.child.wait()
         self.child = start(self.command, self.port, "postgres")
 
 
